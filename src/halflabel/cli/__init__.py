@@ -1,0 +1,72 @@
+"""The command line: it parses, calls the function of the same name, and prints. Heavy imports wait until needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from halflabel import __version__
+from halflabel.errors import UserError
+
+__all__ = ["app", "main"]
+
+
+class Commands(TyperGroup):
+    """Errors that are the user's to fix are printed in one message and end with exit code 2: no traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from halflabel.cli.screen import show_error
+
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            show_error(error)
+        except OSError as error:
+            # A full disk, a file without permission: the system's own words say it best.
+            show_error(UserError(f"{error.filename or 'a file'}: {error.strerror or error}"))
+        return ctx.exit(2)
+
+
+app = typer.Typer(
+    name="halflabel",
+    cls=Commands,
+    help="Multi-label image classifiers from labels that are only partly known.",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"halflabel {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
+    """Multi-label image classifiers from labels that are only partly known."""
+    if ctx.invoked_subcommand is None:
+        from halflabel.cli.screen import show_next_step
+
+        show_next_step(Path())
+
+
+def main() -> None:
+    """The `halflabel` command."""
+    if sys.stdout.encoding and sys.stdout.encoding.lower().replace("-", "") != "utf8":
+        # Bars and dashes are not ASCII; a terminal that cannot show them gets question marks, not a crash.
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    app()
+
+
+from halflabel.cli import labels as _labels  # noqa: E402, F401  # these register their commands on `app`
+from halflabel.cli import training as _training  # noqa: E402, F401

@@ -1,0 +1,199 @@
+"""Commands on label files: inspect, import, convert, drop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from halflabel.cli import app
+from halflabel.cli.options import takes_policy
+from halflabel.cli.screen import console, number, show_advice, show_audit, show_counts, show_stats
+from halflabel.errors import UserError
+
+if TYPE_CHECKING:
+    from halflabel.labels.audit import Import
+
+LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it is there.")]
+
+
+@app.command()
+@takes_policy
+def inspect(
+    labels: LabelFile,
+    read: Callable[[Path], Any],
+    top: Annotated[int, typer.Option(help="How many classes and pairs to show.", min=1)] = 30,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the bars and the co-occurrence (PNG, SVG, PDF).")] = None,
+) -> None:
+    """Show what is known: per class, per image, together; and which method fits.
+
+    Example: halflabel inspect labels.csv --minus-one absent --zero unknown
+    """
+    from halflabel.advice import advise
+    from halflabel.labels.stats import top_pairs
+    from halflabel.methods import names
+
+    found: Import = read(labels)
+    table = found.table()
+    stats = table.stats()
+    advice = advise(stats)
+    if plot is not None:
+        from halflabel.report.labels import draw_labels
+
+        draw_labels(table, plot)
+    if as_json:
+        typer.echo(json.dumps(_as_json(found, advice), indent=1, ensure_ascii=False))
+        return
+    show_audit(found.audit, table)
+    console.print()
+    show_stats(stats, top_pairs(table, min(top, 10)), most=top)
+    show_advice(advice, names())
+    if plot is not None:
+        console.print(f"\nWrote {plot}")
+
+
+@app.command("import")
+@takes_policy
+def import_labels(
+    labels: LabelFile,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write: .csv or .parquet, in long rows.")],
+    read: Callable[[Path], Any],
+    images: Annotated[Path | None, typer.Option(help="Also check that each image has a file in this folder.")] = None,
+    force: Force = False,
+) -> None:
+    """Read labels of any format into halflabel's own long rows, with an audit of what became what.
+
+    Example: halflabel import instances_train.json labels.csv --unlisted absent
+    """
+    from halflabel.labels import formats
+
+    _check_free(out, force)
+    found: Import = read(labels)
+    table = found.table()
+    if images is not None:
+        _check_files(table.images, images)
+    formats.write(found.rows, out)
+    show_audit(found.audit, table)
+    console.print(f"Wrote [bold]{out}[/] ({number(len(found.rows))} rows). Next:  halflabel inspect {out}")
+
+
+@app.command()
+@takes_policy
+def convert(
+    labels: LabelFile,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
+    read: Callable[[Path], Any],
+    to: Annotated[str, typer.Option(help="The format to write; see below.")] = "long",
+    force: Force = False,
+) -> None:
+    """Turn labels from one format into another; what the other cannot hold is refused, never lost.
+
+    Formats: long, wide, coco, lvis, open-images, voc, cub, nus-wide, imagefolder, single-positive.
+
+    Example: halflabel convert labels.csv labels.json --to lvis
+    """
+    from halflabel.labels import formats
+
+    _check_free(out, force)
+    found: Import = read(labels)
+    formats.write(found.rows, out, format=to)
+    show_audit(found.audit, found.table())
+    console.print(f"Wrote [bold]{out}[/] as {to}")
+
+
+@app.command()
+@takes_policy
+def drop(
+    labels: LabelFile,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write what is left: .csv or .parquet.")],
+    read: Callable[[Path], Any],
+    protocol: Annotated[str, typer.Option(help="How to hide or spoil labels; see below.")] = "partial",
+    keep: Annotated[float | None, typer.Option(help="The share to keep: partial, dense, positives.")] = None,
+    spoil: Annotated[float | None, typer.Option(help="The share to make wrong: noisy, corrupt.")] = None,
+    hide: Annotated[float | None, typer.Option(help="The share of images to hide: semi-supervised.")] = None,
+    count: Annotated[int | None, typer.Option("--number", help="A number instead of a share.")] = None,
+    positives: Annotated[int | None, typer.Option(help="per-class: positives to keep.")] = None,
+    negatives: Annotated[int | None, typer.Option(help="per-class: negatives to keep.")] = None,
+    keep_negatives: Annotated[bool | None, typer.Option(help="positives: keep the known negatives.")] = None,
+    exact: Annotated[bool | None, typer.Option(help="partial, noisy: the exact share of each image.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same labels, for ever.")] = 0,
+    force: Force = False,
+) -> None:
+    """Hide or spoil known labels as the papers do, to see what a method makes of the rest.
+
+    Protocols: partial, dense, noisy, noisy+, single-positive, positives, 1-positive+negatives, per-class, corrupt,
+    semi-supervised.
+
+    Example: halflabel drop labels.csv tenth.csv --keep 0.1
+    """
+    from halflabel import drop as protocols
+    from halflabel.labels import formats
+
+    if protocol not in protocols.PROTOCOLS:
+        raise UserError(f"no protocol is called {protocol!r}", f"use one of: {', '.join(protocols.PROTOCOLS)}")
+    shares = {"keep": keep, "spoil": spoil, "hide": hide}
+    own = {"noisy": "spoil", "corrupt": "spoil", "semi-supervised": "hide"}.get(protocol, "keep")
+    for name, share in shares.items():
+        if share is not None and name != own:
+            raise UserError(f"--{name} means nothing for {protocol}", f"use --{own}")
+    options: dict[str, Any] = {
+        "share": shares[own],
+        "number": count,
+        "positives": positives,
+        "negatives": negatives,
+        "keep_negatives": keep_negatives,
+        "exact": exact,
+    }
+    _check_free(out, force)
+    found: Import = read(labels)
+    before = found.table()
+    after = protocols.apply(protocol, before, seed=seed, **{k: v for k, v in options.items() if v is not None})
+    formats.write(after, out)
+    show_audit(found.audit, before)
+    console.print(f"\n{protocols.describe()[protocol]} (seed {seed})")
+    show_counts(after)
+    console.print(f"Wrote [bold]{out}[/]. Next:  halflabel inspect {out}")
+
+
+def _check_free(out: Path, force: bool) -> None:
+    if out.exists() and not force:
+        raise UserError(f"{out} is there already", "choose another name, or add --force to overwrite it")
+
+
+def _check_files(images: Any, folder: Path) -> None:
+    from halflabel.data.decode import locate
+
+    missing = [name for name, path in zip(images, locate(list(images), folder), strict=True) if path is None]
+    if missing:
+        named = ", ".join(repr(name) for name in missing[:3])
+        raise UserError(
+            f"{len(missing)} of {len(images)} images have no file in {folder}, such as {named}",
+            "check the folder, or leave those images out of the label file",
+        )
+
+
+def _as_json(found: Import, advice: Any) -> dict[str, Any]:
+    table = found.table()
+    stats = table.stats()
+    return {
+        "format": found.audit.format,
+        "images": stats.images,
+        "classes": stats.classes,
+        "known": stats.known,
+        "regime": stats.regime,
+        "became": [item._asdict() for item in found.audit.became],
+        "notes": found.audit.notes,
+        "per_class": {
+            name: {"present": int(p), "absent": int(n), "unknown": int(u)}
+            for name, p, n, u in zip(table.classes, stats.positives, stats.negatives, stats.unknown, strict=True)
+        },
+        "positives_per_image": stats.positives_per_image.tolist(),
+        "known_per_image": stats.known_per_image.tolist(),
+        "advice": [item._asdict() for item in advice.methods],
+        "cautions": [item.message for item in advice.cautions],
+    }

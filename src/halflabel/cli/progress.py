@@ -1,0 +1,92 @@
+"""Progress in the terminal: one bar per epoch with images/s and time left, then a line with what was measured."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from halflabel.cli.screen import console, format_value
+
+if TYPE_CHECKING:
+    from halflabel.train import Epoch
+
+__all__ = ["Bar", "TrainingBar"]
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        transient=True,
+    )
+
+
+class Bar:
+    """One bar for one job, told (done, of how many)."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._progress: Progress | None = None
+        self._started = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._progress is None:
+            self._progress = _progress()
+            self._progress.start()
+            self._progress.add_task(self.title, total=total, rate="", note="")
+            self._started = time.perf_counter()
+            return
+        rate = done / max(time.perf_counter() - self._started, 1e-9)
+        task = self._progress.task_ids[0]
+        self._progress.update(task, completed=done, rate=f"{rate:.0f} images/s")
+        if done >= total:
+            self._progress.stop()
+            self._progress = None
+
+
+class TrainingBar:
+    """Watches training: a bar per epoch, then its line of the log."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+        self._progress = _progress()
+        self._seen = 0
+        self._started = 0.0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def epoch_starts(self, epoch: int, images: int) -> None:
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
+        self._progress.add_task(f"epoch {epoch}/{self.epochs}", total=images, rate="", note="")
+        self._seen, self._started = 0, time.perf_counter()
+
+    def step_done(self, images: int, loss: float | None) -> None:
+        self._seen += images
+        if loss is not None:
+            rate = self._seen / max(time.perf_counter() - self._started, 1e-9)
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=self._seen, rate=f"{rate:.0f} images/s", note=f"loss {loss:.4f}")
+
+    def epoch_ends(self, line: Epoch) -> None:
+        parts = [f"epoch {line['epoch']:>3}/{self.epochs}", f"loss {line['loss']:.4f}"]
+        for key, title in (("mAP", "mAP"), ("assumed_mAP", "mAP (unknown = absent)")):
+            if key in line:
+                parts.append(f"{title} {format_value(line[key])}")
+        known = {"epoch", "loss", "lr", "images_per_s", "seconds", "mAP", "assumed_mAP", "select"}
+        parts += [f"{key} {value:.4g}" for key, value in line.items() if key not in known]
+        parts.append(f"{line['images_per_s']:.0f} images/s")
+        console.print("  ".join(parts))

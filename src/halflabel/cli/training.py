@@ -1,0 +1,371 @@
+"""Commands on models: train, evaluate, predict, methods, demo."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from halflabel.cli import app
+from halflabel.cli.options import takes_policy
+from halflabel.cli.screen import console, format_value, show_audit
+from halflabel.errors import UserError
+from halflabel.files import write_json
+
+if TYPE_CHECKING:
+    from halflabel.evaluate import Evaluation
+    from halflabel.experiment import Config, Prediction
+    from halflabel.labels.audit import Import
+    from halflabel.labels.table import LabelTable
+    from halflabel.run import Run
+
+LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
+ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")]
+
+SCHEDULE, SPEED = "Optimisation", "Speed"
+
+
+Tune = StrEnum("Tune", ["head", "all"])
+Shape = StrEnum("Shape", ["table", "json", "csv"])
+Resize = StrEnum("Resize", ["squash", "crop"])
+Optimizer = StrEnum("Optimizer", ["adamw", "adam", "sgd", "rmsprop"])
+Schedule = StrEnum("Schedule", ["cosine", "step", "plateau", "constant"])
+Precision = StrEnum("Precision", ["no", "bf16", "fp16"])
+Device = StrEnum("Device", ["auto", "cpu", "cuda"])
+
+
+def _panel(panel: str, help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@takes_policy
+def train(
+    ctx: typer.Context,
+    read: Callable[[Path], Any],
+    labels: Annotated[Path | None, typer.Argument(help="A label file or folder of any known format.")] = None,
+    images: Annotated[Path | None, typer.Argument(help="The folder with the image files.")] = None,
+    method: Annotated[str, typer.Option(help="How to learn; `halflabel methods` lists all.")] = "bn-bce",
+    out: Annotated[Path | None, typer.Option(help="The run's folder [default: runs/METHOD].")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.", metavar="RUN")] = None,
+    tune: Annotated[Tune, typer.Option(help="head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
+    backbone: Annotated[str, typer.Option(help="efficientnet-lite0 comes with the package; or any timm model.")] = (
+        "efficientnet-lite0"
+    ),
+    weights: Annotated[Path | None, typer.Option(help="A local file with the backbone's weights.")] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in pixels [default: the backbone's own].")] = None,
+    resize: Annotated[Resize, typer.Option(help="squash: whole image; crop: centre square.")] = Resize.squash,
+    held_out: Annotated[float, typer.Option(help="Share of the images kept for validation.", min=0, max=0.9)] = 0.2,
+    max_bad: Annotated[float, typer.Option(help="Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
+    linear_init: Annotated[int, typer.Option(help="Epochs of the head alone before all is tuned.", min=0)] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a run.")] = False,
+    epochs: Annotated[int, _panel(SCHEDULE, "Passes over the training images.")] = 20,
+    batch_size: Annotated[int, _panel(SCHEDULE, "Images per step.")] = 32,
+    lr: Annotated[float | None, _panel(SCHEDULE, "Learning rate of the head [default: the method's].")] = None,
+    backbone_lr: Annotated[float, _panel(SCHEDULE, "The backbone's rate, as a fraction of --lr.")] = 0.1,
+    optimizer: Annotated[Optimizer, _panel(SCHEDULE, "What takes the steps.")] = Optimizer.adamw,
+    weight_decay: Annotated[float | None, _panel(SCHEDULE, "Weight decay [default: the method's].")] = None,
+    momentum: Annotated[float, _panel(SCHEDULE, "Momentum of sgd.")] = 0.9,
+    schedule: Annotated[Schedule, _panel(SCHEDULE, "How the learning rate falls.")] = Schedule.cosine,
+    step_epochs: Annotated[int, _panel(SCHEDULE, "step: lower the rate after so many epochs.")] = 10,
+    step_factor: Annotated[float, _panel(SCHEDULE, "step, plateau: by this factor.")] = 0.1,
+    warmup: Annotated[float, _panel(SCHEDULE, "Epochs of linear warm-up.")] = 0.0,
+    ema: Annotated[float, _panel(SCHEDULE, "Decay of the weight average; 0 = none.")] = 0.0,
+    clip: Annotated[float, _panel(SCHEDULE, "Largest gradient norm; 0 = any.")] = 0.0,
+    accumulate: Annotated[int, _panel(SCHEDULE, "Batches per step of the optimizer.")] = 1,
+    patience: Annotated[int, _panel(SCHEDULE, "Stop after so many epochs without gain; 0 = never.")] = 0,
+    seed: Annotated[int, _panel(SCHEDULE, "Same seed, same result.")] = 0,
+    device: Annotated[Device, _panel(SPEED, "Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, _panel(SPEED, "no is float32.")] = Precision.no,
+    workers: Annotated[int, _panel(SPEED, "Processes that decode images.")] = 2,
+    channels_last: Annotated[bool, _panel(SPEED, "Memory layout that is faster on GPUs.", "--channels-last")] = False,
+    compile: Annotated[bool, _panel(SPEED, "Compile the model with torch.compile.", "--compile")] = False,
+    save_every: Annotated[int, _panel(SPEED, "Steps between checkpoints within an epoch; 0 = none.")] = 0,
+    tensorboard: Annotated[bool, _panel(SPEED, "Also log for TensorBoard.", "--tensorboard")] = False,
+) -> None:
+    """Train a classifier from what is known, and judge it on held-out known labels.
+
+    Options of the method itself are given by name, such as --alpha 0.2; `halflabel methods NAME` lists them.
+
+    Example: halflabel train labels.csv photos/ --method an --out runs/first
+    """
+    from halflabel.experiment import Config
+    from halflabel.method import recipe
+    from halflabel.run import Run
+    from halflabel.train import Settings
+
+    if resume is not None:
+        run = Run.open(resume)
+        config = Config.from_dict(run.read_config())
+        _run_training(run.read_labels(), images or Path(config.images), config, run, tensorboard, resume=True)
+        return
+    if labels is None or images is None:
+        raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
+    how = recipe(method)
+    # typer has checked these against their enums; mypy cannot know.
+    choices: dict[str, Any] = {"optimizer": optimizer.value, "schedule": schedule.value, "precision": precision.value}
+    shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
+    settings = Settings(
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=how.lr if lr is None else lr,
+        backbone_lr=backbone_lr,
+        weight_decay=how.weight_decay if weight_decay is None else weight_decay,
+        momentum=momentum,
+        step_epochs=step_epochs,
+        step_factor=step_factor,
+        warmup=warmup,
+        ema=ema,
+        clip=clip,
+        accumulate=accumulate,
+        channels_last=channels_last,
+        compile=compile,
+        patience=patience,
+        save_every=save_every,
+        seed=seed,
+        device=device.value,
+        **choices,
+    )
+    config = Config(
+        method=method,
+        options=how.parse(_method_options(ctx.args)),
+        backbone=backbone,
+        weights=str(weights) if weights else None,
+        size=size,
+        linear_init=linear_init,
+        held_out=held_out,
+        max_bad=max_bad,
+        workers=workers,
+        settings=settings,
+        images=str(images),
+        **shapes,
+    )
+    found: Import = read(labels)
+    table = found.table()
+    how.check_regime(table.stats().regime)  # before a folder is made
+    show_audit(found.audit, table)
+    run = Run.create(out or Path("runs") / method, force=force)
+    run.write_labels(table)
+    _run_training(table, images, config, run, tensorboard, resume=False)
+
+
+def _run_training(
+    table: LabelTable, images: Path, config: Config, run: Run, tensorboard: bool, *, resume: bool
+) -> None:
+    from halflabel.cli.progress import Bar, TrainingBar
+    from halflabel.experiment import train as train_run
+    from halflabel.track import Several, TensorBoard
+
+    watch = TrainingBar(config.settings.epochs)
+    watches = Several(watch, TensorBoard(run / "tensorboard")) if tensorboard else watch
+    what = "the head on cached features" if config.tune == "head" else "all of"
+    console.print(f"\nTraining {what} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
+    bar = Bar("features")
+    with watch:
+        found = train_run(table, images, config, run, watch=watches, say=console.print, progress=bar, resume=resume)
+    if (run / "bad_images.csv").exists() and (bad := len((run / "bad_images.csv").read_text().splitlines()) - 1):
+        console.print(f"{bad} images could not be read: see {run / 'bad_images.csv'}")
+    if found is not None:
+        show_evaluation(found)
+    console.print(f"Wrote [bold]{run.folder}[/]. Next:  halflabel predict {run.folder} PHOTO.jpg")
+
+
+@app.command()
+@takes_policy
+def evaluate(
+    run: RunFolder,
+    labels: LabelFile,
+    images: ImageFolder,
+    read: Callable[[Path], Any],
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Measure a trained run on other labels: known entries only, with intervals.
+
+    Example: halflabel evaluate runs/first test.csv photos/
+    """
+    from halflabel.experiment import Predictor
+    from halflabel.run import Run
+
+    predictor = Predictor(Run.open(run))
+    found: Import = read(labels)
+    table = found.table()
+    show_audit(found.audit, table)
+    result = predictor.evaluate(table, images)
+    show_evaluation(result)
+    if out is not None:
+        content = {"protocol": result.protocol, **result.overall, "per_class": result.per_class}
+        write_json(out, content)
+        console.print(f"Wrote {out}")
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    images: Annotated[list[Path], typer.Argument(help="Image files and folders; - reads file names from stdin.")],
+    shape: Annotated[Shape, typer.Option("--format", help="How to print the labels.")] = Shape.table,
+    top: Annotated[int, typer.Option(help="Show at least so many labels per image.", min=0)] = 3,
+    all_scores: Annotated[bool, typer.Option("--all", help="All classes, not only the likely ones.")] = False,
+) -> None:
+    """Say what is in images: each label with its probability.
+
+    Labels over their threshold are marked; JSON and CSV go to standard output, for other programs.
+
+    Example: halflabel predict runs/first photo.jpg holiday/ --format csv > labels.csv
+    """
+    from halflabel.experiment import Predictor, predict_files
+    from halflabel.run import Run
+
+    predictor = Predictor(Run.open(run))
+    found = predict_files(predictor, images, (line.rstrip("\n") for line in sys.stdin), top=top, all_scores=all_scores)
+    _PRINT[shape](found)
+    if all(item.error for item in found):
+        raise UserError("not one image could be read", "check the paths")
+
+
+def _print_json(found: Sequence[Prediction]) -> None:
+    typer.echo(json.dumps([item._asdict() for item in found], indent=1, ensure_ascii=False))
+
+
+def _print_csv(found: Sequence[Prediction]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["image", "class", "probability", "present", "error"])
+    for item in found:
+        for label in item.labels:
+            writer.writerow([item.image, label["class"], f"{label['probability']:.6f}", int(label["present"]), ""])
+        if item.error:
+            writer.writerow([item.image, "", "", "", item.error])
+
+
+def _print_table(found: Sequence[Prediction]) -> None:
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    rows.add_column("image", overflow="fold")
+    rows.add_column("labels (bold: over the threshold)")
+    for item in found:
+        if item.error:
+            rows.add_row(escape(item.image), f"[red]{escape(item.error)}[/]")
+            continue
+        parts = [
+            f"[bold]{escape(label['class'])} {label['probability']:.2f}[/]"
+            if label["present"]
+            else f"[bright_black]{escape(label['class'])} {label['probability']:.2f}[/]"
+            for label in item.labels
+        ]
+        rows.add_row(escape(item.image), "  ".join(parts))
+    console.print(rows)
+
+
+_PRINT = {Shape.json: _print_json, Shape.csv: _print_csv, Shape.table: _print_table}
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method: show its page.")] = None,
+    regime: Annotated[str | None, typer.Option(help="Only methods for such labels, such as single-positive.")] = None,
+) -> None:
+    """List the methods, or show one method's page: what it does, formula, options."""
+    from halflabel.method import REGIMES, recipe, recipes
+
+    if name is not None:
+        how = recipe(name)
+        console.print(f"[bold]{how.name}[/]  ({escape(how.paper)})\n")
+        console.print(escape(how.page))
+        console.print(f"\n[bold]learns from[/] {', '.join(how.serves)} labels")
+        console.print(f"[bold]defaults[/] --lr {how.lr:g} --weight-decay {how.weight_decay:g}")
+        for option, parameter in how.options.items():
+            console.print(f"  --{option.replace('_', '-')} {parameter.default}")
+        return
+    if regime is not None and regime not in REGIMES:
+        raise UserError(f"no label regime is called {regime!r}", f"use one of: {', '.join(REGIMES)}")
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("method", "labels", "what it does"):
+        rows.add_column(title)
+    for how in recipes().values():
+        if regime is None or regime in how.serves:
+            rows.add_row(f"[bold]{how.name}[/]", escape(", ".join(how.serves)), escape(how.summary))
+    console.print(rows)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where to write the runs, the table and the plots.")] = Path("demo"),
+    images: Annotated[int, typer.Option(help="Training scenes to make.", min=100)] = 1500,
+    seed: Annotated[int, typer.Option(help="Another seed makes other scenes.")] = 0,
+) -> None:
+    """Show the whole job on embedded data: scenes of handwritten digits, most labels hidden.
+
+    Hides labels in two ways (10 % kept; one positive per image), trains every method that fits on each, and says how
+    much of the gap between assuming "absent" and knowing everything each method closes.
+    """
+    from halflabel.cli.progress import Bar
+    from halflabel.demo import run_demo
+
+    result = run_demo(out, images=images, seed=seed, say=console.print, progress=Bar("features"))
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    rows.add_column("labels known")
+    rows.add_column("method")
+    for title in ("test mAP", "gap closed", "seconds"):
+        rows.add_column(title, justify="right")
+    for row in result:
+        gap = "—" if row.gap is None else f"{100 * row.gap:.0f} %"
+        rows.add_row(row.known, row.method, f"{100 * row.mAP:.1f}", gap, f"{row.seconds:.1f}")
+    console.print()
+    console.print(rows)
+    console.print(f"\nWrote {out}: runs, demo.csv, plots. Next, with your own labels:  halflabel inspect LABELS.csv")
+
+
+def show_evaluation(found: Evaluation) -> None:
+    """mAP with its interval, F1, calibration, and the classes to worry about."""
+    value = found.overall
+    low, high = (format_value(value[key]) for key in ("mAP_low", "mAP_high"))
+    console.print(
+        f"\n[bold]mAP {format_value(value['mAP'])}[/] ({low} – {high})   micro F1 {format_value(value['micro_f1'])}   "
+        f"macro F1 {format_value(value['macro_f1'])}   calibration error {format_value(value['ECE'])}"
+    )
+    console.print(f"[bright_black]{escape(found.protocol)}[/]")
+    judged = sorted((row for row in found.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    rows.add_column("weakest classes")
+    for title in ("AP", "95 % interval", "known +", "known −", "precision", "recall"):
+        rows.add_column(title, justify="right")
+    for row in judged[:5]:
+        rows.add_row(
+            escape(row["class"]),
+            format_value(row["AP"], 3),
+            f"{format_value(row['AP_low'], 3)} – {format_value(row['AP_high'], 3)}",
+            str(row["present"]),
+            str(row["absent"]),
+            format_value(row["precision"], 2),
+            format_value(row["recall"], 2),
+        )
+    if judged:
+        console.print(rows)
+    blind = [row["class"] for row in found.per_class if row["AP"] != row["AP"]]
+    if blind:
+        shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
+        console.print(f"— for {len(blind)} classes without a known positive here: {escape(shown)}")
+
+
+def _method_options(args: list[str]) -> dict[str, str]:
+    """Options of the method, as "--name value" or "--name=value" pairs left over by the parser."""
+    options: dict[str, str] = {}
+    rest = list(args)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise UserError(f"{flag!r} is one argument too many", "options start with --")
+        name, equals, value = flag[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise UserError(f"the option --{name} has no value", f"write --{name} VALUE")
+            value = rest.pop(0)
+        options[name.replace("-", "_")] = value
+    return options

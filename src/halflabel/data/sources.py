@@ -1,0 +1,215 @@
+"""Sources: where the views of images come from. A plan of batches goes in, tensors come out, in the plan's order.
+
+Every random choice is keyed by (seed, epoch, image name, view): what comes out does not depend on workers or restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, read_image
+from halflabel.data.views import View, view_keys
+from halflabel.labels.names import Names
+from halflabel.rng import hash_names
+
+__all__ = ["Arrays", "Features", "Fetched", "Images", "Part", "Plan", "Source", "sequential"]
+
+Plan = Sequence[NDArray[np.int64]]  # image numbers, batch by batch
+
+
+class Fetched(NamedTuple):
+    """One batch: images that could not be read are left out of both."""
+
+    images: NDArray[np.int64]  # (B,) image numbers
+    views: tuple[Tensor, ...]  # each (B, …)
+
+
+class Source(Protocol):
+    """Gives views of numbered images."""
+
+    names: Names
+    hashes: NDArray[np.uint64]
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        """The batches of the plan in turn, with the named views ("plain", "weak", "strong") of each image."""
+        ...
+
+
+def sequential(count: int, batch_size: int) -> Plan:
+    """All images in their order."""
+    return [np.arange(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+
+
+class Arrays:
+    """Decoded images held in memory: (N, 3, H, W) uint8, 3·H·W bytes per image."""
+
+    def __init__(self, images: Tensor, names: Names, views: Mapping[str, View]) -> None:
+        self.images = images
+        self.names = names
+        self.views = views
+        self.hashes = hash_names(names.array)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        chosen = [self.views[name] for name in views]
+        for index in plan:
+            keys = view_keys(seed, epoch, self.hashes[index], len(chosen))
+            yield Fetched(
+                index,
+                tuple(
+                    torch.stack([view(self.images[i], int(key)) for i, key in zip(index, keys[:, v], strict=True)])
+                    for v, view in enumerate(chosen)
+                ),
+            )
+
+
+class Features:
+    """Cached features or maps of a frozen backbone: one view per image, (N, D) or (N, D, h, w), any float type.
+
+    Whatever views are asked for, the cached one is given: training on it sees no augmentation. Images numbered in `bad`
+    have no features and are left out of their batch.
+    """
+
+    def __init__(self, values: NDArray[Any] | Tensor, names: Names, bad: Sequence[int] = ()) -> None:
+        self.values = values
+        self.names = names
+        self.bad = np.asarray(bad, dtype=np.int64)
+        self.hashes = hash_names(names.array)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        for index in plan:
+            if len(self.bad):
+                index = np.setdiff1d(index, self.bad, assume_unique=True)
+            if isinstance(self.values, Tensor):
+                batch = self.values[torch.from_numpy(index)].float()
+            else:
+                batch = torch.from_numpy(np.asarray(self.values[index], dtype=np.float32))
+            yield Fetched(index, (batch,) * len(views))
+
+
+class Part:
+    """Some images of another source, renumbered from 0."""
+
+    def __init__(self, whole: Source, index: NDArray[np.int64]) -> None:
+        self.whole = whole
+        self.index = index
+        self.names = whole.names.take(index)
+        self.hashes = whole.hashes[index]
+        self._number = np.full(len(whole), -1, np.int64)
+        self._number[index] = np.arange(len(index))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        for images, tensors in self.whole.fetch([self.index[at] for at in plan], views, seed=seed, epoch=epoch):
+            yield Fetched(self._number[images], tensors)
+
+
+class Images:
+    """Image files, decoded and augmented by worker processes.
+
+    A file that cannot be read goes to `quarantine` and is left out of its batch; above the share `max_bad` of all
+    images, fetching stops with an error that says so.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        names: Names,
+        views: Mapping[str, View],
+        *,
+        workers: int = 0,
+        max_bad: float = 0.01,
+        max_pixels: int = MAX_PIXELS,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        self.paths = [str(path) for path in paths]
+        self.names = names
+        self.views = views
+        self.workers = workers
+        self.max_bad = max_bad
+        self.max_pixels = max_pixels
+        self.quarantine = quarantine if quarantine is not None else Quarantine()
+        self.hashes = hash_names(names.array)
+        self._bad: set[int] = set()
+        self._plan = _PlanSampler()
+        self._loader: DataLoader[Any] | None = None
+        self._loaded: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        if self._loader is None or self._loaded != tuple(views):
+            self._loaded = tuple(views)
+            files = _Files(self.paths, tuple(self.views[name] for name in views), self.max_pixels)
+            self._loader = DataLoader(
+                files,
+                batch_sampler=self._plan,
+                num_workers=self.workers,
+                persistent_workers=self.workers > 0,
+                collate_fn=_collate,
+                pin_memory=torch.cuda.is_available(),
+            )
+        self._plan.batches = [
+            list(zip(index.tolist(), view_keys(seed, epoch, self.hashes[index], len(views)).tolist(), strict=True))
+            for index in plan
+        ]
+        for images, stacked, bad in self._loader:
+            for number, path, reason in bad:
+                self._put_aside(number, path, reason)
+            yield Fetched(np.asarray(images, dtype=np.int64), tuple(stacked))
+
+    def _put_aside(self, number: int, path: str, reason: str) -> None:
+        if number not in self._bad:
+            self._bad.add(number)
+            self.quarantine.add(self.names[number], path, reason)
+            self.quarantine.check(len(self), self.max_bad)
+
+
+class _PlanSampler(Sampler[list[tuple[int, list[int]]]]):
+    """Batches of (image number, view keys), set anew for each epoch while the workers live on."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[int, list[int]]]] = []
+
+    def __iter__(self) -> Iterator[list[tuple[int, list[int]]]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _Files(Dataset[Any]):
+    def __init__(self, paths: list[str], views: tuple[View, ...], max_pixels: int) -> None:
+        self.paths, self.views, self.max_pixels = paths, views, max_pixels
+
+    def __getitem__(self, item: tuple[int, list[int]]) -> Any:
+        number, keys = item
+        try:
+            image = read_image(self.paths[number], max_pixels=self.max_pixels)
+        except BadImage as bad:
+            return number, None, (number, str(bad.path), bad.reason)
+        return number, tuple(view(image, key) for view, key in zip(self.views, keys, strict=True)), None
+
+
+def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, str, str]]]:
+    good = [(number, views) for number, views, bad in items if bad is None]
+    stacked = [torch.stack(same) for same in zip(*(views for _, views in good), strict=True)]
+    return [number for number, _ in good], stacked, [bad for _, _, bad in items if bad is not None]

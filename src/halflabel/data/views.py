@@ -1,0 +1,248 @@
+"""Views of an image: a decoded uint8 (3, H, W) in, a uint8 (3, S, S) out, normalised later, in the model.
+
+All randomness of a view is a function of its integer key, so the same key gives the same bytes in any worker or thread,
+before and after a restart; no random generator is read or moved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+from halflabel.errors import UserError
+from halflabel.rng import bits, uniform
+
+__all__ = ["OPS", "Plain", "Strong", "View", "Weak", "view_keys"]
+
+Resize = Literal["squash", "crop"]
+Interpolation = Literal["bilinear", "bicubic"]
+
+_INTERPOLATION = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+# Part of every description: raised whenever the pixels of a view change, so that caches built before are not used.
+_VERSION = 1
+_BINS = 31
+# The first part of every draw: numbers drawn here for a seed are not those drawn elsewhere for the same one.
+_PURPOSE = 0x76696577
+_GREY = 128
+
+
+def view_keys(seed: int, epoch: int, hashes: NDArray[np.uint64], views: int) -> NDArray[np.uint64]:
+    """The keys (B, V) of V views of B images in one epoch; `hashes` (B,) are the images' values of rng.hash_names.
+
+    >>> keys = view_keys(0, 3, np.array([77, 78], np.uint64), 2)
+    >>> keys.shape, len(set(keys.flat))
+    ((2, 2), 4)
+    """
+    return bits(seed, _PURPOSE, epoch, hashes[:, None], np.arange(views)[None, :])
+
+
+class View(Protocol):
+    """What turns a decoded image into what the model sees."""
+
+    @property
+    def size(self) -> int:
+        """S, the side of the square that comes out."""
+        ...
+
+    def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
+        """uint8 (3, H, W) to a new uint8 (3, S, S), contiguous; `image` is left as it is."""
+        ...
+
+    def describe(self) -> str:
+        """A line that is equal for equal views only: the key of caches."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """No randomness: `squash` resizes to S × S whatever the aspect ratio; `crop` takes the centre square.
+
+    The centre square has side crop_pct · min(H, W): what resizing the short side to S / crop_pct and cutting out the
+    centre gives, in one step whose cost does not grow with the aspect ratio. The key is not used.
+
+    >>> Plain(224).describe()
+    'Plain(size=224,resize=squash,interpolation=bilinear,crop_pct=0.875,version=1)'
+    """
+
+    size: int
+    resize: Resize = "squash"
+    interpolation: Interpolation = "bilinear"
+    crop_pct: float = 0.875
+
+    def __call__(self, image: torch.Tensor, key: int = 0) -> torch.Tensor:
+        height, width = image.shape[-2:]
+        if _squash(self.resize):
+            return _resized(image, 0, 0, height, width, self.size, self.interpolation)
+        side = _side(self.crop_pct * min(height, width), min(height, width))
+        return _resized(image, (height - side) // 2, (width - side) // 2, side, side, self.size, self.interpolation)
+
+    def describe(self) -> str:
+        return _describe(self)
+
+
+@dataclass(frozen=True)
+class Weak:
+    """A random crop resized to S × S, then a mirror image with probability `flip`.
+
+    The crop covers a share of the area uniform in [least, 1]. With `squash` it keeps the image's aspect ratio, so that
+    the result is stretched as Plain stretches it; with `crop` it is a square, of that share of the largest one.
+    Resized crop, not pad-and-crop: no made-up border, one step, and the size of things varies as well as their place.
+    """
+
+    size: int
+    resize: Resize = "squash"
+    interpolation: Interpolation = "bilinear"
+    least: float = 0.8
+    flip: float = 0.5
+
+    def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
+        return self._weak(image, _draws(key, 4))
+
+    def _weak(self, image: torch.Tensor, u: NDArray[np.float64]) -> torch.Tensor:
+        height, width = image.shape[-2:]
+        share = math.sqrt(self.least + (1 - self.least) * u[0])
+        high, wide = (height, width) if _squash(self.resize) else (min(height, width),) * 2
+        high, wide = _side(share * high, high), _side(share * wide, wide)
+        top, left = int(u[1] * (height - high + 1)), int(u[2] * (width - wide + 1))
+        image = _resized(image, top, left, high, wide, self.size, self.interpolation)
+        return image.flip(-1) if u[3] < self.flip else image
+
+    def describe(self) -> str:
+        return _describe(self)
+
+
+@dataclass(frozen=True)
+class Strong(Weak):
+    """The weak view, then RandAugment (`num_ops` of OPS at one magnitude of 0..30), then one grey square (cutout).
+
+    Operations, magnitudes and signs are those of torchvision's v2.RandAugment; only the draws come from the key. The
+    square has a side uniform in [0, cutout · S] and its centre anywhere, so that part of it may fall outside.
+    RandAugment: Cubuk et al., 2020. Cutout: DeVries and Taylor, 2017.
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+    cutout: float = 0.5
+
+    def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
+        u = _draws(key, 7 + 2 * self.num_ops)
+        image = self._weak(image, u)
+        level = self.magnitude / (_BINS - 1)
+        for which, sign in u[7:].reshape(-1, 2):
+            op = _OPS[int(which * len(_OPS))]
+            image = op(image, level, -1 if sign < 0.5 else 1)
+        side = round(u[4] * self.cutout * self.size)
+        top, left = (int(place * self.size) - side // 2 for place in u[5:7])
+        image = image.clone(memory_format=torch.contiguous_format)
+        image[:, max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = _GREY
+        return image
+
+
+def _describe(view: Plain | Weak) -> str:
+    parts = [f"{field.name}={getattr(view, field.name)}" for field in fields(view)]
+    return f"{type(view).__name__}({','.join(parts)},version={_VERSION})"
+
+
+def _draws(key: int, number: int) -> NDArray[np.float64]:
+    return uniform(key, _PURPOSE, np.arange(number))
+
+
+def _squash(resize: str) -> bool:
+    if resize not in ("squash", "crop"):
+        raise UserError(f"no way to resize is called {resize!r}", "use squash or crop")
+    return resize == "squash"
+
+
+def _side(length: float, most: int) -> int:
+    return min(max(round(length), 1), most)
+
+
+def _resized(
+    image: torch.Tensor, top: int, left: int, height: int, width: int, size: int, interpolation: str
+) -> torch.Tensor:
+    """A new contiguous (3, S, S): the box of the image, resized with antialiasing."""
+    if interpolation not in _INTERPOLATION:
+        raise UserError(f"no interpolation is called {interpolation!r}", "use bilinear or bicubic")
+    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+        raise ValueError(f"a view takes uint8 (3, H, W), not {image.dtype} {tuple(image.shape)}")
+    # Channels last is where the resize of bytes is vectorised; a crop must be dense to count as that.
+    box = image.permute(1, 2, 0)[top : top + height, left : left + width].contiguous().permute(2, 0, 1)
+    out: torch.Tensor = F.resize(box, [size, size], interpolation=_INTERPOLATION[interpolation], antialias=True)
+    # Where nothing needed resizing, `out` is the image itself, which is not ours to hand on.
+    return out.clone(memory_format=torch.contiguous_format)
+
+
+def _affine(
+    image: torch.Tensor, *, translate: list[int], shear: list[float], center: list[float] | None
+) -> torch.Tensor:
+    out: torch.Tensor = F.affine(image, angle=0.0, translate=translate, scale=1.0, shear=shear, center=center)
+    return out
+
+
+def _shear(slope: float) -> float:
+    # F.affine shears by the tangent of an angle in degrees; the magnitude is the slope itself.
+    return math.degrees(math.atan(slope))
+
+
+def _blend(image: torch.Tensor, other: torch.Tensor, factor: float) -> torch.Tensor:
+    """factor · image + (1 − factor) · other, in bytes."""
+    return image.mul(factor).add_(other, alpha=1 - factor).clamp_(0, 255).to(torch.uint8)
+
+
+def _contrast(image: torch.Tensor, factor: float) -> torch.Tensor:
+    """As F.adjust_contrast, with an exact sum: a float32 mean of a large image varies with the number of threads."""
+    grey: torch.Tensor = F.rgb_to_grayscale(image)
+    mean = grey.sum(dtype=torch.int64).double().div(grey.numel()).float()
+    return _blend(image, mean, factor)
+
+
+def _sharpness(image: torch.Tensor, factor: float) -> torch.Tensor:
+    """As F.adjust_sharpness, several times faster: the 3 × 3 kernel (ones, 5 in the middle, over 13) as whole sums."""
+    if min(image.shape[-2:]) <= 2:
+        return image
+    x = image.to(torch.int16)
+    rows = x[:, :-2] + x[:, 1:-1] + x[:, 2:]
+    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * x[:, 1:-1, 1:-1]
+    blurred = total.float().div_(13).round_()
+    out = image.float()
+    inner = out[:, 1:-1, 1:-1]
+    inner.add_(blurred.sub_(inner), alpha=1 - factor)
+    return out.clamp_(0, 255).to(torch.uint8)
+
+
+def _translate(image: torch.Tensor, x: float, y: float) -> torch.Tensor:
+    return _affine(image, translate=[int(x), int(y)], shear=[0.0, 0.0], center=None)
+
+
+Op = Callable[[torch.Tensor, float, int], torch.Tensor]
+
+#: RandAugment's operations on (image, level in 0..1, sign): v2.RandAugment's, with its ranges.
+OPS: dict[str, Op] = {
+    "Identity": lambda image, level, sign: image,
+    "ShearX": lambda image, level, sign: _affine(
+        image, translate=[0, 0], shear=[_shear(sign * 0.3 * level), 0.0], center=[0.0, 0.0]
+    ),
+    "ShearY": lambda image, level, sign: _affine(
+        image, translate=[0, 0], shear=[0.0, _shear(sign * 0.3 * level)], center=[0.0, 0.0]
+    ),
+    "TranslateX": lambda image, level, sign: _translate(image, sign * 150 / 331 * level * image.shape[-1], 0),
+    "TranslateY": lambda image, level, sign: _translate(image, 0, sign * 150 / 331 * level * image.shape[-2]),
+    "Rotate": lambda image, level, sign: F.rotate(image, sign * 30 * level),
+    "Brightness": lambda image, level, sign: F.adjust_brightness(image, 1 + sign * 0.9 * level),
+    "Color": lambda image, level, sign: F.adjust_saturation(image, 1 + sign * 0.9 * level),
+    "Contrast": lambda image, level, sign: _contrast(image, 1 + sign * 0.9 * level),
+    "Sharpness": lambda image, level, sign: _sharpness(image, 1 + sign * 0.9 * level),
+    "Posterize": lambda image, level, sign: F.posterize(image, round(8 - 4 * level)),
+    "Solarize": lambda image, level, sign: F.solarize(image, 255 * (1 - level)),
+    "AutoContrast": lambda image, level, sign: F.autocontrast(image),
+    "Equalize": lambda image, level, sign: F.equalize(image),
+}
+_OPS = tuple(OPS.values())

@@ -1,0 +1,40 @@
+"""Errors that are the user's to fix: one message, no traceback, exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["LabelError", "UserError"]
+
+
+class UserError(Exception):
+    """Something the user can put right: `message` says what is wrong, `fix` what to do about it."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message, fix)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}. Fix: {self.fix}" if self.fix else self.message
+
+
+class LabelError(UserError):
+    """A label file that cannot be read as it stands, with the place of the first fault.
+
+    >>> print(LabelError("value 'maybe' is not a label", "use 1, 0 or blank", "tags.csv", line=7, column="dog"))
+    tags.csv, line 7, column 'dog': value 'maybe' is not a label. Fix: use 1, 0 or blank
+    """
+
+    def __init__(
+        self, message: str, fix: str, file: str | Path, *, line: int | None = None, column: str | None = None
+    ) -> None:
+        where = str(file)
+        if line is not None:
+            where += f", line {line}"
+        if column is not None:
+            where += f", column {column!r}"
+        super().__init__(f"{where}: {message}", fix)
+        self.file = str(file)
+        self.line = line
+        self.column = column

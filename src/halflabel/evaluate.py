@@ -1,0 +1,84 @@
+"""Evaluation: what scores are worth, measured on known labels, with the protocol named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halflabel import metrics
+from halflabel.calibrate import Platt
+from halflabel.labels.names import Names
+
+__all__ = ["Evaluation", "Judge", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics over all classes, and one line per class with its interval and the evidence behind it."""
+
+    overall: dict[str, float]
+    per_class: list[dict[str, Any]]
+    protocol: str
+
+
+class Judge:
+    """Measures validation logits after each epoch; "select" is what the best epoch is chosen by.
+
+    With known negatives that is the mAP over known entries. Where only positives are known every ranking of the known
+    entries is perfect, so unknown entries are then counted as absent: biased, but it still ranks epochs, and it uses no
+    hidden truth.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+        self.assumes_absent = not bool((labels < 0).any())
+
+    def __call__(self, logits: Tensor) -> dict[str, float]:
+        readable = ~torch.isnan(logits).any(1)
+        labels = self.labels[readable]
+        if self.assumes_absent:
+            labels = torch.where(labels > 0, 1, -1).to(torch.int8)
+        value = metrics.mean_average_precision(logits[readable], labels)
+        return {"assumed_mAP" if self.assumes_absent else "mAP": value, "select": value}
+
+
+def evaluate(
+    logits: Tensor, labels: Tensor, classes: Names, *, thresholds: Tensor | float = 0.5, platt: Platt | None = None
+) -> Evaluation:
+    """Measure logits (N, C) against labels (N, C): known entries only, images that could not be read left out."""
+    readable = ~torch.isnan(logits).any(1)
+    logits, labels = logits[readable], labels[readable]
+    scores = (platt or Platt()).scores(logits)
+    overall = metrics.summary(scores, labels, thresholds)
+    intervals = metrics.bootstrap(logits, labels, n=400)
+    overall["mAP_low"], overall["mAP_high"] = intervals.mean_low, intervals.mean_high
+    overall["images"] = float(len(labels))
+    counts = metrics.decision_counts(scores, labels, thresholds)
+    cut = np.broadcast_to(np.asarray(thresholds), (len(classes),))
+    per_class: list[dict[str, Any]] = [
+        {
+            "class": name,
+            "present": int((labels[:, c] > 0).sum()),
+            "absent": int((labels[:, c] < 0).sum()),
+            "AP": float(intervals.ap[c]),
+            "AP_low": float(intervals.ap_low[c]),
+            "AP_high": float(intervals.ap_high[c]),
+            "threshold": float(cut[c]),
+            "precision": float(counts.precision[c]),
+            "recall": float(counts.recall[c]),
+        }
+        for c, name in enumerate(classes)
+    ]
+    left_out = int((~readable).sum())
+    protocol = (
+        f"known entries only; {int((labels != 0).sum())} of {labels.numel()} entries known; "
+        f"AP non-interpolated, tied scores together; {sum(row['present'] > 0 for row in per_class)} of {len(classes)} "
+        f"classes have a known positive; 95 % intervals from 400 resamples of the images"
+    )
+    if left_out:
+        protocol += f"; {left_out} unreadable images left out"
+    return Evaluation(overall, per_class, protocol)

@@ -1,0 +1,341 @@
+"""From labels and images to a finished run: the steps behind `halflabel train`, `evaluate` and `predict`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halflabel import metrics
+from halflabel.backbones import Backbone, build
+from halflabel.calibrate import Platt, fit_platt
+from halflabel.checkpoint import newest, save_tensors
+from halflabel.data.cache import cache_features
+from halflabel.data.decode import Quarantine, find_images, locate
+from halflabel.data.sources import Arrays, Images, Part, Source
+from halflabel.data.views import Plain, Strong, View, Weak
+from halflabel.errors import UserError
+from halflabel.evaluate import Evaluation, Judge, evaluate
+from halflabel.heads import Head, Model
+from halflabel.labels.names import Names
+from halflabel.labels.split import assign
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe, seeded
+from halflabel.run import Run
+from halflabel.train import Epoch, Settings, Watch, fit, score
+
+__all__ = ["Config", "Prediction", "Predictor", "open_images", "predict_files", "train"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train and how; written to config.yaml with every default filled in."""
+
+    method: str = "bce"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backbone: str = "efficientnet-lite0"
+    weights: str | None = None
+    size: int | None = None  # pixels; None = what the backbone was trained on
+    resize: Literal["squash", "crop"] = "squash"
+    tune: Literal["head", "all"] = "head"  # head: frozen backbone, cached features
+    linear_init: int = 0  # epochs of the head alone on frozen features before all is tuned
+    held_out: float = 0.2  # the share of images kept for validation
+    max_bad: float = 0.01  # the share of unreadable images that is too much
+    workers: int = 0
+    settings: Settings = field(default_factory=Settings)
+    images: str = ""  # the folder, for resuming
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Config:
+        try:
+            return cls(**{**found, "settings": Settings(**found["settings"])})
+        except (TypeError, KeyError) as error:
+            raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
+
+
+def make_views(size: int, resize: Literal["squash", "crop"], backbone: Backbone) -> dict[str, View]:
+    how = backbone.preprocess.interpolation
+    return {
+        "plain": Plain(size, resize, how, backbone.preprocess.crop_pct),
+        "weak": Weak(size, resize, how),
+        "strong": Strong(size, resize, how),
+    }
+
+
+def open_images(names: Names, folder: Path, views: Mapping[str, View], config: Config) -> Images:
+    """The image files of a label table. An image without a file is unreadable, as a broken one is."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder", "name the folder with the images")
+    listed = list(names)
+    paths = locate(listed, folder)
+    missing = [name for name, path in zip(listed, paths, strict=True) if path is None]
+    if len(missing) == len(listed):
+        raise UserError(
+            f"none of the {len(listed)} images of the label file is in {folder} (first: {listed[0]!r})",
+            "check the folder; names may leave out the ending, such as .jpg",
+        )
+    files = [path if path is not None else folder / name for name, path in zip(listed, paths, strict=True)]
+    return Images(files, names, views, workers=config.workers, max_bad=config.max_bad, quarantine=Quarantine())
+
+
+def train(
+    table: LabelTable,
+    images: Path | Tensor,
+    config: Config,
+    run: Run,
+    *,
+    watch: Watch | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int, int], None] | None = None,
+    cache: Path | None = None,
+    resume: bool = False,
+) -> Evaluation | None:
+    """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 ones, and write the run directory.
+
+    Returns the evaluation on the held-out images, if any."""
+    how = recipe(config.method)
+    method = how.make(**config.options)
+    how.check_regime(table.stats().regime)
+
+    backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
+    size = config.size or backbone.preprocess.size
+    views = make_views(size, config.resize, backbone)
+    raw: Images | Arrays
+    if isinstance(images, Tensor):
+        raw = Arrays(images, table.images, views)
+    else:
+        raw = open_images(table.images, images, views, config)
+
+    part = assign(table, (1 - config.held_out, config.held_out), seed=config.settings.seed) if config.held_out else None
+    inside = np.arange(len(table)) if part is None else np.flatnonzero(part == 0)
+    outside = np.arange(0) if part is None else np.flatnonzero(part == 1)
+    known, hidden = table.subset(inside), table.subset(outside)
+
+    run.write_config({**config.as_dict(), "size": size})
+    run.write_env(_device(config.settings))
+    run.write_split(table.images.array, part if part is not None else np.zeros(len(table), np.int8))
+
+    def make_head() -> Head:
+        return method.head(backbone.channels, len(table.classes))
+
+    head = seeded(config.settings.seed, make_head)
+    assert isinstance(head, Head)
+    place = cache if cache is not None else run.folder.parent / "cache"
+    settings = config.settings
+    judge = Judge(torch.from_numpy(hidden.dense())) if len(outside) else None
+
+    def tune(model: Model, source: Source, settings: Settings, folder: Path) -> list[Epoch]:
+        return fit(
+            model,
+            method,
+            Part(source, inside),
+            known,
+            settings,
+            validation=Part(source, outside) if judge is not None else None,
+            judge=judge,
+            watch=_LogWatch(run, watch),
+            folder=folder,
+            resume=resume,
+        ).log
+
+    def features() -> Source:
+        return cache_features(
+            backbone,
+            raw,
+            place,
+            maps=head.needs_maps,
+            device=_device(settings),
+            batch_size=max(settings.batch_size, 32),
+            progress=progress,
+            say=say,
+        )
+
+    if config.tune == "head":
+        source: Source = features()
+        tuned = Model(None, head)
+        log = tune(tuned, source, settings, run.checkpoints / "head")
+    else:
+        source, tuned = raw, Model(backbone, head)
+        if config.linear_init and newest(run.checkpoints / "all") is None:
+            say(f"linear init: {config.linear_init} epochs of the head on frozen features")
+            first = dataclasses.replace(settings, epochs=config.linear_init)
+            tune(Model(None, head), features(), first, run.checkpoints / "head")
+        log = tune(tuned, source, settings, run.checkpoints / "all")
+    run.write_log(log)
+    _write_model(run, Model(backbone, head), table.classes, config, size)
+    if isinstance(raw, Images):
+        raw.quarantine.write(run / "bad_images.csv")
+    run.write_text("repro.sh", "#!/bin/sh\n" + shlex.join(["halflabel", "train", "--resume", str(run.folder)]) + "\n")
+    if not len(outside):
+        return None
+    logits = score(tuned, Part(source, outside), device=_device(settings)).logits
+    return _finish(run, logits, hidden, log, config)
+
+
+def _finish(run: Run, logits: Tensor, hidden: LabelTable, log: list[Epoch], config: Config) -> Evaluation:
+    """Thresholds, calibration and metrics from the held-out images, written to the run."""
+    labels = torch.from_numpy(hidden.dense())
+    readable = ~torch.isnan(logits).any(1)
+    platt = fit_platt(logits, labels)
+    scores = platt.scores(logits)
+    if bool((labels < 0).any()):
+        thresholds = metrics.best_thresholds(scores[readable], labels[readable]).float()
+    else:
+        thresholds = torch.full((len(hidden.classes),), 0.5)
+    found = evaluate(logits, labels, hidden.classes, thresholds=thresholds, platt=platt)
+    run.write_json("thresholds.json", dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
+    run.write_json("calibration.json", platt._asdict())
+    run.write_json("metrics.json", {"protocol": f"held-out images; {found.protocol}", **found.overall})
+    if found.per_class:
+        run.write_csv("per_label.csv", list(found.per_class[0]), [list(row.values()) for row in found.per_class])
+    run.write_predictions(hidden.images.array, list(hidden.classes), scores.numpy())
+    from halflabel.report.training import draw_run, model_card
+
+    draw_run(log, found, run.plots)
+    run.write_text("model_card.md", model_card(config.as_dict(), found, hidden))
+    return found
+
+
+def _write_model(run: Run, model: Model, classes: Names, config: Config, size: int) -> None:
+    about = {"classes": json.dumps(list(classes)), "method": config.method, "size": str(size)}
+    save_tensors(model.state_dict(), run.weights, about)
+
+
+def _device(settings: Settings) -> str:
+    if settings.device != "auto":
+        return settings.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class _LogWatch:
+    """Writes the log after each epoch, then tells the other watch."""
+
+    def __init__(self, run: Run, other: Watch | None) -> None:
+        self.run, self.other = run, other
+        self.lines: list[Epoch] = []
+
+    def epoch_starts(self, epoch: int, images: int) -> None:
+        if self.other is not None:
+            self.other.epoch_starts(epoch, images)
+
+    def step_done(self, images: int, loss: float | None) -> None:
+        if self.other is not None:
+            self.other.step_done(images, loss)
+
+    def epoch_ends(self, line: Epoch) -> None:
+        if not self.lines:
+            self.lines = [Epoch(old) for old in self.run.read_log() if old["epoch"] < line["epoch"]]
+        self.lines.append(line)
+        self.run.write_log(self.lines)
+        if self.other is not None:
+            self.other.epoch_ends(line)
+
+
+class Prediction(NamedTuple):
+    """The labels of one image, most likely first; or why it could not be read."""
+
+    image: str
+    labels: list[dict[str, Any]]  # class, probability, present (over its threshold)
+    error: str = ""
+
+
+class Predictor:
+    """A trained run, ready to score images."""
+
+    def __init__(self, run: Run) -> None:
+        """Load the weights, the class names, the thresholds and the calibration of a run."""
+        from safetensors import SafetensorError, safe_open
+
+        self.config = Config.from_dict(run.read_config())
+        if not run.weights.exists():
+            raise UserError(f"{run.folder} has no weights yet", f"finish it: halflabel train --resume {run.folder}")
+        try:
+            with safe_open(run.weights, "pt") as file:
+                about = file.metadata() or {}
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+        except SafetensorError as error:
+            raise UserError(f"{run.weights} is damaged ({error})", "train again, or resume the run") from None
+        self.classes = Names(json.loads(about["classes"]))
+        backbone = build(self.config.backbone, pretrained=False, size=self.config.size)
+        method = recipe(self.config.method).make(**self.config.options)
+        self.model = Model(backbone, method.head(backbone.channels, len(self.classes)))
+        try:
+            self.model.load_state_dict(state)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{run.weights} is of another model ({reason})", "train again") from None
+        self.device = _device(self.config.settings)
+        self.model.to(self.device).eval()
+        size = self.config.size or backbone.preprocess.size
+        self.views = make_views(size, self.config.resize, backbone)
+        self.platt, self.thresholds = Platt(), torch.full((len(self.classes),), 0.5)
+        if (run / "calibration.json").exists():
+            self.platt = Platt(**run.read_json("calibration.json"))
+            cuts = run.read_json("thresholds.json")
+            self.thresholds = torch.tensor([cuts[name] for name in self.classes])
+
+    def logits(self, source: Source, batch_size: int = 64) -> Tensor:
+        """Logits of every image of a source (N, C); NaN for unreadable ones."""
+        return score(self.model, source, device=self.device, batch_size=batch_size).logits
+
+    def scores(self, source: Source, batch_size: int = 64) -> Tensor:
+        """Calibrated probabilities (N, C); NaN for unreadable images."""
+        return self.platt.scores(self.logits(source, batch_size))
+
+    def evaluate(self, table: LabelTable, images: Path) -> Evaluation:
+        """Measure the run on other labels; classes are matched by name."""
+        at = table.classes.index(self.classes.array)
+        if (at < 0).any():
+            missing = self.classes[int(np.flatnonzero(at < 0)[0])]
+            raise UserError(f"the labels have no class {missing!r}, which the run knows", "use the same class names")
+        table = table.subset(classes=at)
+        source = open_images(table.images, images, self.views, dataclasses.replace(self.config, max_bad=1.0))
+        labels = torch.from_numpy(table.dense())
+        return evaluate(self.logits(source), labels, table.classes, thresholds=self.thresholds, platt=self.platt)
+
+
+def predict_files(
+    predictor: Predictor, given: Sequence[Path], stdin: Iterable[str], *, top: int = 3, all_scores: bool = False
+) -> list[Prediction]:
+    """Score files and the images of folders; the path "-" stands for names that come line by line."""
+    paths: list[Path] = []
+    for path in given:
+        if str(path) == "-":
+            paths += [Path(line) for line in stdin if line.strip()]
+        elif path.is_dir():
+            paths += find_images(path)
+        else:
+            paths.append(path)
+    if not paths:
+        raise UserError("there is no image to look at", "name image files, or folders that hold some")
+    source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)
+    scores = predictor.scores(source)
+    reasons = {int(number): reason for number, _, reason in source.quarantine.rows}
+    found = []
+    for number, path in enumerate(paths):
+        if number in reasons:
+            found.append(Prediction(str(path), [], reasons[number]))
+            continue
+        order = torch.argsort(scores[number], descending=True, stable=True).tolist()
+        labels = [
+            {
+                "class": predictor.classes[c],
+                "probability": float(scores[number, c]),
+                "present": bool(scores[number, c] >= predictor.thresholds[c]),
+            }
+            for rank, c in enumerate(order)
+            if all_scores or rank < top or scores[number, c] >= predictor.thresholds[c]
+        ]
+        found.append(Prediction(str(path), labels))
+    return found

@@ -1,0 +1,63 @@
+"""The label file formats by name, one module each, and which of them a file is in."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Import
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+__all__ = ["FORMATS", "find_format", "read", "write"]
+
+# Name -> what a user would call it. The order is that of recognition: the particular before the general.
+FORMATS = {
+    "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
+    "coco": "COCO JSON: images, annotations, categories",
+    "open-images": "Open Images CSV: ImageID,Source,LabelName,Confidence",
+    "voc": "Pascal VOC folder: ImageSets/Main/<class>_<split>.txt",
+    "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
+    "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
+    "imagefolder": "Hugging Face ImageFolder: metadata.csv, .jsonl or .parquet with file_name",
+    "single-positive": "folder of formatted_<split>_images.npy, _labels.npy and _labels_obs.npy",
+    "long": "one row per label: image,class,value,source,score (CSV or Parquet); halflabel's own form",
+    "wide": "one line per image, one column per class (CSV)",
+}
+
+
+def _module(name: str) -> ModuleType:
+    if name not in FORMATS:
+        raise UserError(f"no label format is called {name!r}", f"use one of: {', '.join(FORMATS)}")
+    return import_module(f"halflabel.labels.{name.replace('-', '_')}")
+
+
+def find_format(path: Path) -> str:
+    """The name of the format that a file or folder is in."""
+    if not path.exists():
+        raise LabelError("no such file or folder", "check the path", path)
+    if path.is_file() and path.stat().st_size == 0:
+        raise LabelError("the file is empty", "export the labels again", path)
+    for name in FORMATS:
+        if _module(name).sniff(path):
+            return name
+    raise LabelError("this is no label format we know", f"state it with --format: {', '.join(FORMATS)}", path)
+
+
+def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> Import:
+    """Read a label file or folder of any known format, with an audit of what became what."""
+    path, policy = Path(path), policy or Policy()
+    name = find_format(path) if format == "auto" else format
+    module = _module(name)
+    policy.check(module.USES, name)
+    found: Import = module.read(path, policy)
+    return found
+
+
+def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "long") -> None:
+    """Write labels in any format that can hold them; a format that would lose some refuses and names another."""
+    rows = labels if isinstance(labels, Rows) else Rows.from_table(labels)
+    _module(format).write(rows, Path(path))

@@ -1,0 +1,246 @@
+"""LabelTable: present, absent or unknown for N images × C classes. The only place that knows the encoding."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+
+if TYPE_CHECKING:
+    from halflabel.labels.stats import Stats
+
+__all__ = ["LabelTable"]
+
+
+class LabelTable:
+    """Known labels of N images × C classes; what is not stored is unknown.
+
+    Compressed rows: the entries of image i are `column[start[i]:start[i+1]]` (class numbers, ascending) with
+    `value` +1 present or −1 absent. Memory: 8 bytes and the name per image, the name per class, 3 bytes per known entry
+    (5 above 32,767 classes). 9,000,000 images × 5,000 classes with 60,000,000 known entries take about 430 MB.
+
+    >>> table = LabelTable.from_dense([[1, 0], [-1, 1]], images=["a", "b"], classes=["cat", "dog"])
+    >>> table.rows([1, 0]).tolist()
+    [[-1, 1], [1, 0]]
+    >>> table
+    LabelTable(2 images × 2 classes, 3 known)
+    """
+
+    __slots__ = ("classes", "column", "images", "start", "value")
+
+    def __init__(
+        self,
+        images: Names,
+        classes: Names,
+        start: NDArray[np.int64],
+        column: NDArray[Any],
+        value: NDArray[np.int8],
+    ) -> None:
+        self.images = images
+        self.classes = classes
+        self.start = start
+        self.column = column
+        self.value = value
+
+    @classmethod
+    def from_entries(
+        cls, images: Names, classes: Names, image: NDArray[Any], column: NDArray[Any], value: NDArray[Any]
+    ) -> LabelTable:
+        """Build from entries in any order. Of several for one (image, class) the last wins; value 0 is unknown."""
+        if not (len(image) == len(column) == len(value)):
+            raise ValueError("image, column and value must be equally long")
+        for name, numbers, size in (("image", image, len(images)), ("class", column, len(classes))):
+            if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < size):
+                raise ValueError(f"{name} numbers must lie in 0 … {size - 1}")
+        if len(value) and not (int(value.min()) >= -1 and int(value.max()) <= 1):
+            raise ValueError("values must be −1, 0 or +1")
+        key = image.astype(np.int64) * len(classes) + column
+        if not np.all(key[1:] > key[:-1]):
+            order = np.argsort(key, kind="stable")
+            key = key[order]
+            last = np.append(key[1:] != key[:-1], True) if len(key) else np.zeros(0, bool)
+            order = order[last]
+            image, column, value = image[order], column[order], value[order]
+        if not np.all(value):
+            known = value != 0
+            image, column, value = image[known], column[known], value[known]
+        start = np.zeros(len(images) + 1, np.int64)
+        np.cumsum(np.bincount(image, minlength=len(images)), out=start[1:])
+        return cls(images, classes, start, column.astype(_column_type(len(classes))), value.astype(np.int8))
+
+    @classmethod
+    def from_dense(
+        cls, labels: ArrayLike, images: Iterable[str] | None = None, classes: Iterable[str] | None = None
+    ) -> LabelTable:
+        """Build from an (N, C) array of −1, 0 (unknown), +1; NaN also means unknown."""
+        array = np.asarray(labels)
+        if array.ndim != 2:
+            raise UserError(f"labels have {array.ndim} dimensions", "give an array of images × classes")
+        if array.dtype.kind == "f":
+            array = np.nan_to_num(array, nan=0.0)
+        if not np.isin(array, (-1, 0, 1)).all():
+            bad = array[~np.isin(array, (-1, 0, 1))].flat[0]
+            raise UserError(f"{bad!r} is not a label", "use +1 present, −1 absent, 0 or NaN unknown")
+        rows = Names(images) if images is not None else Names.numbered(array.shape[0])
+        columns = Names(classes) if classes is not None else Names.numbered(array.shape[1])
+        if (len(rows), len(columns)) != array.shape:
+            raise UserError(
+                f"{len(rows)} image and {len(columns)} class names for labels of shape {array.shape}",
+                "give one name per row and per column",
+            )
+        image, column = np.nonzero(array)
+        return cls.from_entries(
+            rows,
+            columns,
+            image,
+            column,
+            array[image, column].astype(np.int8),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.images), len(self.classes)
+
+    @property
+    def known(self) -> int:
+        """The number of known entries."""
+        return len(self.value)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the table, names included."""
+        own = self.start.nbytes + self.column.nbytes + self.value.nbytes
+        return int(own + self.images.array.nbytes + self.classes.array.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        return f"LabelTable({len(self.images)} images × {len(self.classes)} classes, {self.known} known)"
+
+    def __eq__(self, other: object) -> bool:
+        """Same images and classes in the same order, same known labels."""
+        return (
+            isinstance(other, LabelTable)
+            and self.images == other.images
+            and self.classes == other.classes
+            and np.array_equal(self.start, other.start)
+            and np.array_equal(self.column, other.column)
+            and np.array_equal(self.value, other.value)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # holds arrays: compared by content, never a key
+
+    def rows(self, index: ArrayLike) -> NDArray[np.int8]:
+        """The labels of some images: (B,) image numbers -> (B, C) int8 in {−1, 0, +1}."""
+        index = _numbers(index, len(self.images))
+        out = np.zeros((len(index), len(self.classes)), np.int8)
+        row, at = self._spans(index)
+        out[row, self.column[at]] = self.value[at]
+        return out
+
+    def dense(self) -> NDArray[np.int8]:
+        """All labels as (N, C) int8: one byte per entry, so for small tables only."""
+        return self.rows(np.arange(len(self.images)))
+
+    def entries(self) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8]]:
+        """Every known entry as (image, class, value), image by image and classes ascending."""
+        return np.repeat(np.arange(len(self.images)), np.diff(self.start)), self.column, self.value
+
+    def keep(self, mask: NDArray[np.bool_]) -> LabelTable:
+        """The same images and classes with only the known entries where `mask` (one per entry) is true."""
+        before = np.append(0, np.cumsum(mask, dtype=np.int64))
+        return LabelTable(self.images, self.classes, before[self.start], self.column[mask], self.value[mask])
+
+    def subset(self, images: ArrayLike | None = None, classes: ArrayLike | None = None) -> LabelTable:
+        """Some images and classes, by number and in the order given."""
+        table = self
+        if images is not None:
+            index = _numbers(images, len(table.images))
+            _, at = table._spans(index)
+            start = np.zeros(len(index) + 1, np.int64)
+            np.cumsum(table.start[index + 1] - table.start[index], out=start[1:])
+            table = LabelTable(table.images.take(index), table.classes, start, table.column[at], table.value[at])
+        if classes is not None:
+            wanted = _numbers(classes, len(table.classes))
+            position = np.full(len(table.classes), -1, np.int64)
+            position[wanted] = np.arange(len(wanted))
+            image, column, value = table.entries()
+            stays = position[column] >= 0
+            table = LabelTable.from_entries(
+                table.images, table.classes.take(wanted), image[stays], position[column[stays]], value[stays]
+            )
+        return table
+
+    def merge(self, other: LabelTable) -> LabelTable:
+        """All images and classes of both; where both know an entry, `other` wins."""
+        images, classes = self.images.union(other.images), self.classes.union(other.classes)
+        image, column, value = self.entries()
+        their_image, their_column, their_value = other.entries()
+        return LabelTable.from_entries(
+            images,
+            classes,
+            np.concatenate([image, images.index(other.images.array)[their_image]]),
+            np.concatenate([column.astype(np.int64), classes.index(other.classes.array)[their_column]]),
+            np.concatenate([value, their_value]),
+        )
+
+    def split(
+        self, shares: Sequence[float], *, groups: Sequence[Any] | None = None, seed: int = 0
+    ) -> tuple[LabelTable, ...]:
+        """Parts of the given shares, stratified by what is known; images of one group stay together.
+
+        See `halflabel.labels.split.assign`, which gives the part number of each image instead.
+        """
+        from halflabel.labels.split import assign
+
+        part = assign(self, shares, groups=groups, seed=seed)
+        return tuple(self.subset(np.flatnonzero(part == number)) for number in range(len(shares)))
+
+    def stats(self) -> Stats:
+        """Counts of what is known, per class and per image."""
+        from halflabel.labels.stats import describe
+
+        return describe(self)
+
+    def digest(self) -> str:
+        """A sha256 of names and labels: equal for equal tables, on every machine and for ever."""
+        sha = hashlib.sha256()
+        for names in (self.images, self.classes):
+            sha.update(len(names).to_bytes(8, "little"))
+            for first in range(0, len(names), 65536):
+                for name in names.array[first : first + 65536].to_pylist():
+                    text = name.encode()
+                    sha.update(len(text).to_bytes(4, "little") + text)
+        for array, kind in ((self.start, "<i8"), (self.column, "<i4"), (self.value, "<i1")):
+            sha.update(np.ascontiguousarray(array.astype(kind, copy=False)).data)
+        return sha.hexdigest()
+
+    def _spans(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For image numbers, the row each of their entries falls into and the entries' positions."""
+        first = self.start[index]
+        count = self.start[index + 1] - first
+        row = np.repeat(np.arange(len(index)), count)
+        before = np.cumsum(count) - count
+        return row, np.arange(len(row)) + np.repeat(first - before, count)
+
+
+def _numbers(index: ArrayLike, size: int) -> NDArray[np.int64]:
+    """Image or class numbers as int64; a mask, or a number that is not there, is a mistake and not an index."""
+    array = np.asarray(index)
+    if array.dtype == bool:
+        raise TypeError("give numbers, not a mask: np.flatnonzero(mask)")
+    array = array.astype(np.int64, copy=False)
+    if array.size and not (array.min() >= 0 and array.max() < size):
+        raise IndexError(f"numbers must lie in 0 … {size - 1}")
+    return array
+
+
+def _column_type(classes: int) -> type[np.int16] | type[np.int32]:
+    return np.int16 if classes <= np.iinfo(np.int16).max else np.int32

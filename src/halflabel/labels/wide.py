@@ -1,0 +1,127 @@
+"""Wide CSV: one line per image, one column per class, a value in each cell."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from halflabel.errors import UserError
+from halflabel.files import replacing
+from halflabel.labels.audit import Audit, Import
+from halflabel.labels.names import Names
+from halflabel.labels.policy import VALUE, Meaning, Policy, Undecided, read_value
+from halflabel.labels.rows import Rows
+from halflabel.labels.sheet import Sheet, first_line
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
+
+_LONG = "write the long form instead (--format long)"
+
+IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path")
+
+
+def sniff(path: Path) -> bool:
+    """Any other CSV file with at least two columns can only be a wide one."""
+    return path.suffix.lower() in (".csv", ".tsv", ".txt") and any(d in first_line(path) for d in ",;\t|")
+
+
+def read(path: Path, policy: Policy) -> Import:
+    """Read a wide table: blank, NaN and ? are unknown, 1 present, 0 absent; −1 only as stated."""
+    sheet = Sheet(path, encoding=policy.encoding)
+    image_column = policy.image_column or _image_column(sheet.header)
+    keep = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
+    index = pa.array(keep)
+    names = sheet.column(image_column).take(index)
+    for name in policy.ignore:
+        sheet.column(name)  # raises, when the user ignores a column that is not there
+    left_out = {image_column, *policy.ignore, *policy.where}
+    classes = [name for name in sheet.header if name not in left_out]
+    if not classes:
+        raise sheet.error("no column is left that could be a class", "check the header line", line=1)
+    _check_images(sheet, names, keep, image_column)
+
+    cells = {name: pc.dictionary_encode(sheet.column(name).take(index)) for name in classes}
+    among = frozenset(raw for coded in cells.values() for raw in coded.dictionary.to_pylist())
+    labels = np.zeros((len(keep), len(classes)), np.int8)
+    counts: Counter[tuple[str, Meaning]] = Counter()
+    for number, (name, coded) in enumerate(cells.items()):
+        codes = coded.indices.to_numpy(zero_copy_only=False)
+        raws = coded.dictionary.to_pylist()
+        value_of = np.zeros(len(raws), np.int8)
+        for code, (raw, count) in enumerate(zip(raws, np.bincount(codes, minlength=len(raws)), strict=True)):
+            try:
+                meaning = read_value(raw, policy, among)
+            except Undecided as problem:
+                fix = problem.fix
+                if "not a label" in problem.message:
+                    fix += f"; if {name!r} is not a class, add --ignore {name} or --where {name}={raw}"
+                row = int(keep[np.flatnonzero(codes == code)[0]])
+                raise sheet.error(problem.message, fix, row=row, column=name) from None
+            value_of[code] = VALUE[meaning]
+            counts[raw.strip(), meaning] += int(count)
+        labels[:, number] = value_of[codes]
+
+    audit = Audit("wide", [str(path)])
+    for (raw, meaning), count in sorted(counts.items(), key=lambda item: -item[1]):
+        audit.add(raw or "blank", meaning, count)
+    if policy.ignore:
+        audit.note(f"columns ignored: {', '.join(policy.ignore)}")
+    if policy.where:
+        audit.note(f"{len(sheet) - len(keep)} of {len(sheet)} rows left out by --where")
+    image, column = np.nonzero(labels)
+    return Import(Rows.build(Names(names), Names(classes), image, column, labels[image, column]), audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write 1, 0 or blank per cell; sources and scores have no place in this form."""
+    table = rows.resolve()
+    for name in table.classes:
+        if name == "image" or name != name.strip() or not name:
+            raise UserError(f"the header line of a wide table cannot hold a class called {name!r}", _LONG)
+    if "" in table.images:
+        raise UserError("an image has no name", "give every image a name")
+    text = np.array(["0", "", "1"])
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        # The delimiter is told from the header, outside quotes: a name with a semicolon must not look like one.
+        other = any(mark in name for name in table.classes for mark in ";\t|")
+        header = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if other else csv.QUOTE_MINIMAL)
+        header.writerow(["image", *table.classes])
+        for first in range(0, len(table), 4096):
+            block = np.arange(first, min(first + 4096, len(table)))
+            cells = text[table.rows(block) + 1]
+            for position, line in zip(block, cells.tolist(), strict=True):
+                writer.writerow([table.images[int(position)], *line])
+
+
+def _image_column(header: list[str]) -> str:
+    """The first column with a usual name for images, else the first column."""
+    for name in header:
+        if name.lower() in IMAGE_COLUMNS:
+            return name
+    return header[0]
+
+
+def _check_images(sheet: Sheet, names: pa.Array, keep: np.ndarray, column: str) -> None:
+    blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
+    if blank.any():
+        raise sheet.error("the image has no name", "fill it in", row=int(keep[np.argmax(blank)]), column=column)
+    codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
+    _, first = np.unique(codes, return_index=True)
+    again = np.setdiff1d(np.arange(len(codes)), first)
+    if len(again):
+        row = int(again[0])
+        before = sheet.line(int(keep[np.flatnonzero(codes == codes[row])[0]]))
+        raise sheet.error(
+            f"image {names[row].as_py()!r} is there already, on line {before}",
+            "leave one line per image, or use the long form to keep contradicting labels",
+            row=int(keep[row]),
+            column=column,
+        )

@@ -1,0 +1,196 @@
+"""Method: the recipe of one paper; and the registry that finds every recipe by its function's name."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halflabel.errors import UserError
+from halflabel.heads import HeadMaker, Linear, Model
+from halflabel.labels.table import LabelTable
+from halflabel.losses import Loss, Reduce, over_entries
+from halflabel.relabel import Ignore, Relabeler
+from halflabel.terms import Term
+from halflabel.types import Batch
+
+__all__ = ["REGIMES", "Method", "Recipe", "method", "recipe", "recipes"]
+
+REGIMES = ("full", "partial", "positives-only", "single-positive")
+
+
+class Method(nn.Module):
+    """Loss, relabeler, head, terms and views that one paper puts together, and the step that uses them.
+
+    Its parameters and buffers are trained and saved beside the model's. Override `step` only where a paper's step
+    really differs (two views, alternation).
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        relabel: Relabeler | None = None,
+        *,
+        head: HeadMaker = Linear,
+        terms: Sequence[Term] = (),
+        reduce: Reduce = over_entries,
+        views: tuple[str, ...] = ("weak",),
+    ) -> None:
+        super().__init__()
+        self.loss = loss
+        self.relabel = relabel if relabel is not None else Ignore()
+        self.terms = nn.ModuleList(terms)
+        self.head = head
+        self.reduce = reduce
+        self.views = views
+
+    def start(self, table: LabelTable) -> None:
+        """Called once, before training, with the known training labels."""
+        self.relabel.start(table)
+        for term in self.terms:
+            typing.cast(Term, term).start(table)
+
+    def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
+        """What the method itself learns, with the rate for it ("base_lr")."""
+        return [{"params": list(self.parameters()), "base_lr": lr}]
+
+    def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
+        """The loss of one batch, a scalar. Epochs count from 1."""
+        output = model(batch.views[0])
+        targets = self.relabel(batch, output.logits.detach(), epoch)
+        loss = self.reduce(self.loss(output.logits, targets), targets)
+        for term in self.terms:
+            loss = loss + term(output, batch, targets)
+        return loss
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A registered method: how to build it, what it can learn from, and what to set by default."""
+
+    name: str
+    build: Callable[..., Method]
+    options: Mapping[str, inspect.Parameter]
+    serves: tuple[str, ...]
+    paper: str
+    lr: float
+    weight_decay: float
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def page(self) -> str:
+        """The method's page of the gallery."""
+        return inspect.cleandoc(self.build.__doc__ or "")
+
+    @property
+    def summary(self) -> str:
+        return self.page.split("\n\n")[0].replace("\n", " ")
+
+    def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Options from text, typed as their defaults are."""
+        return {name: self._parse(name, text) for name, text in given.items()}
+
+    def make(self, **options: Any) -> Method:
+        for name in options:
+            if name not in self.options:
+                raise UserError(f"{self.name} has no option {name!r}", self._hint())
+        return self.build(**options)
+
+    def check_regime(self, regime: str) -> None:
+        """Refuse label regimes from which this method would learn nonsense."""
+        if regime not in self.serves:
+            fit = [other.name for other in recipes().values() if regime in other.serves]
+            raise UserError(
+                f"the method {self.name!r} cannot learn from {regime} labels: {_WHY.get(regime, 'nothing is known')}",
+                f"use one of: {', '.join(fit)}" if fit else "label some images first",
+            )
+
+    def _parse(self, name: str, text: str) -> Any:
+        if name not in self.options:
+            raise UserError(f"{self.name} has no option {name!r}", self._hint())
+        default = self.options[name].default
+        try:
+            if isinstance(default, bool):
+                return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
+            if isinstance(default, int):
+                return int(text)
+            if isinstance(default, float):
+                return float(text)
+        except (ValueError, KeyError):
+            kind = type(default).__name__
+            raise UserError(f"option {name} of {self.name} takes a {kind}, not {text!r}", "give a number") from None
+        return text
+
+    def _hint(self) -> str:
+        return f"its options: {', '.join(self.options) or 'none'}"
+
+
+_WHY = {
+    "positives-only": "nothing is known to be absent, and it ignores what is unknown",
+    "single-positive": "nothing is known to be absent, and it ignores what is unknown",
+}
+
+_REGISTRY: dict[str, Recipe] = {}
+
+
+def method(
+    *,
+    serves: Sequence[str],
+    paper: str,
+    lr: float = 1e-3,
+    weight_decay: float = 1e-4,
+    tune: Mapping[str, Sequence[Any]] | None = None,
+) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    """Register a function as the method of its name (underscores become hyphens).
+
+    Its keyword defaults are the hyper-parameters, its docstring is the page in the gallery. `serves` names the label
+    regimes it can learn from; `lr` and `weight_decay` are its defaults; `tune` its one key hyper-parameter.
+    """
+    unknown = set(serves) - set(REGIMES)
+    if unknown:
+        raise ValueError(f"no such regimes: {sorted(unknown)}")
+
+    def register(build: Callable[..., Method]) -> Callable[..., Method]:
+        name = build.__name__.replace("_", "-")
+        if name in _REGISTRY:
+            raise ValueError(f"two methods are called {name!r}")
+        options = dict(inspect.signature(build).parameters)
+        _REGISTRY[name] = Recipe(name, build, options, tuple(serves), paper, lr, weight_decay, tune or {})
+        return build
+
+    return register
+
+
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """All methods by name: every module of `halflabel.methods` is imported, an import error raises."""
+    package = import_module("halflabel.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"halflabel.methods.{module.name}")
+    return dict(sorted(_REGISTRY.items()))
+
+
+def recipe(name: str) -> Recipe:
+    """The method of that name, or an error that suggests one."""
+    known = recipes()
+    if name not in known:
+        close = get_close_matches(name, known, 3)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        raise UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}")
+    return known[name]
+
+
+def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """Build a module whose first weights depend on the seed alone; the global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()

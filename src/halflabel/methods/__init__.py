@@ -1,0 +1,17 @@
+"""One file per paper. Each recipe registers itself; see `halflabel.method.method`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["names"]
+
+
+def names() -> set[str]:
+    """The names of all methods, read from the files' text: without importing torch, for quick commands."""
+    found: set[str] = set()
+    for path in Path(__file__).parent.glob("*.py"):
+        functions = re.findall(r"^@method\(.*?^def (\w+)", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        found.update(name.replace("_", "-") for name in functions)
+    return found

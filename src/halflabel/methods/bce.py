@@ -1,0 +1,42 @@
+"""Binary cross-entropy on known labels, in the three normalisations of the literature."""
+
+from halflabel.losses import BCE, over_entries, over_images, over_known
+from halflabel.method import Method, method
+
+
+@method(serves=("full", "partial"), paper="common baseline; the oracle when all labels are known")
+def bce() -> Method:
+    """Binary cross-entropy on the known entries; unknown ones are left out.
+
+    The baseline for partly known ± labels and, with all labels known, the oracle that every other method is measured
+    against. With positives only it would learn to say "present" to everything, so it refuses.
+
+        L = 1/(B·C) Σ_known −log p (present) or −log(1 − p) (absent)
+
+    The divisor counts unknown entries too, so few known labels mean small gradients: tune the learning rate.
+    """
+    return Method(BCE(), reduce=over_entries)
+
+
+@method(serves=("full", "partial"), paper="Wang 2023 (SR+CR), ablation row BN-BCE")
+def bn_bce() -> Method:
+    """Binary cross-entropy divided by the number of known entries of the batch.
+
+    Use it in place of `bce` when few labels are known: the size of the gradient no longer depends on how many. With all
+    labels known it equals `bce`.
+
+        L = Σ_known BCE / number of known entries in the batch
+    """
+    return Method(BCE(), reduce=over_known)
+
+
+@method(serves=("full", "partial"), paper="Huynh 2020 (IMCL), baseline Logistic")
+def logistic() -> Method:
+    """One logistic regression per class on its known labels, summed over classes: the start of IMCL.
+
+    Equal to `bce` but for the scale: the loss of an image is the sum, not the mean, over its known labels, so it wants
+    a smaller learning rate.
+
+        L = 1/B Σ_i Σ_{known c} −log p (present) or −log(1 − p) (absent)
+    """
+    return Method(BCE(), reduce=over_images)

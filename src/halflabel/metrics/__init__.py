@@ -1,0 +1,52 @@
+"""Metrics: pure functions of scores (N, C) and labels (N, C) in {-1, 0, +1}, over the known entries.
+
+0 is unknown and skipped: the score of an unknown entry changes no result (`top_k` and `accuracy`, which look at an
+image's whole ranking, say where it does). NaN means that there was nothing to measure, and is left out of means.
+Tensors on any device, or NumPy arrays.
+"""
+
+from __future__ import annotations
+
+from .completion import Completion, completion_rates
+from .intervals import Bootstrap, bootstrap, resample
+from .logs import format_value, summary
+from .ranking import (
+    GroupMeans,
+    Kind,
+    average_precision,
+    best_thresholds,
+    group_means,
+    mean_average_precision,
+)
+from .thresholded import (
+    Counts,
+    PrecisionRecallF1,
+    accuracy,
+    calibration_error,
+    decision_counts,
+    exact_match,
+    precision_recall_f1,
+)
+
+__all__ = [
+    "Bootstrap",
+    "Completion",
+    "Counts",
+    "GroupMeans",
+    "Kind",
+    "PrecisionRecallF1",
+    "accuracy",
+    "average_precision",
+    "best_thresholds",
+    "bootstrap",
+    "calibration_error",
+    "completion_rates",
+    "decision_counts",
+    "exact_match",
+    "format_value",
+    "group_means",
+    "mean_average_precision",
+    "precision_recall_f1",
+    "resample",
+    "summary",
+]

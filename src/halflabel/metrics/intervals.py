@@ -1,0 +1,138 @@
+"""Bootstrap intervals of average precision: images drawn again with replacement, one sort for all replicates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from ..errors import UserError
+from ..rng import uniform
+from .inputs import ArrayLike, as_pair
+from .ranking import Cuts, average_precision, class_blocks, mean_known, sorted_cuts
+
+__all__ = ["Bootstrap", "bootstrap", "resample"]
+
+_CHUNK_ENTRIES = 1 << 22
+
+
+class Bootstrap(NamedTuple):
+    """Average precision with its interval, per class (C,) float64 and for the mean over classes.
+
+    `replicates` (n,) are the means of all replicates: two methods scored on the same images with the same seed are
+    drawn alike, so that the differences of their replicates give a paired interval.
+    """
+
+    ap: Tensor
+    ap_low: Tensor
+    ap_high: Tensor
+    mean: float
+    mean_low: float
+    mean_high: float
+    replicates: Tensor
+
+
+def bootstrap(scores: ArrayLike, labels: ArrayLike, *, n: int = 1000, level: float = 0.95, seed: int = 0) -> Bootstrap:
+    """Percentile intervals of average precision ("sklearn") and of its mean, from n replicates of the images.
+
+    A replicate draws N images with replacement (`resample`), the same ones for every class. Drawing an image w times is
+    giving it weight w, so the order of the images is found once:
+
+        AP = sum over cuts k of (H_k - H_(k-1)) / H_K * H_k / R_k,
+        H_k, R_k = weights of the positives, of all known entries, with a score at or above that of cut k
+
+    Replicates in which a class has no positive are left out of its interval; the mean of a replicate is over the
+    classes that have a value in it. A class without a known positive has NaN throughout.
+
+    scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: 4 N n bytes for the weights, 8 n C for
+    the replicates, and blocks of bounded size.
+    """
+    if n < 1 or not 0 < level < 1:
+        raise UserError(f"{n} replicates at the level {level} give no interval", "use n >= 1 and 0 < level < 1")
+    table, known = as_pair(scores, labels)
+    images, classes = table.shape
+    values = torch.full((n, classes), torch.nan, dtype=torch.float64, device=table.device)
+    if images and classes:
+        step = max(1, min(128, _CHUNK_ENTRIES // images))
+        weights = [_weights(images, range(r, min(r + step, n)), seed, table.device) for r in range(0, n, step)]
+        for block in class_blocks(table):
+            _fill_block(values[:, block], weights, table[:, block], known[:, block])
+    ap = average_precision(table, known)
+    means = values.nanmean(1)
+    tails = ((1 - level) / 2, (1 + level) / 2)
+    low, high = (_quantile(values, tail) for tail in tails)
+    mean_low, mean_high = (float(_quantile(means[:, None], tail)) for tail in tails)
+    return Bootstrap(ap, low, high, mean_known(ap), mean_low, mean_high, means)
+
+
+def resample(images: int, replicates: range, seed: int = 0) -> NDArray[np.int64]:
+    """Which images each replicate draws, with replacement: (len(replicates), images), a function of seed and replicate.
+
+    >>> bool((resample(5, range(3), seed=1)[2] == resample(5, range(2, 4), seed=1)[0]).all())
+    True
+    """
+    which = np.arange(replicates.start, replicates.stop, replicates.step)[:, None]
+    return (uniform(seed, which, np.arange(images)[None, :]) * images).astype(np.int64)
+
+
+def _weights(images: int, replicates: range, seed: int, device: torch.device) -> Tensor:
+    """How often each replicate draws each image: (images, len(replicates)), floating for `embedding_bag`."""
+    drawn = resample(images, replicates, seed) * len(replicates) + np.arange(len(replicates))[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=images * len(replicates)).reshape(images, -1)
+    # Sums of whole numbers below 2^24 are exact in float32.
+    return torch.from_numpy(counts).to(device, torch.float32 if images < 1 << 24 else torch.float64)
+
+
+def _fill_block(values: Tensor, weights: list[Tensor], scores: Tensor, labels: Tensor) -> None:
+    """Write the replicates' average precision (n, c) of a class block into `values`."""
+    cuts, order, sorted_labels = sorted_cuts(scores, labels)
+    if len(cuts.row) == 0:
+        return
+    first = cuts.before == 0
+    rank_before = cuts.rank.roll(1).masked_fill_(first, 0)
+    # Entries below a class's last cut change nothing; without them the cuts divide the rest without gaps.
+    last_rank = torch.zeros_like(cuts.positives).scatter_reduce_(0, cuts.row, cuts.rank, "amax")
+    known = sorted_labels != 0
+    above = known & (known.cumsum(1) <= last_rank[:, None])
+    entered, hit = order[above], order[sorted_labels > 0]
+    entered_starts, hit_starts = _starts(cuts.rank - rank_before), _starts(cuts.hits - cuts.before)
+    step = max(1, _CHUNK_ENTRIES // len(cuts.row))
+    start = 0
+    for weight in (part.contiguous() for chunk in weights for part in torch.split(chunk, step, dim=1)):
+        ranks = functional.embedding_bag(entered, weight, entered_starts, mode="sum").double()
+        hits = functional.embedding_bag(hit, weight, hit_starts, mode="sum").double()
+        stop = start + weight.shape[1]
+        values[start:stop] = _weighted_area(ranks, hits, cuts).T
+        start = stop
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return lengths.cumsum(0) - lengths
+
+
+def _weighted_area(ranks: Tensor, hits: Tensor, cuts: Cuts) -> Tensor:
+    """Average precision (c, n) from the weight (K, n) that each cut adds to rank and hits."""
+    shape = (len(cuts.positives), hits.shape[1])
+    cum_ranks, cum_hits = ranks.cumsum(0), hits.cumsum(0)
+    # Whole numbers: subtracting what earlier classes had summed up is exact.
+    first = cuts.before == 0
+    index = torch.arange(len(cuts.row), device=cuts.row.device)
+    class_start = index.masked_fill(~first, 0).cummax(0).values
+    above_ranks = cum_ranks - (cum_ranks - ranks)[class_start]
+    above_hits = cum_hits - (cum_hits - hits)[class_start]
+    # Nothing drawn yet: no hits either, and 0 / 1 adds the 0 that 0 / 0 would spoil.
+    gain = hits * above_hits / above_ranks.clamp(min=1)
+    area = torch.zeros(shape, dtype=torch.float64, device=hits.device).index_add_(0, cuts.row, gain)
+    return area / torch.zeros_like(area).index_add_(0, cuts.row, hits)
+
+
+def _quantile(values: Tensor, tail: float) -> Tensor:
+    """The quantile over dim 0 of the values that are not NaN, between neighbours linearly: (n, C) -> (C,)."""
+    ordered = values.sort(dim=0).values  # NaN last
+    place = tail * ((~values.isnan()).sum(0) - 1).clamp(min=0).double()
+    low, high = (ordered.gather(0, index.long()[None])[0] for index in (place.floor(), place.ceil()))
+    return torch.lerp(low, high, place.frac())

@@ -1,0 +1,33 @@
+"""The numbers of one evaluation, named for logs, and how to print one."""
+
+from __future__ import annotations
+
+import math
+
+from .inputs import ArrayLike
+from .ranking import mean_average_precision
+from .thresholded import calibration_error, exact_match, precision_recall_f1
+
+__all__ = ["format_value", "summary"]
+
+
+def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5) -> dict[str, float]:
+    """All single-number metrics of probabilities (N, C) against labels (N, C), over known entries.
+
+    "classes" is the number of classes with a known positive, over which mAP, CP, CR and macro_f1 are averaged.
+    """
+    return {
+        "mAP": mean_average_precision(scores, labels),
+        **{name: float(value) for name, value in precision_recall_f1(scores, labels, thresholds)._asdict().items()},
+        "exact_match": exact_match(scores, labels, thresholds),
+        "ECE": calibration_error(scores, labels),
+    }
+
+
+def format_value(value: float, digits: int = 4) -> str:
+    """A metric for people: fixed digits, and a dash where there is no value (never 0).
+
+    >>> format_value(0.25), format_value(float("nan"))
+    ('0.2500', '—')
+    """
+    return "—" if math.isnan(value) else f"{value:.{digits}f}"

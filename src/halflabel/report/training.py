@@ -1,0 +1,91 @@
+"""Pictures and the model card of one training run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halflabel.evaluate import Evaluation
+from halflabel.files import replacing
+from halflabel.labels.table import LabelTable
+from halflabel.metrics import format_value
+
+__all__ = ["BLUE", "GREY", "ORANGE", "draw_run", "model_card", "save_figure"]
+
+BLUE, ORANGE, GREY = "#2b6cb0", "#d97706", "#9ca3af"
+
+
+def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) -> None:
+    """Loss and validation mAP per epoch (curves.png), AP per class with its interval (per_class.png)."""
+    from matplotlib.figure import Figure
+
+    epochs = [line["epoch"] for line in log]
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    left = figure.subplots()
+    left.plot(epochs, [line["loss"] for line in log], color=GREY, label="training loss")
+    left.set_xlabel("epoch")
+    left.set_ylabel("training loss", color=GREY)
+    left.locator_params(axis="x", integer=True)
+    right = left.twinx()
+    name = "assumed_mAP" if any("assumed_mAP" in line for line in log) else "mAP"
+    right.plot(epochs, [line.get(name, np.nan) for line in log], color=BLUE, marker="o", ms=3)
+    right.set_ylabel(f"validation {name.replace('_', ' ')}", color=BLUE)
+    save_figure(figure, folder / "curves.png")
+
+    rows = sorted((row for row in found.per_class if not np.isnan(row["AP"])), key=lambda row: float(row["AP"]))[-80:]
+    if not rows:
+        return
+    figure = Figure(figsize=(6.5, 1 + 0.22 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    values = np.array([row["AP"] for row in rows])
+    errors = np.array([[row["AP"] - row["AP_low"], row["AP_high"] - row["AP"]] for row in rows]).T
+    axes.errorbar(values, np.arange(len(rows)), xerr=np.maximum(errors, 0), fmt="o", color=BLUE, ecolor=GREY, ms=4)
+    axes.set_yticks(range(len(rows)), [f"{row['class']}  ({row['present']}+ {row['absent']}−)" for row in rows])
+    axes.set_xlim(0, 1.02)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("average precision on known labels, 95 % interval")
+    axes.axvline(found.overall["mAP"], color=ORANGE, lw=1)
+    axes.set_title(f"mAP {format_value(found.overall['mAP'])}", fontsize="medium")
+    save_figure(figure, folder / "per_class.png")
+
+
+def model_card(config: Mapping[str, Any], found: Evaluation, hidden: LabelTable) -> str:
+    """What the model is, how it was judged and where not to trust it: only what was measured."""
+    value = found.overall
+    weak = [row["class"] for row in found.per_class if np.isnan(row["AP"])]
+    lines = [
+        f"# {config['backbone']}, trained by `{config['method']}`",
+        "",
+        f"Multi-label classifier for {len(hidden.classes)} classes, {config['size'] or 'native'} px, "
+        f"{'linear head on a frozen backbone' if config['tune'] == 'head' else 'fine-tuned'}.",
+        "",
+        "| measured on held-out images | |",
+        "|---|---|",
+        f"| mAP (95 % interval) | {format_value(value['mAP'])} "
+        f"({format_value(value['mAP_low'])} – {format_value(value['mAP_high'])}) |",
+        f"| micro F1 at per-class thresholds | {format_value(value['micro_f1'])} |",
+        f"| macro F1 | {format_value(value['macro_f1'])} |",
+        f"| calibration error | {format_value(value['ECE'])} |",
+        "",
+        f"Protocol: {found.protocol}.",
+        "The thresholds and the calibration were fitted on the same held-out labels, so F1 and calibration error are "
+        "optimistic; mAP is chosen over epochs on them too.",
+    ]
+    if not bool((hidden.value < 0).any()):
+        lines += ["", "Nothing was known to be absent, so mAP on known labels says nothing here: get some negatives."]
+    if weak:
+        shown = ", ".join(weak[:20]) + (" …" if len(weak) > 20 else "")
+        lines += ["", f"Not judged, for want of a known positive among the held-out images: {shown}."]
+    return "\n".join(lines) + "\n"
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as PNG, whole or not at all, without touching matplotlib's global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=130)

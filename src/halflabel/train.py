@@ -1,0 +1,398 @@
+"""The training loop. The only file that imports the engine (Accelerate).
+
+Order, augmentation and dropout come from (seed, epoch, image or step), never from a stream of random numbers: a run
+that is killed and resumed ends bit for bit where the unbroken one does.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel import checkpoint as checkpoints
+from halflabel.checkpoint import Checkpoint
+from halflabel.data.sources import Plan, Source, sequential
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import Method
+from halflabel.rng import bits
+from halflabel.types import Batch, Sweep
+
+__all__ = ["Epoch", "Fitted", "Settings", "Watch", "fit", "score"]
+
+_ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; what to train is the method's. Rates are used as given: nothing is scaled in silence."""
+
+    epochs: int = 10
+    batch_size: int = 32
+    lr: float = 1e-3
+    backbone_lr: float = 0.1  # the backbone's rate, as a fraction of lr
+    optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    schedule: Literal["cosine", "step", "plateau", "constant"] = "cosine"
+    step_epochs: int = 10  # "step": lr · step_factor after every so many epochs
+    step_factor: float = 0.1  # also "plateau": lr · step_factor when the validation metric falls
+    warmup: float = 0.0  # epochs of linear warm-up
+    ema: float = 0.0  # decay of the weight average that is evaluated and kept; 0 = off
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    clip: float = 0.0  # largest gradient norm; 0 = off
+    accumulate: int = 1  # batches per optimizer step
+    channels_last: bool = False
+    compile: bool = False
+    patience: int = 0  # stop after so many epochs without a better validation metric; 0 = never
+    save_every: int = 0  # steps between checkpoints within an epoch; 0 = at the end of epochs only
+    seed: int = 0
+    device: str = "auto"
+
+
+class Epoch(dict[str, Any]):
+    """One line of the log: epoch, loss, lr, images_per_s, and what validation and relabelling measured."""
+
+
+class Watch(Protocol):
+    """Told how training goes: a progress bar, a log, a test."""
+
+    def epoch_starts(self, epoch: int, images: int) -> None: ...
+    def step_done(self, images: int, loss: float | None) -> None: ...
+    def epoch_ends(self, line: Epoch) -> None: ...
+
+
+class Judge(Protocol):
+    """Turns validation logits (N, C) into measurements; "select" is the one that larger is better of."""
+
+    def __call__(self, logits: Tensor) -> dict[str, float]: ...
+
+
+@dataclass
+class Fitted:
+    """What training leaves behind: the weights to use, and the log."""
+
+    weights: dict[str, Tensor]
+    best_epoch: int
+    log: list[Epoch]
+
+
+def fit(
+    model: Model,
+    method: Method,
+    source: Source,
+    table: LabelTable,
+    settings: Settings,
+    *,
+    validation: Source | None = None,
+    judge: Judge | None = None,
+    watch: Watch | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+) -> Fitted:
+    """Train `model` by `method` on the images of `source` and what `table` knows of them (same images, same order).
+
+    With `validation` and `judge`, the weights of the best epoch are returned, else the last ones. With a `folder`,
+    checkpoints go there; `resume` goes on from the newest.
+    """
+    if len(source) != len(table):
+        raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
+    return _Training(model, method, source, table, settings, validation, judge, watch, folder).run(resume)
+
+
+def score(
+    model: Model, source: Source, *, device: torch.device | str = "cpu", batch_size: int = 64, autocast: Any = None
+) -> Sweep:
+    """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read."""
+    from contextlib import nullcontext
+
+    was_training = model.training
+    model.eval()
+    logits = features = None
+    with torch.inference_mode():
+        for images, views in source.fetch(sequential(len(source), batch_size), ("plain",)):
+            with autocast() if autocast is not None else nullcontext():
+                output = model(views[0].to(device, non_blocking=True))
+            if logits is None:
+                logits = torch.full((len(source), output.logits.shape[1]), math.nan)
+                features = torch.full((len(source), output.features.shape[1]), math.nan)
+            assert features is not None
+            at = torch.from_numpy(images)
+            logits[at] = output.logits.float().cpu()
+            features[at] = output.features.float().cpu()
+    model.train(was_training)
+    if logits is None or features is None:
+        raise UserError("not one image could be read", "check the image folder")
+    return Sweep(logits, features)
+
+
+class _Training:
+    """One call of `fit`: the state that a checkpoint holds, and the loop over it."""
+
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        source: Source,
+        table: LabelTable,
+        settings: Settings,
+        validation: Source | None,
+        judge: Judge | None,
+        watch: Watch | None,
+        folder: Path | None,
+    ) -> None:
+        self.source, self.table, self.settings = source, table, settings
+        self.validation, self.judge, self.watch, self.folder = validation, judge, watch, folder
+        self.engine = _engine(settings)
+        device = self.engine.device
+        if settings.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        self.plain = model.to(device)
+        self.method = method
+        self.method.start(table)
+        self.method.to(device)
+        self.groups = _parameter_groups(self.plain, self.method, settings)
+        optimizer = _optimizer(self.groups, settings)
+        self.average = _average(self.plain, settings)
+        model = torch.compile(self.plain) if settings.compile else self.plain  # type: ignore[assignment]
+        self.model, self.optimizer = self.engine.prepare(model, optimizer)
+        self.epoch = 1  # the epoch under way
+        self.done = 0  # batches of it that are trained
+        self.steps = 0  # optimizer steps so far
+        self.summed = 0.0  # loss summed over the batches of this epoch
+        self.factor = 1.0  # what "plateau" has made of the learning rate
+        self.best, self.best_epoch, self.stale, self.previous = -math.inf, 0, 0, -math.inf
+        self.best_weights: dict[str, Tensor] = {}
+        self.log: list[Epoch] = []
+
+    def run(self, resume: bool) -> Fitted:
+        if resume and self.folder is not None and (found := checkpoints.newest(self.folder)) is not None:
+            self._load(found)
+        while self.epoch <= self.settings.epochs and not self._stalled():
+            self._train_epoch()
+            line = self._finish_epoch()
+            self.epoch, self.done, self.summed = self.epoch + 1, 0, 0.0
+            self._save()
+            if self.watch is not None:
+                self.watch.epoch_ends(line)
+        if not self.best_weights:
+            self.best_weights, self.best_epoch = self._weights(), self.epoch - 1
+        self.plain.load_state_dict(self.best_weights)
+        return Fitted(self.best_weights, self.best_epoch, self.log)
+
+    def _train_epoch(self) -> None:
+        settings, epoch = self.settings, self.epoch
+        plan = self._plan(epoch)
+        if self.watch is not None:
+            self.watch.epoch_starts(epoch, sum(map(len, plan)))
+        self.model.train()
+        self.method.train()
+        self.started, self.seen = time.perf_counter(), 0
+        running = torch.tensor(self.summed, device=self.engine.device)
+        step_seeds = (bits(settings.seed, _STEP, epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
+        batches = self.source.fetch(plan[self.done :], self.method.views, seed=settings.seed, epoch=epoch)
+        for number, (images, views) in enumerate(batches, self.done):
+            torch.manual_seed(step_seeds[number])
+            last = number + 1 == len(plan)
+            self._set_rate((epoch - 1) + number / len(plan))
+            if len(images):  # none, when not one file of the batch could be read
+                running += self._backward(images, views, epoch).detach()
+            if (number + 1) % settings.accumulate == 0 or last:
+                self._update()
+            self.done = number + 1
+            self.seen += len(images)
+            look = number % 20 == 0 or last
+            if look and not math.isfinite(float(running)):
+                raise UserError(
+                    f"the loss is not finite (epoch {epoch}, batch {number + 1})",
+                    f"lower --lr (now {settings.lr:g}), or add --clip 1",
+                )
+            if self.watch is not None:
+                self.watch.step_done(len(images), float(running) / (number + 1) if look else None)
+            if settings.save_every and (number + 1) % settings.save_every == 0 and not last:
+                self.summed = float(running)
+                self._save()
+        self.summed = float(running) / max(len(plan), 1)
+
+    def _backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int) -> Tensor:
+        device = self.engine.device
+        moved = tuple(self._format(view.to(device, non_blocking=True)) for view in views)
+        labels = torch.from_numpy(self.table.rows(images)).to(device, non_blocking=True)
+        batch = Batch(torch.from_numpy(images).to(device, non_blocking=True), moved, labels)
+        with self.engine.autocast():
+            loss = self.method.step(self.model, batch, epoch)
+        self.engine.backward(loss / self.settings.accumulate if self.settings.accumulate > 1 else loss)
+        return loss
+
+    def _update(self) -> None:
+        if self.settings.clip:
+            parameters = [p for group in self.groups for p in group["params"]]
+            self.engine.clip_grad_norm_(parameters, self.settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        if self.average is not None:
+            self.average.update_parameters(self.plain)
+
+    def _finish_epoch(self) -> Epoch:
+        """Relabel, validate, remember the best weights, write the line of the log."""
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        line = Epoch(epoch=self.epoch, loss=self.summed, lr=self.optimizer.param_groups[0]["lr"])
+        line["images_per_s"] = self.seen / seconds
+        if self.method.relabel.wants_sweep(self.epoch):
+            line.update(self.method.relabel.absorb(self._score(self.plain, self.source), self.epoch))
+        if self.validation is not None and self.judge is not None:
+            line.update(self.judge(self._score(self._evaluated(), self.validation).logits))
+            value = line.get("select", math.nan)
+            if value > self.best:
+                self.best, self.best_epoch, self.stale = value, self.epoch, 0
+                self.best_weights = self._weights()
+            else:
+                self.stale += 1
+            if self.settings.schedule == "plateau" and value < self.previous:
+                self.factor *= self.settings.step_factor
+            self.previous = value
+        line["seconds"] = time.perf_counter() - self.started
+        self.log.append(line)
+        return line
+
+    def _plan(self, epoch: int) -> Plan:
+        """All images in an order that is a function of seed, epoch and names alone."""
+        key = bits(self.settings.seed, _ORDER, epoch, self.source.hashes)
+        order = np.argsort(key, kind="stable")
+        size = self.settings.batch_size
+        return [order[first : first + size] for first in range(0, len(order), size)]
+
+    def _set_rate(self, progress: float) -> None:
+        rate = self.factor * _rate(progress, self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_lr"] * rate
+
+    def _format(self, view: Tensor) -> Tensor:
+        if self.settings.channels_last and view.ndim == 4:
+            return view.contiguous(memory_format=torch.channels_last)
+        return view
+
+    def _score(self, model: Model, source: Source) -> Sweep:
+        size = max(self.settings.batch_size, 64)
+        return score(model, source, device=self.engine.device, batch_size=size, autocast=self.engine.autocast)
+
+    def _evaluated(self) -> Model:
+        return self.plain if self.average is None else self.average.module
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._evaluated().state_dict().items()}
+
+    def _stalled(self) -> bool:
+        return bool(self.settings.patience) and self.stale >= self.settings.patience
+
+    def _save(self) -> None:
+        if self.folder is None or not self.engine.is_main_process:
+            return
+        tensors = checkpoints.flatten("model", self.plain.state_dict())
+        tensors |= checkpoints.flatten("method", self.method.state_dict())
+        tensors |= checkpoints.flatten("best", self.best_weights)
+        if self.average is not None:
+            tensors |= checkpoints.flatten("average", self.average.state_dict())
+        slots, groups = checkpoints.pack_optimizer(self.optimizer)
+        meta = {
+            **{name: getattr(self, name) for name in _COUNTERS},
+            "groups": groups,
+            "log": self.log,
+            "scaler": self.engine.scaler.state_dict() if self.engine.scaler is not None else None,
+        }
+        place = (self.epoch - 1) * (math.ceil(len(self.source) / self.settings.batch_size) + 1) + self.done
+        checkpoints.save(self.folder, place, Checkpoint(tensors | slots, meta))
+
+    def _load(self, found: Checkpoint) -> None:
+        tensors, meta = found
+        try:
+            self.plain.load_state_dict(checkpoints.restore("model", tensors))
+            self.method.load_state_dict(checkpoints.restore("method", tensors))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"the checkpoint is of another model ({reason})", "resume with the same options") from None
+        if self.average is not None:
+            self.average.load_state_dict(checkpoints.restore("average", tensors))
+        checkpoints.unpack_optimizer(self.optimizer, tensors, meta["groups"])
+        self.best_weights = {
+            name: value.to(self.engine.device) for name, value in checkpoints.restore("best", tensors).items()
+        }
+        for name in _COUNTERS:
+            setattr(self, name, meta[name])
+        self.log = [Epoch(line) for line in meta["log"]]
+        if self.engine.scaler is not None and meta["scaler"] is not None:
+            self.engine.scaler.load_state_dict(meta["scaler"])
+
+
+_COUNTERS = ("epoch", "done", "steps", "summed", "factor", "best", "best_epoch", "stale", "previous")
+
+
+def _rate(progress: float, settings: Settings) -> float:
+    """The learning rate's factor after `progress` epochs (a fraction of one counts)."""
+    if progress < settings.warmup:
+        return (progress + 1e-3) / settings.warmup
+    if settings.schedule == "cosine":
+        span = max(settings.epochs - settings.warmup, 1e-9)
+        return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
+    if settings.schedule == "step":
+        return settings.step_factor ** int(progress // settings.step_epochs)
+    return 1.0
+
+
+def _parameter_groups(model: Model, method: Method, settings: Settings) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = [{"params": list(model.head.parameters()), "base_lr": settings.lr}]
+    if model.backbone is not None:
+        backbone = [p for p in model.backbone.parameters() if p.requires_grad]
+        groups.append({"params": backbone, "base_lr": settings.lr * settings.backbone_lr})
+    groups += method.parameter_groups(settings.lr)
+    return [{**group, "lr": group["base_lr"]} for group in groups if group["params"]]
+
+
+def _optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    decay = settings.weight_decay
+    match settings.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(groups, weight_decay=decay)
+        case "adam":
+            return torch.optim.Adam(groups, weight_decay=decay)
+        case "sgd":
+            return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
+    raise UserError(f"no optimizer is called {settings.optimizer!r}", "use adamw, adam, sgd or rmsprop")
+
+
+def _average(model: Model, settings: Settings) -> Any:
+    """The exponential moving average of the weights, warmed up so that early steps do not weigh for ever."""
+    if not settings.ema:
+        return None
+    from torch.optim.swa_utils import AveragedModel
+
+    def blend(averaged: Tensor, current: Tensor, steps: Tensor | int) -> Tensor:
+        decay = min(settings.ema, (1 + int(steps)) / (10 + int(steps)))
+        return torch.lerp(current, averaged, decay) if averaged.is_floating_point() else current
+
+    return AveragedModel(model, avg_fn=blend, use_buffers=True)
+
+
+def _engine(settings: Settings) -> Any:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()  # one process may train several times, with other precisions
+    try:
+        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu")
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"precision {settings.precision} is not to be had here: {error}", "use --precision no"
+        ) from None

@@ -1,0 +1,44 @@
+"""What flows through a training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Batch", "Output", "Sweep", "Targets"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B training images: what is known of them, never what is guessed."""
+
+    index: Tensor  # (B,) int64, image numbers in the training table
+    views: tuple[Tensor, ...]  # each (B, 3, H, W) uint8 images, or cached (B, D) features or (B, D, h, w) maps
+    labels: Tensor  # (B, C) int8 in {−1, 0, +1}
+
+
+class Output(NamedTuple):
+    """What a model says of B images."""
+
+    logits: Tensor  # (B, C)
+    features: Tensor  # (B, D)
+    maps: Tensor | None = None  # (B, C, h, w) class maps, from heads that score places
+
+
+class Targets(NamedTuple):
+    """How much to charge for "present" and for "absent", per entry: loss = pos · ℓ⁺(x) + neg · ℓ⁻(x)."""
+
+    pos: Tensor  # (B, C) ≥ 0
+    neg: Tensor  # (B, C) ≥ 0
+
+
+class Sweep(NamedTuple):
+    """One pass over the training set in evaluation mode, in the order of the training table.
+
+    Memory: 4·(C + D) bytes per image.
+    """
+
+    logits: Tensor  # (N, C) float32; NaN for images that could not be read
+    features: Tensor  # (N, D) float32

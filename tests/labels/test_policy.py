@@ -1,0 +1,80 @@
+"""Policy: what raw values mean, and what nobody has stated."""
+
+from __future__ import annotations
+
+import pytest
+
+from halflabel.errors import UserError
+from halflabel.labels.policy import Policy, Undecided, read_value
+
+BINARY = frozenset({"0", "1"})
+TERNARY = frozenset({"-1", "0", "1"})
+
+
+@pytest.mark.parametrize("raw", ["1", "1.0", "+1", " 1 ", "true", "TRUE", "T", "yes", "Y", "present", "x", "X"])
+def test_present(raw: str) -> None:
+    assert read_value(raw, Policy(), BINARY) == "present"
+
+
+@pytest.mark.parametrize("raw", ["0", "0.0", "-0.0", "false", "F", "no", "n", "Absent"])
+def test_absent(raw: str) -> None:
+    assert read_value(raw, Policy(), BINARY) == "absent"
+
+
+@pytest.mark.parametrize("raw", ["", "  ", "?", "nan", "NaN", "NA", "n/a", "null", "None", "unknown"])
+def test_unknown(raw: str) -> None:
+    assert read_value(raw, Policy(), BINARY) == "unknown"
+
+
+@pytest.mark.parametrize("raw", ["-1", "-1.0", "−1", " -1"])
+def test_minus_one_is_never_guessed(raw: str) -> None:
+    with pytest.raises(Undecided) as caught:
+        read_value(raw, Policy(), TERNARY)
+    assert "--minus-one" in caught.value.fix
+    assert read_value(raw, Policy(minus_one="absent"), TERNARY) == "absent"
+    assert read_value(raw, Policy(minus_one="unknown"), TERNARY) == "unknown"
+
+
+@pytest.mark.parametrize("policy", [Policy(minus_one="absent"), Policy(values={"-1": "absent"})])
+def test_zero_beside_an_absent_minus_one_has_to_be_stated(policy: Policy) -> None:
+    with pytest.raises(Undecided) as caught:
+        read_value("0", policy, TERNARY)
+    assert "--zero" in caught.value.fix
+    assert read_value("0", policy, BINARY) == "absent"
+
+
+def test_zero_as_stated() -> None:
+    assert read_value("0", Policy(zero="unknown"), BINARY) == "unknown"
+    assert read_value("0.0", Policy(minus_one="absent", zero="unknown"), TERNARY) == "unknown"
+    assert read_value("0", Policy(minus_one="unknown"), TERNARY) == "absent"
+
+
+def test_further_values_come_first() -> None:
+    policy = Policy(values={"maybe": "unknown", "1": "absent"})
+    assert read_value("maybe ", policy, BINARY) == "unknown"
+    assert read_value("1", policy, BINARY) == "absent"
+    with pytest.raises(Undecided) as caught:
+        read_value("perhaps", policy, BINARY)
+    assert "'perhaps'" in caught.value.message
+    assert "--value 'perhaps=present'" in caught.value.fix
+
+
+@pytest.mark.parametrize("raw", ["2", "0.5", "-2", "11", "cat"])
+def test_other_values_are_no_labels(raw: str) -> None:
+    with pytest.raises(Undecided, match="is not a label"):
+        read_value(raw, Policy(), BINARY)
+
+
+def test_what_means_nothing_for_a_format_is_refused() -> None:
+    Policy(split="train").check(("split",), "voc")
+    Policy().check((), "voc")
+    for policy, flag in (
+        (Policy(minus_one="absent"), "--minus-one"),
+        (Policy(ignore=("age",)), "--ignore"),
+        (Policy(values={"a": "absent"}), "--values"),
+        (Policy(machine=0.0), "--machine"),
+    ):
+        with pytest.raises(UserError, match="means nothing for the format 'voc'") as caught:
+            policy.check(("split",), "voc")
+        assert flag in caught.value.message
+        assert flag in caught.value.fix

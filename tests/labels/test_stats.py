@@ -1,0 +1,116 @@
+"""Counts against dense arrays, and pairs of classes against slow loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from halflabel import drop
+from halflabel.labels.stats import conditional, cooccurrence, describe, top_pairs
+from halflabel.labels.table import LabelTable
+
+# Shared machines stall: a deadline would measure them instead of the code.
+quick = settings(deadline=None, max_examples=50)
+labels_of = arrays(np.int8, st.tuples(st.integers(0, 10), st.integers(0, 5)), elements=st.integers(-1, 1))
+
+
+@quick
+@given(labels_of)
+def test_counts_equal_those_of_the_dense_array(labels: NDArray[np.int8]) -> None:
+    stats = describe(LabelTable.from_dense(labels))
+    assert (stats.images, stats.classes) == labels.shape
+    assert stats.known == np.count_nonzero(labels)
+    assert stats.positives.tolist() == (labels > 0).sum(0).tolist()
+    assert stats.negatives.tolist() == (labels < 0).sum(0).tolist()
+    assert stats.unknown.tolist() == (labels == 0).sum(0).tolist()
+    assert stats.labelled_images == labels.any(1).sum()
+    for histogram, per_image in (
+        (stats.known_per_image, (labels != 0).sum(1)),
+        (stats.positives_per_image, (labels > 0).sum(1)),
+    ):
+        assert histogram.sum() == len(labels)
+        assert [histogram[n] for n in per_image] == [np.sum(per_image == n) for n in per_image]
+    assert stats.share_known == pytest.approx((labels != 0).mean() if labels.size else 0)
+    assert stats.unlabelled_share == pytest.approx((~labels.any(1)).mean() if len(labels) else 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "regime", "unlabelled"),
+    [
+        ([[1, -1], [-1, -1]], "full", 0.0),
+        ([[1, -1], [0, 0]], "full", 0.5),
+        ([[1, 0], [0, 1]], "single-positive", 0.0),
+        ([[1, 0, 0], [0, 0, 0]], "single-positive", 0.5),
+        ([[1, 1, 0], [0, 1, 0]], "positives-only", 0.0),
+        ([[1, 0], [0, -1]], "partial", 0.0),
+        ([[0, -1], [0, -1]], "partial", 0.0),
+        ([[0, 0], [0, 0]], "empty", 1.0),
+    ],
+)
+def test_regime(labels: list[list[int]], regime: str, unlabelled: float) -> None:
+    stats = LabelTable.from_dense(labels).stats()
+    assert stats.regime == regime
+    assert stats.unlabelled_share == unlabelled
+
+
+def test_regimes_of_the_protocols() -> None:
+    random = np.random.default_rng(0)
+    table = LabelTable.from_dense(np.where(random.random((60, 8)) < 0.4, 1, -1))
+    assert describe(table).regime == "full"
+    assert describe(drop.partial(table, 0.5)).regime == "partial"
+    assert describe(drop.single_positive(table)).regime == "single-positive"
+    assert describe(drop.positives(table, number=2)).regime == "positives-only"
+    hidden = describe(drop.semi_supervised(table, number=15))
+    assert (hidden.regime, hidden.unlabelled_share) == ("full", 0.25)
+
+
+@quick
+@given(labels_of)
+def test_pairs_by_the_slow_reference(labels: NDArray[np.int8]) -> None:
+    table = LabelTable.from_dense(labels)
+    probability, together, seen = (matrix.toarray() for matrix in conditional(table))
+    np.testing.assert_array_equal(cooccurrence(table).toarray(), together)
+    for i in range(labels.shape[1]):
+        for j in range(labels.shape[1]):
+            both = sum(1 for row in labels if row[i] == 1 and row[j] == 1)
+            known = sum(1 for row in labels if row[i] == 1 and row[j] != 0)
+            assert together[i, j] == both
+            assert seen[i, j] == known
+            assert probability[i, j] == (both / known if known else 0)
+
+
+def test_unknown_does_not_pull_towards_absence() -> None:
+    """Half of the labels hidden: the estimate stays, where counting unknown as absent would halve it."""
+    random = np.random.default_rng(3)
+    first = random.random(20_000) < 0.5
+    second = np.where(first, random.random(20_000) < 0.8, random.random(20_000) < 0.1)
+    table = LabelTable.from_dense(np.where(np.stack([first, second], 1), 1, -1))
+    hidden = drop.partial(table, 0.5, exact=False)
+    assert conditional(hidden).probability[0, 1] == pytest.approx(0.8, abs=0.03)
+    assert cooccurrence(hidden)[0, 1] < 0.3 * cooccurrence(table)[0, 1]
+
+
+def test_counts_do_not_overflow() -> None:
+    table = LabelTable.from_dense(np.ones((300, 2), np.int8))
+    assert cooccurrence(table).toarray().tolist() == [[300, 300], [300, 300]]
+
+
+def test_top_pairs() -> None:
+    labels = [[1, 1, -1], [1, 1, -1], [1, -1, 1], [1, -1, -1], [-1, 1, 1], [1, 0, 1]]
+    table = LabelTable.from_dense(labels, classes=["cat", "dog", "cow"])
+    pairs = top_pairs(table, 10)
+    assert [(pair.first, pair.second, pair.together) for pair in pairs] == [
+        ("dog", "cat", 2),
+        ("cow", "cat", 2),
+        ("dog", "cow", 1),
+    ]
+    assert pairs[0].probability == pytest.approx(2 / 3)
+    assert pairs[0].lift == pytest.approx((2 / 3) / (5 / 6))
+    assert pairs[2].probability == pytest.approx(1 / 3)
+    assert pairs[2].lift == pytest.approx((1 / 3) / (3 / 6))
+    assert top_pairs(table, 1) == pairs[:1]
+    assert top_pairs(LabelTable.from_dense(np.zeros((2, 2)))) == []

@@ -1,0 +1,284 @@
+"""LabelTable, Names and Rows against dense arrays and slow loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+# Shared machines stall: a deadline would measure them instead of the code.
+quick = settings(deadline=None, max_examples=50)
+
+IMAGES = [f"img {i}.jpg" for i in range(9)]
+CLASSES = ["cat", "dog", "Kuh", "狗", "007", "a,b"]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> LabelTable:
+    """Tables whose names come from common lists, in any order, so that two of them overlap."""
+    images = draw(st.lists(st.sampled_from(IMAGES), unique=True, max_size=7))
+    classes = draw(st.lists(st.sampled_from(CLASSES), unique=True, max_size=5))
+    labels = draw(arrays(np.int8, (len(images), len(classes)), elements=st.integers(-1, 1)))
+    return LabelTable.from_dense(labels, images, classes)
+
+
+def as_dict(table: LabelTable) -> dict[tuple[str, str], int]:
+    dense = table.dense()
+    return {
+        (image, name): int(dense[i, c])
+        for i, image in enumerate(table.images)
+        for c, name in enumerate(table.classes)
+        if dense[i, c]
+    }
+
+
+def check_form(table: LabelTable) -> None:
+    """Compressed rows as promised: classes ascending within an image, values ±1."""
+    assert table.start.dtype == np.int64
+    assert table.value.dtype == np.int8
+    assert table.start[0] == 0
+    assert table.start[-1] == len(table.column) == len(table.value) == table.known
+    assert set(table.value.tolist()) <= {-1, 1}
+    for i in range(len(table)):
+        row = table.column[table.start[i] : table.start[i + 1]]
+        assert np.all(np.diff(row.astype(int)) > 0)
+
+
+@quick
+@given(arrays(np.int8, st.tuples(st.integers(0, 6), st.integers(0, 5)), elements=st.integers(-1, 1)))
+def test_dense_round_trip(labels: NDArray[np.int8]) -> None:
+    table = LabelTable.from_dense(labels)
+    check_form(table)
+    np.testing.assert_array_equal(table.dense(), labels)
+    assert table.shape == labels.shape
+    assert table.known == np.count_nonzero(labels)
+
+
+@quick
+@given(tables(), st.data())
+def test_rows_are_rows_of_dense(table: LabelTable, data: st.DataObject) -> None:
+    index = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=8)) if len(table) else []
+    rows = table.rows(index)
+    assert rows.dtype == np.int8
+    np.testing.assert_array_equal(rows, table.dense()[np.array(index, int)])
+
+
+@quick
+@given(tables())
+def test_entries_and_keep(table: LabelTable) -> None:
+    image, column, value = table.entries()
+    slow = [(i, c, v) for i, row in enumerate(table.dense().tolist()) for c, v in enumerate(row) if v]
+    assert list(zip(image.tolist(), column.tolist(), value.tolist(), strict=True)) == slow
+    kept = table.keep(value > 0)
+    check_form(kept)
+    np.testing.assert_array_equal(kept.dense(), np.maximum(table.dense(), 0))
+    assert table.keep(np.ones(table.known, bool)) == table
+
+
+def test_from_entries_takes_any_order_the_last_wins_and_zero_is_unknown() -> None:
+    images, classes = Names(["a", "b"]), Names(["x", "y", "z"])
+    said = [(1, 2, 1), (0, 1, -1), (1, 0, 1), (0, 1, 1), (1, 2, 0), (1, 0, -1), (0, 0, 1)]
+    image, column, value = np.array(said).T
+    table = LabelTable.from_entries(images, classes, image, column, value)
+    check_form(table)
+    assert table.dense().tolist() == [[1, 1, 0], [-1, 0, 0]]
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-1, 1)), max_size=30))
+def test_from_entries_equals_writing_one_after_the_other(said: list[tuple[int, int, int]]) -> None:
+    slow = np.zeros((4, 3), np.int8)
+    for i, c, v in said:
+        slow[i, c] = v
+    image, column, value = np.array(said, int).reshape(-1, 3).T
+    table = LabelTable.from_entries(Names.numbered(4), Names.numbered(3), image, column, value)
+    check_form(table)
+    np.testing.assert_array_equal(table.dense(), slow)
+    rows = Rows.build(Names.numbered(4), Names.numbered(3), image, column, value)
+    assert rows.resolve() == table
+
+
+@pytest.mark.parametrize(
+    "entry", [(2, 0, 1), (-1, 0, 1), (0, 3, 1), (0, -1, 1), (0, 0, 2), (0, 0, -2)], ids=lambda entry: str(entry)
+)
+def test_from_entries_refuses_what_does_not_fit(entry: tuple[int, int, int]) -> None:
+    image, column, value = (np.array([number]) for number in entry)
+    with pytest.raises(ValueError, match="must"):
+        LabelTable.from_entries(Names.numbered(2), Names.numbered(3), image, column, value)
+
+
+def test_from_dense_reads_nan_as_unknown_and_refuses_other_values() -> None:
+    assert LabelTable.from_dense([[1.0, np.nan], [-1.0, 0.0]]).dense().tolist() == [[1, 0], [-1, 0]]
+    with pytest.raises(UserError, match="0\\.5"):
+        LabelTable.from_dense([[1.0, 0.5]])
+    with pytest.raises(UserError, match="1 dimensions"):
+        LabelTable.from_dense([1, -1])
+
+
+@quick
+@given(tables(), st.data())
+def test_subset(table: LabelTable, data: st.DataObject) -> None:
+    images = np.array(data.draw(st.permutations(range(len(table)))), int)[: data.draw(st.integers(0, 7))]
+    classes = np.array(data.draw(st.permutations(range(len(table.classes)))), int)[: data.draw(st.integers(0, 5))]
+    part = table.subset(images, classes)
+    check_form(part)
+    np.testing.assert_array_equal(part.dense(), table.dense()[images][:, classes])
+    assert list(part.images) == [list(table.images)[i] for i in images]
+    assert list(part.classes) == [list(table.classes)[c] for c in classes]
+    assert part == table.subset(images=images).subset(classes=classes)
+    assert part == table.subset(classes=classes).subset(images=images)
+
+
+@quick
+@given(tables(), tables())
+def test_merge_other_wins(one: LabelTable, other: LabelTable) -> None:
+    merged = one.merge(other)
+    check_form(merged)
+    assert as_dict(merged) == as_dict(one) | as_dict(other)
+    assert list(merged.images) == list(dict.fromkeys([*one.images, *other.images]))
+    assert list(merged.classes) == list(dict.fromkeys([*one.classes, *other.classes]))
+
+
+@quick
+@given(tables(), tables(), tables())
+def test_merge_is_associative_and_idempotent(a: LabelTable, b: LabelTable, c: LabelTable) -> None:
+    assert a.merge(b).merge(c) == a.merge(b.merge(c))
+    assert a.merge(a) == a
+    assert a.merge(b).merge(b) == a.merge(b)
+
+
+@quick
+@given(tables(), st.integers(0, 2**20))
+def test_merge_commutes_where_tables_do_not_disagree(table: LabelTable, coin: int) -> None:
+    mine = np.array([coin >> i & 1 for i in range(table.known)], bool)
+    one, other = table.keep(mine), table.keep(~mine)
+    assert one.merge(other) == other.merge(one) == table
+
+
+@quick
+@given(tables(), tables(), st.data())
+def test_merge_then_subset_is_subset_then_merge(one: LabelTable, other: LabelTable, data: st.DataObject) -> None:
+    """On images of both tables: labels of some images do not depend on the other images."""
+    merged = one.merge(other)
+    wanted = data.draw(st.lists(st.sampled_from(list(merged.images)), unique=True)) if len(merged) else []
+
+    def part(table: LabelTable) -> LabelTable:
+        at = table.images.index(wanted)
+        return table.subset(at[at >= 0])
+
+    assert as_dict(part(merged)) == as_dict(part(one).merge(part(other)))
+
+
+@quick
+@given(tables(), st.integers(0, 5))
+def test_split_gives_every_image_once(table: LabelTable, seed: int) -> None:
+    parts = table.split([0.5, 0.3, 0.2], seed=seed)
+    assert sorted(name for part in parts for name in part.images) == sorted(table.images)
+    for part in parts:
+        assert as_dict(part).items() <= as_dict(table).items()
+        assert list(part.images) == [name for name in table.images if part.images.index([name])[0] >= 0]
+
+
+@quick
+@given(tables(), tables())
+def test_equal_tables_have_equal_digests(one: LabelTable, other: LabelTable) -> None:
+    assert (one == other) == (one.digest() == other.digest())
+    assert one == LabelTable.from_dense(one.dense(), one.images, one.classes)
+
+
+def test_equality_looks_at_names_and_order() -> None:
+    table = LabelTable.from_dense([[1, -1], [0, 1]], ["a", "b"], ["x", "y"])
+    assert table != LabelTable.from_dense([[1, -1], [0, 1]], ["a", "c"], ["x", "y"])
+    assert table != LabelTable.from_dense([[1, -1], [0, 1]], ["a", "b"], ["x", "z"])
+    assert table != table.subset([1, 0])
+    assert table != LabelTable.from_dense([[1, 1], [0, 1]], ["a", "b"], ["x", "y"])
+    assert table != "table"
+    with pytest.raises(TypeError):
+        hash(table)
+
+
+def test_digest_never_changes() -> None:
+    table = LabelTable.from_dense([[1, 0, -1], [0, 0, 0], [-1, 1, 1]], ["a", "b", "ü"], ["cat", "dog", "狗"])
+    assert table.digest() == "0b1398c641d4e1fcf4e0279b5e3f9173b01ec8828b1d6802fb1504048b3f1fee"
+
+
+def test_digest_does_not_depend_on_how_class_numbers_are_stored() -> None:
+    table = LabelTable.from_dense([[1, -1]])
+    wide = LabelTable(table.images, table.classes, table.start, table.column.astype(np.int64), table.value)
+    assert table.digest() == wide.digest()
+
+
+def test_many_classes_use_wider_numbers() -> None:
+    classes = Names.numbered(40_000)
+    table = LabelTable.from_entries(Names.numbered(1), classes, np.zeros(1, int), np.array([39_999]), np.array([1]))
+    assert table.column.dtype == np.int32
+    assert table.rows([0])[0, 39_999] == 1
+    assert LabelTable.from_dense([[1]]).column.dtype == np.int16
+
+
+def test_memory_stays_as_promised() -> None:
+    table = LabelTable.from_dense(np.ones((1000, 50), np.int8))
+    names = table.images.array.nbytes + table.classes.array.nbytes
+    assert table.nbytes - names == 8 * 1001 + 3 * 50_000
+
+
+class TestNames:
+    def test_lookup_and_order(self) -> None:
+        names = Names(["b", "a", "ü"])
+        assert list(names) == ["b", "a", "ü"]
+        assert names.index(["ü", "x", "b"]).tolist() == [2, -1, 0]
+        assert list(names.take(np.array([2, 0]))) == ["ü", "b"]
+        assert list(Names.numbered(3)) == ["0", "1", "2"]
+
+    def test_equality_is_by_content(self) -> None:
+        assert Names(["a", "b"]) == Names(pa.array(["a", "b"], pa.large_string()))
+        assert Names(["a", "b"]) != Names(["b", "a"])
+        assert Names(["a"]) != ["a"]
+
+    def test_names_must_differ(self) -> None:
+        with pytest.raises(UserError, match="'dog' is given twice"):
+            Names(["cat", "dog", "dog"])
+
+    @quick
+    @given(st.lists(st.text("ab", max_size=3), unique=True), st.lists(st.text("ab", max_size=3), unique=True))
+    def test_union_keeps_order_and_adds_what_is_new(self, one: list[str], other: list[str]) -> None:
+        assert list(Names(one).union(Names(other))) == list(dict.fromkeys([*one, *other]))
+
+
+class TestRows:
+    def rows(self, *said: tuple[int, int, int], source: str = "") -> Rows:
+        image, column, value = np.array(said, int).reshape(-1, 3).T
+        return Rows.build(Names(["a", "b"]), Names(["x", "y"]), image, column, value, source)
+
+    def test_last_row_wins_and_zero_retracts(self) -> None:
+        rows = self.rows((0, 0, 1), (0, 1, 1), (0, 0, -1), (0, 1, 0))
+        assert rows.resolve().dense().tolist() == [[-1, 0], [0, 0]]
+
+    def test_conflicts_count_pairs_called_both(self) -> None:
+        assert self.rows((0, 0, 1), (0, 0, -1), (0, 0, 1), (1, 1, 1), (1, 1, 1), (1, 0, -1), (1, 0, 0)).conflicts() == 1
+
+    @quick
+    @given(tables())
+    def test_table_to_rows_and_back(self, table: LabelTable) -> None:
+        rows = Rows.from_table(table, "import")
+        assert len(rows) == table.known
+        assert rows.sources == ("import",)
+        assert np.isnan(rows.score).all()
+        assert rows.resolve() == table
+
+    @quick
+    @given(tables(), tables())
+    def test_append_resolves_like_merge(self, one: LabelTable, other: LabelTable) -> None:
+        both = Rows.from_table(one, "person").append(Rows.from_table(other, "model"))
+        assert both.resolve() == one.merge(other)
+        said_by = [both.sources[number] for number in both.source]
+        assert said_by == ["person"] * one.known + ["model"] * other.known

@@ -1,0 +1,68 @@
+"""replacing: the old file or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from halflabel.errors import UserError
+from halflabel.files import replacing
+
+
+def test_a_new_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "er" / "labels.csv"
+    with replacing(target) as temporary:
+        assert temporary.parent == target.parent
+        temporary.write_text("whole")
+        assert not target.exists()
+    assert target.read_text() == "whole"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "labels.csv"
+    target.write_text("old")
+
+    def fail() -> None:
+        with replacing(target) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_the_usual(tmp_path: Path) -> None:
+    old, new, usual = (tmp_path / name for name in ("old", "new", "usual"))
+    old.write_text("x")
+    old.chmod(0o640)
+    usual.write_text("x")
+    for path in (old, new):
+        with replacing(path) as temporary:
+            temporary.write_text("y")
+    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+    assert old.read_text() == "y"
+    assert new.stat().st_mode == usual.stat().st_mode
+
+
+def test_the_file_and_its_folder_are_synced_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("sync"), fsync(handle))[1])
+    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("replace"), replace(*paths))[1])
+    with replacing(tmp_path / "x") as temporary:
+        temporary.write_text("y")
+    assert calls == ["sync", "replace", "sync"]
+
+
+@pytest.mark.parametrize("place", [".", "file/x", "y" * 300])
+def test_places_that_cannot_be_written(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="Fix: "), replacing(tmp_path / place):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
