@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.files import replacing
+from halflabel.files import plain, replacing, write_json
 
 
 def test_a_new_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -66,3 +68,13 @@ def test_places_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     with pytest.raises(UserError, match="Fix: "), replacing(tmp_path / place):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_json_that_any_reader_takes(tmp_path: Path) -> None:
+    content = {"é": np.float32(0.5), 1: [np.int64(2), float("nan")], "deep": ({"inf": np.inf},), "path": Path("a/b")}
+    write_json(tmp_path / "x.json", content)
+    text = (tmp_path / "x.json").read_text(encoding="utf-8")
+    assert "é" in text
+    assert text.endswith("\n")
+    expected = {"é": 0.5, "1": [2, None], "deep": [{"inf": None}], "path": "a/b"}
+    assert json.loads(text, parse_constant=pytest.fail) == expected == plain(content)

@@ -24,7 +24,8 @@ class Platt(NamedTuple):
 
 
 def fit_platt(logits: Tensor, labels: Tensor, *, steps: int = 50) -> Platt:
-    """The pair that makes the known labels most likely, by Newton's method; (1, 0) where one sign is missing.
+    """The pair that makes the known labels most likely, by Newton's method; (1, 0) where one sign is missing, or where
+    the scores rank the known labels backwards: probabilities keep the order of the logits.
 
     Targets are (n⁺ + 1)/(n⁺ + 2) and 1/(n⁻ + 2) instead of 1 and 0, as Platt proposes, so that labels that the scores
     separate perfectly do not drive the slope to infinity.
@@ -55,4 +56,4 @@ def fit_platt(logits: Tensor, labels: Tensor, *, steps: int = 50) -> Platt:
         if float(gradient.abs().max()) < 1e-9:
             break
     slope, offset = weights.tolist()
-    return Platt(slope, offset, len(x)) if math.isfinite(slope) and math.isfinite(offset) else Platt()
+    return Platt(slope, offset, len(x)) if slope > 0 and math.isfinite(slope) and math.isfinite(offset) else Platt()

@@ -15,7 +15,7 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.files import replacing
 
-__all__ = ["Checkpoint", "flatten", "newest", "restore", "save", "save_tensors"]
+__all__ = ["Checkpoint", "clear", "flatten", "newest", "restore", "save", "save_tensors"]
 
 KEPT = 2
 
@@ -46,6 +46,8 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
 def save(folder: Path, step: int, checkpoint: Checkpoint) -> None:
     """Write checkpoint number `step` into the folder, then remove all but the last two."""
     folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob(".*.tmp"):  # of a run that was killed while it wrote
+        stale.unlink(missing_ok=True)
     stem = f"{step:010d}"
     digest = save_tensors(checkpoint.tensors, folder / f"{stem}.safetensors")
     with replacing(folder / f"{stem}.json") as temporary:  # the JSON comes last: without it there is no checkpoint
@@ -55,6 +57,13 @@ def save(folder: Path, step: int, checkpoint: Checkpoint) -> None:
     kept = {path.stem for path in folder.glob("*.json")}
     for path in folder.glob("*.safetensors"):
         if path.stem not in kept:
+            path.unlink()
+
+
+def clear(folder: Path) -> None:
+    """Remove all checkpoints of the folder: a run that starts anew counts from 0, and must not find later ones."""
+    for pattern in ("*.json", "*.safetensors"):  # the JSON first: without it there is no checkpoint
+        for path in folder.glob(pattern):
             path.unlink()
 
 
@@ -70,7 +79,7 @@ def newest(folder: Path) -> Checkpoint | None:
             if _sha256(tensors_path) != meta.pop("sha256"):
                 raise ValueError("its checksum does not hold")
             return Checkpoint(load_file(tensors_path), meta)
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             warnings.warn(f"checkpoint {path.stem} is passed over: {error}", stacklevel=2)
     if found:
         raise UserError(f"no checkpoint in {folder} is whole", "start again without --resume")
@@ -102,11 +111,17 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor],
 def unpack_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], groups: list[dict[str, Any]]
 ) -> None:
+    """Put back what `pack_optimizer` took."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in restore("optimizer", tensors).items():
         number, name = key.split("/", 1)
         state.setdefault(int(number), {})[name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    # A file knows no memory layout; in another one (channels last) sums may round otherwise than in the unbroken run.
+    for parameter, own in optimizer.state.items():
+        for name, value in own.items():
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
+                own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _sha256(path: Path) -> str:

@@ -107,6 +107,7 @@ def train(
     how = recipe(config.method)
     method = how.make(**config.options)
     how.check_regime(table.stats().regime)
+    device = _device(config.settings)
 
     backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
     size = config.size or backbone.preprocess.size
@@ -122,8 +123,9 @@ def train(
     outside = np.arange(0) if part is None else np.flatnonzero(part == 1)
     known, hidden = table.subset(inside), table.subset(outside)
 
-    run.write_config({**config.as_dict(), "size": size})
-    run.write_env(_device(config.settings))
+    if not resume:  # what is wrong with the settings or the images has been said by now
+        run.start(table, {**config.as_dict(), "size": size})
+    run.write_env(device)
     run.write_split(table.images.array, part if part is not None else np.zeros(len(table), np.int8))
 
     def make_head() -> Head:
@@ -155,31 +157,33 @@ def train(
             raw,
             place,
             maps=head.needs_maps,
-            device=_device(settings),
-            batch_size=max(settings.batch_size, 32),
+            device=device,
+            batch_size=128 if device == "cuda" else 16,
             progress=progress,
             say=say,
         )
 
-    if config.tune == "head":
-        source: Source = features()
-        tuned = Model(None, head)
-        log = tune(tuned, source, settings, run.checkpoints / "head")
-    else:
-        source, tuned = raw, Model(backbone, head)
-        if config.linear_init and newest(run.checkpoints / "all") is None:
-            say(f"linear init: {config.linear_init} epochs of the head on frozen features")
-            first = dataclasses.replace(settings, epochs=config.linear_init)
-            tune(Model(None, head), features(), first, run.checkpoints / "head")
-        log = tune(tuned, source, settings, run.checkpoints / "all")
+    try:
+        if config.tune == "head":
+            source: Source = features()
+            tuned = Model(None, head)
+            log = tune(tuned, source, settings, run.checkpoints / "head")
+        else:
+            source, tuned = raw, Model(backbone, head)
+            if config.linear_init and newest(run.checkpoints / "all") is None:
+                say(f"linear init: {config.linear_init} epochs of the head on frozen features")
+                first = dataclasses.replace(settings, epochs=config.linear_init)
+                tune(Model(None, head), features(), first, run.checkpoints / "head")
+            log = tune(tuned, source, settings, run.checkpoints / "all")
+    finally:  # also when there are too many of them
+        if isinstance(raw, Images):
+            raw.quarantine.write(run / "bad_images.csv")
     run.write_log(log)
     _write_model(run, Model(backbone, head), table.classes, config, size)
-    if isinstance(raw, Images):
-        raw.quarantine.write(run / "bad_images.csv")
-    run.write_text("repro.sh", "#!/bin/sh\n" + shlex.join(["halflabel", "train", "--resume", str(run.folder)]) + "\n")
+    run.write_text("repro.sh", _repro(run, config))
     if not len(outside):
         return None
-    logits = score(tuned, Part(source, outside), device=_device(settings)).logits
+    logits = score(tuned, Part(source, outside), device=device).logits
     return _finish(run, logits, hidden, log, config)
 
 
@@ -208,14 +212,32 @@ def _finish(run: Run, logits: Tensor, hidden: LabelTable, log: list[Epoch], conf
 
 
 def _write_model(run: Run, model: Model, classes: Names, config: Config, size: int) -> None:
-    about = {"classes": json.dumps(list(classes)), "method": config.method, "size": str(size)}
-    save_tensors(model.state_dict(), run.weights, about)
+    about = {"classes": list(classes), "method": config.method, "size": size}
+    # One entry: safetensors writes several in any order, and equal models are to be equal files.
+    save_tensors(model.state_dict(), run.weights, {"halflabel": json.dumps(about)})
+
+
+def _repro(run: Run, config: Config) -> str:
+    """A shell script that trains the same again, from the labels that the run keeps."""
+    given = {**config.as_dict(), **dataclasses.asdict(config.settings)}
+    words = ["halflabel", "train", str(run / "labels.parquet"), given.pop("images"), "--out", f"{run.folder}-again"]
+    options, _ = given.pop("options"), given.pop("settings")
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    for name, value in options.items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    return f"#!/bin/sh\n{shlex.join(words)}\n"
 
 
 def _device(settings: Settings) -> str:
-    if settings.device != "auto":
-        return settings.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        raise UserError("there is no CUDA device here", "use --device cpu")
+    return "cuda" if has_gpu and settings.device != "cpu" else "cpu"
 
 
 class _LogWatch:
@@ -266,7 +288,9 @@ class Predictor:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         except SafetensorError as error:
             raise UserError(f"{run.weights} is damaged ({error})", "train again, or resume the run") from None
-        self.classes = Names(json.loads(about["classes"]))
+        if "halflabel" not in about:
+            raise UserError(f"{run.weights} does not say its classes", "train again")
+        self.classes = Names(json.loads(about["halflabel"])["classes"])
         backbone = build(self.config.backbone, pretrained=False, size=self.config.size)
         method = recipe(self.config.method).make(**self.config.options)
         self.model = Model(backbone, method.head(backbone.channels, len(self.classes)))
@@ -275,7 +299,8 @@ class Predictor:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{run.weights} is of another model ({reason})", "train again") from None
-        self.device = _device(self.config.settings)
+        # A run that was trained on a GPU serves on a machine without one.
+        self.device = _device(self.config.settings) if self.config.settings.device != "cuda" else _device(Settings())
         self.model.to(self.device).eval()
         size = self.config.size or backbone.preprocess.size
         self.views = make_views(size, self.config.resize, backbone)
@@ -320,7 +345,12 @@ def predict_files(
     if not paths:
         raise UserError("there is no image to look at", "name image files, or folders that hold some")
     source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)
-    scores = predictor.scores(source)
+    try:
+        scores = predictor.scores(source)
+    except UserError:
+        if len(source.bad) < len(paths):
+            raise
+        scores = torch.full((len(paths), len(predictor.classes)), torch.nan)
     reasons = {int(number): reason for number, _, reason in source.quarantine.rows}
     found = []
     for number, path in enumerate(paths):

@@ -30,8 +30,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "item"):
-        value = value.item()
+    if hasattr(value, "tolist"):  # NumPy and torch, numbers and arrays alike
+        return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from halflabel.types import Targets
 
-__all__ = ["BCE", "Loss", "Reduce", "over_entries", "over_images", "over_known"]
+__all__ = ["ASL", "BCE", "Focal", "Loss", "Reduce", "over_entries", "over_images", "over_known", "total"]
 
 Reduce = Callable[[Tensor, Targets], Tensor]
 
@@ -37,6 +38,57 @@ class BCE(Loss):
         return softplus(-logits), softplus(logits)
 
 
+class Focal(Loss):
+    """Focal loss: ℓ⁺ = α (1 − p)^γ · −log p, ℓ⁻ = (1 − α) p^γ · −log(1 − p). Lin 2017, eq. 4 and 5.
+
+    `alpha` 0 leaves both weights at 1. The gradient goes through the focusing weight.
+    """
+
+    def __init__(self, gamma: float = 2.0, alpha: float = 0.0) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.alpha = alpha
+
+    def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        present = _score_to(self.gamma, -logits) * softplus(-logits)
+        absent = _score_to(self.gamma, logits) * softplus(logits)
+        return (self.alpha * present, (1 - self.alpha) * absent) if self.alpha else (present, absent)
+
+
+class ASL(Loss):
+    """Asymmetric loss: ℓ⁺ = (1 − p)^γ⁺ · −log p, ℓ⁻ = q^γ⁻ · −log(1 − q) with q = max(p − m, 0). Ridnik 2021.
+
+    Absent entries with p ≤ m (the margin) cost nothing at all. `detach` holds the focusing weights fixed in the
+    gradient.
+    """
+
+    def __init__(
+        self, gamma_neg: float = 4.0, gamma_pos: float = 0.0, margin: float = 0.05, detach: bool = False
+    ) -> None:
+        super().__init__()
+        self.gamma_neg = gamma_neg
+        self.gamma_pos = gamma_pos
+        self.margin = margin
+        self.detach = detach
+
+    def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        present, absent = softplus(-logits), softplus(logits)
+        present_weight, absent_weight = _score_to(self.gamma_pos, -logits), _score_to(self.gamma_neg, logits)
+        if self.margin:
+            shifted = (torch.sigmoid(logits) - self.margin).clamp(min=0)
+            absent = -torch.log1p(-shifted)
+            # 0^γ has an infinite gradient for γ < 1; where the shifted score is 0 the entry costs nothing anyway.
+            absent_weight = shifted.where(shifted > 0, 1).pow(self.gamma_neg)
+        if self.detach:
+            present_weight, absent_weight = present_weight.detach(), absent_weight.detach()
+        return present_weight * present, absent_weight * absent
+
+
+def _score_to(power: float, logits: Tensor) -> Tensor:
+    """σ(x)^power as exp(−power · softplus(−x)): its gradient stays finite where the score underflows."""
+    return torch.exp(-power * softplus(-logits))
+
+
 def widen(logits: Tensor) -> Tensor:
     """Half precision to float32: sums over many entries and large logits then stay exact and finite."""
     return logits.float() if logits.element_size() < 4 else logits
@@ -56,3 +108,8 @@ def over_known(loss: Tensor, targets: Targets) -> Tensor:
     """Sum divided by the number of entries of the batch that are charged at all (at least 1)."""
     charged = ((targets.pos > 0) | (targets.neg > 0)).sum().clamp(min=1)
     return loss.sum() / charged
+
+
+def total(loss: Tensor, targets: Targets) -> Tensor:
+    """Sum over all entries of the batch: it grows with the batch, so the learning rate depends on its size."""
+    return loss.sum()

@@ -84,6 +84,7 @@ class Recipe:
     paper: str
     lr: float
     weight_decay: float
+    linear_init: int = 0
     tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
@@ -148,12 +149,14 @@ def method(
     paper: str,
     lr: float = 1e-3,
     weight_decay: float = 1e-4,
+    linear_init: int = 0,
     tune: Mapping[str, Sequence[Any]] | None = None,
 ) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a function as the method of its name (underscores become hyphens).
 
     Its keyword defaults are the hyper-parameters, its docstring is the page in the gallery. `serves` names the label
-    regimes it can learn from; `lr` and `weight_decay` are its defaults; `tune` its one key hyper-parameter.
+    regimes it can learn from; `lr`, `weight_decay` and `linear_init` (epochs of the head alone before all is tuned) are
+    its defaults in training; `tune` offers values of its one key hyper-parameter.
     """
     unknown = set(serves) - set(REGIMES)
     if unknown:
@@ -164,18 +167,25 @@ def method(
         if name in _REGISTRY:
             raise ValueError(f"two methods are called {name!r}")
         options = dict(inspect.signature(build).parameters)
-        _REGISTRY[name] = Recipe(name, build, options, tuple(serves), paper, lr, weight_decay, tune or {})
+        _REGISTRY[name] = Recipe(name, build, options, tuple(serves), paper, lr, weight_decay, linear_init, tune or {})
         return build
 
     return register
 
 
 @cache
-def recipes() -> Mapping[str, Recipe]:
-    """All methods by name: every module of `halflabel.methods` is imported, an import error raises."""
+def _discover() -> None:
     package = import_module("halflabel.methods")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"halflabel.methods.{module.name}")
+
+
+def recipes() -> Mapping[str, Recipe]:
+    """All methods by name: every module of `halflabel.methods` is imported, an import error raises.
+
+    Methods that other code has registered are among them.
+    """
+    _discover()
     return dict(sorted(_REGISTRY.items()))
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
+from halflabel.losses import widen
 from halflabel.types import Batch, Sweep, Targets
 
-__all__ = ["AssumeNegative", "Ignore", "Relabeler"]
+__all__ = ["AssumeNegative", "Ignore", "Relabeler", "check_size"]
+
+LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
 
 
 class Relabeler(nn.Module):
@@ -44,6 +48,18 @@ class AssumeNegative(Relabeler):
         self.weight = weight
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        absent = (batch.labels < 0).to(logits.dtype)
-        unknown = (batch.labels == 0).to(logits.dtype)
-        return Targets((batch.labels > 0).to(logits.dtype), absent + self.weight * unknown)
+        dtype = widen(logits).dtype  # a small weight would lose digits in half precision
+        absent = (batch.labels < 0).to(dtype)
+        unknown = (batch.labels == 0).to(dtype)
+        return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)
+
+
+def check_size(table: LabelTable, bytes_per_entry: int, method: str) -> None:
+    """Refuse a table for which a method would have to remember more than 2·10⁹ bytes."""
+    images, classes = table.shape
+    needed = images * classes * bytes_per_entry
+    if needed > LARGEST:
+        raise UserError(
+            f"{method} would remember {needed / 1e9:.1f} GB about {images} images × {classes} classes",
+            "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes",
+        )

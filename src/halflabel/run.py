@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["Run"]
 
 
+_RESULTS = (
+    "best.safetensors",
+    "log.jsonl",
+    "log.csv",
+    "metrics.json",
+    "per_label.csv",
+    "predictions.parquet",
+    "thresholds.json",
+    "calibration.json",
+    "bad_images.csv",
+    "model_card.md",
+    "repro.sh",
+)
+
+
 class Run:
     """A folder with the settings, the log, the weights and the results of one training run.
 
@@ -55,21 +70,28 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, *, force: bool = False) -> Run:
-        """A new run; a folder that already holds one is refused, unless it may be overwritten."""
+        """A new run; a folder that already holds one is refused, unless it may be overwritten. Writes nothing yet."""
         run = cls(folder)
-        if (run / "config.yaml").exists():
-            if not force:
-                raise UserError(
-                    f"{run.folder} already holds a run",
-                    "choose another --out, go on with --resume, or add --force to start it again",
-                )
-            import shutil
-
-            shutil.rmtree(run.checkpoints, ignore_errors=True)
-            for name in ("best.safetensors", "metrics.json", "log.jsonl", "log.csv"):
-                (run / name).unlink(missing_ok=True)
-        run.folder.mkdir(parents=True, exist_ok=True)
+        if run.folder.exists() and not run.folder.is_dir():
+            raise UserError(f"{run.folder} is a file", "name a folder for the run with --out")
+        if (run / "config.yaml").exists() and not force:
+            raise UserError(
+                f"{run.folder} already holds a run",
+                "choose another --out, go on with --resume, or add --force to start it again",
+            )
         return run
+
+    def start(self, table: LabelTable, config: Mapping[str, Any]) -> None:
+        """Clear what an earlier run left here, then write labels and settings: from now on it can be resumed."""
+        import shutil
+
+        (self / "config.yaml").unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.plots):
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in _RESULTS:
+            (self / name).unlink(missing_ok=True)
+        self.write_labels(table)
+        self.write_config(config)
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -132,7 +154,7 @@ class Run:
 
     def read_log(self) -> list[dict[str, Any]]:
         path = self / "log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
     def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         with replacing(self / name) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:

@@ -51,10 +51,10 @@ class Settings:
     precision: Literal["no", "bf16", "fp16"] = "no"
     clip: float = 0.0  # largest gradient norm; 0 = off
     accumulate: int = 1  # batches per optimizer step
-    channels_last: bool = False
+    channels_last: bool = True  # memory layout of convolutions: faster on CPUs and GPUs
     compile: bool = False
     patience: int = 0  # stop after so many epochs without a better validation metric; 0 = never
-    save_every: int = 0  # steps between checkpoints within an epoch; 0 = at the end of epochs only
+    save_every: int = 0  # optimizer steps between checkpoints within an epoch; 0 = at the end of epochs only
     seed: int = 0
     device: str = "auto"
 
@@ -118,8 +118,10 @@ def score(
     was_training = model.training
     model.eval()
     logits = features = None
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
         for images, views in source.fetch(sequential(len(source), batch_size), ("plain",)):
+            if not len(images):
+                continue
             with autocast() if autocast is not None else nullcontext():
                 output = model(views[0].to(device, non_blocking=True))
             if logits is None:
@@ -177,6 +179,8 @@ class _Training:
     def run(self, resume: bool) -> Fitted:
         if resume and self.folder is not None and (found := checkpoints.newest(self.folder)) is not None:
             self._load(found)
+        elif not resume and self.folder is not None and self.engine.is_main_process:
+            checkpoints.clear(self.folder)
         while self.epoch <= self.settings.epochs and not self._stalled():
             self._train_epoch()
             line = self._finish_epoch()
@@ -205,12 +209,15 @@ class _Training:
             last = number + 1 == len(plan)
             self._set_rate((epoch - 1) + number / len(plan))
             if len(images):  # none, when not one file of the batch could be read
-                running += self._backward(images, views, epoch).detach()
-            if (number + 1) % settings.accumulate == 0 or last:
+                running += self._backward(images, views, epoch, self._share(plan, number)).detach()
+            updates = (number + 1) % settings.accumulate == 0 or last
+            if updates:
                 self._update()
             self.done = number + 1
             self.seen += len(images)
-            look = number % 20 == 0 or last
+            # Within an epoch only where no gradient is pending: a checkpoint holds none.
+            saves = updates and not last and settings.save_every > 0 and self.steps % settings.save_every == 0
+            look = number % 20 == 0 or last or saves
             if look and not math.isfinite(float(running)):
                 raise UserError(
                     f"the loss is not finite (epoch {epoch}, batch {number + 1})",
@@ -218,19 +225,24 @@ class _Training:
                 )
             if self.watch is not None:
                 self.watch.step_done(len(images), float(running) / (number + 1) if look else None)
-            if settings.save_every and (number + 1) % settings.save_every == 0 and not last:
+            if saves:
                 self.summed = float(running)
                 self._save()
         self.summed = float(running) / max(len(plan), 1)
 
-    def _backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int) -> Tensor:
+    def _share(self, plan: Plan, number: int) -> float:
+        """The batch's share of the images that one optimizer step sees: the step is then that of one large batch."""
+        first = number - number % self.settings.accumulate
+        return len(plan[number]) / sum(map(len, plan[first : first + self.settings.accumulate]))
+
+    def _backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
         device = self.engine.device
         moved = tuple(self._format(view.to(device, non_blocking=True)) for view in views)
         labels = torch.from_numpy(self.table.rows(images)).to(device, non_blocking=True)
         batch = Batch(torch.from_numpy(images).to(device, non_blocking=True), moved, labels)
         with self.engine.autocast():
             loss = self.method.step(self.model, batch, epoch)
-        self.engine.backward(loss / self.settings.accumulate if self.settings.accumulate > 1 else loss)
+        self.engine.backward(loss if share == 1 else loss * share)
         return loss
 
     def _update(self) -> None:
@@ -318,12 +330,12 @@ class _Training:
         try:
             self.plain.load_state_dict(checkpoints.restore("model", tensors))
             self.method.load_state_dict(checkpoints.restore("method", tensors))
-        except RuntimeError as error:
+            if self.average is not None:
+                self.average.load_state_dict(checkpoints.restore("average", tensors))
+            checkpoints.unpack_optimizer(self.optimizer, tensors, meta["groups"])
+        except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"the checkpoint is of another model ({reason})", "resume with the same options") from None
-        if self.average is not None:
-            self.average.load_state_dict(checkpoints.restore("average", tensors))
-        checkpoints.unpack_optimizer(self.optimizer, tensors, meta["groups"])
         self.best_weights = {
             name: value.to(self.engine.device) for name, value in checkpoints.restore("best", tensors).items()
         }
@@ -340,7 +352,7 @@ _COUNTERS = ("epoch", "done", "steps", "summed", "factor", "best", "best_epoch",
 def _rate(progress: float, settings: Settings) -> float:
     """The learning rate's factor after `progress` epochs (a fraction of one counts)."""
     if progress < settings.warmup:
-        return (progress + 1e-3) / settings.warmup
+        return min((progress + 1e-3) / settings.warmup, 1.0)
     if settings.schedule == "cosine":
         span = max(settings.epochs - settings.warmup, 1e-9)
         return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
@@ -389,7 +401,8 @@ def _engine(settings: Settings) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state()  # one process may train several times, with other precisions
+    # One process may train several times, with another precision or on another device.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     try:
         return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu")
     except (ValueError, RuntimeError) as error:

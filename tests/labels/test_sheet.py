@@ -210,6 +210,8 @@ def test_first_line_never_fails(tmp_path: Path) -> None:
         (b"\n\r\n x \n", " x "),
         (b"a\rb\rc", "a"),
         (b"\xff,b\n", "\ufffd,b"),
+        ("\r\na,é\r\nb".encode("utf-16"), "a,é"),
+        ("a,b\n".encode("utf-16") + b"x", "a,b"),
         (b"", ""),
         (b"y" * (3 << 20), "y" * (1 << 20)),
     ):

@@ -25,6 +25,8 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except UserError as error:
             show_error(error)
+        except BrokenPipeError:
+            raise  # `halflabel ... | head`: the reader has seen enough, and typer ends quietly
         except OSError as error:
             # A full disk, a file without permission: the system's own words say it best.
             show_error(UserError(f"{error.filename or 'a file'}: {error.strerror or error}"))
@@ -62,9 +64,11 @@ def start(
 
 def main() -> None:
     """The `halflabel` command."""
-    if sys.stdout.encoding and sys.stdout.encoding.lower().replace("-", "") != "utf8":
-        # Bars and dashes are not ASCII; a terminal that cannot show them gets question marks, not a crash.
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    for stream in (sys.stdout, sys.stderr):
+        # Bars and dashes are not ASCII, and file names may not be UTF-8: a terminal that cannot show them gets question
+        # marks, not a crash; in UTF-8 such names go out as the bytes they are.
+        is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
+        stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     app()
 
 

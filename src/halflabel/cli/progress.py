@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -36,18 +35,28 @@ class Bar:
         self.title = title
         self._progress: Progress | None = None
         self._started = 0.0
+        self._first = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
 
     def __call__(self, done: int, total: int) -> None:
         if self._progress is None:
             self._progress = _progress()
             self._progress.start()
-            self._progress.add_task(self.title, total=total, rate="", note="")
-            self._started = time.perf_counter()
-            return
-        rate = done / max(time.perf_counter() - self._started, 1e-9)
-        task = self._progress.task_ids[0]
-        self._progress.update(task, completed=done, rate=f"{rate:.0f} images/s")
+            self._progress.add_task(self.title, total=total, completed=done, rate="", note="")
+            self._started, self._first = time.perf_counter(), done
+        else:
+            rate = (done - self._first) / max(time.perf_counter() - self._started, 1e-9)
+            self._progress.update(self._progress.task_ids[0], completed=done, rate=f"{rate:.0f} images/s")
         if done >= total:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
@@ -62,13 +71,13 @@ class TrainingBar:
         self._started = 0.0
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def epoch_starts(self, epoch: int, images: int) -> None:
+        self._progress.start()  # not before: the features may have a bar of their own first
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
         self._progress.add_task(f"epoch {epoch}/{self.epochs}", total=images, rate="", note="")

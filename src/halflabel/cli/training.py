@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand
 
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from halflabel.experiment import Config, Prediction
     from halflabel.labels.audit import Import
     from halflabel.labels.table import LabelTable
+    from halflabel.method import Recipe
     from halflabel.run import Run
 
 LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
@@ -47,7 +55,28 @@ def _panel(panel: str, help: str, *names: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+class TrainCommand(TyperCommand):
+    """Takes the options of any method: those it does not know, with their values, are left in `ctx.args`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        own: list[str] = []
+        rest: list[str] = []
+        words = deque(args)
+        while words:
+            word = words.popleft()
+            if not word.startswith("--") or word.partition("=")[0] in known | {"--", "--help"}:
+                rest.append(word)
+                continue
+            own.append(word)
+            if "=" not in word and words and not words[0].startswith("--"):
+                own.append(words.popleft())
+        super().parse_args(ctx, rest)
+        ctx.args = [*own, *ctx.args]
+        return list(ctx.args)
+
+
+@app.command(cls=TrainCommand, context_settings={"allow_extra_args": True})
 @takes_policy
 def train(
     ctx: typer.Context,
@@ -66,7 +95,9 @@ def train(
     resize: Annotated[Resize, typer.Option(help="squash: whole image; crop: centre square.")] = Resize.squash,
     held_out: Annotated[float, typer.Option(help="Share of the images kept for validation.", min=0, max=0.9)] = 0.2,
     max_bad: Annotated[float, typer.Option(help="Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
-    linear_init: Annotated[int, typer.Option(help="Epochs of the head alone before all is tuned.", min=0)] = 0,
+    linear_init: Annotated[
+        int | None, typer.Option(help="Epochs of the head alone before all is tuned [default: the method's].", min=0)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a run.")] = False,
     epochs: Annotated[int, _panel(SCHEDULE, "Passes over the training images.")] = 20,
     batch_size: Annotated[int, _panel(SCHEDULE, "Images per step.")] = 32,
@@ -87,8 +118,8 @@ def train(
     device: Annotated[Device, _panel(SPEED, "Where to compute.")] = Device.auto,
     precision: Annotated[Precision, _panel(SPEED, "no is float32.")] = Precision.no,
     workers: Annotated[int, _panel(SPEED, "Processes that decode images.")] = 2,
-    channels_last: Annotated[bool, _panel(SPEED, "Memory layout that is faster on GPUs.", "--channels-last")] = False,
-    compile: Annotated[bool, _panel(SPEED, "Compile the model with torch.compile.", "--compile")] = False,
+    channels_last: Annotated[bool, _panel(SPEED, "Memory layout of convolutions, mostly faster.")] = True,
+    compile: Annotated[bool, _panel(SPEED, "Compile the model with torch.compile.")] = False,
     save_every: Annotated[int, _panel(SPEED, "Steps between checkpoints within an epoch; 0 = none.")] = 0,
     tensorboard: Annotated[bool, _panel(SPEED, "Also log for TensorBoard.", "--tensorboard")] = False,
 ) -> None:
@@ -104,6 +135,7 @@ def train(
     from halflabel.train import Settings
 
     if resume is not None:
+        _check_resume(ctx)
         run = Run.open(resume)
         config = Config.from_dict(run.read_config())
         _run_training(run.read_labels(), images or Path(config.images), config, run, tensorboard, resume=True)
@@ -137,24 +169,22 @@ def train(
     )
     config = Config(
         method=method,
-        options=how.parse(_method_options(ctx.args)),
+        options=_method_options(ctx, how),
         backbone=backbone,
-        weights=str(weights) if weights else None,
+        weights=str(weights.absolute()) if weights else None,
         size=size,
-        linear_init=linear_init,
+        linear_init=how.linear_init if linear_init is None else linear_init,
         held_out=held_out,
         max_bad=max_bad,
         workers=workers,
         settings=settings,
-        images=str(images),
+        images=str(images.absolute()),
         **shapes,
     )
+    run = Run.create(out or Path("runs") / method, force=force)
     found: Import = read(labels)
     table = found.table()
-    how.check_regime(table.stats().regime)  # before a folder is made
     show_audit(found.audit, table)
-    run = Run.create(out or Path("runs") / method, force=force)
-    run.write_labels(table)
     _run_training(table, images, config, run, tensorboard, resume=False)
 
 
@@ -169,14 +199,53 @@ def _run_training(
     watches = Several(watch, TensorBoard(run / "tensorboard")) if tensorboard else watch
     what = "the head on cached features" if config.tune == "head" else "all of"
     console.print(f"\nTraining {what} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
-    bar = Bar("features")
-    with watch:
+    with _resumable(run), watch, Bar("features") as bar:
         found = train_run(table, images, config, run, watch=watches, say=console.print, progress=bar, resume=resume)
     if (run / "bad_images.csv").exists() and (bad := len((run / "bad_images.csv").read_text().splitlines()) - 1):
-        console.print(f"{bad} images could not be read: see {run / 'bad_images.csv'}")
+        console.print(f"{bad} images could not be read: see {escape(str(run / 'bad_images.csv'))}")
     if found is not None:
         show_evaluation(found)
-    console.print(f"Wrote [bold]{run.folder}[/]. Next:  halflabel predict {run.folder} PHOTO.jpg")
+    where = escape(str(run.folder))
+    console.print(f"Wrote [bold]{where}[/]. Next:  halflabel predict {where} PHOTO.jpg", soft_wrap=True)
+
+
+def _check_resume(ctx: typer.Context) -> None:
+    """A resumed run keeps its settings: whatever else is asked for is refused, not passed over."""
+    stays = {"resume", "images", "labels", "tensorboard"}
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        if name not in stays and source is not None and source.name == "COMMANDLINE":
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} means nothing with --resume", f"leave {flag} out, or start a new run")
+    if ctx.args:
+        raise UserError(f"{ctx.args[0]} means nothing with --resume", "leave it out, or start a new run")
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: what a machine that shuts down, or a queue whose time is up, sends."""
+
+
+@contextmanager
+def _resumable(run: Run) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end training with one line on how to go on, and with the usual exit codes."""
+
+    def stop(*_: Any) -> None:
+        raise _Terminated
+
+    in_main = threading.current_thread() is threading.main_thread()  # only there signals can be handled
+    before = signal.signal(signal.SIGTERM, stop) if in_main else None
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        where = shlex.quote(str(run.folder))
+        begun = (run / "config.yaml").exists()
+        how = f"go on with:  halflabel train --resume {where}" if begun else "nothing was written"
+        typer.echo(f"Stopped; {how}", err=True)
+        raise typer.Exit(143 if isinstance(interrupt, _Terminated) else 130) from None
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 @app.command()
@@ -204,7 +273,7 @@ def evaluate(
     if out is not None:
         content = {"protocol": result.protocol, **result.overall, "per_class": result.per_class}
         write_json(out, content)
-        console.print(f"Wrote {out}")
+        console.print(f"Wrote {escape(str(out))}")
 
 
 @app.command()
@@ -290,7 +359,8 @@ def methods(
         rows.add_column(title)
     for how in recipes().values():
         if regime is None or regime in how.serves:
-            rows.add_row(f"[bold]{how.name}[/]", escape(", ".join(how.serves)), escape(how.summary))
+            serves = "any" if set(how.serves) == set(REGIMES) else ", ".join(how.serves)
+            rows.add_row(f"[bold]{how.name}[/]", serves, escape(how.summary))
     console.print(rows)
 
 
@@ -298,17 +368,19 @@ def methods(
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the runs, the table and the plots.")] = Path("demo"),
     images: Annotated[int, typer.Option(help="Training scenes to make.", min=100)] = 1500,
+    every: Annotated[bool, typer.Option("--every-method", help="All methods that fit, not a selection.")] = False,
     seed: Annotated[int, typer.Option(help="Another seed makes other scenes.")] = 0,
 ) -> None:
     """Show the whole job on embedded data: scenes of handwritten digits, most labels hidden.
 
-    Hides labels in two ways (10 % kept; one positive per image), trains every method that fits on each, and says how
+    Hides labels in two ways (10 % kept; one positive per image), trains methods that fit on each, and says how
     much of the gap between assuming "absent" and knowing everything each method closes.
     """
     from halflabel.cli.progress import Bar
     from halflabel.demo import run_demo
 
-    result = run_demo(out, images=images, seed=seed, say=console.print, progress=Bar("features"))
+    with Bar("features") as bar:
+        result = run_demo(out, images=images, every=every, seed=seed, say=console.print, progress=bar)
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("labels known")
     rows.add_column("method")
@@ -354,18 +426,25 @@ def show_evaluation(found: Evaluation) -> None:
         console.print(f"— for {len(blind)} classes without a known positive here: {escape(shown)}")
 
 
-def _method_options(args: list[str]) -> dict[str, str]:
-    """Options of the method, as "--name value" or "--name=value" pairs left over by the parser."""
+def _method_options(ctx: typer.Context, how: Recipe) -> dict[str, Any]:
+    """The options of the method, which the parser left over as "--name value" or "--name=value"."""
     options: dict[str, str] = {}
-    rest = list(args)
+    rest = deque(ctx.args)
     while rest:
-        flag = rest.pop(0)
+        flag, equals, value = rest.popleft().partition("=")
         if not flag.startswith("--"):
             raise UserError(f"{flag!r} is one argument too many", "options start with --")
-        name, equals, value = flag[2:].partition("=")
+        name = flag[2:].replace("-", "_")
+        if name not in how.options:
+            own = ["--" + option.replace("_", "-") for option in how.options]
+            flags = [*own, *(word for parameter in ctx.command.params for word in parameter.opts)]
+            close = get_close_matches(flag, flags, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            listed = f"the options of {how.name}: {', '.join(own)}" if own else f"{how.name} has no options of its own"
+            raise UserError(f"neither `train` nor the method {how.name} has an option {flag}", hint + listed)
         if not equals:
-            if not rest:
-                raise UserError(f"the option --{name} has no value", f"write --{name} VALUE")
-            value = rest.pop(0)
-        options[name.replace("-", "_")] = value
-    return options
+            if not rest or rest[0].startswith("--"):
+                raise UserError(f"the option {flag} has no value", f"write {flag} VALUE")
+            value = rest.popleft()
+        options[name] = value
+    return how.parse(options)

@@ -35,7 +35,7 @@ def cache_features(
     *,
     maps: bool = False,
     device: torch.device | str = "cpu",
-    batch_size: int = 64,
+    batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Features:
@@ -55,9 +55,8 @@ def cache_features(
     if found.get("made_of") == made_of:
         if _checksum(place / "values.npy") == found.get("crc32"):
             if isinstance(source, Images):
-                for image, path, reason in found["bad"].values():
-                    source.quarantine.add(image, path, reason)
-                source.quarantine.check(len(source), source.max_bad)
+                for number, (_, path, why) in found["bad"].items():
+                    source.put_aside(int(number), path, why)
             return Features(_open(place / "values.npy"), source.names, [int(n) for n in found["bad"]])
         reason = "its bytes do not match their checksum"
     else:
@@ -87,12 +86,11 @@ def _build(
     done: int = 0 if fresh else so_far["done"]
     bad: dict[str, list[str]] = {} if fresh else so_far["bad"]
     values: Any = None if fresh else np.lib.format.open_memmap(partial, mode="r+")
-    put_aside = len(source.quarantine) if isinstance(source, Images) else 0
     noted = done
-    backbone = backbone.to(device).eval()
+    backbone = backbone.to(device).to(memory_format=torch.channels_last).eval()
     with torch.inference_mode():
         for planned, (images, views) in zip(
-            rest := sequential(len(source), batch_size)[-(-done // batch_size) :],
+            rest := sequential(len(source), batch_size)[done // batch_size :],
             source.fetch(rest, ("plain",)),
             strict=True,
         ):
@@ -105,9 +103,7 @@ def _build(
                 values[images] = out
             done = int(planned[-1]) + 1
             if isinstance(source, Images):
-                for row in source.quarantine.rows[put_aside:]:
-                    bad[str(int(source.names.index([row[0]])[0]))] = list(row)
-                put_aside = len(source.quarantine)
+                bad |= {str(number): list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
             if values is not None and done - noted >= _KEEP:
                 values.flush()
                 write_json(place / "building.json", {"made_of": made_of, "done": done, "bad": bad})
@@ -126,8 +122,6 @@ def _build(
     crc = _checksum(place / "values.npy")
     write_json(place / "cache.json", {"made_of": made_of, "crc32": crc, "bad": bad, "backbone": backbone.name})
     (place / "building.json").unlink(missing_ok=True)
-    if isinstance(source, Images):  # the caller reads the finished cache, which names the bad images again
-        source.quarantine.rows.clear()
 
 
 def _name(backbone: Backbone, source: Images | Arrays, maps: bool) -> str:

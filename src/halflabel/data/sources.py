@@ -5,7 +5,7 @@ Every random choice is keyed by (seed, epoch, image name, view): what comes out 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -125,7 +125,7 @@ class Images:
     """Image files, decoded and augmented by worker processes.
 
     A file that cannot be read goes to `quarantine` and is left out of its batch; above the share `max_bad` of all
-    images, fetching stops with an error that says so.
+    images, fetching stops with an error that says so. A batch of which no file can be read has no views.
     """
 
     def __init__(
@@ -147,66 +147,72 @@ class Images:
         self.max_pixels = max_pixels
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self.hashes = hash_names(names.array)
-        self._bad: set[int] = set()
+        self.bad: dict[int, tuple[str, str, str]] = {}  # by number: image, path, reason
         self._plan = _PlanSampler()
         self._loader: DataLoader[Any] | None = None
-        self._loaded: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
-        if self._loader is None or self._loaded != tuple(views):
-            self._loaded = tuple(views)
-            files = _Files(self.paths, tuple(self.views[name] for name in views), self.max_pixels)
+        if self._loader is None:
             self._loader = DataLoader(
-                files,
+                _Files(self.paths, self.views, self.max_pixels),
                 batch_sampler=self._plan,
                 num_workers=self.workers,
                 persistent_workers=self.workers > 0,
                 collate_fn=_collate,
                 pin_memory=torch.cuda.is_available(),
             )
-        self._plan.batches = [
-            list(zip(index.tolist(), view_keys(seed, epoch, self.hashes[index], len(views)).tolist(), strict=True))
-            for index in plan
-        ]
+        # Without `self`: in a reference cycle the workers would be left to the garbage collector, and end slowly.
+        names, hashes = tuple(views), self.hashes
+
+        def items(index: NDArray[np.int64]) -> list[_Item]:
+            keys = view_keys(seed, epoch, hashes[index], len(names)).tolist()
+            return [(number, names, own) for number, own in zip(index.tolist(), keys, strict=True)]
+
+        self._plan.plan, self._plan.items = plan, items
         for images, stacked, bad in self._loader:
             for number, path, reason in bad:
-                self._put_aside(number, path, reason)
+                self.put_aside(number, path, reason)
             yield Fetched(np.asarray(images, dtype=np.int64), tuple(stacked))
 
-    def _put_aside(self, number: int, path: str, reason: str) -> None:
-        if number not in self._bad:
-            self._bad.add(number)
-            self.quarantine.add(self.names[number], path, reason)
+    def put_aside(self, number: int, path: str, reason: str) -> None:
+        """Note that an image cannot be read, once; too many of them are an error."""
+        if number not in self.bad:
+            self.bad[number] = (self.names[number], path, reason)
+            self.quarantine.add(*self.bad[number])
             self.quarantine.check(len(self), self.max_bad)
 
 
-class _PlanSampler(Sampler[list[tuple[int, list[int]]]]):
-    """Batches of (image number, view keys), set anew for each epoch while the workers live on."""
+_Item = tuple[int, tuple[str, ...], list[int]]  # image number, names and keys of its views
+
+
+class _PlanSampler(Sampler[list[_Item]]):
+    """The batches of a plan, set anew for each pass while the workers live on."""
 
     def __init__(self) -> None:
-        self.batches: list[list[tuple[int, list[int]]]] = []
+        self.plan: Plan = ()
+        self.items: Callable[[NDArray[np.int64]], list[_Item]] = lambda index: []
 
-    def __iter__(self) -> Iterator[list[tuple[int, list[int]]]]:
-        return iter(self.batches)
+    def __iter__(self) -> Iterator[list[_Item]]:
+        return map(self.items, self.plan)
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.plan)
 
 
 class _Files(Dataset[Any]):
-    def __init__(self, paths: list[str], views: tuple[View, ...], max_pixels: int) -> None:
+    def __init__(self, paths: list[str], views: Mapping[str, View], max_pixels: int) -> None:
         self.paths, self.views, self.max_pixels = paths, views, max_pixels
 
-    def __getitem__(self, item: tuple[int, list[int]]) -> Any:
-        number, keys = item
+    def __getitem__(self, item: _Item) -> Any:
+        number, names, keys = item
         try:
             image = read_image(self.paths[number], max_pixels=self.max_pixels)
         except BadImage as bad:
             return number, None, (number, str(bad.path), bad.reason)
-        return number, tuple(view(image, key) for view, key in zip(self.views, keys, strict=True)), None
+        return number, tuple(self.views[name](image, key) for name, key in zip(names, keys, strict=True)), None
 
 
 def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, str, str]]]:

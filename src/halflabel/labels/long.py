@@ -7,7 +7,6 @@ class and a row without a class names an image, so that classes and images with 
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,11 +20,13 @@ from halflabel.labels.audit import Audit, Import
 from halflabel.labels.names import Names
 from halflabel.labels.policy import VALUE, ZERO, Policy, Undecided, read_value
 from halflabel.labels.rows import Rows
-from halflabel.labels.sheet import ParquetSheet, Sheet, delimiter_of, first_line
+from halflabel.labels.sheet import ParquetSheet, Sheet, csv_line, delimiter_of, first_line
 
 __all__ = ["USES", "csv_text", "read", "sniff", "write"]
 
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "where", "encoding")
+
+MOST_ENTRIES = 1_000_000_000  # spelled out, absent entries take 16 bytes each
 
 COLUMNS = ("image", "class", "value", "source", "score")
 
@@ -42,7 +43,7 @@ _ALIASES = {
 
 
 def sniff(path: Path) -> bool:
-    """Long: a column that names the image, one that names the class, and little else."""
+    """Long: a column that names the image, one that names the class, and at most a few besides."""
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
@@ -53,13 +54,15 @@ def sniff(path: Path) -> bool:
     else:
         header = [name.strip() for name in _fields(first_line(path))]
     roles = _roles(header, None)
-    return "image" in roles and "class" in roles
+    return "image" in roles and "class" in roles and len(header) <= len(_ALIASES) + 3
 
 
 def read(path: Path, policy: Policy) -> Import:
     """Read long rows, in their order. Values of our own files are exact; others go by the stated policy."""
     sheet = ParquetSheet(path) if Path(path).suffix == ".parquet" else Sheet(path, encoding=policy.encoding)
     own = set(COLUMNS) <= set(sheet.header)
+    if own:  # these files say what their values mean
+        policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
     roles = _roles(sheet.header, policy.image_column)
     for role in ("image", "class"):
         if role not in roles:
@@ -122,6 +125,12 @@ def write(rows: Rows, path: Path) -> None:
 
 def complete(rows: Rows, audit: Audit) -> Rows:
     """Say "absent" for every pair that no row speaks of: the policy `unlisted = absent`."""
+    entries = len(rows.images) * len(rows.classes)
+    if entries > MOST_ENTRIES:
+        raise UserError(
+            f"{len(rows.images)} images × {len(rows.classes)} classes are too many to call each unlisted one absent",
+            "use --unlisted unknown, with a method that assumes absence in training, such as an",
+        )
     listed = np.zeros((len(rows.images), len(rows.classes)), bool)
     listed[rows.image, rows.column] = True
     image, column = np.nonzero(~listed)
@@ -269,7 +278,5 @@ def csv_text(block: pa.RecordBatch) -> bytes:
         pa_csv.write_csv(block, text, pa_csv.WriteOptions(include_header=False, quoting_style="none"))
         return bytes(text.getvalue())
     except pa.ArrowInvalid:
-        lines = io.StringIO()
-        rows = zip(*(column.to_pylist() for column in block.columns), strict=True)
-        csv.writer(lines, lineterminator="\n").writerows(rows)
-        return lines.getvalue().encode()
+        rows = zip(*(pc.fill_null(column, "").to_pylist() for column in columns), strict=True)
+        return "".join(map(csv_line, rows)).encode()

@@ -47,7 +47,7 @@ def read(path: Path, policy: Policy) -> Import:
     """Read verified labels; a machine's guess is unknown, or present from the confidence `policy.machine` on.
 
     A guess never stands against a verified label: guesses come first in the rows, so that the verified ones win.
-    Streams the file in blocks: about 19 bytes per row and 40 per image at the peak, whatever the size of the file.
+    Streams the file in blocks and never holds its text: 60 million rows of 9 million images take 3.2 GiB at the peak.
     """
     if policy.machine is not None and not 0 < policy.machine <= 1:
         raise UserError(f"--machine {policy.machine:g} is no confidence", "use a number above 0 and up to 1")
@@ -85,7 +85,7 @@ def read(path: Path, policy: Policy) -> Import:
     # Arrow keeps what its tables of names took; with millions of images that is a gigabyte and more.
     pa.default_memory_pool().release_unused()
     rows = _guesses_first(Rows.build(images, classes, number, column, value, *_sources(path, source, score)))
-    if conflicts := _conflicts(rows):
+    if conflicts := rows.conflicts():
         audit.note(f"{conflicts} entries were called both present and absent: the last verified row wins")
     return Import(rows, audit)
 
@@ -346,22 +346,6 @@ def _take(rows: Rows, order: NDArray[np.int64]) -> Rows:
     return Rows.build(
         rows.images, rows.classes, image, column, value, rows.source[order], rows.score[order], rows.sources
     )
-
-
-def _conflicts(rows: Rows) -> int:
-    """Rows.conflicts of rows that retract nothing, by one sort in place: tens of millions of rows in seconds.
-
-    Of the sorted numbers 2·pair + (1 if present), two neighbours that differ in the last bit only are a pair called
-    both.
-    """
-    codes = rows.image * np.int64(2 * len(rows.classes))
-    codes += 2 * rows.column + (rows.value > 0)
-    codes.sort()
-    count = 0
-    for start in range(0, len(codes), 1 << 20):  # in slices, so that no second array of this size is needed
-        part = codes[start : start + (1 << 20) + 1]
-        count += int(np.count_nonzero((part[1:] ^ part[:-1]) == 1))
-    return count
 
 
 def _standing(rows: Rows) -> Rows:

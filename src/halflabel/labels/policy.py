@@ -66,7 +66,8 @@ class Policy:
         blank = Policy()
         for option in fields(self):
             if option.name not in uses and getattr(self, option.name) != getattr(blank, option.name):
-                flag = "--" + option.name.replace("_", "-")
+                # One --value is given for each of the values.
+                flag = "--value" if option.name == "values" else "--" + option.name.replace("_", "-")
                 raise UserError(f"{flag} means nothing for the format {format_name!r}", f"leave {flag} out")
 
 

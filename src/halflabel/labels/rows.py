@@ -73,9 +73,14 @@ class Rows:
 
     def conflicts(self) -> int:
         """How many (image, class) pairs have been called both present and absent."""
-        key = self.image.astype(np.int64) * len(self.classes) + self.column
-        present, absent = np.unique(key[self.value > 0]), np.unique(key[self.value < 0])
-        return len(np.intersect1d(present, absent, assume_unique=True))
+        said = self.value != 0
+        codes = self.image[said] * np.int64(2 * len(self.classes))
+        codes += 2 * self.column[said] + (self.value[said] > 0)
+        codes.sort()
+        # Of the sorted numbers 2·pair + (1 if present), neighbours that differ in the last bit only are a pair called
+        # both. Looked at in slices, so that no second array of this size is needed.
+        slices = (codes[start : start + (1 << 20) + 1] for start in range(0, len(codes), 1 << 20))
+        return sum(int(np.count_nonzero((part[1:] ^ part[:-1]) == 1)) for part in slices)
 
     def append(self, other: Rows) -> Rows:
         """These rows, then those of `other`: on disk, in memory, newest last."""

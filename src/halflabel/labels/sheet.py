@@ -9,7 +9,7 @@ import codecs
 import csv
 import mmap
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 
-__all__ = ["ParquetSheet", "Sheet", "delimiter_of", "existing", "first_line", "lines", "records"]
+__all__ = ["ParquetSheet", "Sheet", "csv_line", "delimiter_of", "existing", "first_line", "lines", "records"]
 
 _DELIMITERS = ",;\t|"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_SPECIAL = re.compile('[,;\t|"\r\n]')
 
 # How Python stands in for a byte that does not decode ("surrogateescape"): no real text contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
@@ -48,10 +50,15 @@ def existing(path: str | Path, *, folder: bool = False) -> Path:
 def first_line(path: Path) -> str:
     """The first line that is not blank, for telling formats apart; "" where there is no file.
 
-    Bytes that are not UTF-8 are replaced.
+    Bytes that are not UTF-8, or UTF-16 with its mark, are replaced.
     """
     try:
         with open(path, "rb") as file:
+            if file.read(2) in _UTF_16:
+                file.seek(0)
+                text = file.read(1 << 20).decode("utf-16", errors="replace")
+                return next((line for line in re.split("[\r\n]+", text) if line), "")
+            file.seek(0)
             while raw := file.readline(1 << 20):
                 if line := raw.decode("utf-8-sig", errors="replace").strip("\r\n"):
                     return line.split("\r")[0]
@@ -68,6 +75,18 @@ def delimiter_of(line: str) -> str:
     """
     bare = re.sub(r'"[^"]*("|$)', "", line)
     return max(_DELIMITERS, key=bare.count)
+
+
+def csv_line(fields: Iterable[str]) -> str:
+    """One line of a CSV file, with quotes where a field has a delimiter, a quote or a line end in it.
+
+    Any delimiter, so that `delimiter_of` the line is the comma; any line end, which csv.writer sees to only partly.
+
+    >>> csv_line(["a;b", "c, d", "e"]).strip()
+    '"a;b","c, d",e'
+    """
+    quoted = ('"' + text.replace('"', '""') + '"' if _SPECIAL.search(text) else text for text in fields)
+    return ",".join(quoted) + "\n"
 
 
 def lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
@@ -177,7 +196,7 @@ class Sheet:
         if encoding.startswith(("utf-16", "utf-32")):
             return encoding
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            if data[:2] in _UTF_16:
                 raise LabelError("the file is UTF-16", "save it as UTF-8, or add --encoding utf-16", self.path)
             if (at := data.find(b"\0")) >= 0:
                 raise LabelError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from halflabel.labels.audit import Audit, Import
 from halflabel.labels.names import Names
 from halflabel.labels.policy import VALUE, Meaning, Policy, Undecided, read_value
 from halflabel.labels.rows import Rows
-from halflabel.labels.sheet import Sheet, first_line
+from halflabel.labels.sheet import Sheet, csv_line, first_line
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -89,16 +88,12 @@ def write(rows: Rows, path: Path) -> None:
         raise UserError("an image has no name", "give every image a name")
     text = np.array(["0", "", "1"])
     with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        # The delimiter is told from the header, outside quotes: a name with a semicolon must not look like one.
-        other = any(mark in name for name in table.classes for mark in ";\t|")
-        header = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if other else csv.QUOTE_MINIMAL)
-        header.writerow(["image", *table.classes])
+        file.write(csv_line(["image", *table.classes]))
         for first in range(0, len(table), 4096):
             block = np.arange(first, min(first + 4096, len(table)))
-            cells = text[table.rows(block) + 1]
-            for position, line in zip(block, cells.tolist(), strict=True):
-                writer.writerow([table.images[int(position)], *line])
+            for position, cells in zip(block, text[table.rows(block) + 1].tolist(), strict=True):
+                # Cells are written as they are: a wide table has many, and none of the three needs quotes.
+                file.write(csv_line([table.images[int(position)]])[:-1] + "," + ",".join(cells) + "\n")
 
 
 def _image_column(header: list[str]) -> str:

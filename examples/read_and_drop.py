@@ -1,0 +1,51 @@
+"""Read a label file, see what became of its values, hide some labels, and count what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from halflabel import Policy, UserError, drop, read_labels, write_labels
+
+# A wide table as annotation tools export it: 1 present, 0 absent, blank unknown, and a word of its own.
+TABLE = """\
+image,cat,dog,grass
+1.jpg,1,0,1
+2.jpg,,1,maybe
+3.jpg,0,,1
+4.jpg,1,1,0
+"""
+
+
+def main() -> None:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tags.csv"
+        file.write_text(TABLE)
+
+        try:
+            read_labels(file)
+        except UserError as error:  # nothing is guessed: the error says where, and what to state
+            print(str(error).replace(folder, "…"))
+
+        found = read_labels(file, Policy(values={"maybe": "unknown"}))
+        print(f"\nread as {found.audit.format!r}:")
+        for raw, meaning, entries in found.audit.became:
+            print(f"  {raw:6} -> {meaning:8} {entries} entries")
+
+        table = found.table()
+        for name, labels in (
+            ("as read", table),
+            ("half of each image", drop.partial(table, 0.5, seed=0)),
+            ("one positive per image", drop.single_positive(table, seed=0)),
+        ):
+            stats = labels.stats()
+            print(f"\n{name}: {labels}, {stats.regime}, {100 * stats.share_known:.0f} % known")
+            for image, row in zip(labels.images, labels.dense().tolist(), strict=True):
+                print(f"  {image}", *(f"{value:+d}" if value else " ?" for value in row))
+
+        write_labels(drop.single_positive(table, seed=0), Path(folder) / "single.csv")
+        print(f"\nhalflabel's own form:\n{(Path(folder) / 'single.csv').read_text()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,414 @@
+"""The classifier in scikit-learn's manner: fit, predict_proba, predict and score on features, images or image files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from halflabel import metrics
+from halflabel.backbones import Backbone, build
+from halflabel.data.cache import cache_features
+from halflabel.data.sources import Arrays, Features, Images
+from halflabel.errors import UserError
+from halflabel.experiment import make_views
+from halflabel.heads import Head, Model
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe, seeded
+from halflabel.train import Epoch, Settings, fit, score
+
+__all__ = ["HalfLabelClassifier"]
+
+Zero = Literal["unknown", "absent", "auto"]
+
+_MAX_BAD = 0.01  # the share of unreadable images that is too much to train on
+_AT_ONCE = 64  # images that the backbone sees together
+_SCHEDULES = ("cosine", "step", "constant")
+
+
+class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A head trained by one of the methods on labels of which only some are known; a scikit-learn classifier.
+
+    X, told by its type:
+      - numbers (N, D): features, used as they are and never scaled; `make_pipeline(StandardScaler(), …)` scales them
+      - image files, a list of str or Path: features of the frozen backbone, pooled, or maps for heads that need them
+      - uint8 (N, 3, H, W) or (N, H, W, 3): images, likewise
+
+    y (N, C), one column per class: 1 is present, −1 absent, NaN unknown. What 0 means is stated by `zero`, because two
+    customs contradict each other: it is unknown beside ±1, and absent in scikit-learn's indicator. "auto" takes it from
+    y: beside −1 a 0 is unknown, beside NaN it is absent; a y with 0 and neither of them, or with 0 and both, is
+    refused. A LabelTable, whose row i is that of X[i], says all this by itself.
+
+    y (N,): the one class of each image, everything known, as in any scikit-learn classifier; each class is a column of
+    its own. A single class with unknowns is a y of shape (N, 1).
+
+    `predict` gives 1 and 0 where 0 was found to mean absent, else 1 and −1 (see `zero_`), and classes for y (N,).
+    `score` is the mean average precision over known entries, or the accuracy for y (N,). Images that cannot be read are
+    left out of training with a warning, refused above 1 %; `predict_proba` and `decision_function` give NaN for them.
+
+    Parameters: `options` are the method's own; `lr` and `weight_decay` None are the method's defaults, meant for a
+    backbone's features, so a few columns of numbers may want a higher `lr`; `size` is the side in pixels to which
+    images are resized, None the backbone's own; `threshold` is the least probability called present, or "fitted" for
+    each class's best F1 on the known training labels; `cache` is a folder that keeps features for the next call, None
+    keeps none. The same data, parameters and `seed` give the same classifier.
+
+    Attributes: `classes_`, the names or numbers of the columns of y, or the classes of y (N,); `zero_`, what 0 means in
+    y, "auto" where there was none to tell from, None for y (N,); `thresholds_` (C,); `model_`, backbone (None for
+    features) and head; `log_`, one line per epoch; for features also `n_features_in_` and, where X names its columns,
+    `feature_names_in_`.
+
+    >>> X = np.array([[-2.0], [-1.0], [1.0], [2.0]])
+    >>> y = np.array([[-1, 1], [-1, 0], [1, 0], [0, -1]])
+    >>> HalfLabelClassifier(lr=0.1, epochs=50, device="cpu").fit(X, y).predict(X).tolist()
+    [[-1, 1], [-1, 1], [1, -1], [1, -1]]
+    """
+
+    def __init__(
+        self,
+        method: str = "bn-bce",
+        *,
+        options: Mapping[str, Any] | None = None,
+        backbone: str = "efficientnet-lite0",
+        size: int | None = None,
+        epochs: int = 20,
+        batch_size: int = 32,
+        lr: float | None = None,
+        weight_decay: float | None = None,
+        optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw",
+        schedule: Literal["cosine", "step", "constant"] = "cosine",
+        zero: Zero = "auto",
+        threshold: float | Literal["fitted"] = 0.5,
+        seed: int = 0,
+        device: str = "auto",
+        cache: str | Path | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.options = options
+        self.backbone = backbone
+        self.size = size
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.zero = zero
+        self.threshold = threshold
+        self.seed = seed
+        self.device = device
+        self.cache = cache
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> HalfLabelClassifier:
+        """Train on N images or rows of features and what y knows of them."""
+        settings = self._settings()
+        how = recipe(self.method)
+        method = how.make(**(self.options or {}))
+        pictures = _pictures(X)
+        if pictures is None:
+            X = validate_data(self, X, dtype=np.float32)
+            count = len(X)
+        else:
+            count = len(pictures)
+        known = _read_labels(y, self.zero)
+        check_consistent_length(range(count), known.labels)
+        table = LabelTable.from_dense(known.labels)
+        how.check_regime(table.stats().regime)
+        if self.threshold == "fitted" and not (table.value < 0).any():
+            raise UserError("no threshold can be fitted: nothing is known to be absent", "use threshold=0.5")
+
+        backbone = None if pictures is None else build(self.backbone, size=self.size)
+        channels = X.shape[1] if backbone is None else backbone.channels
+        head = seeded(self.seed, lambda: method.head(channels, len(table.classes)))
+        assert isinstance(head, Head)
+        if backbone is None and head.needs_maps:
+            raise UserError(
+                f"the method {self.method!r} looks at places of images, and X has pooled features",
+                "give images or image files as X, or use another method",
+            )
+        if pictures is None or backbone is None:
+            source = Features(X, table.images)
+        else:
+            source = self._look(backbone, pictures, maps=head.needs_maps)
+            if len(source.bad) > _MAX_BAD * count:
+                raise UserError(
+                    f"{len(source.bad)} of {count} images cannot be read (first: {_first_bad(X, source)})",
+                    f"take them out of X and y; up to {100 * _MAX_BAD:g} % are left out by themselves",
+                )
+            if len(source.bad):
+                warnings.warn(
+                    f"{len(source.bad)} of {count} images cannot be read and are left out of training "
+                    f"(first: {_first_bad(X, source)})",
+                    stacklevel=2,
+                )
+        head_alone = Model(None, head)
+        with _seeds_kept(settings.device):
+            fitted = fit(
+                head_alone, method, source, table, settings, watch=_Lines(self.epochs) if self.verbose else None
+            )
+        self.model_ = Model(backbone, head).cpu().eval()
+        self.classes_ = known.classes
+        self.zero_ = known.zero
+        self.log_ = fitted.log
+        self.thresholds_ = np.full(len(table.classes), 0.5 if self.threshold == "fitted" else float(self.threshold))
+        if self.threshold == "fitted":
+            logits = score(head_alone, source).logits
+            seen = ~torch.isnan(logits).any(1)
+            found = metrics.best_thresholds(torch.sigmoid(logits[seen]), torch.from_numpy(known.labels)[seen])
+            self.thresholds_ = found.numpy()
+        return self
+
+    def decision_function(self, X: Any) -> NDArray[np.float32]:
+        """Logits (N, C), NaN for images that cannot be read; for y (N,) of two classes log p₁ − log p₀, (N,)."""
+        logits = self._logits(X)
+        if self.zero_ is None and len(self.classes_) == 2:
+            return logsigmoid(logits).diff(dim=1)[:, 0].numpy()
+        return logits.numpy()
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
+        """Probabilities (N, C), NaN for images that cannot be read.
+
+        p = σ(x). For y (N,) rows sum to 1: pₖ = σ(xₖ) / Σⱼ σ(xⱼ).
+        """
+        logits = self._logits(X)
+        if self.zero_ is None:
+            # The same quotient, and no 0 / 0 where all classes are far from likely.
+            return torch.softmax(logsigmoid(logits), dim=1).numpy()
+        return torch.sigmoid(logits).numpy()
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Labels (N, C): 1 where p ≥ threshold, else what means absent (0 or −1); for y (N,) the likeliest class."""
+        logits = self._logits(X)
+        _check_read(logits)
+        if self.zero_ is None:
+            return np.asarray(self.classes_[logits.argmax(1).numpy()])
+        absent = 0 if self.zero_ == "absent" else -1
+        return np.where(torch.sigmoid(logits).numpy() >= self.thresholds_, 1, absent)
+
+    def score(self, X: Any, y: Any) -> float:
+        """The mean average precision over the known entries of y (N, C); the accuracy on y (N,)."""
+        check_is_fitted(self)
+        if self.zero_ is None:
+            return float(accuracy_score(y, self.predict(X)))
+        logits = self._logits(X)
+        _check_read(logits)
+        known = _read_labels(y, self.zero_)
+        if isinstance(y, LabelTable) and not np.array_equal(known.classes, self.classes_):
+            raise UserError(
+                "the labels have other classes than those fitted", "give the same classes in the same order"
+            )
+        if not (known.labels < 0).any():
+            # Every ranking of positives alone is perfect: 1.0 would be no measurement.
+            raise UserError(
+                "nothing in y is known to be absent"
+                + (" (0 means unknown, as in fit)" if (known.labels == 0).any() else ""),
+                "score on labels that have some -1",
+            )
+        return float(metrics.mean_average_precision(logits, known.labels))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _settings(self) -> Settings:
+        """How to train, checked: what is wrong is said before anything is computed."""
+        how = recipe(self.method)
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}", f"give {name} of 1 or more")
+        if self.schedule not in _SCHEDULES:
+            raise UserError(f"{self.schedule!r} is no schedule here", f"use one of: {', '.join(_SCHEDULES)}")
+        if self.zero not in ("auto", "unknown", "absent"):
+            raise UserError(f"zero={self.zero!r} says nothing", 'use zero="unknown", "absent" or "auto"')
+        if self.threshold != "fitted" and not (isinstance(self.threshold, int | float) and 0 <= self.threshold <= 1):
+            raise UserError(f"{self.threshold!r} is no threshold", 'give a probability, or "fitted"')
+        return Settings(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=how.lr if self.lr is None else self.lr,
+            weight_decay=how.weight_decay if self.weight_decay is None else self.weight_decay,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            seed=self.seed,
+            device=_device(self.device),
+        )
+
+    def _logits(self, X: Any) -> Tensor:
+        check_is_fitted(self)
+        backbone = self.model_.backbone
+        if backbone is None:
+            X = validate_data(self, X, dtype=np.float32, reset=False)
+            source = Features(X, Names.numbered(len(X)))
+        else:
+            pictures = _pictures(X)
+            if pictures is None:
+                raise UserError("this classifier was fitted on images", "give image files, or uint8 images, as X")
+            assert isinstance(backbone, Backbone)
+            source = self._look(backbone, pictures, maps=self.model_.head.needs_maps)
+        return score(Model(None, self.model_.head), source).logits
+
+    def _look(self, backbone: Backbone, pictures: _Pictures, *, maps: bool) -> Features:
+        """The features of each image, numbered as in X. An image that is there twice is looked at once."""
+        distinct, first, again = np.unique(pictures.keys, return_index=True, return_inverse=True)
+        names = Names(distinct.tolist())
+        views = make_views(backbone.preprocess.size, "squash", backbone)
+        source: Images | Arrays
+        if pictures.pixels is None:
+            source = Images([Path(key) for key in distinct.tolist()], names, views, max_bad=1.0)
+        else:
+            source = Arrays(torch.from_numpy(pictures.pixels[first]), names, views)
+        with TemporaryDirectory() as temporary:
+            place = Path(temporary if self.cache is None else self.cache)
+            device = _device(self.device)
+            say = print if self.verbose else None
+            found = cache_features(backbone, source, place, maps=maps, device=device, batch_size=_AT_ONCE, say=say)
+            values = np.asarray(found.values)[again]  # a copy: the file may go
+            bad = np.flatnonzero(np.isin(again, found.bad))
+            del found
+        backbone.cpu()
+        return Features(values, Names.numbered(len(values)), bad.tolist())
+
+
+class _Pictures(NamedTuple):
+    """Images: `keys` (N,) tell them apart, absolute paths, or hashes of `pixels` (N, 3, H, W)."""
+
+    keys: list[str]
+    pixels: NDArray[np.uint8] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class _Known(NamedTuple):
+    """Labels as the methods take them, (N, C) int8; the classes; what 0 means, None for y (N,)."""
+
+    labels: NDArray[np.int8]
+    classes: NDArray[Any]
+    zero: Zero | None
+
+
+class _Lines:
+    """Prints one line per epoch."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def epoch_starts(self, epoch: int, images: int) -> None: ...
+
+    def step_done(self, images: int, loss: float | None) -> None: ...
+
+    def epoch_ends(self, line: Epoch) -> None:
+        print(f"epoch {line['epoch']} of {self.epochs}: loss {line['loss']:.4g}")
+
+
+def _pictures(X: Any) -> _Pictures | None:
+    """X as images, or None where its type says features."""
+    if isinstance(X, str | Path):
+        raise UserError("X is one path", "give a list of image files")
+    if isinstance(X, Tensor):
+        X = X.numpy(force=True)
+    if isinstance(X, np.ndarray) and X.ndim == 4 and X.dtype == np.uint8:
+        channels = [axis for axis in (1, 3) if X.shape[axis] == 3]
+        if len(channels) != 1:
+            raise UserError(f"images of shape {X.shape} have no one axis of 3 channels", "give (N, 3, H, W)")
+        pixels = np.ascontiguousarray(X if channels == [1] else X.transpose(0, 3, 1, 2))
+        return _Pictures([hashlib.sha256(image.data).hexdigest() for image in pixels], pixels)
+    listed = X.tolist() if getattr(X, "ndim", 0) == 1 else X
+    if isinstance(listed, Sequence) and len(listed) and all(isinstance(item, str | Path) for item in listed):
+        return _Pictures([os.path.abspath(item) for item in listed])
+    return None
+
+
+def _read_labels(y: Any, zero: Zero) -> _Known:
+    if isinstance(y, LabelTable):
+        return _Known(y.dense(), np.array(list(y.classes)), "unknown")
+    is_sparse = hasattr(y, "toarray")
+    if not is_sparse and np.asarray(y).ndim < 2:
+        return _read_single(y)
+    names = np.asarray(y.columns) if hasattr(y, "columns") else None
+    values = check_array(y, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y")
+    unknown = np.isnan(values)
+    wrong = ~unknown & ~np.isin(values, (-1, 0, 1))
+    if wrong.any():
+        raise UserError(
+            f"{values[wrong][0]:g} is not a label",
+            "use 1 present, -1 absent, NaN unknown; give single-label classes as a y of one dimension",
+        )
+    if zero == "auto":
+        zero = _meaning_of_zero(values, unknown)
+    labels = np.where(unknown, 0, values).astype(np.int8)
+    if zero == "absent":
+        labels[values == 0] = -1
+    classes = np.arange(values.shape[1]) if names is None else names
+    return _Known(labels, classes, zero)
+
+
+def _read_single(y: Any) -> _Known:
+    """One class per image: a column for each, also of two, since methods that rank classes need both."""
+    y = column_or_1d(y)
+    check_array(y, ensure_2d=False, dtype=None, input_name="y")
+    check_classification_targets(y)
+    classes = np.unique(y)
+    return _Known(np.where(y[:, None] == classes, 1, -1).astype(np.int8), classes, None)
+
+
+def _meaning_of_zero(values: NDArray[np.float64], unknown: NDArray[np.bool_]) -> Zero:
+    if not (values == 0).any():
+        return "auto"
+    has_minus, has_nan = bool((values == -1).any()), bool(unknown.any())
+    if has_minus == has_nan:
+        beside = "both -1 and NaN" if has_minus else "neither -1 nor NaN"
+        raise UserError(
+            f"y has 0 and {beside}, so 0 may mean absent or unknown",
+            'state it: zero="absent" (as in scikit-learn\'s indicator) or zero="unknown"',
+        )
+    return "unknown" if has_minus else "absent"
+
+
+def _check_read(logits: Tensor) -> None:
+    bad = torch.isnan(logits).any(1).nonzero()
+    if len(bad):
+        raise UserError(
+            f"{len(bad)} of {len(logits)} images cannot be read (first: X[{int(bad[0])}])",
+            "take them out of X; predict_proba gives NaN for them",
+        )
+
+
+def _first_bad(X: Any, source: Features) -> str:
+    number = int(source.bad[0])
+    return f"X[{number}], {list(X)[number]}"
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda", "mps"):
+        raise UserError(f"{name!r} is no device", 'use device="auto", "cpu", "cuda" or "mps"')
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no CUDA device here", 'use device="auto"')
+    return name
+
+
+@contextmanager
+def _seeds_kept(device: str) -> Iterator[None]:
+    """Training seeds torch's generators; afterwards they are as they were."""
+    with torch.random.fork_rng(devices=[] if device == "cpu" else range(torch.cuda.device_count())):
+        yield

@@ -1,0 +1,61 @@
+"""Asymmetric loss: easy negatives count little, very easy ones nothing, positives in full."""
+
+from __future__ import annotations
+
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.losses import ASL, over_images, total
+from halflabel.method import REGIMES, Method, method
+from halflabel.relabel import AssumeNegative, Ignore
+
+__all__ = ["asl"]
+
+
+@method(
+    serves=REGIMES,
+    paper="Ridnik 2021 (ASL); Zhou 2022 (EM+APL), row ASL",
+    lr=3e-4,
+    tune={"gamma_neg": (1.0, 2.0, 4.0)},
+)
+def asl(
+    gamma_neg: float = 4.0,
+    gamma_pos: float = 0.0,
+    margin: float = 0.05,
+    unknown: str = "negative",
+    detach: bool = False,
+    reduction: str = "images",
+) -> Method:
+    """Cross-entropy in which easy negatives count little and those scored under a margin not at all.
+
+    Use it with many classes and few positives per image, all labels known or unknown taken as absent: rare positives
+    are not drowned. Scores come out too high; trust the ranking and set thresholds on labelled images.
+
+        L = 1/B Σ_i (Σ_present −(1 − p)^γ⁺ log p + Σ_{absent or unknown} −q^γ⁻ log(1 − q)),  q = max(p − m, 0)
+
+    Options: gamma_neg, gamma_pos (γ⁻, γ⁺); margin (m, called clip in the released code); unknown=negative, or ignore to
+    learn from known labels alone, which must then include absent ones; detach=true holds the focusing weights fixed in
+    the gradient; reduction=images, or sum over the whole batch. The paper's figure (VOC 2012, one positive per image):
+    mAP 87.76 against 85.89 of `an`.
+
+    Differs from the released code: it sums over the batch (reduction=sum), so its rate depends on the batch size; it
+    floors the log at 1e-8, this computes from logits; its plain class holds the focusing weights fixed (detach=true),
+    its optimized one does not.
+    """
+    loss = ASL(gamma_neg, gamma_pos, margin, detach)
+    reductions = {"images": over_images, "sum": total}
+    relabelers = {"negative": AssumeNegative, "ignore": KnownOnly}
+    if reduction not in reductions:
+        raise UserError(f"reduction={reduction!r} is not offered", f"use one of: {', '.join(reductions)}")
+    if unknown not in relabelers:
+        raise UserError(f"unknown={unknown!r} is not offered", f"use one of: {', '.join(relabelers)}")
+    return Method(loss, relabelers[unknown](), reduce=reductions[reduction])
+
+
+class KnownOnly(Ignore):
+    """Unknown → (0, 0), and labels without a single known absence are refused: all would be called present."""
+
+    def start(self, table: LabelTable) -> None:
+        if not (table.value < 0).any():
+            raise UserError(
+                "unknown=ignore learns nothing where no label is known to be absent", "use unknown=negative"
+            )

@@ -1,0 +1,26 @@
+"""Focal loss: easy entries count little."""
+
+from __future__ import annotations
+
+from halflabel.losses import Focal
+from halflabel.method import REGIMES, Method, method
+from halflabel.relabel import AssumeNegative
+
+__all__ = ["focal"]
+
+
+@method(
+    serves=REGIMES, paper="Lin 2017 (focal loss); Zhou 2022 (EM+APL), row Focal loss", tune={"gamma": (1.0, 2.0, 4.0)}
+)
+def focal(gamma: float = 2.0, alpha: float = 0.0) -> Method:
+    """Unknown taken as absent, and entries that the model already gets right count little.
+
+    Use it against the flood of easy negatives when there are many classes. A missing positive is a hard negative, on
+    which it insists: where many are missing, `em` or `asl` serve better.
+
+        L = 1/(B·C) (Σ_present −(1 − p)^γ log p + Σ_{absent or unknown} −p^γ log(1 − p))
+
+    Options: gamma (γ; 0 gives `an`); alpha weighs present by α and absent by 1 − α, 0 leaves both at 1. The paper's
+    figure (VOC 2012, one positive per image): mAP 87.59 against 85.89 of `an`.
+    """
+    return Method(Focal(gamma, alpha), AssumeNegative())

@@ -1,0 +1,116 @@
+"""Generalised robust loss for single-positive labels (Chen 2024)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from halflabel.losses import BCE, Loss, widen
+from halflabel.method import REGIMES, Method, method
+from halflabel.relabel import Relabeler
+from halflabel.types import Batch, Targets
+
+__all__ = ["GeneralisedCE", "KnownApart", "SoftUnknown", "gr"]
+
+
+class GeneralisedCE(Loss):
+    """ℓ⁺ = (1 − p^q⁺)/q⁺, ℓ⁻ = (1 − (1 − p)^q⁻)/q⁻: cross-entropy for q → 0, absolute error for q = 1."""
+
+    def __init__(self, q_pos: float = 0.01, q_neg: float = 1.0) -> None:
+        super().__init__()
+        self.q_pos = q_pos
+        self.q_neg = q_neg
+
+    def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return box_cox(softplus(-logits), self.q_pos), box_cox(softplus(logits), self.q_neg)
+
+
+def box_cox(cross_entropy: Tensor, q: float) -> Tensor:
+    """(1 − exp(−q·ce))/q, which is (1 − p^q)/q for ce = −log p; ce itself for q = 0."""
+    return -torch.expm1(-q * cross_entropy) / q if q else cross_entropy
+
+
+class SoftUnknown(Relabeler):
+    """Unknown → (V·K, V·(1 − K)), K = σ(w·p + b), V = exp(−½((p − μ)/σ)²); known labels as they are.
+
+    Each of w, b, μ, σ goes on a line from its first to its last value over `epochs` epochs and stays there: w and b
+    with (epoch − 1)/epochs, μ and σ with epoch/epochs.
+    """
+
+    def __init__(
+        self,
+        w: tuple[float, float] = (0.0, 2.0),
+        b: tuple[float, float] = (-2.0, -2.0),
+        mu: tuple[float, float] = (0.5, 0.8),
+        sigma: tuple[float, float] = (2.0, 0.5),
+        epochs: int = 8,
+    ) -> None:
+        super().__init__()
+        self.w = w
+        self.b = b
+        self.mu = mu
+        self.sigma = sigma
+        self.epochs = epochs
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        p = torch.sigmoid(widen(logits))
+        present = torch.sigmoid(self._at(self.w, epoch - 1) * p + self._at(self.b, epoch - 1))
+        trust = torch.exp(-0.5 * ((p - self._at(self.mu, epoch)) / self._at(self.sigma, epoch)).square())
+        unknown = trust * (batch.labels == 0)
+        return Targets((batch.labels > 0) + unknown * present, (batch.labels < 0) + unknown * (1 - present))
+
+    def _at(self, ends: tuple[float, float], epochs: int) -> float:
+        share = min(epochs / self.epochs, 1.0)
+        return (1 - share) * ends[0] + share * ends[1]
+
+
+class KnownApart(Method):
+    """A step with two losses: `known` for what is known, `loss` for what is not."""
+
+    def __init__(self, loss: Loss, relabel: Relabeler, known: Loss) -> None:
+        super().__init__(loss, relabel)
+        self.known = known
+
+    def step(self, model: torch.nn.Module, batch: Batch, epoch: int) -> Tensor:
+        logits = model(batch.views[0]).logits
+        targets = self.relabel(batch, logits.detach(), epoch)
+        known = batch.labels != 0
+        return self.reduce(torch.where(known, self.known(logits, targets), self.loss(logits, targets)), targets)
+
+
+@method(
+    serves=REGIMES,
+    paper="Chen 2024 (Boosting Single Positive Multi-label Classification with Generalized Robust Loss)",
+    tune={"w_last": (0.0, 2.0, 4.0)},
+)
+def gr(
+    w_first: float = 0.0,
+    w_last: float = 2.0,
+    b_first: float = -2.0,
+    b_last: float = -2.0,
+    mu_first: float = 0.5,
+    mu_last: float = 0.8,
+    sigma_first: float = 2.0,
+    sigma_last: float = 0.5,
+    q_pos: float = 0.01,
+    q_neg: float = 1.0,
+    epochs: int = 8,
+) -> Method:
+    """Each unknown entry gets a soft label from its own score, a weight from the same score, and losses that forgive.
+
+    Early on every unknown is absent with a little doubt; later the doubt grows with the score, and entries whose score
+    agrees with neither side count less. Use it for one known positive per image; its eleven numbers are the paper's for
+    VOC, and `epochs` should be the number of epochs trained.
+
+        L = 1/(B·C) (Σ_present −log p + Σ_absent −log(1 − p) + Σ_unknown V·(K·L₂ + (1 − K)·L₃))
+        K = σ(w·p + b)   V = exp(−(p − μ)²/(2σ²))   L₂ = (1 − p^q₂)/q₂   L₃ = (1 − (1 − p)^q₃)/q₃
+
+    K and V carry no gradient. w_first to w_last, b_first to b_last, mu_first to mu_last and sigma_first to sigma_last:
+    w, b, μ and σ go from the one to the other on a line over so many epochs, and stay; q_pos q₂ and q_neg q₃.
+
+    As in the released code, w and b move with (epoch − 1)/epochs and μ and σ with epoch/epochs. Differs from it: known
+    negatives are charged −log(1 − p) (there they add nothing), and no constant is added inside the logarithm.
+    """
+    relabel = SoftUnknown((w_first, w_last), (b_first, b_last), (mu_first, mu_last), (sigma_first, sigma_last), epochs)
+    return KnownApart(GeneralisedCE(q_pos, q_neg), relabel, known=BCE())

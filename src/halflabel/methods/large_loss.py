@@ -1,0 +1,134 @@
+"""Large loss matters: unknown entries with the largest losses are probably present (Kim 2022)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.losses import BCE
+from halflabel.method import REGIMES, Method, method
+from halflabel.relabel import Relabeler
+from halflabel.types import Batch, Targets
+
+__all__ = ["LargeLoss", "largest", "ll_cp", "ll_ct", "ll_r"]
+
+_PAPER = "Kim 2022 (Large Loss Matters in Weakly Supervised Multi-Label Classification)"
+_MOST = 2_000_000_000  # bytes of flips that still fit beside a model
+
+
+def largest(values: Tensor, among: Tensor, count: int) -> Tensor:
+    """The `count` largest values among the entries of a mask, ties with the last included: (B, C) -> (B, C) bool.
+
+    Ties are taken whole so that the order of the rows does not matter; with fewer entries than `count`, all of them.
+    """
+    count = min(count, values.numel())
+    if count <= 0:
+        return torch.zeros_like(among)
+    threshold = values.masked_fill(~among, -math.inf).flatten().topk(count).values[-1]
+    return among & (values >= threshold)
+
+
+class LargeLoss(Relabeler):
+    """Unknown → absent, except for the k unknown entries of the batch with the largest losses.
+
+    Scheme "reject" drops these → (0, 0); "correct" takes them as present for this step → (1, 0); "keep" from now on.
+    k = ceil(B·C·Δ·(epoch − 1)); for "keep" ceil(B·C·Δ), and none in the first epoch. Known labels stay.
+    Memory: none; for "keep" one byte per entry (N·C bytes), in `flipped`.
+    """
+
+    flipped: Tensor  # (N, C) bool
+
+    def __init__(self, scheme: str, delta: float) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.delta = delta  # percent
+
+    def start(self, table: LabelTable) -> None:
+        if self.scheme != "keep":
+            return
+        images, classes = table.shape
+        if images * classes > _MOST:
+            raise UserError(
+                f"remembering flips for {images} images × {classes} classes takes {images * classes / 1e9:.1f} GB",
+                "use ll-ct, which flips for one step at a time and remembers nothing",
+            )
+        self.register_buffer("flipped", torch.zeros(images, classes, dtype=torch.bool))
+
+    def count(self, entries: int, epoch: int) -> int:
+        """k for a batch of so many entries."""
+        times = min(epoch - 1, 1) if self.scheme == "keep" else epoch - 1
+        # Decimal percentages are not exact in binary: 100 · 0.07 must not round up to 8.
+        return math.ceil(entries * self.delta * times / 100 - 1e-9)
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        present, unknown = batch.labels > 0, batch.labels == 0
+        if self.scheme == "keep":
+            before = self.flipped[batch.index]
+            present, unknown = present | before, unknown & ~before
+        # The loss of an absent entry, softplus(x), grows with x: the largest logits have the largest losses, and
+        # still differ where rounding has made the losses equal.
+        large = largest(logits, unknown, self.count(logits.numel(), epoch))
+        if self.scheme != "reject":
+            present = present | large
+        if self.scheme == "keep" and self.training:
+            self.flipped[batch.index] = before | large
+        return Targets(present.to(logits.dtype), (~present & ~large).to(logits.dtype))
+
+
+@method(serves=REGIMES, paper=_PAPER, tune={"delta": (0.2, 0.5, 1.0)})
+def ll_r(delta: float = 0.5) -> Method:
+    """Unknown entries count as absent, but those with the largest losses are left out: they are likely present.
+
+    A network learns clean labels first and memorises wrong ones later, so the share left out grows with the epochs.
+    Use it for positives-only labels as the cautious one of the three schemes: it drops, it never invents a positive.
+
+        L = 1/(B·C) Σ λ · ℓ,   ℓ = −log p (present) or −log(1 − p) (absent or unknown)
+        λ = 0 for the k = ceil(B·C·Δ·(epoch − 1)) largest ℓ of the batch's unknowns, else 1
+
+    delta Δ: percent of all entries, added per epoch; epochs count from 1, so the first changes nothing. The paper
+    trains 10 epochs: over many more, lower delta.
+
+    Differs from the released code: entries that tie with the k-th are left out with it; k never exceeds the number of
+    unknowns; k does not grow by rounding where B·C·Δ·(epoch − 1) is whole.
+    """
+    return Method(BCE(), LargeLoss("reject", delta))
+
+
+@method(serves=REGIMES, paper=_PAPER, tune={"delta": (0.1, 0.2, 0.5)})
+def ll_ct(delta: float = 0.2) -> Method:
+    """Unknown entries count as absent, but those with the largest losses count as present, for that step alone.
+
+    The middle one of the three large-loss schemes: it uses the missing positives it finds and can take them back in the
+    next step. Use it for positives-only labels.
+
+        L = 1/(B·C) Σ ℓ,   ℓ = −log p (present) or −log(1 − p) (absent or unknown), but −log p for the
+        k = ceil(B·C·Δ·(epoch − 1)) largest ℓ of the batch's unknowns
+
+    delta Δ: percent of all entries, added per epoch; epochs count from 1, so the first changes nothing. The paper
+    trains 10 epochs: over many more, lower delta.
+
+    Differs from the released code as `ll-r` does.
+    """
+    return Method(BCE(), LargeLoss("correct", delta))
+
+
+@method(serves=REGIMES, paper=_PAPER, tune={"delta": (0.05, 0.1, 0.2)})
+def ll_cp(delta: float = 0.1) -> Method:
+    """Unknown entries count as absent, but those with the largest losses become present and stay so.
+
+    The boldest of the three large-loss schemes: labels are corrected for good, a few per batch from the second epoch
+    on. It remembers one byte per entry (images × classes; above 2 GB it refuses: use `ll-ct`).
+
+        L = 1/(B·C) Σ ℓ,   ℓ = −log p (present, or flipped) or −log(1 − p) (absent or unknown);
+        flipped: the k = ceil(B·C·Δ) largest ℓ of the batch's unknowns, and all that were flipped before
+
+    delta Δ: percent of all entries flipped per epoch; epochs count from 1, so the first flips nothing.
+
+    Differs from the released code as `ll-r` does, and: all k entries flipped in the loss are remembered (there the
+    k-th is not, and a scheme named on the command line remembers none).
+    """
+    return Method(BCE(), LargeLoss("keep", delta))

@@ -1,0 +1,40 @@
+"""Softmax cross-entropy, for data with one label per image."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from halflabel.losses import Loss, over_images, widen
+from halflabel.method import Method, method
+from halflabel.types import Targets
+
+__all__ = ["Softmax", "softmax"]
+
+
+@method(serves=("full", "single-positive"), paper="common baseline; Cevikalp 2019 (RML), row Softmax")
+def softmax() -> Method:
+    """Cross-entropy over all classes, for data where exactly one class is present in each image.
+
+    The classes of an image compete, so it fits single-label data only: with several positives each is to get an equal
+    share of the probability, and none can come near 1. All other classes, absent or unknown, are in the denominator;
+    images without a known positive are left out.
+
+        L = 1/B Σ_i mean over positives j of (log Σ_k exp(x_k) − x_j)
+
+    Rank classes within an image by the scores, or measure accuracy; as probabilities of "present" they need the
+    calibration that a run learns.
+
+    In Cevikalp 2019 (ResNet-101): CIFAR-10 with 4,000 labels 89.32 % accuracy; NUS-WIDE, top 3, OF1 53.0 against 61.7
+    of RML.
+    """
+    return Method(Softmax(), reduce=over_images)
+
+
+class Softmax(Loss):
+    """pos_j / Σ pos · (log Σ_k exp(x_k) − x_j): the mean over the positives of an image, each at its place."""
+
+    def forward(self, logits: Tensor, targets: Targets) -> Tensor:
+        x = widen(logits)
+        pos = targets.pos.to(x.dtype)
+        share = pos / pos.sum(1, keepdim=True).masked_fill(~(pos > 0).any(1, keepdim=True), 1)
+        return -share * x.log_softmax(1)

@@ -1,0 +1,184 @@
+"""Sources give the views of a plan, in its order, whatever the number of workers and however many files are broken."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from halflabel.data.decode import read_image
+from halflabel.data.sources import Arrays, Features, Images, Part, Source, sequential
+from halflabel.data.views import Plain, Strong, View, Weak, view_keys
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+
+VIEWS: dict[str, View] = {"plain": Plain(16), "weak": Weak(16), "strong": Strong(16)}
+N = 9
+
+
+def write_images(folder: Path, n: int = N, bad: tuple[int, ...] = ()) -> list[Path]:
+    rng = np.random.default_rng(0)
+    paths = []
+    for number in range(n):
+        path = folder / f"{number}.png"
+        Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(path)
+        if number in bad:
+            path.write_bytes(path.read_bytes()[:200])
+        paths.append(path)
+    return paths
+
+
+def images(folder: Path, bad: tuple[int, ...] = (), workers: int = 0, max_bad: float = 1.0, n: int = N) -> Images:
+    paths = write_images(folder, n, bad)
+    return Images(paths, Names(path.stem for path in paths), VIEWS, workers=workers, max_bad=max_bad)
+
+
+def arrays(n: int = N) -> Arrays:
+    values = np.random.default_rng(1).integers(0, 256, (n, 3, 20, 24), dtype=np.uint8)
+    return Arrays(torch.from_numpy(values), Names.numbered(n), VIEWS)
+
+
+def features(n: int = N, bad: tuple[int, ...] = ()) -> Features:
+    return Features(np.arange(n * 4, dtype=np.float16).reshape(n, 4), Names.numbered(n), bad)
+
+
+def test_sequential_covers_everything_once() -> None:
+    assert [part.tolist() for part in sequential(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert sequential(0, 3) == []
+
+
+PLAN = [np.array([5, 2]), np.array([8]), np.array([0, 1, 7])]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "features", "images"])
+def test_the_order_of_the_plan_is_kept(tmp_path: Path, kind: str) -> None:
+    source: Source = {"arrays": arrays, "features": features, "images": lambda: images(tmp_path)}[kind]()
+    found = list(source.fetch(PLAN, ("plain", "plain")))
+    assert [batch.images.tolist() for batch in found] == [[5, 2], [8], [0, 1, 7]]
+    assert all(batch.images.dtype == np.int64 for batch in found)
+    one_by_one = {n: v[0] for (n,), (v, _) in source.fetch([np.array([i]) for i in range(N)], ("plain", "plain"))}
+    for numbers, views in found:
+        assert len(views) == 2
+        for view in views:
+            assert torch.equal(view, torch.stack([one_by_one[number] for number in numbers.tolist()]))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+def test_a_view_is_that_of_the_images_own_key(tmp_path: Path, kind: str) -> None:
+    source = arrays() if kind == "arrays" else images(tmp_path)
+    ((_, found),) = source.fetch([np.array([4, 6])], ("weak", "strong"), seed=3, epoch=2)
+    keys = view_keys(3, 2, source.hashes[[4, 6]], 2)
+    for place, number in enumerate((4, 6)):
+        image = source.images[number] if isinstance(source, Arrays) else read_image(source.paths[number])
+        for at, name in enumerate(("weak", "strong")):
+            assert torch.equal(found[at][place], VIEWS[name](image, int(keys[place, at])))
+    ((_, other),) = source.fetch([np.array([4, 6])], ("weak", "strong"), seed=3, epoch=3)
+    assert not torch.equal(found[0], other[0])
+
+
+def test_workers_do_not_change_what_comes_out(tmp_path: Path) -> None:
+    alone = images(tmp_path, bad=(3,))
+    helped = images(tmp_path, bad=(3,), workers=2)
+    for epoch, views in ((1, ("weak", "strong")), (1, ("plain",)), (2, ("weak", "strong"))):
+        plan = [np.array([8, 1, 3]), np.array([0, 4]), np.array([3]), np.array([2, 6])]
+        first, second = (list(source.fetch(plan, views, seed=1, epoch=epoch)) for source in (alone, helped))
+        assert len(first) == len(second) == 4
+        for one, two in zip(first, second, strict=True):
+            assert one.images.tolist() == two.images.tolist()
+            assert len(one.views) == len(two.views)
+            assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+    assert alone.quarantine.rows == helped.quarantine.rows
+
+
+def test_an_unreadable_file_is_put_aside_once_and_the_rest_goes_on(tmp_path: Path) -> None:
+    source = images(tmp_path, bad=(2, 6))
+    (tmp_path / "7.png").unlink()
+    plan = [np.array([1, 2, 3]), np.array([6]), np.array([7, 8])]
+    for _ in range(2):
+        found = list(source.fetch(plan, ("plain",)))
+        assert [batch.images.tolist() for batch in found] == [[1, 3], [], [8]]
+        assert [len(batch.views) for batch in found] == [1, 0, 1]
+        assert found[0].views[0].shape == (2, 3, 16, 16)
+    assert source.quarantine.rows == [
+        ("2", str(tmp_path / "2.png"), "truncated"),
+        ("6", str(tmp_path / "6.png"), "truncated"),
+        ("7", str(tmp_path / "7.png"), "no such file"),
+    ]
+
+
+def test_too_many_unreadable_files_are_an_error_that_names_one(tmp_path: Path) -> None:
+    source = images(tmp_path, bad=(2, 6), max_bad=0.15)
+    batches = source.fetch([np.array([0, 2]), np.array([6])], ("plain",))
+    assert next(batches).images.tolist() == [0]
+    with pytest.raises(UserError, match=r"2 of 9 images \(22.2 %\) cannot be read.*limit of 15 %.*2.png.*--max-bad"):
+        next(batches)
+
+
+def test_too_many_pixels_are_refused_before_decoding(tmp_path: Path) -> None:
+    source = Images(write_images(tmp_path), Names.numbered(N), VIEWS, max_bad=1.0, max_pixels=100)
+    ((found, views),) = source.fetch([np.array([0])], ("plain",))
+    assert (len(found), views) == (0, ())
+    assert "pixels" in source.quarantine.rows[0][2]
+
+
+def test_a_part_renumbers_and_keeps_names_and_keys(tmp_path: Path) -> None:
+    whole = images(tmp_path, bad=(6,))
+    part = Part(whole, np.array([6, 1, 8]))
+    assert len(part) == 3
+    assert list(part.names) == ["6", "1", "8"]
+    found = list(part.fetch([np.array([2, 0]), np.array([1])], ("weak",), seed=4, epoch=5))
+    assert [batch.images.tolist() for batch in found] == [[2], [1]]
+    ((_, (own,)),) = whole.fetch([np.array([8])], ("weak",), seed=4, epoch=5)
+    assert torch.equal(found[0].views[0], own)
+    deeper = Part(part, np.array([2]))
+    ((numbers, (same,)),) = deeper.fetch([np.array([0])], ("weak",), seed=4, epoch=5)
+    assert numbers.tolist() == [0]
+    assert torch.equal(same, own)
+
+
+def test_features_come_in_float32_without_the_bad_ones() -> None:
+    source = features(bad=(3, 5))
+    found = list(source.fetch([np.array([5, 2, 1]), np.array([3])], ("weak", "strong")))
+    assert [batch.images.tolist() for batch in found] == [[2, 1], []]
+    assert found[0].views[0].dtype == torch.float32
+    assert found[0].views[0].tolist() == [[8, 9, 10, 11], [4, 5, 6, 7]]
+    assert found[0].views[0] is found[0].views[1]
+    assert found[1].views[0].shape == (0, 4)
+
+
+def test_features_may_be_tensors() -> None:
+    values = torch.randn(4, 2, 3, 3, dtype=torch.float16)
+    ((_, (found,)),) = Features(values, Names.numbered(4)).fetch([np.array([3, 0])], ("plain",))
+    assert torch.equal(found, values[[3, 0]].float())
+
+
+def test_an_empty_plan_gives_nothing(tmp_path: Path) -> None:
+    for source in (arrays(), features(), images(tmp_path)):
+        assert list(source.fetch([], ("plain",))) == []
+
+
+def test_a_pass_that_is_broken_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+    source = images(tmp_path, workers=2)
+    plan = [np.array([number]) for number in range(N)]
+    first = source.fetch(plan, ("plain",))
+    next(first)
+    first.close()
+    assert [batch.images.tolist() for batch in source.fetch(plan[::-1], ("plain",))] == [[n] for n in range(N)][::-1]
+
+
+def test_a_source_dies_with_its_last_name(tmp_path: Path) -> None:
+    source = images(tmp_path, workers=1)
+    list(source.fetch(PLAN, ("plain",)))
+    left = weakref.ref(source)
+    # Were it part of a cycle, its workers would wait for the garbage collector, then for 5 seconds each.
+    gc.disable()
+    try:
+        del source
+        assert left() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,108 @@
+"""CSL against the slow loop, the published numbers, and the rules every method keeps."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.method import recipe
+from halflabel.methods.csl import ClippedBCE
+from halflabel.types import Targets
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+slow = checks.reference("csl")
+
+
+def make(**options):
+    return recipe("csl").make(**options)
+
+
+@pytest.mark.parametrize("shape", checks.SHAPES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_is_the_slow_loop(shape, ties):
+    logits, labels = checks.inputs(0, *shape, ties=ties)
+    for options in ({"topk": 1}, {"topk": 2, "clip": 0.1, "gamma_pos": 1.0, "gamma_neg": 2.0, "gamma_unknown": 3.0}):
+        for threshold in (0.45, 1.0):
+            method = checks.begin(make(prior_threshold=threshold, prior_epochs=1, **options), labels)
+            # The last epoch without unknowns leaves the mean score of each class behind.
+            prior = torch.sigmoid(logits).mean(dim=0).float()
+            for epoch, mode in ((1, "ignore"), (2, "selective")):
+                found = checks.step(method, logits, labels, epoch)
+                wanted = checks.slow(
+                    lambda x, m=mode, t=threshold, p=prior, o=options: slow.csl(
+                        x, labels, p.tolist(), m, prior_threshold=t, **o
+                    ),
+                    logits,
+                )
+                checks.same(found, wanted)
+            torch.testing.assert_close(method.relabel.prior, prior)
+
+
+@pytest.mark.parametrize("case", checks.golden("csl"), ids=lambda case: case["name"])
+def test_is_the_published_one(case):
+    given = case["options"]
+    mode = given["partial_loss_mode"]
+    method = make(
+        topk=given["likelihood_topk"] if mode == "selective" else 0,
+        prior_threshold=given["prior_threshold"],
+        prior_epochs=1,
+        gamma_pos=given["gamma_pos"],
+        gamma_neg=given["gamma_neg"],
+        gamma_unknown=given["gamma_unann"],
+        clip=given["clip"],
+    )
+    checks.begin(method, case["labels"])
+    if "prior" in case:
+        method.relabel.prior.copy_(torch.tensor(case["prior"]))
+    epoch = 1 if mode == "ignore" else 2
+    logits = torch.tensor(case["logits"], dtype=torch.float64)
+    loss, grad = checks.step(method, logits, case["labels"], epoch)
+    images = len(case["labels"])
+    checks.same((loss * images, grad * images), (case["loss"], case["grad"]), 1e-10)
+    unknown = torch.tensor(case["labels"]) == 0
+    if mode == "selective":
+        targets = method.relabel(checks.batch(logits, case["labels"]), logits, epoch)
+        kept = (torch.tensor(case["kept"]) > 0) & (torch.sigmoid(logits) > given["clip"])
+        assert torch.equal(targets.neg[unknown] > 0, kept[unknown])
+
+
+def test_prior_is_the_mean_score_of_the_last_epoch_before_unknowns_join():
+    logits, labels = checks.inputs(1, 10, 4)
+    method = checks.begin(make(prior_epochs=2), labels)
+    checks.step(method, logits + 5, labels, 1)
+    assert method.relabel.prior.tolist() == [0, 0, 0, 0]
+    for first in (0, 4, 8):  # uneven batches weigh by their size
+        checks.step(method, logits[first : first + 4], labels[first : first + 4], 2)
+    torch.testing.assert_close(method.relabel.prior, torch.sigmoid(logits).mean(dim=0).float())
+    method.eval()
+    checks.step(method, logits + 5, labels, 2)
+    torch.testing.assert_close(method.relabel.prior, torch.sigmoid(logits).mean(dim=0).float())
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_gradcheck(clip):
+    logits, _ = checks.inputs(2, 4, 5)
+    targets = Targets(torch.rand(4, 5, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64))
+    assert torch.autograd.gradcheck(lambda x: ClippedBCE(clip)(x, targets), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("options", [{}, {"topk": 1, "prior_threshold": 0.5}, {"topk": 1, "prior_epochs": 0}])
+def test_rules_of_the_house(options):
+    checks.check_half(make(**options), (1, 2, 3))
+    checks.check_targets(make(**options), (1, 2, 3))
+    checks.check_order(lambda: make(**options), (1, 2, 3))
+    remembers = checks.check_round_trip(lambda: make(**options), (1, 2, 2, 3))
+    assert set(remembers.state_dict()) == {"relabel.prior", "relabel.seen"}
+
+
+def test_refuses_positives_only():
+    with pytest.raises(UserError, match="cannot learn from positives-only labels"):
+        recipe("csl").check_regime("positives-only")

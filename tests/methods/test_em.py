@@ -1,0 +1,206 @@
+"""Entropy maximisation and asymmetric pseudo-labels against the slow loops and the golden vectors."""
+
+import importlib.util
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.method import Method, recipe
+from halflabel.methods.em import APL
+from halflabel.rng import hash_names
+from halflabel.terms import entropy
+from halflabel.types import Batch, Output, Sweep
+
+TESTS = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("reference_em", TESTS / "reference" / "em.py")
+reference = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(reference)
+
+
+def run(method: Method, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    x = logits.detach().clone().requires_grad_()
+    loss = method.step(lambda view: Output(view, view), Batch(torch.arange(len(x)), (x,), labels), 1)
+    return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+
+def make_labels(images: int, classes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(images * 31 + classes)
+    labels = torch.randint(-1, 2, (images, classes), generator=generator, dtype=torch.int8)
+    labels[images // 2] = 0  # nothing known of one image
+    return labels
+
+
+def test_entropy_keeps_its_digits_and_its_slope():
+    x = torch.tensor([-1e4, -300.0, -30.0, -2.0, 0.0, 2.0, 30.0, 300.0, 1e4], dtype=torch.float64, requires_grad=True)
+    value = entropy(x)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    q = 1 / (1 + math.exp(30))  # the small side; 1 − p would have lost its digits
+    assert value[2].item() == pytest.approx(-q * math.log(q) - (1 - q) * math.log1p(-q), rel=1e-9)
+    assert value[4].item() == pytest.approx(math.log(2))
+    p = torch.sigmoid(x.detach())
+    torch.testing.assert_close(slope, -x.detach() * p * torch.sigmoid(-x.detach()), rtol=1e-9, atol=1e-15)
+    torch.testing.assert_close(value, value.flip(0), rtol=0, atol=0)
+    assert entropy(x.detach().float()).isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (4, 1), (1, 4), (1, 1)])
+def test_em_equals_the_slow_loop(shape):
+    labels = make_labels(*shape)
+    logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
+    x = logits.clone().requires_grad_()
+    loss = reference.em(x, labels.tolist(), 0.3)
+    expected = loss.detach(), torch.autograd.grad(loss, x)[0]
+    torch.testing.assert_close(run(recipe("em").make(alpha=0.3), logits, labels), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (9, 1), (1, 4), (1, 1)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_em_apl_equals_the_slow_loop_sweep_after_sweep(shape, tied):
+    """Pseudo-labels, loss and gradient over the whole schedule, with equal scores and an unreadable image."""
+    labels = make_labels(*shape)
+    table = LabelTable.from_dense(labels.numpy(), images=[f"photo {i * 7 % 13}" for i in range(shape[0])])
+    rank = np.argsort(np.argsort(hash_names(table.images.array))).tolist()
+    method = recipe("em-apl").make(alpha=0.3, beta=0.4, theta=0.8, apl_from=2, apl_to=5)
+    method.start(table)
+    generator = torch.Generator().manual_seed(2)
+    soft: list[list[float | None]] = [[None] * shape[1] for _ in labels]
+    for epoch in range(1, 7):
+        logits = torch.randn(shape, dtype=torch.float64, generator=generator) * 3
+        logits = logits.round() if tied else logits
+        x = logits.clone().requires_grad_()
+        loss = reference.em_apl(x, labels.tolist(), soft, 0.3, 0.4)
+        expected = loss.detach(), torch.autograd.grad(loss, x)[0]
+        torch.testing.assert_close(run(method, logits, labels), expected, rtol=1e-9, atol=1e-9)
+        assert method.relabel.wants_sweep(epoch) == (2 <= epoch < 5)
+        if method.relabel.wants_sweep(epoch):
+            swept = (torch.randn(shape, generator=generator) * 3).round() if tied else logits.float()
+            if shape[0] > 1:
+                swept[0] = math.nan
+            scores = [[None if v != v else torch.tensor(v).sigmoid().item() for v in row] for row in swept.tolist()]
+            soft = reference.apl_sweep(scores, labels.tolist(), soft, Fraction(8, 10), 3, rank)
+            log = method.relabel.absorb(Sweep(swept, swept), epoch)
+            assert log["pseudo_labels"] == sum(s is not None for row in soft for s in row)
+    if shape == (12, 5):
+        assert log["pseudo_labels"] > 0
+        assert 0 < log["pseudo_share"] <= 0.8
+
+
+def test_pseudo_labels_never_touch_known_labels_nor_change():
+    labels = make_labels(40, 6)
+    relabel = APL(0.5, 0.9, 1, 4)
+    relabel.start(LabelTable.from_dense(labels.numpy()))
+    for epoch in range(1, 4):
+        before = relabel.soft.clone()
+        logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(epoch))
+        relabel.absorb(Sweep(logits, logits), epoch)
+        frozen = before >= 0
+        assert torch.equal(relabel.soft[frozen], before[frozen])
+        assert torch.equal(relabel.soft == -1, labels != 0)
+    quota = np.floor(0.9 * (labels.numpy() == 0).sum(0) / 3)
+    assert ((relabel.soft >= 0).sum(0).numpy() == 3 * quota).all()
+
+
+def test_unreadable_images_stay_unknown_and_known_labels_known_when_the_quota_exceeds_the_rest():
+    relabel = APL(0.5, 1.0, 1, 2)
+    labels = torch.tensor([0, 0, 0, 1, -1, 1, -1, 1, -1])[:, None]
+    relabel.start(LabelTable.from_dense(labels.numpy()))
+    logits = torch.tensor([0.0, math.nan, math.nan, -5, -5, -5, -5, -5, -5])[:, None]
+    log = relabel.absorb(Sweep(logits, logits), 1)
+    assert log == {"pseudo_labels": 1, "pseudo_share": pytest.approx(1 / 3)}
+    expected = torch.tensor([0.5, math.nan, math.nan, -1, -1, -1, -1, -1, -1])[:, None]
+    torch.testing.assert_close(relabel.soft, expected, equal_nan=True)
+
+
+def test_quota_survives_floating_point():
+    relabel = APL(0.5, 0.29, 1, 2)
+    relabel.start(LabelTable.from_dense(np.zeros((100, 1), np.int8)))
+    assert relabel.quota.tolist() == [29]  # 0.29 · 100 is 28.999… in floating point
+
+
+def test_sweeping_class_by_class_gives_the_same_pseudo_labels(monkeypatch):
+    """Large tables are swept a few classes at a time."""
+    labels = make_labels(30, 7)
+    logits = torch.randn(30, 7, generator=torch.Generator().manual_seed(0))
+
+    def sweep(relabel: APL) -> Tensor:
+        relabel.start(LabelTable.from_dense(labels.numpy()))
+        relabel.absorb(Sweep(logits, logits), 1)
+        return relabel.soft
+
+    whole, parts = APL(0.5, 0.9, 1, 3), APL(0.5, 0.9, 1, 3)
+    expected = sweep(whole)
+    label = parts._label
+    monkeypatch.setattr(
+        parts,
+        "_label",
+        lambda part, at: [label(part[:, c : c + 1], slice(c, c + 1)) for c in range(part.shape[1])],
+    )
+    torch.testing.assert_close(sweep(parts), expected, equal_nan=True)
+
+
+def test_the_order_of_the_table_does_not_matter():
+    """Equal scores everywhere: which are taken depends on the images' names alone."""
+    labels = make_labels(20, 3).numpy()
+    names = [f"photo {i}" for i in range(20)]
+    order = np.random.default_rng(0).permutation(20)
+    logits = torch.zeros(20, 3)
+    found = []
+    for rows in (np.arange(20), order):
+        relabel = APL(0.5, 0.5, 1, 2)
+        relabel.start(LabelTable.from_dense(labels[rows], images=[names[i] for i in rows]))
+        relabel.absorb(Sweep(logits, logits), 1)
+        found.append(relabel.soft)
+    torch.testing.assert_close(found[0][order], found[1], equal_nan=True)
+    assert (found[0] >= 0).any()
+
+
+def test_resumes_from_its_state():
+    labels = make_labels(15, 4)
+    table = LabelTable.from_dense(labels.numpy())
+    logits = torch.randn(3, 15, 4, generator=torch.Generator().manual_seed(0))
+    first, second = (recipe("em-apl").make(apl_from=1, apl_to=4) for _ in range(2))
+    first.start(table)
+    first.relabel.absorb(Sweep(logits[0], logits[0]), 1)
+    second.start(table)
+    second.load_state_dict(first.state_dict())
+    for epoch in (2, 3):
+        sweep = Sweep(logits[epoch - 1], logits[epoch - 1])
+        assert first.relabel.absorb(sweep, epoch) == second.relabel.absorb(sweep, epoch)
+        assert all(map(torch.equal, run(first, logits[0], labels), run(second, logits[0], labels)))
+
+
+@pytest.mark.parametrize("file", ["em", "em_apl"])
+def test_golden(file):
+    golden = json.loads((TESTS / "golden" / "losses" / f"{file}.json").read_text())
+    method = recipe(file.replace("_", "-")).make(**golden["options"])
+    for case in golden["cases"]:
+        labels = torch.tensor(case["labels"], dtype=torch.int8)
+        method.start(LabelTable.from_dense(labels.numpy()))
+        if file == "em_apl":
+            soft = torch.tensor(case["soft_labels"], dtype=torch.float64)
+            method.relabel.soft = soft.where(torch.tensor(case["soft_mask"]) == 1, math.nan)
+        loss, grad = run(method, torch.tensor(case["logits"], dtype=torch.float64), labels)
+        assert loss.item() == pytest.approx(case["loss"], abs=1e-10), case["name"]
+        torch.testing.assert_close(grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{"beta": 0.0}, {"theta": 1.5}, {"apl_from": 10}, {"apl_from": 0}])
+def test_impossible_schedules_are_refused(options):
+    with pytest.raises(UserError, match="do not fit"):
+        recipe("em-apl").make(**options)
+
+
+def test_large_tables_are_refused():
+    nothing = np.zeros(0, np.int64)
+    table = LabelTable.from_entries(Names.numbered(600_000), Names.numbered(1000), nothing, nothing, nothing)
+    with pytest.raises(UserError, match=r"em-apl would remember 2\.4 GB.*such as em"):
+        recipe("em-apl").make().start(table)

@@ -1,0 +1,77 @@
+"""GR against the slow loop, the published numbers, and the rules every method keeps."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.method import recipe
+from halflabel.methods.gr import GeneralisedCE
+from halflabel.types import Targets
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+slow = checks.reference("gr")
+
+
+def make(**options):
+    return recipe("gr").make(**options)
+
+
+@pytest.mark.parametrize("shape", checks.SHAPES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_is_the_slow_loop(shape, ties):
+    logits, labels = checks.inputs(0, *shape, ties=ties)
+    for epoch in (1, 4, 8, 9, 30):
+        checks.same(
+            checks.step(make(), logits, labels, epoch), checks.slow(lambda x, e=epoch: slow.gr(x, labels, e), logits)
+        )
+    other = make(
+        w_first=1.0, w_last=3.0, b_first=-1.0, b_last=0.5, mu_last=0.6, sigma_first=1.0, q_pos=0.3, q_neg=0.7, epochs=5
+    )
+    wanted = checks.slow(
+        lambda x: slow.gr(x, labels, 3, (1.0, 3.0), (-1.0, 0.5), (0.5, 0.6), (1.0, 0.5), 0.3, 0.7, 5), logits
+    )
+    checks.same(checks.step(other, logits, labels, 3), wanted)
+
+
+@pytest.mark.parametrize("case", checks.golden("gr"), ids=lambda case: case["name"])
+def test_is_the_published_one(case):
+    logits = torch.tensor(case["logits"], dtype=torch.float64)
+    found = checks.step(make(), logits, case["labels"], case["options"]["epoch"])
+    checks.same(found, (case["loss"], case["grad"]), 1e-10)
+
+
+def test_full_labels_give_cross_entropy():
+    logits, labels = checks.inputs(1, 6, 5)
+    labels = np.where(labels > 0, 1, -1).astype(np.int8)
+    checks.same(checks.step(make(), logits, labels, 4), checks.step(recipe("bce").make(), logits, labels, 4), 1e-12)
+
+
+@pytest.mark.parametrize(("q_pos", "q_neg"), [(0.01, 1.0), (0.0, 0.5)])
+def test_gradcheck(q_pos, q_neg):
+    logits, _ = checks.inputs(2, 4, 5)
+    targets = Targets(torch.rand(4, 5, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64))
+    loss = GeneralisedCE(q_pos, q_neg)
+    assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits.requires_grad_())
+
+
+def test_small_q_nears_cross_entropy():
+    logits, _ = checks.inputs(3, 4, 5)
+    near, exact = GeneralisedCE(1e-7, 1e-7).pair(logits), GeneralisedCE(0.0, 0.0).pair(logits)
+    for got, want in zip(near, exact, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_rules_of_the_house():
+    checks.check_half(make(), (1, 8))
+    checks.check_targets(make(), (1, 4, 9))
+    checks.check_order(make, (1, 8))
+    assert not make().state_dict()

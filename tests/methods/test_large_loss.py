@@ -1,0 +1,138 @@
+"""LL-R, LL-Ct and LL-Cp against the slow loop, the published numbers, and the rules every method keeps."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.methods.large_loss import LargeLoss, largest
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+slow = checks.reference("large_loss")
+SCHEMES = {"ll-r": "reject", "ll-ct": "correct", "ll-cp": "keep"}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("shape", [*checks.SHAPES, (9, 8)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_is_the_slow_loop(name, shape, ties):
+    logits, labels = checks.inputs(0, *shape, ties=ties)
+    method = checks.begin(recipe(name).make(delta=4.0), labels)
+    flipped = frozenset()
+    for epoch in (1, 2, 3, 5):
+        now = logits - epoch * (logits > 3)  # later epochs find other entries largest
+        found = checks.step(method, now, labels, epoch)
+        kept = []
+
+        def loss(x, epoch=epoch, flipped=flipped, kept=kept):
+            value, after = slow.large_loss(x, labels, epoch, SCHEMES[name], 4, flipped)
+            kept.append(after)
+            return value
+
+        checks.same(found, checks.slow(loss, now))
+        flipped = kept[0]
+    if name == "ll-cp":
+        assert {tuple(at) for at in method.relabel.flipped.nonzero().tolist()} == flipped
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_is_the_published_one(name):
+    for case in checks.golden(name.replace("-", "_")):
+        options = case["options"]
+        method = checks.begin(recipe(name).make(delta=options["delta_percent"]), case["labels"])
+        logits = torch.tensor(case["logits"], dtype=torch.float64)
+        assert method.relabel.count(logits.numel(), options["epoch"]) == options["k"]
+        checks.same(checks.step(method, logits, case["labels"], options["epoch"]), (case["loss"], case["grad"]), 1e-10)
+        if name == "ll-cp":
+            ours = {tuple(at) for at in method.relabel.flipped.nonzero().tolist()}
+            theirs = {tuple(at) for at in case["permanently_flipped"]}
+            modified = {tuple(at) for at in torch.tensor(case["modified"]).nonzero().tolist()}
+            # The stated difference: all k are remembered, where the released code forgets the k-th.
+            assert ours == modified
+            assert theirs <= ours
+            assert len(ours - theirs) == min(options["k"], 1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "delta", "entries", "epoch", "k"),
+    [
+        ("reject", 0.5, 200, 1, 0),
+        ("reject", 0.5, 200, 2, 1),  # exactly one: no second one by rounding
+        ("reject", 7.0, 100, 2, 7),
+        ("reject", 0.1, 1000, 4, 3),
+        ("correct", 0.2, 640, 4, 4),
+        ("keep", 0.1, 640, 1, 0),
+        ("keep", 0.1, 640, 9, 1),
+    ],
+)
+def test_count(scheme, delta, entries, epoch, k):
+    assert LargeLoss(scheme, delta).count(entries, epoch) == k
+
+
+def test_largest_takes_ties_whole_and_no_more_than_there_are():
+    values = torch.tensor([[3.0, 2.0, 2.0], [9.0, 2.0, 1.0]])
+    among = torch.tensor([[True, True, True], [False, True, True]])
+    assert largest(values, among, 0).sum() == 0
+    assert largest(values, among, 1).tolist() == [[True, False, False], [False, False, False]]
+    assert largest(values, among, 2).tolist() == [[True, True, True], [False, True, False]]
+    assert largest(values, among, 99).tolist() == among.tolist()
+    assert largest(values, torch.zeros_like(among), 3).sum() == 0
+
+
+def test_evaluation_flips_nothing_for_good():
+    logits, labels = checks.inputs(6, 8, 6)
+    method = checks.begin(recipe("ll-cp").make(delta=10.0), labels)
+    method.eval()
+    checks.step(method, logits, labels, 2)
+    assert not method.relabel.flipped.any()
+
+
+def test_too_many_entries_to_remember_are_refused():
+    empty = np.zeros(0, np.int64)
+    table = LabelTable.from_entries(Names.numbered(300_000), Names.numbered(9_000), empty, empty, empty)
+    with pytest.raises(UserError, match=r"takes 2\.7 GB.*ll-ct"):
+        recipe("ll-cp").make().start(table)
+    recipe("ll-ct").make().start(table)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_rules_of_the_house(name):
+    def make():
+        return recipe(name).make(delta=5.0)
+
+    checks.check_half(make(), (1, 3))
+    checks.check_targets(make(), (1, 2, 4))
+    checks.check_order(make, (1, 2, 4))
+    remembers = checks.check_round_trip(make, (1, 2, 3, 4))
+    assert set(remembers.state_dict()) == ({"relabel.flipped"} if name == "ll-cp" else set())
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_full_labels_give_cross_entropy(name):
+    logits, labels = checks.inputs(7, 6, 5)
+    labels = np.where(labels > 0, 1, -1).astype(np.int8)
+    method = checks.begin(recipe(name).make(), labels)
+    checks.same(checks.step(method, logits, labels, 9), checks.step(recipe("bce").make(), logits, labels, 9), 1e-12)
+
+
+def test_gradcheck():
+    logits, labels = checks.inputs(8, 4, 5)
+    for name in SCHEMES:
+        method = checks.begin(recipe(name).make(delta=5.0), labels)
+        targets = method.relabel(checks.batch(logits, labels), logits, 3)
+        loss = method.loss
+        assert torch.autograd.gradcheck(
+            lambda x, loss=loss, targets=targets: loss(x, targets), logits.clone().requires_grad_()
+        )

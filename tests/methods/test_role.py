@@ -1,0 +1,189 @@
+"""Expected positives and ROLE against the slow loops and the golden vectors."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.method import Method, recipe
+from halflabel.methods.role import Estimates
+from halflabel.terms import estimate_positives
+from halflabel.types import Batch, Output
+
+TESTS = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("reference_role", TESTS / "reference" / "role.py")
+reference = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(reference)
+
+
+def make_labels(images: int, classes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(images * 31 + classes)
+    labels = torch.randint(-1, 2, (images, classes), generator=generator, dtype=torch.int8)
+    labels[images // 2] = 0  # nothing known of one image
+    return labels
+
+
+def run(method: Method, logits: Tensor, labels: Tensor, index: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Loss, gradient of the logits and, where there are any, of the estimates."""
+    x = logits.detach().clone().requires_grad_()
+    batch = Batch(torch.arange(len(x)) if index is None else index, (x,), labels)
+    loss = method.step(lambda view: Output(view, view), batch, 1)
+    return loss.detach(), *torch.autograd.grad(loss, [x, *method.parameters()])
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (4, 1), (1, 4), (1, 1)])
+@pytest.mark.parametrize("k", [1.5, 0.0])
+def test_epr_equals_the_slow_loop(shape, k):
+    labels = make_labels(*shape)
+    logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
+    method = recipe("epr").make(positives=k)
+    method.start(LabelTable.from_dense(labels.numpy()))
+    x = logits.clone().requires_grad_()
+    loss = reference.epr(x, labels.tolist(), k or reference.positives_per_image(labels.tolist()))
+    expected = loss.detach(), torch.autograd.grad(loss, x)[0]
+    torch.testing.assert_close(run(method, logits, labels), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["role", "role-li"])
+@pytest.mark.parametrize("shape", [(6, 5), (4, 1), (1, 4), (1, 1)])
+def test_role_equals_the_slow_loop(name, shape):
+    labels = make_labels(*shape)
+    logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
+    method = recipe(name).make(positives=1.5)
+    method.start(LabelTable.from_dense(labels.numpy()))
+    method.double()
+    x = logits.clone().requires_grad_()
+    theta = method.relabel.theta.detach().clone().requires_grad_()
+    loss = reference.role(x, theta, labels.tolist(), 1.5)
+    expected = loss.detach(), *torch.autograd.grad(loss, [x, theta])
+    torch.testing.assert_close(run(method, logits, labels), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_only_the_estimates_of_the_batch_have_a_gradient():
+    labels = make_labels(6, 5)
+    method = recipe("role").make()
+    method.start(LabelTable.from_dense(labels.numpy()))
+    index = torch.tensor([4, 1])
+    _, _, slope = run(method, torch.zeros(2, 5), labels[index], index)
+    assert slope.abs().sum(1).gt(0).tolist() == [False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("file", ["epr", "role"])
+def test_golden(file):
+    golden = json.loads((TESTS / "golden" / "losses" / f"{file}.json").read_text())
+    method = recipe(file).make(positives=golden["options"]["expected_num_pos"])
+    for case in golden["cases"]:
+        labels = torch.tensor(case["labels"], dtype=torch.int8)
+        method.start(LabelTable.from_dense(labels.numpy()))
+        expected = [torch.tensor(case["grad"], dtype=torch.float64)]
+        if file == "role":
+            method.relabel.theta = nn.Parameter(torch.tensor(case["theta_logits"], dtype=torch.float64))
+            expected.append(torch.tensor(case["grad_theta"], dtype=torch.float64))
+        loss, *grads = run(method, torch.tensor(case["logits"], dtype=torch.float64), labels)
+        assert loss.item() == pytest.approx(case["loss"], abs=1e-10), case["name"]
+        torch.testing.assert_close(grads, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [[1, 0, 0], [0, 1, 0], [0, 0, 0]],
+        [[1, 1, 0], [0, 1, 0], [0, 0, 0]],
+        [[1, -1, 0], [-1, 1, 0], [0, -1, 0]],
+        [[0, 0, 0]],
+    ],
+)
+def test_positives_per_image_from_the_labels(labels):
+    found = estimate_positives(LabelTable.from_dense(labels))
+    assert found == pytest.approx(reference.positives_per_image(labels))
+
+
+def test_positives_per_image_is_right_when_labels_are_missing_at_random():
+    generator = np.random.default_rng(0)
+    truth = np.where(generator.random((4000, 6)) < [0.05, 0.1, 0.2, 0.3, 0.4, 0.5], 1, -1)
+    seen = truth * (generator.random(truth.shape) < 0.1)
+    assert estimate_positives(LabelTable.from_dense(seen)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
+
+
+def test_estimates_start_where_the_paper_says_and_by_name():
+    labels = make_labels(50, 8).numpy()
+    names = [f"photo {i}" for i in range(50)]
+    classes = list("abcdefgh")
+    theta = _start(LabelTable.from_dense(labels, names, classes))
+    assert theta[labels > 0] == pytest.approx(reference.logit(0.995))
+    assert theta[labels < 0] == pytest.approx(reference.logit(0.005))
+    unknown = theta[labels == 0]
+    assert abs(unknown).max() <= reference.logit(0.6)
+    assert unknown.std() == pytest.approx(reference.logit(0.6) / 3**0.5, rel=0.15)
+    rows, columns = np.random.default_rng(0).permutation(50), np.random.default_rng(1).permutation(8)
+    moved = LabelTable.from_dense(labels[rows][:, columns], [names[i] for i in rows], [classes[c] for c in columns])
+    np.testing.assert_array_equal(_start(moved), theta[rows][:, columns])
+    assert (_start(moved, seed=1) != _start(moved))[labels[rows][:, columns] == 0].mean() > 0.99
+
+
+def _start(table: LabelTable, seed: int = 0) -> np.ndarray:
+    estimates = Estimates(seed)
+    before = torch.random.get_rng_state()
+    estimates.start(table)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    return estimates.theta.detach().numpy()
+
+
+def test_estimates_are_kept_when_training_starts_again_with_the_same_labels():
+    table = LabelTable.from_dense([[1, 0], [0, 1]])
+    estimates = Estimates()
+    estimates.start(table)
+    with torch.no_grad():
+        estimates.theta += 1
+    learned = estimates.theta.detach().clone()
+    estimates.start(LabelTable.from_dense([[1, 0], [0, 1]]))
+    assert torch.equal(estimates.theta, learned)
+    estimates.start(LabelTable.from_dense([[0, 1], [0, 1]]))
+    assert not torch.equal(estimates.theta, learned)
+
+
+def test_estimates_learn_ten_times_as_fast_and_do_not_decay():
+    method = recipe("role").make()
+    method.start(LabelTable.from_dense([[1, 0], [0, 1]]))
+    (group,) = method.parameter_groups(1e-3)
+    assert group["base_lr"] == pytest.approx(1e-2)
+    assert [p is method.relabel.theta for p in group["params"]] == [True]
+    before = method.relabel.theta.detach().clone()
+    optimizer = torch.optim.AdamW([{**group, "lr": 1.0}], weight_decay=0.5)
+    method.relabel.theta.grad = torch.zeros_like(before)
+    optimizer.step()
+    assert torch.equal(method.relabel.theta, before)
+
+
+def test_resumes_from_its_state():
+    labels = make_labels(8, 3)
+    table = LabelTable.from_dense(labels.numpy())
+    logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    first, second = (recipe("role").make() for _ in range(2))
+    first.start(table)
+    slope = run(first, logits, labels)[2]
+    with torch.no_grad():
+        first.relabel.theta -= 0.1 * slope
+    second.start(table)
+    assert not torch.equal(first.relabel.theta, second.relabel.theta)
+    second.load_state_dict(first.state_dict())
+    assert all(map(torch.equal, run(first, logits, labels), run(second, logits, labels)))
+
+
+def test_linear_init_is_the_default_of_role_li_alone():
+    assert recipe("role-li").linear_init == 25
+    assert recipe("role").linear_init == 0
+
+
+def test_large_tables_are_refused():
+    nothing = np.zeros(0, np.int64)
+    table = LabelTable.from_entries(Names.numbered(200_000), Names.numbered(1000), nothing, nothing, nothing)
+    with pytest.raises(UserError, match=r"role would remember 3\.2 GB"):
+        recipe("role").make().start(table)

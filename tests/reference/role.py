@@ -1,0 +1,61 @@
+"""Expected positives and ROLE (Cole 2021), entry by entry."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def penalty(x: Tensor, k: float) -> Tensor:
+    total = 0 * x.sum()
+    for i in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            total = total + torch.sigmoid(x[i, c])
+    return (total / x.shape[0] - k) ** 2 / x.shape[1] ** 2
+
+
+def known(x: Tensor, labels: list[list[int]]) -> Tensor:
+    loss = 0 * x.sum()
+    for i in range(len(labels)):
+        for c in range(len(labels[0])):
+            if labels[i][c] == 1:
+                loss = loss - torch.log(torch.sigmoid(x[i, c]))
+            elif labels[i][c] == -1:
+                loss = loss - torch.log(1 - torch.sigmoid(x[i, c]))
+    return loss / (len(labels) * len(labels[0]))
+
+
+def epr(x: Tensor, labels: list[list[int]], k: float) -> Tensor:
+    return known(x, labels) + penalty(x, k)
+
+
+def cross(teacher: Tensor, x: Tensor) -> Tensor:
+    """Cross-entropy of σ(x) under the fixed target σ(teacher), a mean over B·C."""
+    loss = 0 * x.sum()
+    for i in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            q, p = torch.sigmoid(teacher[i, c]).item(), torch.sigmoid(x[i, c])
+            loss = loss - q * torch.log(p) - (1 - q) * torch.log(1 - p)
+    return loss / x.numel()
+
+
+def role(x: Tensor, theta: Tensor, labels: list[list[int]], k: float) -> Tensor:
+    of_f = known(x, labels) + cross(theta, x) + penalty(x, k)
+    of_theta = known(theta, labels) + cross(x, theta) + penalty(theta, k)
+    return (of_f + of_theta) / 2
+
+
+def positives_per_image(labels: list[list[int]]) -> float:
+    """k from the labels: missing at random where negatives are known, else known positives per labelled image."""
+    if any(value == -1 for row in labels for value in row):
+        k = 0.0
+        for column in zip(*labels, strict=True):
+            present, absent = column.count(1), column.count(-1)
+            k += present / (present + absent) if present + absent else 0.0
+        return k
+    labelled = [row for row in labels if any(row)]
+    return sum(row.count(1) for row in labelled) / len(labelled) if labelled else 0.0
+
+
+def logit(p: float) -> float:
+    return math.log(p / (1 - p))

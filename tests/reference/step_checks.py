@@ -1,0 +1,136 @@
+"""A whole training step on given logits, and the checks every method must pass; used by the tests of methods."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from halflabel.labels.table import LabelTable
+from halflabel.types import Batch, Output
+
+HERE = Path(__file__).parent
+
+
+def reference(name):
+    """A slow loop of this folder, as a module."""
+    spec = importlib.util.spec_from_file_location(f"reference_{name}", HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def golden(name):
+    """The published cases of a loss, options of the file merged into each."""
+    found = json.loads((HERE.parent / "golden" / "losses" / f"{name}.json").read_text(encoding="utf-8"))
+    return [{**case, "options": found["options"] | case.get("options", {})} for case in found["cases"]]
+
+
+class Given(nn.Module):
+    """A model whose logits are what it is given."""
+
+    def forward(self, view):
+        return Output(view, view)
+
+
+def batch(logits, labels, index=None):
+    labels = torch.as_tensor(labels, dtype=torch.int8)
+    index = torch.arange(len(labels)) if index is None else torch.as_tensor(index)
+    return Batch(index, (logits,), labels)
+
+
+def begin(method, labels):
+    """The method as it is before its first step, on a table of these labels."""
+    method.start(LabelTable.from_dense(np.asarray(labels)))
+    return method
+
+
+def step(method, logits, labels, epoch, index=None):
+    """Value and gradient (by the logits) of one step."""
+    logits = torch.as_tensor(logits).detach().clone().requires_grad_()
+    loss = method.step(Given(), batch(logits, labels, index), epoch)
+    (grad,) = torch.autograd.grad(loss, logits)
+    return loss.detach(), grad
+
+
+def slow(loss, logits):
+    """Value and gradient of a reference that takes (B, C) nested lists of float64 scalars."""
+    leaf = torch.as_tensor(logits, dtype=torch.float64).clone().requires_grad_()
+    value = loss([list(row) for row in leaf])
+    value = value + 0 * leaf.sum()  # a loss that charges nothing has a gradient too: zero
+    (grad,) = torch.autograd.grad(value, leaf)
+    return value.detach(), grad
+
+
+def inputs(seed, images, classes, *, ties=False, negatives=True):
+    """Float64 logits and ternary labels; the first of several rows is wholly unknown."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 2, (images, classes))
+    labels = rng.choice([-1, 0, 0, 1] if negatives else [0, 0, 1], (images, classes)).astype(np.int8)
+    if images > 1:
+        labels[0] = 0
+    return torch.from_numpy(np.round(logits) if ties else logits), labels
+
+
+SHAPES = [(6, 5), (1, 7), (5, 1), (1, 1)]
+
+
+def same(found, expected, tolerance=1e-9):
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, torch.as_tensor(want, dtype=got.dtype), rtol=tolerance, atol=tolerance)
+
+
+def check_half(method, epochs):
+    """Loss and gradient are finite at |logit| = 1e4 in half precision."""
+    labels = np.array([[1, -1, 0, 0], [0, 1, -1, 0], [0, 0, 0, 0]], np.int8)
+    logits = torch.tensor([[1e4, 1e4, 1e4, -1e4], [-1e4, -1e4, -1e4, 0.0], [1e4, -1e4, 3.0, -3.0]])
+    begin(method, labels)
+    for epoch in epochs:
+        for dtype in (torch.float16, torch.bfloat16):
+            loss, grad = step(method, logits.to(dtype), labels, epoch)
+            assert torch.isfinite(loss)
+            assert torch.isfinite(grad).all()
+
+
+def check_targets(method, epochs, keeps_known=True):
+    """pos, neg ≥ 0; known labels are charged for what they are and nothing else."""
+    logits, labels = inputs(3, 12, 9)
+    begin(method, labels)
+    for epoch in epochs:
+        made = batch(logits, labels)
+        targets = method.relabel(made, logits, epoch)
+        assert (targets.pos >= 0).all()
+        assert (targets.neg >= 0).all()
+        if keeps_known:
+            assert (targets.pos[made.labels > 0] > 0).all()
+            assert (targets.neg[made.labels > 0] == 0).all()
+            assert (targets.neg[made.labels < 0] > 0).all()
+            assert (targets.pos[made.labels < 0] == 0).all()
+
+
+def check_order(make, epochs):
+    """Shuffled rows give the same loss and the shuffled gradient, ties included."""
+    logits, labels = inputs(4, 12, 9, ties=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    straight, shuffled = begin(make(), labels), begin(make(), labels)
+    for epoch in epochs:
+        loss, grad = step(straight, logits, labels, epoch)
+        other, turned = step(shuffled, logits[order], labels[order], epoch, index=order)
+        same((other, turned), (loss, grad[order]), 1e-12)
+
+
+def check_round_trip(make, epochs):
+    """A new method that loads the state after the first half goes on as the old one does."""
+    logits, labels = inputs(5, 12, 9)
+    old, new = begin(make(), labels), begin(make(), labels)
+    half = len(epochs) // 2
+    for epoch in epochs[:half]:
+        step(old, logits + 0.1 * epoch, labels, epoch)
+    new.load_state_dict({name: value.clone() for name, value in old.state_dict().items()})
+    for epoch in epochs[half:]:
+        same(step(new, logits - epoch, labels, epoch), step(old, logits - epoch, labels, epoch), 0)
+    return old

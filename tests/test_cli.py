@@ -1,0 +1,502 @@
+"""The command line: each command on small data, every fault in one message, and training that survives being killed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from halflabel.cli import app
+from halflabel.data.digits import CLASSES, write_folder
+from halflabel.errors import UserError
+from halflabel.run import Run
+
+
+@pytest.fixture(autouse=True)
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in this process is about power cuts; waiting for the disk is most of the time otherwise."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+MAIN = [sys.executable, "-c", "from halflabel.cli import main; main()"]
+
+
+def run(*words: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+
+
+def flat(text: str) -> str:
+    """Without line breaks, which depend on the width of the screen."""
+    return " ".join(text.split())
+
+
+def done(*words: str | Path, stdin: str | None = None) -> str:
+    result = run(*words, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*words: str | Path, stdin: str | None = None) -> str:
+    """Run what must fail: exit code 2, one message with a fix on the error stream, no traceback."""
+    result = run(*words, stdin=stdin)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stderr.count("error:") == 1
+    assert "Traceback" not in result.output
+    return flat(result.stderr)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    write_folder(folder, 48)
+    write_folder(folder / "test", 12, split="test")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "first"
+    done("train", data / "train.csv", data / "images", "--out", out, "--epochs", "2", *TINY)
+    return out
+
+
+def test_commands_start_without_torch() -> None:
+    check = (
+        "import sys, io, contextlib, halflabel.cli\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "    halflabel.cli.app(['--help'])\n"
+        "heavy = {'torch', 'timm', 'sklearn', 'matplotlib', 'pyarrow', 'accelerate'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_a_bare_call_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "halflabel demo" in done()
+    (tmp_path / "tags.csv").write_text("image,cat\na,1\n")
+    assert "halflabel inspect tags.csv" in done()
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect", "import", "convert", "drop", "train", "evaluate", "predict", "methods", "demo"]
+)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    text = done(command, "--help")
+    assert "--" in text
+    assert command in done("--help")
+    if command not in ("methods", "demo"):
+        assert f"Example: halflabel {command}" in text
+
+
+def test_version() -> None:
+    from halflabel import __version__
+
+    assert done("--version").strip() == f"halflabel {__version__}"
+
+
+def test_inspect_says_what_is_known_and_what_fits(data: Path, tmp_path: Path) -> None:
+    text = done("inspect", data / "train.csv", "--plot", tmp_path / "labels.png")
+    assert "48 images, 10 classes" in flat(text)
+    assert "bce" in text
+    assert (tmp_path / "labels.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads(done("inspect", data / "train.csv", "--json"))
+    assert found["regime"] == "full"
+    assert found["images"] == 48
+    assert found["per_class"].keys() == set(CLASSES)
+    assert sum(sum(counts.values()) for counts in found["per_class"].values()) == 480
+
+
+def test_import_convert_and_back_keep_every_label(data: Path, tmp_path: Path) -> None:
+    from halflabel.labels import formats
+
+    before = formats.read(data / "train.csv").table()
+    done("import", data / "train.csv", tmp_path / "long.csv", "--images", data / "images")
+    done("convert", tmp_path / "long.csv", tmp_path / "wide.csv", "--to", "wide")
+    done("convert", tmp_path / "wide.csv", tmp_path / "long.parquet")
+    for name in ("long.csv", "wide.csv", "long.parquet"):
+        assert formats.read(tmp_path / name).table() == before
+
+
+def test_drop_hides_labels_by_the_seed(data: Path, tmp_path: Path) -> None:
+    from halflabel.labels import formats
+
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        done("drop", data / "train.csv", tmp_path / f"{name}.csv", "--keep", "0.3", "--seed", str(seed))
+    a, b, c = (formats.read(tmp_path / f"{name}.csv").table() for name in "abc")
+    assert a == b
+    assert a != c
+    assert 0.15 < a.known / 480 < 0.45
+    done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
+    assert formats.read(tmp_path / "single.csv").table().stats().regime == "single-positive"
+
+
+BROKEN: dict[str, tuple[bytes, list[str], str]] = {
+    "missing column": (b"image,value\na,1\n", ["--format", "long"], "column"),
+    "another image column": (b"image,cat\na,1\n", ["--image-column", "photo"], "photo"),
+    "unknown value": (b"image,cat\na,maybe\n", [], "line 2, column 'cat': value 'maybe' is not a label"),
+    "duplicate id": (b"image,cat\na,1\na,0\n", [], "line 3, column 'image': image 'a' is there already"),
+    "duplicate column": (b"image,cat,cat\na,1,1\n", [], "column 'cat' is there twice"),
+    "latin-1": ("image,café\na,1\n".encode("latin-1"), [], "byte 0xe9 is not UTF-8"),
+    "utf-16": ("image,cat\na,1\n".encode("utf-16"), [], "UTF-16"),
+    "bytes": (b"image,cat\na,1\x00\n", [], "byte 0x00"),
+    "empty": (b"", [], "the file is empty"),
+    "header only": (b"image,cat\n", [], "a header but not one row"),
+    "ragged, short": (b"image,cat,dog\na,1\n", [], "line 2: 2 fields where the first line has 3"),
+    "ragged, long": (b"image,cat\na,1\nb,1,0\n", [], "line 3: 3 fields where the first line has 2"),
+    "minus one": (b"image,cat\na,-1\n", [], "--minus-one absent or --minus-one unknown"),
+    "no name": (b"image,\na,1\n", [], "column 2 has no name"),
+    "no format": (b"\n\n", [], "no label format we know"),
+    "wrong format": (b"image,cat\na,1\n", ["--format", "excel"], "no label format is called 'excel'"),
+    "idle option": (b"image,cat\na,1\n", ["--difficult", "absent"], "--difficult means nothing"),
+    "odd pair": (b"image,cat\na,1\n", ["--value", "maybe"], "--value 'maybe' cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("content", "options", "says"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_label_file_is_named_and_nothing_is_written(
+    tmp_path: Path, data: Path, content: bytes, options: list[str], says: str
+) -> None:
+    source = tmp_path / "in" / "labels.csv"
+    source.parent.mkdir()
+    source.write_bytes(content)
+    out = tmp_path / "out"
+    out.mkdir()
+    assert says in refused("inspect", source, *options)
+    assert says in refused("import", source, out / "new.csv", *options)
+    assert says in refused("convert", source, out / "new.csv", "--to", "wide", *options)
+    assert says in refused("drop", source, out / "new.csv", *options)
+    assert says in refused("train", source, data / "images", "--out", out / "run", *TINY, *options)
+    assert list(out.iterdir()) == []
+    assert list(source.parent.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("nowhere.csv", None, "no such file"),
+        ("folder", None, "no label format we know"),
+        ("half.json", b'{"images": [', "line 1: this is not JSON"),
+        ("list.json", b"[1, 2]", "holds a list"),
+        ("noise.parquet", b"PAR1 noise", "no label format we know"),
+    ],
+)
+def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, content: bytes | None, says: str) -> None:
+    (tmp_path / "folder").mkdir()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    before = sorted(tmp_path.rglob("*"))
+    assert says in refused("inspect", tmp_path / name)
+    assert says in refused("train", tmp_path / name, data / "images", "--out", tmp_path / "run", *TINY)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["drop", "L", "OUT", "--protocol", "half"], "no protocol is called 'half'"),
+        (["drop", "L", "OUT", "--spoil", "0.1"], "--spoil means nothing for partial"),
+        (["drop", "L", "OUT", "--keep", "2"], "2"),
+        (["convert", "L", "OUT", "--to", "excel"], "no label format is called 'excel'"),
+        (["import", "L", "OUT", "--images", "nowhere"], "nowhere"),
+        (["train", "L"], "LABELS and IMAGES are missing"),
+        (["train", "L", "I", "more", "--out", "OUT"], "one argument too many"),
+        (["train", "L", "I", "--out", "OUT", "--method", "bec"], "did you mean"),
+        (["train", "L", "I", "--out", "OUT", "--epoch", "3"], "did you mean --epochs?"),
+        (["train", "L", "I", "--out", "OUT", "--beta", "3"], "bn-bce has no options of its own"),
+        (["train", "--method", "em", "--beta", "3", "L", "I"], "the options of em: --alpha"),
+        (["train", "L", "I", "--out", "OUT", "--method", "em", "--alpha", "much"], "takes a float"),
+        (["train", "L", "I", "--out", "OUT", "--method", "em", "--alpha"], "--alpha has no value"),
+        (["train", "L", "I", "--out", "OUT", "--backbone", "resnet5000"], "no backbone called"),
+        (["train", "L", "I", "--out", "OUT", "--weights", "no.pth"], "no weights file"),
+        (["train", "L", "nowhere", "--out", "OUT"], "is no folder"),
+        (["train", "L", "EMPTY", "--out", "OUT"], "none of the 48 images"),
+        (["train", "--resume", "OUT"], "holds no run"),
+        (["evaluate", "OUT", "L", "I"], "holds no run"),
+        (["predict", "OUT", "x.png"], "holds no run"),
+        (["methods", "bec"], "did you mean"),
+        (["methods", "--regime", "half"], "no label regime is called 'half'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_faults_are_said_in_one_message_and_nothing_is_written(
+    tmp_path: Path, data: Path, words: list[str], says: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"L": data / "train.csv", "I": data / "images", "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty"}
+    assert says in refused(*(places.get(word, word) for word in words))
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("precious")
+    for command in ("import", "convert", "drop"):
+        more = ["--keep", "0.5"] if command == "drop" else []
+        assert "--force" in refused(command, data / "train.csv", out, *more)
+        assert out.read_text() == "precious"
+    done("import", data / "train.csv", out, "--force")
+    assert out.read_text() != "precious"
+
+
+def test_a_format_that_would_lose_labels_is_refused(tmp_path: Path, data: Path) -> None:
+    done("drop", data / "train.csv", tmp_path / "half.csv", "--keep", "0.5")
+    assert "coco" in refused("convert", tmp_path / "half.csv", tmp_path / "out.json", "--to", "coco").lower()
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_missing_image_is_found_at_import(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "images").mkdir()
+    assert "48 of 48 images have no file" in refused(
+        "import", data / "train.csv", tmp_path / "out.csv", "--images", tmp_path / "images"
+    )
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_labels_a_method_cannot_learn_from_are_refused_before_a_run_is_made(tmp_path: Path, data: Path) -> None:
+    done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
+    said = refused(
+        "train", tmp_path / "single.csv", data / "images", "--method", "bce", "--out", tmp_path / "run", *TINY
+    )
+    assert "cannot learn from single-positive labels" in said
+    assert "use one of: an" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None:
+    text = done(
+        "train", "--alpha=0.1", "--method", "em", data / "train.csv", data / "images", "--out", tmp_path / "run",
+        "--epochs", "2", *TINY,
+    )  # fmt: skip
+    assert "epoch   1/2" in text
+    assert "epoch   2/2" in text
+    assert "images/s" in text
+    assert "mAP" in text
+    assert "halflabel predict" in text
+    config = Run.open(tmp_path / "run").read_config()
+    assert config["options"] == {"alpha": 0.1}
+    assert config["method"] == "em"
+    assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_train_with_nothing_held_out(data: Path, tmp_path: Path, tune: str) -> None:
+    text = done(
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--held-out", "0",
+        "--tune", tune, *TINY,
+    )  # fmt: skip
+    assert "mAP" not in text
+    assert "probability" in done("predict", tmp_path / "run", data / "images", "--format", "json")
+
+
+def test_a_second_run_in_the_same_folder_needs_force(data: Path, tmp_path: Path) -> None:
+    words = ["train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY]
+    done(*words)
+    before = (tmp_path / "run" / "best.safetensors").read_bytes()
+    assert "already holds a run" in refused(*words)
+    assert (tmp_path / "run" / "best.safetensors").read_bytes() == before
+    done(*words, "--force", "--seed", "1")
+    assert (tmp_path / "run" / "best.safetensors").read_bytes() != before
+    # A fault found before training starts leaves the old run as it is.
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    refused(*words, "--force", "--weights", "nowhere.pth")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == after
+
+
+def test_a_resumed_run_keeps_its_settings(trained: Path, data: Path) -> None:
+    before = (trained / "best.safetensors").read_bytes()
+    done("train", "--resume", trained)
+    assert (trained / "best.safetensors").read_bytes() == before
+    assert "--epochs means nothing with --resume" in refused("train", "--resume", trained, "--epochs", "5")
+    assert "--alpha means nothing with --resume" in refused("train", "--resume", trained, "--alpha", "5")
+
+
+def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> None:
+    from halflabel.labels import formats
+
+    done("train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY)
+    other = formats.read(data / "train.csv").table().subset(range(40))
+    formats.write(other, tmp_path / "run" / "labels.parquet")
+    assert "is not what was trained on" in refused("train", "--resume", tmp_path / "run")
+
+
+def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path) -> None:
+    done(
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--held-out", "0",
+        "--tune", "all", "--method", "em", "--alpha", "0.05", "--no-channels-last", "--seed", "0", *TINY,
+    )  # fmt: skip
+    script = (tmp_path / "run" / "repro.sh").read_text().splitlines()
+    assert script[0] == "#!/bin/sh"
+    words = shlex.split(script[1])
+    assert words[:2] == ["halflabel", "train"]
+    done(*words[1:])
+    again = tmp_path / "run-again"
+    assert (again / "best.safetensors").read_bytes() == (tmp_path / "run" / "best.safetensors").read_bytes()
+    first, second = Run(tmp_path / "run").read_config(), Run(again).read_config()
+    assert first == second
+
+
+def test_evaluate_measures_on_other_labels(trained: Path, data: Path, tmp_path: Path) -> None:
+    text = done("evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out", tmp_path / "m.json")
+    assert "mAP" in text
+    assert "known entries only" in text
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert found["images"] == 12
+    assert [row["class"] for row in found["per_class"]] == CLASSES
+    (tmp_path / "few.csv").write_text("image,1\ntest-000000.png,1\n")
+    assert "no class '0'" in refused("evaluate", trained, tmp_path / "few.csv", data / "test" / "images")
+
+
+def test_predict_as_table_json_and_csv_from_files_folders_and_stdin(trained: Path, data: Path) -> None:
+    photo = data / "images" / "train-000003.png"
+    assert "train-000003.png" in done("predict", trained, photo).replace("\n", "")
+    found = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
+    assert len(found) == 1
+    assert found[0]["image"] == str(photo)
+    assert sorted(label["class"] for label in found[0]["labels"]) == CLASSES
+    rows = list(csv.DictReader(io.StringIO(done("predict", trained, data / "images", "--format", "csv", "--top", "2"))))
+    assert len({row["image"] for row in rows}) == 48
+    assert all(0 <= float(row["probability"]) <= 1 and row["present"] in "01" for row in rows)
+    names = f"{photo}\n\n{data / 'images' / 'train-000001.png'}\n"
+    piped = json.loads(done("predict", trained, "-", "--format", "json", stdin=names))
+    assert [Path(item["image"]).name for item in piped] == ["train-000003.png", "train-000001.png"]
+    alone = json.loads(done("predict", trained, photo, "--format", "json"))
+    chances = [[label["probability"] for label in item["labels"]] for item in (piped[0], alone[0])]
+    assert chances[0] == pytest.approx(chances[1], abs=1e-5)
+
+
+def test_predict_names_the_images_it_cannot_read(
+    trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good, bad = data / "images" / "train-000003.png", Path("[bold]x.png")
+    bad.write_bytes(b"no picture")
+    for shape in ("json", "csv", "table"):
+        assert "[bold]x.png" in done("predict", trained, good, bad, "--format", shape)
+    result = run("predict", trained, bad, "--format", "json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)[0]["error"]
+    assert "not one image could be read" in result.stderr
+    (tmp_path / "none").mkdir()
+    assert "no image to look at" in refused("predict", trained, tmp_path / "none")
+    assert "no image to look at" in refused("predict", trained, "-", stdin="\n")
+
+
+def test_methods_lists_all_and_shows_one() -> None:
+    from halflabel.method import recipe, recipes
+
+    text = done("methods")
+    assert all(name in text for name in recipes())
+    few = done("methods", "--regime", "single-positive")
+    assert "an" in few
+    assert "logistic" not in few
+    page = done("methods", "em")
+    assert " ".join(recipe("em").page.split()) in " ".join(page.split())
+    assert "--alpha 0.2" in page
+
+
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stopped_training_says_how_to_go_on(
+    data: Path,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: signal.Signals,
+    code: int,
+) -> None:
+    from halflabel.cli.progress import TrainingBar
+
+    out = tmp_path / "the run"
+    words = ["train", data / "train.csv", data / "images", "--epochs", "2", *TINY]  # as those of `trained`
+    before = signal.getsignal(signal.SIGTERM)
+    ends = TrainingBar.epoch_ends
+
+    def stop(self: TrainingBar, line: Any) -> None:
+        ends(self, line)
+        os.kill(os.getpid(), kind)
+        time.sleep(5)  # the signal comes at once
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingBar, "epoch_ends", stop)
+        result = run(*words, "--out", out)
+    assert result.exit_code == code
+    assert result.stderr.strip() == f"Stopped; go on with:  halflabel train --resume '{out}'"
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not (out / "best.safetensors").exists()
+    assert not list(tmp_path.rglob("*.tmp"))
+    done("train", "--resume", out)
+    assert (out / "best.safetensors").read_bytes() == (trained / "best.safetensors").read_bytes()
+
+
+def test_a_training_stopped_before_it_began_wrote_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("halflabel.experiment.build", stop)
+    result = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY)
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "Stopped; nothing was written"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
+    words = [
+        "train", str(data / "train.csv"), str(data / "images"), "--tune", "all", "--epochs", "2", "--batch-size", "2",
+        "--save-every", "1", "--ema", "0.9", *TINY,
+    ]  # fmt: skip
+    done(*words, "--out", tmp_path / "unbroken")
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*MAIN, *words, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )  # fmt: skip
+    # Of 38 training images: 19 steps per epoch, so 20 places; early in the second epoch is far from any end.
+    wanted = set(range(20 + 3, 20 + 12))
+    limit = time.monotonic() + 90
+    while not wanted & {int(path.stem) for path in (out / "last" / "all").glob("*.json")}:
+        assert process.poll() is None, "training ended before it could be killed"
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    newest = max((out / "last" / "all").glob("*.json"))
+    assert json.loads(newest.read_text())["done"] > 0
+    assert not (out / "best.safetensors").exists()
+    done("train", "--resume", out)
+    assert (out / "best.safetensors").read_bytes() == (tmp_path / "unbroken" / "best.safetensors").read_bytes()
+
+
+def test_a_full_disk_is_said_in_the_systems_words(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "x"))
+
+    monkeypatch.setattr("halflabel.labels.formats.write", fail)
+    assert "No space left on device" in refused("import", data / "train.csv", tmp_path / "x")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("halflabel.cli.labels.show_audit", fail)
+    result = run("inspect", data / "train.csv")
+    assert result.exit_code == 1
+    assert result.stderr == ""
+
+
+def test_errors_carry_markup_as_it_is(tmp_path: Path) -> None:
+    assert "[red]x.csv" in refused("inspect", tmp_path / "[red]x.csv")
+    assert str(UserError("a", "b")) == "a. Fix: b"
