@@ -301,7 +301,7 @@ class Predictor:
             raise UserError(f"{run.weights} is of another model ({reason})", "train again") from None
         # A run that was trained on a GPU serves on a machine without one.
         self.device = _device(self.config.settings) if self.config.settings.device != "cuda" else _device(Settings())
-        self.model.to(self.device).eval()
+        self.model.to(self.device).to(memory_format=torch.channels_last).eval()
         size = self.config.size or backbone.preprocess.size
         self.views = make_views(size, self.config.resize, backbone)
         self.platt, self.thresholds = Platt(), torch.full((len(self.classes),), 0.5)
@@ -310,15 +310,17 @@ class Predictor:
             cuts = run.read_json("thresholds.json")
             self.thresholds = torch.tensor([cuts[name] for name in self.classes])
 
-    def logits(self, source: Source, batch_size: int = 64) -> Tensor:
+    def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Logits of every image of a source (N, C); NaN for unreadable ones."""
-        return score(self.model, source, device=self.device, batch_size=batch_size).logits
+        return score(self.model, source, device=self.device, batch_size=32, progress=progress).logits
 
-    def scores(self, source: Source, batch_size: int = 64) -> Tensor:
+    def scores(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Calibrated probabilities (N, C); NaN for unreadable images."""
-        return self.platt.scores(self.logits(source, batch_size))
+        return self.platt.scores(self.logits(source, progress))
 
-    def evaluate(self, table: LabelTable, images: Path) -> Evaluation:
+    def evaluate(
+        self, table: LabelTable, images: Path, progress: Callable[[int, int], None] | None = None
+    ) -> Evaluation:
         """Measure the run on other labels; classes are matched by name."""
         at = table.classes.index(self.classes.array)
         if (at < 0).any():
@@ -327,11 +329,18 @@ class Predictor:
         table = table.subset(classes=at)
         source = open_images(table.images, images, self.views, dataclasses.replace(self.config, max_bad=1.0))
         labels = torch.from_numpy(table.dense())
-        return evaluate(self.logits(source), labels, table.classes, thresholds=self.thresholds, platt=self.platt)
+        logits = self.logits(source, progress)
+        return evaluate(logits, labels, table.classes, thresholds=self.thresholds, platt=self.platt)
 
 
 def predict_files(
-    predictor: Predictor, given: Sequence[Path], stdin: Iterable[str], *, top: int = 3, all_scores: bool = False
+    predictor: Predictor,
+    given: Sequence[Path],
+    stdin: Iterable[str],
+    *,
+    top: int = 3,
+    all_scores: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Prediction]:
     """Score files and the images of folders; the path "-" stands for names that come line by line."""
     paths: list[Path] = []
@@ -346,7 +355,7 @@ def predict_files(
         raise UserError("there is no image to look at", "name image files, or folders that hold some")
     source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)
     try:
-        scores = predictor.scores(source)
+        scores = predictor.scores(source, progress)
     except UserError:
         if len(source.bad) < len(paths):
             raise

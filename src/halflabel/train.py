@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -110,16 +111,28 @@ def fit(
 
 
 def score(
-    model: Model, source: Source, *, device: torch.device | str = "cpu", batch_size: int = 64, autocast: Any = None
+    model: Model,
+    source: Source,
+    *,
+    device: torch.device | str = "cpu",
+    batch_size: int = 64,
+    autocast: Any = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Sweep:
-    """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read."""
+    """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
+
+    `progress` is told (images done, of how many).
+    """
     from contextlib import nullcontext
 
     was_training = model.training
     model.eval()
     logits = features = None
     with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
-        for images, views in source.fetch(sequential(len(source), batch_size), ("plain",)):
+        plan = sequential(len(source), batch_size)
+        for planned, (images, views) in zip(plan, source.fetch(plan, ("plain",)), strict=True):
+            if progress is not None:
+                progress(int(planned[-1]) + 1, len(source))
             if not len(images):
                 continue
             with autocast() if autocast is not None else nullcontext():

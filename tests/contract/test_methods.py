@@ -30,6 +30,8 @@ NAMES = list(recipes())
 CASES = [(name, regime) for name, how in recipes().items() for regime in how.serves]
 each_case = pytest.mark.parametrize(("name", "regime"), CASES, ids=["-".join(case) for case in CASES])
 each_name = pytest.mark.parametrize("name", NAMES)
+LAST = [(name, how.serves[-1]) for name, how in recipes().items()]  # one regime each, for what takes longer
+once_each = pytest.mark.parametrize(("name", "regime"), LAST, ids=["-".join(case) for case in LAST])
 
 
 def make_table(regime: str) -> LabelTable:
@@ -153,7 +155,7 @@ def test_the_order_of_a_batch_does_not_matter(name: str, regime: str) -> None:
         case.finish_epoch(epoch)
 
 
-@each_case
+@once_each
 def test_all_that_is_remembered_is_in_the_state(name: str, regime: str) -> None:
     case = Case(name, regime)
     settings = Settings(epochs=6, batch_size=16, lr=0.01, device="cpu")
@@ -184,7 +186,7 @@ class Break:
             raise KeyboardInterrupt
 
 
-@each_case
+@once_each
 def test_a_run_that_breaks_off_ends_where_the_unbroken_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, regime: str
 ) -> None:

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from halflabel import __version__
 from halflabel.errors import UserError
+from halflabel.memory import keep_freed_memory
 
 __all__ = ["app", "main"]
 
@@ -69,6 +70,7 @@ def main() -> None:
         # marks, not a crash; in UTF-8 such names go out as the bytes they are.
         is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
+    keep_freed_memory()
     app()
 
 

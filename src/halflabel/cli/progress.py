@@ -25,6 +25,7 @@ def _progress() -> Progress:
         TextColumn("{task.fields[note]}"),
         console=console,
         transient=True,
+        disable=not console.is_terminal,  # in a file or a pipe bars are noise
     )
 
 

@@ -14,11 +14,21 @@ from halflabel.errors import UserError
 
 if TYPE_CHECKING:
     from halflabel.advice import Advice
+    from halflabel.evaluate import Evaluation
     from halflabel.labels.audit import Audit
     from halflabel.labels.stats import Pair, Stats
     from halflabel.labels.table import LabelTable
 
-__all__ = ["console", "show_advice", "show_audit", "show_error", "show_next_step", "show_stats"]
+__all__ = [
+    "console",
+    "show_advice",
+    "show_audit",
+    "show_counts",
+    "show_error",
+    "show_evaluation",
+    "show_next_step",
+    "show_stats",
+]
 
 console = Console(highlight=False)
 
@@ -152,6 +162,38 @@ def show_advice(advice: Advice, available: set[str]) -> None:
         for method, why in here:
             rows.add_row(f"  [bold]{method}[/]", escape(why))
         console.print(rows)
+
+
+def show_evaluation(found: Evaluation) -> None:
+    """mAP with its interval, F1, calibration, and the classes to worry about."""
+    value = found.overall
+    low, high = (format_value(value[key]) for key in ("mAP_low", "mAP_high"))
+    console.print(
+        f"\n[bold]mAP {format_value(value['mAP'])}[/] ({low} – {high})   micro F1 {format_value(value['micro_f1'])}   "
+        f"macro F1 {format_value(value['macro_f1'])}   calibration error {format_value(value['ECE'])}"
+    )
+    console.print(f"[bright_black]{escape(found.protocol)}[/]")
+    judged = sorted((row for row in found.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    rows.add_column("weakest classes")
+    for title in ("AP", "95 % interval", "known +", "known −", "precision", "recall"):
+        rows.add_column(title, justify="right")
+    for row in judged[:5]:
+        rows.add_row(
+            escape(row["class"]),
+            format_value(row["AP"], 3),
+            f"{format_value(row['AP_low'], 3)} – {format_value(row['AP_high'], 3)}",
+            str(row["present"]),
+            str(row["absent"]),
+            format_value(row["precision"], 2),
+            format_value(row["recall"], 2),
+        )
+    if judged:
+        console.print(rows)
+    blind = [row["class"] for row in found.per_class if row["AP"] != row["AP"]]
+    if blind:
+        shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
+        console.print(f"— for {len(blind)} classes without a known positive here: {escape(shown)}")
 
 
 def show_next_step(folder: Path) -> None:

@@ -23,12 +23,11 @@ from typer.core import TyperCommand
 
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
-from halflabel.cli.screen import console, format_value, show_audit
+from halflabel.cli.screen import console, show_audit, show_evaluation
 from halflabel.errors import UserError
 from halflabel.files import write_json
 
 if TYPE_CHECKING:
-    from halflabel.evaluate import Evaluation
     from halflabel.experiment import Config, Prediction
     from halflabel.labels.audit import Import
     from halflabel.labels.table import LabelTable
@@ -261,6 +260,7 @@ def evaluate(
 
     Example: halflabel evaluate runs/first test.csv photos/
     """
+    from halflabel.cli.progress import Bar
     from halflabel.experiment import Predictor
     from halflabel.run import Run
 
@@ -268,7 +268,8 @@ def evaluate(
     found: Import = read(labels)
     table = found.table()
     show_audit(found.audit, table)
-    result = predictor.evaluate(table, images)
+    with Bar("scores") as bar:
+        result = predictor.evaluate(table, images, bar)
     show_evaluation(result)
     if out is not None:
         content = {"protocol": result.protocol, **result.overall, "per_class": result.per_class}
@@ -290,11 +291,14 @@ def predict(
 
     Example: halflabel predict runs/first photo.jpg holiday/ --format csv > labels.csv
     """
+    from halflabel.cli.progress import Bar
     from halflabel.experiment import Predictor, predict_files
     from halflabel.run import Run
 
     predictor = Predictor(Run.open(run))
-    found = predict_files(predictor, images, (line.rstrip("\n") for line in sys.stdin), top=top, all_scores=all_scores)
+    names = (line.rstrip("\n") for line in sys.stdin)
+    with Bar("scores") as bar:
+        found = predict_files(predictor, images, names, top=top, all_scores=all_scores, progress=bar)
     _PRINT[shape](found)
     if all(item.error for item in found):
         raise UserError("not one image could be read", "check the paths")
@@ -392,38 +396,6 @@ def demo(
     console.print()
     console.print(rows)
     console.print(f"\nWrote {out}: runs, demo.csv, plots. Next, with your own labels:  halflabel inspect LABELS.csv")
-
-
-def show_evaluation(found: Evaluation) -> None:
-    """mAP with its interval, F1, calibration, and the classes to worry about."""
-    value = found.overall
-    low, high = (format_value(value[key]) for key in ("mAP_low", "mAP_high"))
-    console.print(
-        f"\n[bold]mAP {format_value(value['mAP'])}[/] ({low} – {high})   micro F1 {format_value(value['micro_f1'])}   "
-        f"macro F1 {format_value(value['macro_f1'])}   calibration error {format_value(value['ECE'])}"
-    )
-    console.print(f"[bright_black]{escape(found.protocol)}[/]")
-    judged = sorted((row for row in found.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    rows.add_column("weakest classes")
-    for title in ("AP", "95 % interval", "known +", "known −", "precision", "recall"):
-        rows.add_column(title, justify="right")
-    for row in judged[:5]:
-        rows.add_row(
-            escape(row["class"]),
-            format_value(row["AP"], 3),
-            f"{format_value(row['AP_low'], 3)} – {format_value(row['AP_high'], 3)}",
-            str(row["present"]),
-            str(row["absent"]),
-            format_value(row["precision"], 2),
-            format_value(row["recall"], 2),
-        )
-    if judged:
-        console.print(rows)
-    blind = [row["class"] for row in found.per_class if row["AP"] != row["AP"]]
-    if blind:
-        shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
-        console.print(f"— for {len(blind)} classes without a known positive here: {escape(shown)}")
 
 
 def _method_options(ctx: typer.Context, how: Recipe) -> dict[str, Any]:
