@@ -53,6 +53,10 @@ class Method(nn.Module):
         self.reduce = reduce
         self.views = views
 
+    def plan(self, epochs: int) -> None:
+        """Called before `start` with the number of epochs to come."""
+        self.relabel.plan(epochs)
+
     def start(self, table: LabelTable) -> None:
         """Called once, before training, with the known training labels."""
         self.relabel.start(table)

@@ -17,6 +17,9 @@ LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
 class Relabeler(nn.Module):
     """Gives (pos, neg) for a batch. State lives in buffers, so that checkpoint and resume need no code of their own."""
 
+    def plan(self, epochs: int) -> None:
+        """Called before `start` with the number of epochs to come, for schedules that end with them."""
+
     def start(self, table: LabelTable) -> None:
         """Called once, before training, with the known training labels."""
 

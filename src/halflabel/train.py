@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -29,6 +30,8 @@ from halflabel.rng import bits
 from halflabel.types import Batch, Sweep
 
 __all__ = ["Epoch", "Fitted", "Settings", "Watch", "fit", "score"]
+
+_SMALL = 1 << 26  # entries
 
 _ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
 
@@ -116,15 +119,13 @@ def score(
     *,
     device: torch.device | str = "cpu",
     batch_size: int = 64,
-    autocast: Any = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
 
     `progress` is told (images done, of how many).
     """
-    from contextlib import nullcontext
-
     was_training = model.training
     model.eval()
     logits = features = None
@@ -135,7 +136,7 @@ def score(
                 progress(int(planned[-1]) + 1, len(source))
             if not len(images):
                 continue
-            with autocast() if autocast is not None else nullcontext():
+            with autocast():
                 output = model(views[0].to(device, non_blocking=True))
             if logits is None:
                 logits = torch.full((len(source), output.logits.shape[1]), math.nan)
@@ -173,13 +174,19 @@ class _Training:
             model = model.to(memory_format=torch.channels_last)
         self.plain = model.to(device)
         self.method = method
+        self.method.plan(settings.epochs)
         self.method.start(table)
         self.method.to(device)
         self.groups = _parameter_groups(self.plain, self.method, settings)
         optimizer = _optimizer(self.groups, settings)
         self.average = _average(self.plain, settings)
         model = torch.compile(self.plain) if settings.compile else self.plain  # type: ignore[assignment]
-        self.model, self.optimizer = self.engine.prepare(model, optimizer)
+        # The optimizer stays as it is: the engine's wrapper looks for packages on the disk at every step.
+        self.model, self.optimizer = self.engine.prepare(model), optimizer
+        self.autocast = nullcontext if settings.precision == "no" else self.engine.autocast
+        # A small table is looked up more quickly spelled out; a large one stays sparse.
+        small = len(table) * len(table.classes) <= _SMALL
+        self.dense = torch.from_numpy(table.dense()) if small else None
         self.epoch = 1  # the epoch under way
         self.done = 0  # batches of it that are trained
         self.steps = 0  # optimizer steps so far
@@ -218,7 +225,7 @@ class _Training:
         step_seeds = (bits(settings.seed, _STEP, epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
         batches = self.source.fetch(plan[self.done :], self.method.views, seed=settings.seed, epoch=epoch)
         for number, (images, views) in enumerate(batches, self.done):
-            torch.manual_seed(step_seeds[number])
+            _seed_generators(step_seeds[number], self.engine.device)
             last = number + 1 == len(plan)
             self._set_rate((epoch - 1) + number / len(plan))
             if len(images):  # none, when not one file of the batch could be read
@@ -251,9 +258,10 @@ class _Training:
     def _backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
         device = self.engine.device
         moved = tuple(self._format(view.to(device, non_blocking=True)) for view in views)
-        labels = torch.from_numpy(self.table.rows(images)).to(device, non_blocking=True)
-        batch = Batch(torch.from_numpy(images).to(device, non_blocking=True), moved, labels)
-        with self.engine.autocast():
+        index = torch.from_numpy(images)
+        labels = self.dense[index] if self.dense is not None else torch.from_numpy(self.table.rows(images))
+        batch = Batch(index.to(device, non_blocking=True), moved, labels.to(device, non_blocking=True))
+        with self.autocast():
             loss = self.method.step(self.model, batch, epoch)
         self.engine.backward(loss if share == 1 else loss * share)
         return loss
@@ -261,8 +269,14 @@ class _Training:
     def _update(self) -> None:
         if self.settings.clip:
             parameters = [p for group in self.groups for p in group["params"]]
-            self.engine.clip_grad_norm_(parameters, self.settings.clip)
-        self.optimizer.step()
+            if self.engine.scaler is not None:
+                self.engine.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip)
+        if self.engine.scaler is not None:
+            self.engine.scaler.step(self.optimizer)
+            self.engine.scaler.update()
+        else:
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         if self.average is not None:
@@ -308,8 +322,8 @@ class _Training:
         return view
 
     def _score(self, model: Model, source: Source) -> Sweep:
-        size = max(self.settings.batch_size, 64)
-        return score(model, source, device=self.engine.device, batch_size=size, autocast=self.engine.autocast)
+        size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
+        return score(model, source, device=self.engine.device, batch_size=size, autocast=self.autocast)
 
     def _evaluated(self) -> Model:
         return self.plain if self.average is None else self.average.module
@@ -387,11 +401,11 @@ def _optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.
     decay = settings.weight_decay
     match settings.optimizer:
         case "adamw":
-            return torch.optim.AdamW(groups, weight_decay=decay)
+            return torch.optim.AdamW(groups, weight_decay=decay, fused=True)
         case "adam":
-            return torch.optim.Adam(groups, weight_decay=decay)
+            return torch.optim.Adam(groups, weight_decay=decay, fused=True)
         case "sgd":
-            return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr)
+            return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=True)
         case "rmsprop":
             return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
     raise UserError(f"no optimizer is called {settings.optimizer!r}", "use adamw, adam, sgd or rmsprop")
@@ -408,6 +422,13 @@ def _average(model: Model, settings: Settings) -> Any:
         return torch.lerp(current, averaged, decay) if averaged.is_floating_point() else current
 
     return AveragedModel(model, avg_fn=blend, use_buffers=True)
+
+
+def _seed_generators(seed: int, device: torch.device) -> None:
+    """torch.manual_seed of this device alone: the function of that name spends longer on those that are not there."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _engine(settings: Settings) -> Any:

@@ -161,6 +161,7 @@ def test_all_that_is_remembered_is_in_the_state(name: str, regime: str) -> None:
     settings = Settings(epochs=6, batch_size=16, lr=0.01, device="cpu")
     fit(case.model, case.method, case.source, case.table, settings)
     fresh = Case(name, regime)
+    fresh.method.plan(settings.epochs)
     fresh.method.load_state_dict(case.method.state_dict())
     fresh.model.load_state_dict(case.model.state_dict())
     case.model = copy.deepcopy(fresh.model)
@@ -302,3 +303,14 @@ def test_a_name_taken_twice_or_an_unknown_regime_raises() -> None:
 def test_a_misspelt_method_gets_a_suggestion() -> None:
     with pytest.raises(UserError, match="did you mean bn-bce"):
         recipe("bn-bec")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_option_hides_behind_one_of_train(name: str) -> None:
+    """`halflabel train --NAME` goes to the command where it has such an option, and would never reach the method."""
+    from typer.main import get_command
+
+    from halflabel.cli import app
+
+    taken = {parameter.name for parameter in get_command(app).commands["train"].params}  # type: ignore[attr-defined]
+    assert not taken & set(recipe(name).options)

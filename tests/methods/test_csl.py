@@ -10,7 +10,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.method import recipe
-from halflabel.methods.csl import ClippedBCE
+from halflabel.methods.csl import MarginBCE
 from halflabel.types import Targets
 
 _spec = importlib.util.spec_from_file_location(
@@ -29,7 +29,7 @@ def make(**options):
 @pytest.mark.parametrize("ties", [False, True])
 def test_is_the_slow_loop(shape, ties):
     logits, labels = checks.inputs(0, *shape, ties=ties)
-    for options in ({"topk": 1}, {"topk": 2, "clip": 0.1, "gamma_pos": 1.0, "gamma_neg": 2.0, "gamma_unknown": 3.0}):
+    for options in ({"topk": 1}, {"topk": 2, "margin": 0.1, "gamma_pos": 1.0, "gamma_neg": 2.0, "gamma_unknown": 3.0}):
         for threshold in (0.45, 1.0):
             method = checks.begin(make(prior_threshold=threshold, prior_epochs=1, **options), labels)
             # The last epoch without unknowns leaves the mean score of each class behind.
@@ -57,7 +57,7 @@ def test_is_the_published_one(case):
         gamma_pos=given["gamma_pos"],
         gamma_neg=given["gamma_neg"],
         gamma_unknown=given["gamma_unann"],
-        clip=given["clip"],
+        margin=given["clip"],
     )
     checks.begin(method, case["labels"])
     if "prior" in case:
@@ -91,7 +91,7 @@ def test_prior_is_the_mean_score_of_the_last_epoch_before_unknowns_join():
 def test_gradcheck(clip):
     logits, _ = checks.inputs(2, 4, 5)
     targets = Targets(torch.rand(4, 5, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64))
-    assert torch.autograd.gradcheck(lambda x: ClippedBCE(clip)(x, targets), logits.requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: MarginBCE(clip)(x, targets), logits.requires_grad_())
 
 
 @pytest.mark.parametrize("options", [{}, {"topk": 1, "prior_threshold": 0.5}, {"topk": 1, "prior_epochs": 0}])

@@ -193,7 +193,7 @@ def test_golden(file):
         torch.testing.assert_close(grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [{"beta": 0.0}, {"theta": 1.5}, {"apl_from": 10}, {"apl_from": 0}])
+@pytest.mark.parametrize("options", [{"beta": 0.0}, {"theta": 1.5}, {"apl_from": 10, "apl_to": 10}, {"apl_from": 0}])
 def test_impossible_schedules_are_refused(options):
     with pytest.raises(UserError, match="do not fit"):
         recipe("em-apl").make(**options)

@@ -34,7 +34,7 @@ def test_is_the_slow_loop(shape, ties):
             checks.step(make(), logits, labels, epoch), checks.slow(lambda x, e=epoch: slow.gr(x, labels, e), logits)
         )
     other = make(
-        w_first=1.0, w_last=3.0, b_first=-1.0, b_last=0.5, mu_last=0.6, sigma_first=1.0, q_pos=0.3, q_neg=0.7, epochs=5
+        w_first=1.0, w_last=3.0, b_first=-1.0, b_last=0.5, mu_last=0.6, sigma_first=1.0, q_pos=0.3, q_neg=0.7, span=5
     )
     wanted = checks.slow(
         lambda x: slow.gr(x, labels, 3, (1.0, 3.0), (-1.0, 0.5), (0.5, 0.6), (1.0, 0.5), 0.3, 0.7, 5), logits

@@ -15,7 +15,7 @@ def csl(
     gamma_pos=0.0,
     gamma_neg=1.0,
     gamma_unknown=4.0,
-    clip=0.0,
+    margin=0.0,
 ):
     unknown = [
         x.item() for row, known in zip(logits, labels, strict=True) for x, y in zip(row, known, strict=True) if y == 0
@@ -30,7 +30,7 @@ def csl(
                 continue
             if y == 0 and (mode == "ignore" or x.item() in likely or prior[c] > prior_threshold):
                 continue
-            if p.item() > clip:  # below, min(1 − p + clip, 1) is 1 and its logarithm 0
+            if p.item() > margin:  # below, min(1 − p + margin, 1) is 1 and its logarithm 0
                 gamma = gamma_neg if y < 0 else gamma_unknown
-                total = total - (p.item() - clip) ** gamma * torch.log(1 - p + clip)
+                total = total - (p.item() - margin) ** gamma * torch.log(1 - p + margin)
     return total / len(logits)

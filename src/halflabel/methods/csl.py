@@ -13,26 +13,26 @@ from halflabel.methods.large_loss import largest
 from halflabel.relabel import Relabeler
 from halflabel.types import Batch, Targets
 
-__all__ = ["ClippedBCE", "Selective", "csl"]
+__all__ = ["MarginBCE", "Selective", "csl"]
 
 
-class ClippedBCE(Loss):
-    """ℓ⁺ = −log p, ℓ⁻ = −log min(1 − p + clip, 1): absent entries with p ≤ clip are free. clip = 0 is plain BCE."""
+class MarginBCE(Loss):
+    """ℓ⁺ = −log p, ℓ⁻ = −log min(1 − p + margin, 1): absent entries with p ≤ margin are free. Margin 0 is plain BCE."""
 
-    def __init__(self, clip: float = 0.0) -> None:
+    def __init__(self, margin: float = 0.0) -> None:
         super().__init__()
-        self.clip = clip
+        self.margin = margin
 
     def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        if self.clip == 0:
+        if self.margin == 0:
             return softplus(-logits), softplus(logits)
-        return softplus(-logits), -torch.log(torch.clamp(torch.sigmoid(-logits) + self.clip, max=1.0))
+        return softplus(-logits), -torch.log(torch.clamp(torch.sigmoid(-logits) + self.margin, max=1.0))
 
 
 class Selective(Relabeler):
     """Unknown → absent with focus γ_unknown, or ignored where the entry is likely to be present.
 
-    Known + → ((1 − p)^γ⁺, 0); known − → (0, q^γ⁻); unknown → (0, q^γ_unknown), q = max(p − clip, 0); but (0, 0) where
+    Known + → ((1 − p)^γ⁺, 0); known − → (0, q^γ⁻); unknown → (0, q^γ_unknown), q = max(p − margin, 0); but (0, 0) where
     the class prior exceeds `prior_threshold` or the entry is among the topk·B most likely unknowns of the batch. The
     weights are taken from detached logits, as the released loss has it. In the first `prior_epochs` epochs all unknowns
     are ignored, and the last of these epochs gives the prior: the mean of p per class, kept as a running mean.
@@ -51,7 +51,7 @@ class Selective(Relabeler):
         topk: int = 5,
         prior_threshold: float = 0.05,
         prior_epochs: int = 2,
-        clip: float = 0.0,
+        margin: float = 0.0,
     ) -> None:
         super().__init__()
         self.gamma_pos = gamma_pos
@@ -60,7 +60,7 @@ class Selective(Relabeler):
         self.topk = topk
         self.prior_threshold = prior_threshold
         self.prior_epochs = prior_epochs
-        self.clip = clip
+        self.margin = margin
 
     def start(self, table: LabelTable) -> None:
         self.register_buffer("prior", torch.zeros(len(table.classes)))
@@ -73,7 +73,7 @@ class Selective(Relabeler):
             self._learn_prior(p)
         unknown = batch.labels == 0
         charged = unknown & ~self._likely(logits, unknown) if epoch > self.prior_epochs else torch.zeros_like(unknown)
-        excess = (p - self.clip).clamp(min=0)
+        excess = (p - self.margin).clamp(min=0)
         pos = (batch.labels > 0) * torch.sigmoid(-logits).pow(self.gamma_pos)
         neg = (batch.labels < 0) * excess.pow(self.gamma_neg) + charged * excess.pow(self.gamma_unknown)
         return Targets(pos, neg)
@@ -100,7 +100,7 @@ def csl(
     gamma_pos: float = 0.0,
     gamma_neg: float = 1.0,
     gamma_unknown: float = 4.0,
-    clip: float = 0.0,
+    margin: float = 0.0,
 ) -> Method:
     """Unknown entries count as absent, weakly, except where the class or the score says that they may be present.
 
@@ -110,10 +110,10 @@ def csl(
     phase would learn to say "present" to everything, so it refuses.
 
         L = 1/B Σ (Σ_present −(1 − p)^γ⁺ log p + Σ_absent −q^γ⁻ log(1 − q) + Σ_unknown −ω q^γᵘ log(1 − q))
-        ω = 0 where prior_c > η, or among the K·B largest p of the batch's unknowns, else 1;   q = max(p − clip, 0)
+        ω = 0 where prior_c > η, or among the K·B largest p of the batch's unknowns, else 1;   q = max(p − margin, 0)
 
     The factors p^γ carry no gradient. topk K; prior_threshold η; prior_epochs: epochs that ignore all unknowns, whose
-    last gives the prior (0: no prior); gamma_pos γ⁺, gamma_neg γ⁻, gamma_unknown γᵘ; clip: p below which an absent
+    last gives the prior (0: no prior); gamma_pos γ⁺, gamma_neg γ⁻, gamma_unknown γᵘ; margin: p below which an absent
     entry is free. With few classes a small topk is enough: K·B of B·C entries are ignored.
 
     In Wang 2023 (the paper's figures, ResNet-101, mean over 10–90 % known): mAP 76.3 on COCO, 46.0 on VG-200, 91.7 on
@@ -129,6 +129,6 @@ def csl(
         topk=topk,
         prior_threshold=prior_threshold,
         prior_epochs=prior_epochs,
-        clip=clip,
+        margin=margin,
     )
-    return Method(ClippedBCE(clip), relabel, reduce=over_images)
+    return Method(MarginBCE(margin), relabel, reduce=over_images)

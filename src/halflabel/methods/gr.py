@@ -34,8 +34,8 @@ def box_cox(cross_entropy: Tensor, q: float) -> Tensor:
 class SoftUnknown(Relabeler):
     """Unknown → (V·K, V·(1 − K)), K = σ(w·p + b), V = exp(−½((p − μ)/σ)²); known labels as they are.
 
-    Each of w, b, μ, σ goes on a line from its first to its last value over `epochs` epochs and stays there: w and b
-    with (epoch − 1)/epochs, μ and σ with epoch/epochs.
+    Each of w, b, μ, σ goes on a line from its first to its last value over `span` epochs (0 = those of the run) and
+    stays there: w and b with (epoch − 1)/span, μ and σ with epoch/span.
     """
 
     def __init__(
@@ -44,14 +44,18 @@ class SoftUnknown(Relabeler):
         b: tuple[float, float] = (-2.0, -2.0),
         mu: tuple[float, float] = (0.5, 0.8),
         sigma: tuple[float, float] = (2.0, 0.5),
-        epochs: int = 8,
+        span: int = 0,
     ) -> None:
         super().__init__()
         self.w = w
         self.b = b
         self.mu = mu
         self.sigma = sigma
-        self.epochs = epochs
+        self.span = span
+        self.epochs = span or 8
+
+    def plan(self, epochs: int) -> None:
+        self.epochs = self.span or epochs
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         p = torch.sigmoid(widen(logits))
@@ -95,22 +99,22 @@ def gr(
     sigma_last: float = 0.5,
     q_pos: float = 0.01,
     q_neg: float = 1.0,
-    epochs: int = 8,
+    span: int = 0,
 ) -> Method:
     """Each unknown entry gets a soft label from its own score, a weight from the same score, and losses that forgive.
 
     Early on every unknown is absent with a little doubt; later the doubt grows with the score, and entries whose score
-    agrees with neither side count less. Use it for one known positive per image; its eleven numbers are the paper's for
-    VOC, and `epochs` should be the number of epochs trained.
+    agrees with neither side count less. Use it for one known positive per image; its numbers are the paper's for VOC.
 
         L = 1/(B·C) (Σ_present −log p + Σ_absent −log(1 − p) + Σ_unknown V·(K·L₂ + (1 − K)·L₃))
         K = σ(w·p + b)   V = exp(−(p − μ)²/(2σ²))   L₂ = (1 − p^q₂)/q₂   L₃ = (1 − (1 − p)^q₃)/q₃
 
     K and V carry no gradient. w_first to w_last, b_first to b_last, mu_first to mu_last and sigma_first to sigma_last:
-    w, b, μ and σ go from the one to the other on a line over so many epochs, and stay; q_pos q₂ and q_neg q₃.
+    w, b, μ and σ go from the one to the other on a line over `span` epochs (0 = all epochs trained; the paper's: 8),
+    and stay; q_pos q₂ and q_neg q₃.
 
-    As in the released code, w and b move with (epoch − 1)/epochs and μ and σ with epoch/epochs. Differs from it: known
+    As in the released code, w and b move with (epoch − 1)/span and μ and σ with epoch/span. Differs from it: known
     negatives are charged −log(1 − p) (there they add nothing), and no constant is added inside the logarithm.
     """
-    relabel = SoftUnknown((w_first, w_last), (b_first, b_last), (mu_first, mu_last), (sigma_first, sigma_last), epochs)
+    relabel = SoftUnknown((w_first, w_last), (b_first, b_last), (mu_first, mu_last), (sigma_first, sigma_last), span)
     return KnownApart(GeneralisedCE(q_pos, q_neg), relabel, known=BCE())
