@@ -3,9 +3,9 @@
 python benchmarks/digits.py [--protocol single-positive|partial|corrupt] [--methods an,em,...] [--seeds 3] [--network]
 
 A linear head on frozen EfficientNet-Lite0 features (96 px), or with --network a small convolutional network trained
-from scratch on the scenes themselves (64 px). The rate is the one with the best mAP on 500 further scenes with all labels,
-chosen with the first seed; the test scenes use other handwriting. Seeds change scenes, what is hidden and the head's
-first weights.
+from scratch on the scenes themselves (64 px). The rate is the one with the best mAP on 500 further scenes with all
+labels, chosen with the first seed; the test scenes use other handwriting. Seeds change scenes, what is hidden and the
+head's first weights.
 """
 
 from __future__ import annotations

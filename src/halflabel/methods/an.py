@@ -31,6 +31,7 @@ def an() -> Method:
 
 
 @method(
+    lr=3e-4,
     serves=REGIMES,
     paper="common baseline; Zhou 2022 (EM+APL), row LS; Cole 2021 (ROLE), row AN-LS",
     tune={"smoothing": (0.05, 0.1, 0.2)},
@@ -49,7 +50,7 @@ def an_ls(smoothing: float = 0.1) -> Method:
     return SmoothedKnown(BCE(), Smoothed(smoothing, known=True))
 
 
-@method(serves=REGIMES, paper="Zhou 2022 (EM+APL), row N-LS", tune={"smoothing": (0.05, 0.1, 0.2)})
+@method(lr=3e-4, serves=REGIMES, paper="Zhou 2022 (EM+APL), row N-LS", tune={"smoothing": (0.05, 0.1, 0.2)})
 def n_ls(smoothing: float = 0.1) -> Method:
     """Unknown taken as absent, with label smoothing on these assumed negatives only; known labels are trusted fully.
 

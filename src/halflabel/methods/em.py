@@ -21,6 +21,7 @@ __all__ = ["APL", "em", "em_apl"]
 
 
 @method(
+    lr=3e-4,
     serves=REGIMES,
     paper="Zhou 2022 (Acknowledging the Unknown), EM loss",
     tune={"alpha": (0.05, 0.1, 0.2, 0.5)},
@@ -44,6 +45,7 @@ def em(alpha: float = 0.2) -> Method:
 
 
 @method(
+    lr=3e-4,
     serves=REGIMES,
     paper="Zhou 2022 (Acknowledging the Unknown), EM loss + APL",
     tune={"alpha": (0.05, 0.1, 0.2, 0.5)},

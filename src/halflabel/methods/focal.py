@@ -10,7 +10,10 @@ __all__ = ["focal"]
 
 
 @method(
-    serves=REGIMES, paper="Lin 2017 (focal loss); Zhou 2022 (EM+APL), row Focal loss", tune={"gamma": (1.0, 2.0, 4.0)}
+    lr=3e-4,
+    serves=REGIMES,
+    paper="Lin 2017 (focal loss); Zhou 2022 (EM+APL), row Focal loss",
+    tune={"gamma": (1.0, 2.0, 4.0)},
 )
 def focal(gamma: float = 2.0, alpha: float = 0.0) -> Method:
     """Unknown taken as absent, and entries that the model already gets right count little.

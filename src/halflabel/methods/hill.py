@@ -84,7 +84,7 @@ class KnownMargin(Method):
         return self.reduce(self.loss(lowered, targets), targets)
 
 
-@method(serves=REGIMES, paper=_PAPER, lr=3e-4, tune={"lamb": (1.3, 1.5, 2.0)})
+@method(serves=REGIMES, paper=_PAPER, lr=1e-3, tune={"lamb": (1.3, 1.5, 2.0)})
 def hill(margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> Method:
     """A loss in which a negative that scores high is pulled less, because it may be a positive nobody labelled.
 

@@ -14,7 +14,7 @@ from halflabel.types import Targets
 __all__ = ["LSEP", "lsep"]
 
 
-@method(serves=REGIMES, paper="Li, Song, Luo 2017; Huynh 2020 (IMCL), row LSEP")
+@method(lr=3e-4, serves=REGIMES, paper="Li, Song, Luo 2017; Huynh 2020 (IMCL), row LSEP")
 def lsep(unknown: str = "auto") -> Method:
     """Log-sum-exp pairwise ranking: every known positive is to score above every known negative of its image.
 

@@ -22,7 +22,7 @@ __all__ = ["Propagate", "Transductive", "rml", "rmlc", "ss_rml", "warp"]
 _PAPER = "Cevikalp, Benligiray, Gerek, Saribas 2019: Semi-Supervised Robust Deep Neural Networks for Multi-Label"
 
 
-@method(serves=REGIMES, paper=f"{_PAPER} (its baseline; Gong 2014)", lr=1e-3, tune={"rank": ("sampled", "exact")})
+@method(serves=REGIMES, paper=f"{_PAPER} (its baseline; Gong 2014)", lr=3e-4, tune={"rank": ("sampled", "exact")})
 def warp(rank: str = "sampled", unknown: str = "auto", rounded: bool = False) -> Method:
     """Weighted approximate ranking: every known positive is to score 1 above every known negative of its image.
 

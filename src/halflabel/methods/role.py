@@ -44,7 +44,7 @@ def epr(positives: float = 0.0) -> Method:
     return Method(BCE(), terms=[ExpectedPositives(positives)])
 
 
-@method(serves=_SERVES, paper="Cole 2021 (Multi-label learning from single positive labels), ROLE")
+@method(lr=3e-4, serves=_SERVES, paper="Cole 2021 (Multi-label learning from single positive labels), ROLE")
 def role(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 0) -> Method:
     """Learns an estimate of every label of every training image together with the classifier; each teaches the other.
 
@@ -70,6 +70,7 @@ def role(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 0) 
 
 
 @method(
+    lr=3e-4,
     serves=_SERVES,
     paper="Cole 2021 (Multi-label learning from single positive labels), ROLE + LinearInit",
     linear_init=25,

@@ -11,7 +11,7 @@ from halflabel.types import Targets
 __all__ = ["Softmax", "softmax"]
 
 
-@method(serves=("full", "single-positive"), paper="common baseline; Cevikalp 2019 (RML), row Softmax")
+@method(lr=3e-4, serves=("full", "single-positive"), paper="common baseline; Cevikalp 2019 (RML), row Softmax")
 def softmax() -> Method:
     """Cross-entropy over all classes, for data where exactly one class is present in each image.
 
