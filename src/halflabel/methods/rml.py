@@ -72,7 +72,9 @@ def rml(
     rank, unknown, rounded: as in `warp`.
 
     In the paper (ResNet-101, top-3 protocol): mAP 57.4 on NUS-WIDE and 71.5 on COCO; CIFAR-10 with 4,000 labels 89.24 %
-    accuracy.
+    accuracy. Measured here, with 30 % of the images given wrong labels (digit scenes, frozen features): mAP 54.1
+    against 49.2 of `warp`, but 55.6 of `bce`; overall top-3 F1 52.5 against 50.9 and 52.0. It ranks the classes of one
+    image, while mAP ranks the images of one class: its strength is in top-k measures.
 
     Differs from the released code: that leaks (leak=0.1), rounds the rank (rounded=true) and divides the loss by 20.
     """
