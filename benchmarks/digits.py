@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lrs", default="3e-4,1e-3,3e-3,1e-2")
     parser.add_argument("--network", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "halflabel-digits")
     asked = parser.parse_args()
@@ -76,13 +79,14 @@ def main() -> None:
         assert isinstance(head, Head)
         model = Model(backbone, head)
         inside = Features(features.values[: asked.images], train.images)
-        settings = Settings(
-            epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, device="cpu", backbone_lr=1.0
-        )
+        settings = Settings(epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, backbone_lr=1.0)
+        settings = replace(settings, device=asked.device, batch_size=asked.batch_size)
         fit(model, method, inside, train, settings)
         more = Features(features.values[asked.images :], Names.numbered(500))
-        chosen_by = metrics.mean_average_precision(score(model, more).logits, full.rows(np.arange(500) + asked.images))
-        return chosen_by, metrics.mean_average_precision(score(model, test).logits, truth)
+        chosen_by = metrics.mean_average_precision(
+            score(model, more, device=asked.device).logits, full.rows(np.arange(500) + asked.images)
+        )
+        return chosen_by, metrics.mean_average_precision(score(model, test, device=asked.device).logits, truth)
 
     rows = []
     print(f"{asked.protocol}, {asked.images} scenes, {asked.seeds} seeds")

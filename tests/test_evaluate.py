@@ -130,3 +130,12 @@ def test_with_positives_alone_the_judge_takes_unknown_as_absent_and_says_so() ->
 def test_without_any_readable_image_the_judge_has_no_verdict() -> None:
     _, labels = case()
     assert math.isnan(Judge(labels)(torch.full((N, C), math.nan))["select"])
+
+
+def test_positives_alone_are_no_evidence_of_precision() -> None:
+    logits, labels = case()
+    found = evaluate(logits, labels.clamp(min=0), CLASSES)
+    assert all(math.isnan(found.overall[name]) for name in ("mAP", "mAP_low", "mAP_high", "CP", "micro_f1", "ECE"))
+    assert found.overall["OR"] > 0
+    assert all(math.isnan(row["AP"]) and math.isnan(row["precision"]) and row["recall"] > 0 for row in found.per_class)
+    assert "only recall" in found.protocol

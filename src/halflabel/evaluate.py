@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,11 @@ class Judge:
 def evaluate(
     logits: Tensor, labels: Tensor, classes: Names, *, thresholds: Tensor | float = 0.5, platt: Platt | None = None
 ) -> Evaluation:
-    """Measure logits (N, C) against labels (N, C): known entries only, images that could not be read left out."""
+    """Measure logits (N, C) against labels (N, C): known entries only, images that could not be read left out.
+
+    Where nothing is known to be absent, every ranking of the known entries is perfect and no decision can be a false
+    alarm: all but recall is then NaN, and the protocol says so.
+    """
     readable = ~torch.isnan(logits).any(1)
     logits, labels = logits[readable], labels[readable]
     scores = (platt or Platt()).scores(logits)
@@ -79,6 +84,12 @@ def evaluate(
         f"AP non-interpolated, tied scores together; {sum(row['present'] > 0 for row in per_class)} of {len(classes)} "
         f"classes have a known positive; 95 % intervals from 400 resamples of the images"
     )
+    if not bool((labels < 0).any()):
+        recalls = {"CR", "OR", "images", "classes"}
+        overall = {name: value if name in recalls else math.nan for name, value in overall.items()}
+        blank = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
+        per_class = [row | blank for row in per_class]
+        protocol += "; nothing is known to be absent here, so only recall can be measured: label some negatives"
     if left_out:
         protocol += f"; {left_out} unreadable images left out"
     return Evaluation(overall, per_class, protocol)

@@ -190,7 +190,7 @@ def show_evaluation(found: Evaluation) -> None:
         )
     if judged:
         console.print(rows)
-    blind = [row["class"] for row in found.per_class if row["AP"] != row["AP"]]
+    blind = [row["class"] for row in found.per_class if row["present"] == 0]
     if blind:
         shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
         console.print(f"— for {len(blind)} classes without a known positive here: {escape(shown)}")
