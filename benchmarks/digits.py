@@ -33,7 +33,12 @@ from halflabel.memory import keep_freed_memory
 from halflabel.method import recipe, seeded
 from halflabel.train import Settings, fit, score
 
-OPTIONS = {"partial": {"share": 0.1}, "corrupt": {"share": 0.3}, "noisy": {"share": 0.3}}
+OPTIONS = {
+    "partial": {"share": 0.1},
+    "corrupt": {"share": 0.3},
+    "noisy": {"share": 0.3},
+    "semi-supervised": {"share": 0.9},
+}
 
 
 def load(images: int, seed: int, cache: Path, network: bool) -> tuple[LabelTable, Features, Features, torch.Tensor]:

@@ -61,7 +61,12 @@ def hide(full: LabelTable, protocol: str, single: Path | None, seed: int) -> Lab
         column = np.array([chosen[name] for name in full.images])
         ones = np.ones(len(column), np.int8)
         return LabelTable.from_entries(full.images, full.classes, np.arange(len(column)), column, ones)
-    options = {"partial": {"share": 0.1}, "noisy": {"share": 0.3}, "corrupt": {"share": 0.3}}.get(protocol, {})
+    options = {
+        "partial": {"share": 0.1},
+        "noisy": {"share": 0.3},
+        "corrupt": {"share": 0.3},
+        "semi-supervised": {"share": 0.9},
+    }.get(protocol, {})
     return drop.apply(protocol, full, seed=seed, **options)
 
 

@@ -135,6 +135,9 @@ def ss_rml(
     In the paper: CIFAR-10 with 4,000 labels 91.46 % accuracy (89.24 without the unlabelled images), STL-10 94.1 %
     (91.11).
 
+    Measured here, with nine of ten images unlabelled (linear head, frozen features): VOC 2012 photos mAP 74.3, or 74.6
+    with labelled=5, against 73.8 of `rml`; digit scenes 45.2 against 48.3. It needs features in which near means alike.
+
     Differs from the released code: that leaks, rounds, weighs labelled images by 5, takes κ as 1 here, and divides the
     loss by 200.
     """
