@@ -69,7 +69,6 @@ def run_demo(
     def measure(known: str, table: LabelTable, method: str) -> Row:
         started = time.perf_counter()
         run = Run.create(out / f"{known.replace(' ', '-').replace('%', 'percent')}-{method}", force=True)
-        run.write_labels(table)
         recipe = recipes()[method]
         settings = Settings(epochs=20, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=seed)
         config = Config(method=method, size=SIZE, held_out=0, settings=settings)

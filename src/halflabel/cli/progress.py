@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from halflabel.cli.screen import console, format_value
+from halflabel.cli.screen import console
+from halflabel.metrics import format_value
 
 if TYPE_CHECKING:
     from halflabel.train import Epoch

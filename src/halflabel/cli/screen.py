@@ -49,11 +49,6 @@ def number(value: int) -> str:
     return f"{value:,}".replace(",", " ")
 
 
-def format_value(value: float, digits: int = 4) -> str:
-    """A metric for people: a dash where there is none, never 0."""
-    return "—" if value != value else f"{value:.{digits}f}"
-
-
 def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "—"
 
@@ -166,6 +161,8 @@ def show_advice(advice: Advice, available: set[str]) -> None:
 
 def show_evaluation(found: Evaluation) -> None:
     """mAP with its interval, F1, calibration, and the classes to worry about."""
+    from halflabel.metrics import format_value
+
     value = found.overall
     low, high = (format_value(value[key]) for key in ("mAP_low", "mAP_high"))
     console.print(

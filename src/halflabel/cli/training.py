@@ -196,7 +196,7 @@ def _run_training(
 
     watch = TrainingBar(config.settings.epochs)
     watches = Several(watch, TensorBoard(run / "tensorboard")) if tensorboard else watch
-    what = "the head on cached features" if config.tune == "head" else "all of"
+    what = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {what} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
     with _resumable(run), watch, Bar("features") as bar:
         found = train_run(table, images, config, run, watch=watches, say=console.print, progress=bar, resume=resume)

@@ -22,7 +22,7 @@ from halflabel.labels.policy import VALUE, ZERO, Policy, Undecided, read_value
 from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import ParquetSheet, Sheet, csv_line, delimiter_of, first_line
 
-__all__ = ["USES", "csv_text", "read", "sniff", "write"]
+__all__ = ["IMAGE_COLUMNS", "USES", "csv_text", "read", "sniff", "write"]
 
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "where", "encoding")
 
@@ -33,8 +33,10 @@ COLUMNS = ("image", "class", "value", "source", "score")
 _SCHEMA = pa.schema(list(zip(COLUMNS, (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32()), strict=True)))
 _BLOCK = 1 << 18
 
+IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path")
+
 _ALIASES = {
-    "image": ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path"),
+    "image": IMAGE_COLUMNS,
     "class": ("class", "label", "tag", "category", "class_name", "label_name"),
     "value": ("value",),
     "source": ("source", "annotator"),

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from halflabel.errors import UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
+from halflabel.labels.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import VALUE, Meaning, Policy, Undecided, read_value
 from halflabel.labels.rows import Rows
@@ -22,8 +23,6 @@ __all__ = ["USES", "read", "sniff", "write"]
 USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 
 _LONG = "write the long form instead (--format long)"
-
-IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path")
 
 
 def sniff(path: Path) -> bool:
