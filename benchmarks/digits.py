@@ -2,8 +2,9 @@
 
 python benchmarks/digits.py [--protocol single-positive|partial|corrupt] [--methods an,em,...] [--seeds 3] [--network]
 
-A linear head on frozen EfficientNet-Lite0 features (96 px), or with --network a small convolutional network trained
-from scratch on the scenes themselves (64 px). The rate is the one with the best mAP on 500 further scenes with all
+A head on frozen EfficientNet-Lite0 maps (96 px, 3 × 3 places; two cached strong views for methods that want them), or
+with --network a small convolutional network trained from scratch on the scenes themselves (64 px; strong views do not
+mirror digits). The rate is the one with the best mAP on 500 further scenes with all
 labels, chosen with the first seed; the test scenes use other handwriting. Seeds change scenes, what is hidden and the
 head's first weights.
 """
@@ -23,7 +24,9 @@ from halflabel import drop, metrics
 from halflabel.backbones import build
 from halflabel.data.cache import cache_features
 from halflabel.data.digits import scenes
-from halflabel.data.sources import Arrays, Features
+from halflabel.data.resident import Resident
+from halflabel.data.sources import Arrays, Part, Source
+from halflabel.data.views import Plain, Strong, Weak
 from halflabel.demo import SIZE
 from halflabel.experiment import make_views
 from halflabel.heads import Head, Model
@@ -41,17 +44,21 @@ OPTIONS = {
 }
 
 
-def load(images: int, seed: int, cache: Path, network: bool) -> tuple[LabelTable, Features, Features, torch.Tensor]:
+def load(images: int, seed: int, cache: Path, network: bool) -> tuple[LabelTable, Source, Source, torch.Tensor]:
     made, test = scenes(images + 500, seed=seed), scenes(1000, seed=seed, split="test")
+    table, truth = LabelTable.from_dense(made.labels, made.names, made.classes), torch.from_numpy(test.labels)
     if network:
-        kept = [Features(s.images, Names(s.names)) for s in (made, test)]
-        table = LabelTable.from_dense(made.labels, made.names, made.classes)
-        return table, kept[0], kept[1], torch.from_numpy(test.labels)
+        size = made.images.shape[-1]
+        views = {"plain": Plain(size), "weak": Weak(size, least=1.0, flip=0.0), "strong": Strong(size, flip=0.0)}
+        kept = [Resident(s.images, Names(s.names), views) for s in (made, test)]
+        return table, kept[0], kept[1], truth
     backbone = build()
-    views = make_views(SIZE, "squash", backbone)
-    found = [cache_features(backbone, Arrays(s.images, Names(s.names), views), cache / str(seed)) for s in (made, test)]
-    kept = [Features(torch.from_numpy(np.array(f.values)).float(), f.names) for f in found]
-    return LabelTable.from_dense(made.labels, made.names, made.classes), kept[0], kept[1], torch.from_numpy(test.labels)
+    usual = make_views(SIZE, "squash", backbone) | {"strong": Strong(SIZE, flip=0.0)}
+    found = [
+        cache_features(backbone, Arrays(s.images, Names(s.names), usual), cache / str(seed), maps=True, copies=copies)
+        for s, copies in ((made, 2), (test, 0))
+    ]
+    return table, found[0], found[1], truth
 
 
 def main() -> None:
@@ -75,7 +82,7 @@ def main() -> None:
         name, _, text = item.partition(":")
         how = recipe(name)
         method = how.make(**how.parse(dict(pair.split("=") for pair in text.split(";") if pair)))
-        full, features, test, truth = data[seed]
+        full, source, test, truth = data[seed]
         train = full.subset(np.arange(asked.images))
         if asked.protocol != "all":
             train = drop.apply(asked.protocol, train, seed=seed, **OPTIONS.get(asked.protocol, {}))
@@ -83,11 +90,11 @@ def main() -> None:
         head = seeded(seed, lambda: method.head(backbone.channels if backbone else 1280, len(full.classes)))
         assert isinstance(head, Head)
         model = Model(backbone, head)
-        inside = Features(features.values[: asked.images], train.images)
+        inside = Part(source, np.arange(asked.images))
         settings = Settings(epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, backbone_lr=1.0)
         settings = replace(settings, device=asked.device, batch_size=asked.batch_size)
         fit(model, method, inside, train, settings)
-        more = Features(features.values[asked.images :], Names.numbered(500))
+        more = Part(source, np.arange(asked.images, asked.images + 500))
         chosen_by = metrics.mean_average_precision(
             score(model, more, device=asked.device).logits, full.rows(np.arange(500) + asked.images)
         )

@@ -433,3 +433,38 @@ def test_equal_runs_are_equal_files(tmp_path: Path, folder: Path, first_run: Pat
     for name in ("a", "b"):
         go(tmp_path / name, folder, cache=first_run.parent / "cache")
         assert weights(tmp_path / name) == weights(first_run)
+
+
+def test_guesses_are_compared_with_hidden_labels_in_the_log(tmp_path: Path, folder: Path) -> None:
+    known = LabelTable.from_dense(np.where(np.arange(3 * N).reshape(N, 3) % 2, TABLE.dense(), 0), TABLE.images, CLASSES)
+    order = np.random.default_rng(1).permutation(N)
+    shuffled = TABLE.subset(order, np.array([2, 0, 1]))
+    longer = dataclasses.replace(SETTINGS, epochs=12)
+    config = dataclasses.replace(
+        HEAD, method="curriculum", options={"theta": 0.1, "relabel_at": "10,12"}, settings=longer
+    )
+    run = Run(tmp_path / "run")
+    train(known, folder, config, run, truth=shuffled)
+    first, second = (line for line in run.read_log() if "tp_rate" in line)
+    assert first["epoch"] == 9
+    assert second["label_proportion"] >= first["label_proportion"] > 0.5
+    assert second["accuracy"] > 0.7  # bright or not is easy
+    assert (run.plots / "relabelling.png").exists()
+    assert run.read_truth() == TABLE
+    with pytest.raises(UserError, match="hidden labels have no class 'red'"):
+        train(known, folder, config, Run(tmp_path / "other"), truth=TABLE.subset(classes=np.array([1, 2])))
+    assert not (tmp_path / "other" / "config.yaml").exists()
+
+
+def test_images_held_on_the_device_train_as_those_in_files(tmp_path: Path, folder: Path) -> None:
+    for hold in ("files", "device"):
+        found = go(tmp_path / hold, folder, dataclasses.replace(ALL, hold=hold))
+        assert found.overall["mAP"] > 0.9
+    assert weights(tmp_path / "files") != weights(tmp_path / "device")  # crops are resampled otherwise
+
+
+def test_a_method_of_two_views_trains_on_cached_ones(tmp_path: Path, folder: Path) -> None:
+    for copies in (1, 3):
+        config = dataclasses.replace(HEAD, method="srcr", copies=copies)
+        assert go(tmp_path / f"{copies}", folder, config) is not None
+    assert weights(tmp_path / "1") != weights(tmp_path / "3")

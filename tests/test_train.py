@@ -20,12 +20,13 @@ from halflabel.data.sources import Arrays, Features, Part
 from halflabel.data.views import Plain, Strong, Weak
 from halflabel.errors import UserError
 from halflabel.heads import Head, Linear, Model
+from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE
 from halflabel.method import Method, seeded
 from halflabel.relabel import Ignore, Relabeler
 from halflabel.train import Epoch, Settings, fit, score
-from halflabel.types import Batch, Output, Sweep, Targets
+from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
 N, D, C = 50, 8, 5
 
@@ -624,3 +625,76 @@ def test_two_views_and_dropout_are_functions_of_the_seed() -> None:
     torch.manual_seed(456)  # the global generator must not matter
     assert_same(go(0), first)
     assert not torch.equal(go(1)["head.linear.weight"], first["head.linear.weight"])
+
+
+class Dropping(Linear):
+    """A linear head whose dropout matters."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__(channels, classes, dropout=0.5)
+
+
+def test_passes_are_the_heads_own_with_its_dropout_on():
+    torch.manual_seed(0)
+    features = torch.randn(7, 6)
+    source = Features(features, Names.numbered(7))
+    model = Model(None, Dropping(6, 3))
+    plain = score(model, source)
+    assert plain.mean is None
+    assert plain.spread is None
+    for of in ("logit", "score"):
+        found = score(model, source, batch_size=3, passes=Passes(400, of), seed=1)
+        assert found.mean is not None
+        assert found.spread is not None
+        assert torch.equal(found.logits, plain.logits)
+        # Of Σ_d w_d x_d m_d / ½ with m_d = 0 or 1 the mean is the logit and the variance Σ_d (w_d x_d)².
+        if of == "logit":
+            wanted = ((model.head.linear.weight.detach()[None] * features[:, None]) ** 2).sum(2).sqrt()
+            assert torch.allclose(found.mean, plain.logits, atol=4 * float(wanted.max()) / 20)
+            assert torch.allclose(found.spread, wanted, rtol=0.25)
+        else:
+            assert found.mean.min() > 0
+            assert found.mean.max() < 1
+    again = score(model, source, batch_size=3, passes=Passes(400, "score"), seed=1)
+    other = score(model, source, batch_size=3, passes=Passes(400, "score"), seed=2)
+    assert torch.equal(again.spread, found.spread)
+    assert not torch.equal(other.spread, found.spread)
+    assert model.training
+    assert model.head.dropout.training
+
+
+class Guessing(Ignore):
+    """Guesses that all that is unknown is absent."""
+
+    def start(self, table: LabelTable) -> None:
+        self.held = torch.from_numpy(table.dense())
+
+    def wants_sweep(self, epoch: int) -> bool:
+        return epoch == 1
+
+    def guesses(self) -> torch.Tensor:
+        return torch.where(self.held == 0, -1, self.held).to(torch.int8)
+
+
+def test_the_log_says_how_true_the_guesses_are_and_the_method_never_sees_the_truth():
+    known = LabelTable.from_dense(np.array([[1, 0], [0, -1], [0, 0]], np.int8))
+    truth = LabelTable.from_dense(np.array([[1, -1], [1, -1], [-1, -1]], np.int8))
+    source = Features(torch.randn(3, 4), Names.numbered(3))
+    method = Method(BCE(), Guessing())
+    logs = [
+        fit(Model(None, Linear(4, 2)), method, source, known, Settings(epochs=2, device="cpu"), truth=given).log
+        for given in (truth, None)
+    ]
+    assert logs[0][0]["tn_rate"] == 1
+    assert logs[0][0]["tp_rate"] == 0
+    assert logs[0][0]["label_proportion"] == 1
+    assert "tn_rate" not in logs[0][1]
+    assert "tn_rate" not in logs[1][0]
+
+
+def test_ways_to_compile_are_named_and_graphs_need_a_gpu():
+    table = LabelTable.from_dense(np.array([[1, -1]], np.int8))
+    source = Features(torch.randn(1, 4), Names.numbered(1))
+    for how, said in (("graph", "CUDA"), ("fast", "no way to compile")):
+        with pytest.raises(UserError, match=said):
+            fit(Model(None, Linear(4, 2)), Method(BCE()), source, table, Settings(compile=how, device="cpu"))

@@ -20,6 +20,7 @@ from halflabel.calibrate import Platt, fit_platt
 from halflabel.checkpoint import newest, save_tensors
 from halflabel.data.cache import cache_features
 from halflabel.data.decode import Quarantine, find_images, locate
+from halflabel.data.resident import load_images
 from halflabel.data.sources import Arrays, Images, Part, Source
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.errors import UserError
@@ -50,6 +51,8 @@ class Config:
     held_out: float = 0.2  # the share of images kept for validation
     max_bad: float = 0.01  # the share of unreadable images that is too much
     workers: int = 0
+    hold: Literal["files", "device"] = "files"  # where images are kept when all is tuned: decoded once, on the device
+    copies: int = 4  # cached strong views per image, for methods that ask for them on a frozen backbone
     settings: Settings = field(default_factory=Settings)
     images: str = ""  # the folder, for resuming
 
@@ -99,10 +102,12 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
     cache: Path | None = None,
+    truth: LabelTable | None = None,
     resume: bool = False,
 ) -> Evaluation | None:
     """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 ones, and write the run directory.
 
+    `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
     Returns the evaluation on the held-out images, if any."""
     how = recipe(config.method)
     method = how.make(**config.options)
@@ -124,7 +129,8 @@ def train(
     known, hidden = table.subset(inside), table.subset(outside)
 
     if not resume:  # what is wrong with the settings or the images has been said by now
-        run.start(table, {**config.as_dict(), "size": size})
+        truth = _align(truth, table) if truth is not None else None
+        run.start(table, {**config.as_dict(), "size": size}, truth)
     run.write_env(device)
     run.write_split(table.images.array, part if part is not None else np.zeros(len(table), np.int8))
 
@@ -147,6 +153,7 @@ def train(
             validation=Part(source, outside) if judge is not None else None,
             judge=judge,
             watch=_LogWatch(run, watch),
+            truth=truth.subset(inside) if truth is not None else None,
             folder=folder,
             resume=resume,
         ).log
@@ -157,6 +164,7 @@ def train(
             raw,
             place,
             maps=head.needs_maps,
+            copies=config.copies if "strong" in method.views else 0,
             device=device,
             batch_size=128 if device == "cuda" else 16,
             progress=progress,
@@ -170,6 +178,8 @@ def train(
             log = tune(tuned, source, settings, run.checkpoints / "head")
         else:
             source, tuned = raw, Model(backbone, head)
+            if config.hold == "device" and isinstance(raw, Images):
+                source = load_images(raw, device, progress)
             if config.linear_init and newest(run.checkpoints / "all") is None:
                 say(f"linear init: {config.linear_init} epochs of the head on frozen features")
                 first = dataclasses.replace(settings, epochs=config.linear_init)
@@ -185,6 +195,16 @@ def train(
         return None
     logits = score(tuned, Part(source, outside), device=device).logits
     return _finish(run, logits, hidden, log, config)
+
+
+def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
+    """The rows and columns of `truth` in the order of `table`, by name."""
+    images, classes = truth.images.index(table.images.array), truth.classes.index(table.classes.array)
+    for kind, names, at in (("image", table.images, images), ("class", table.classes, classes)):
+        if (at < 0).any():
+            missing = names[int(np.flatnonzero(at < 0)[0])]
+            raise UserError(f"the hidden labels have no {kind} {missing!r}", "give hidden labels of the same images")
+    return truth.subset(images, classes)
 
 
 def _finish(run: Run, logits: Tensor, hidden: LabelTable, log: list[Epoch], config: Config) -> Evaluation:
@@ -204,9 +224,11 @@ def _finish(run: Run, logits: Tensor, hidden: LabelTable, log: list[Epoch], conf
     if found.per_class:
         run.write_csv("per_label.csv", list(found.per_class[0]), [list(row.values()) for row in found.per_class])
     run.write_predictions(hidden.images.array, list(hidden.classes), scores.numpy())
+    from halflabel.report.relabelling import draw_relabelling
     from halflabel.report.training import draw_run, model_card
 
     draw_run(log, found, run.plots)
+    draw_relabelling(log, run.plots / "relabelling.png")
     run.write_text("model_card.md", model_card(config.as_dict(), found, hidden))
     return found
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from halflabel.errors import UserError
 from halflabel.types import Targets
 
-__all__ = ["ASL", "BCE", "Focal", "Loss", "Reduce", "over_entries", "over_images", "over_known", "total"]
+__all__ = ["ASL", "BCE", "ByShare", "Focal", "Loss", "Reduce", "over_entries", "over_images", "over_known", "total"]
 
 Reduce = Callable[[Tensor, Targets], Tensor]
 
@@ -108,6 +110,49 @@ def over_known(loss: Tensor, targets: Targets) -> Tensor:
     """Sum divided by the number of entries of the batch that are charged at all (at least 1)."""
     charged = ((targets.pos > 0) | (targets.neg > 0)).sum().clamp(min=1)
     return loss.sum() / charged
+
+
+@dataclass(frozen=True)
+class ByShare:
+    """1/B Σ_i g(p_i)/C Σ_c loss_ic, g(p) = α p^γ + β, p_i = the share of image i's entries charged at all.
+
+    Durand 2019, eq. 1 and 2 (partial-BCE). α = 0, β = 1 is the mean over entries, α = 1, β = 0, γ = −1 the mean over
+    what each image knows. An image of which nothing is known costs nothing.
+
+    >>> reduce = ByShare.through(0.1, 5.0)
+    >>> round(reduce.alpha, 2), round(reduce.beta, 2)
+    (-4.44, 5.44)
+    """
+
+    alpha: float
+    beta: float
+    gamma: float = 1.0
+
+    @classmethod
+    def through(cls, share: float, value: float, gamma: float = 1.0) -> ByShare:
+        """The g of this γ with g(share) = value and g(1) = 1: α = (value − 1)/(share^γ − 1), β = 1 − α."""
+        if not 0 < share < 1 or gamma == 0:
+            raise UserError(
+                f"no g(p) = α·p^{gamma:g} + β is set by g({share:g}) = {value:g} and g(1) = 1",
+                "use a share between 0 and 1, and a gamma other than 0",
+            )
+        alpha = (value - 1) / (share**gamma - 1)
+        return cls(alpha, 1 - alpha, gamma)
+
+    def __post_init__(self) -> None:
+        # A negative g would reward mistakes. It rises or falls all the way from p = 0 to 1, so the two ends tell; at 0
+        # with γ < 0, α p^γ outgrows β.
+        at_none = self.beta if self.gamma > 0 or self.alpha == 0 else self.alpha if self.gamma < 0 else 0.0
+        if self.alpha + self.beta < 0 or at_none < 0:
+            raise UserError(
+                f"g(p) = {self.alpha:g}·p^{self.gamma:g} + {self.beta:g} is negative for some shares p",
+                "choose alpha, beta, gamma, or the value of g at one share, so that g(p) ≥ 0 from p = 0 to 1",
+            )
+
+    def __call__(self, loss: Tensor, targets: Targets) -> Tensor:
+        charged = ((targets.pos > 0) | (targets.neg > 0)).sum(1).clamp(min=1)  # of none, γ < 0 would make infinity
+        share = charged.to(loss.dtype) / max(loss.shape[1], 1)
+        return ((self.alpha * share**self.gamma + self.beta) * loss.mean(1)).sum() / max(len(loss), 1)
 
 
 def total(loss: Tensor, targets: Targets) -> Tensor:

@@ -68,10 +68,14 @@ class Method(nn.Module):
         return [{"params": list(self.parameters()), "base_lr": lr}]
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
-        """The loss of one batch, a scalar. Epochs count from 1."""
+        """The loss of one batch, a scalar: of an ensemble, the mean of its members'. Epochs count from 1."""
         output = model(batch.views[0])
         targets = self.relabel(batch, output.logits.detach(), epoch)
-        loss = self.reduce(self.loss(output.logits, targets), targets)
+        if output.members is None:
+            charged = self.loss(output.logits, targets)
+        else:  # reductions are linear in the loss, so the mean over the members may be taken first
+            charged = self.loss(output.members, targets).mean(0)
+        loss = self.reduce(charged, targets)
         for term in self.terms:
             loss = loss + term(output, batch, targets)
         return loss

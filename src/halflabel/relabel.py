@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.losses import widen
-from halflabel.types import Batch, Sweep, Targets
+from halflabel.types import Batch, Passes, Sweep, Targets
 
 __all__ = ["AssumeNegative", "Ignore", "Relabeler", "check_size"]
 
@@ -16,6 +16,8 @@ LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
 
 class Relabeler(nn.Module):
     """Gives (pos, neg) for a batch. State lives in buffers, so that checkpoint and resume need no code of their own."""
+
+    passes: Passes | None = None  # what a sweep is to add: passes with the head's dropout on
 
     def plan(self, epochs: int) -> None:
         """Called before `start` with the number of epochs to come, for schedules that end with them."""
@@ -34,6 +36,10 @@ class Relabeler(nn.Module):
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
         """Learn from the scores of the whole training set; what it returns goes to the log."""
         return {}
+
+    def guesses(self) -> Tensor | None:
+        """(N, C) int8: known labels and those it has made up (0 = neither); None if it keeps none per image."""
+        return None
 
 
 class Ignore(Relabeler):

@@ -29,7 +29,7 @@ def _mix(x: U64) -> U64:
     return x ^ (x >> np.uint64(31))
 
 
-def bits(seed: int, *parts: int | NDArray[Any]) -> U64:
+def bits(seed: int | NDArray[Any], *parts: int | NDArray[Any]) -> U64:
     """64 random bits per broadcast element of `parts` (integers or integer arrays; at least 1-d out).
 
     >>> int(bits(0, 1)[0]) == int(bits(0, np.array([1, 2]))[0])
@@ -46,7 +46,7 @@ def bits(seed: int, *parts: int | NDArray[Any]) -> U64:
     return state
 
 
-def uniform(seed: int, *parts: int | NDArray[Any]) -> NDArray[np.float64]:
+def uniform(seed: int | NDArray[Any], *parts: int | NDArray[Any]) -> NDArray[np.float64]:
     """Numbers in [0, 1) with 53 random bits, one per broadcast element of `parts`."""
     return (bits(seed, *parts) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

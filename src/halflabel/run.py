@@ -34,6 +34,7 @@ _RESULTS = (
     "bad_images.csv",
     "model_card.md",
     "repro.sh",
+    "truth.parquet",
 )
 
 
@@ -43,6 +44,7 @@ class Run:
     config.yaml     every setting, resolved                 log.jsonl, log.csv   one line per epoch
     env.json        versions and device                     metrics.json         what was measured, on what
     labels.parquet  the labels trained on, data.hash their digest
+    truth.parquet   hidden labels, for the log alone
     split.parquet   which image was held out                per_label.csv        the same, per class
                                                             predictions.parquet  scores of the held-out images
     best.safetensors  the weights to use                    thresholds.json      per class, best F1 on known labels
@@ -81,7 +83,7 @@ class Run:
             )
         return run
 
-    def start(self, table: LabelTable, config: Mapping[str, Any]) -> None:
+    def start(self, table: LabelTable, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:
         """Clear what an earlier run left here, then write labels and settings: from now on it can be resumed."""
         import shutil
 
@@ -91,6 +93,10 @@ class Run:
         for name in _RESULTS:
             (self / name).unlink(missing_ok=True)
         self.write_labels(table)
+        if truth is not None:
+            from halflabel.labels import formats
+
+            formats.write(truth, self / "truth.parquet")
         self.write_config(config)
 
     @classmethod
@@ -177,6 +183,13 @@ class Run:
         if (self / "data.hash").read_text().strip() != table.digest():
             raise UserError(f"{self / 'labels.parquet'} is not what was trained on", "start a new run")
         return table
+
+    def read_truth(self) -> LabelTable | None:
+        """The hidden labels that the log compares guesses with, where they were given."""
+        from halflabel.labels import formats
+
+        path = self / "truth.parquet"
+        return formats.read(path, format="long").table() if path.exists() else None
 
     def write_split(self, images: Sequence[str], part: NDArray[Any]) -> None:
         import pyarrow as pa

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,23 +17,26 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from halflabel import checkpoint as checkpoints
+from halflabel.average import Average
 from halflabel.checkpoint import Checkpoint
 from halflabel.data.sources import Plan, Source, sequential
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import Method
+from halflabel.metrics import completion_rates
+from halflabel.quick import quicken
 from halflabel.rng import bits
-from halflabel.types import Batch, Sweep
+from halflabel.types import Batch, Output, Passes, Sweep
 
 __all__ = ["Epoch", "Fitted", "Settings", "Watch", "fit", "score"]
 
 _SMALL = 1 << 26  # entries
 
-_ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
+_ORDER, _STEP, _PASSES = 1, 2, 3  # tags that keep the random numbers of different purposes apart
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Settings:
     clip: float = 0.0  # largest gradient norm; 0 = off
     accumulate: int = 1  # batches per optimizer step
     channels_last: bool = True  # memory layout of convolutions: faster on CPUs and GPUs
-    compile: bool = False
+    compile: Literal["no", "graph", "inductor", "full"] = "no"  # how launches are saved: see quick.py
     patience: int = 0  # stop after so many epochs without a better validation metric; 0 = never
     save_every: int = 0  # optimizer steps between checkpoints within an epoch; 0 = at the end of epochs only
     seed: int = 0
@@ -100,17 +103,19 @@ def fit(
     validation: Source | None = None,
     judge: Judge | None = None,
     watch: Watch | None = None,
+    truth: LabelTable | None = None,
     folder: Path | None = None,
     resume: bool = False,
 ) -> Fitted:
     """Train `model` by `method` on the images of `source` and what `table` knows of them (same images, same order).
 
-    With `validation` and `judge`, the weights of the best epoch are returned, else the last ones. With a `folder`,
-    checkpoints go there; `resume` goes on from the newest.
+    With `validation` and `judge`, the weights of the best epoch are returned, else the last ones. With `truth`, what
+    the method guesses of the unknown labels is compared with it, for the log alone: the method never sees it. With a
+    `folder`, checkpoints go there; `resume` goes on from the newest.
     """
     if len(source) != len(table):
         raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
-    return _Training(model, method, source, table, settings, validation, judge, watch, folder).run(resume)
+    return _Training(model, method, source, table, settings, validation, judge, watch, folder, truth).run(resume)
 
 
 def score(
@@ -120,35 +125,60 @@ def score(
     device: torch.device | str = "cpu",
     batch_size: int = 64,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    passes: Passes | None = None,
+    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
 
+    With `passes`, the head goes over the same features so many times more with its dropout on, drawn from `seed`.
     `progress` is told (images done, of how many).
     """
     was_training = model.training
     model.eval()
-    logits = features = None
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str, at: Tensor, values: Tensor) -> None:
+        if name not in found:
+            found[name] = torch.full((len(source), values.shape[1]), math.nan)
+        found[name][at] = values.float().cpu()
+
     with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
         plan = sequential(len(source), batch_size)
-        for planned, (images, views) in zip(plan, source.fetch(plan, ("plain",)), strict=True):
+        fetched = zip(plan, source.fetch(plan, ("plain",)), strict=True)
+        for number, (planned, (images, views)) in enumerate(fetched):
             if progress is not None:
                 progress(int(planned[-1]) + 1, len(source))
             if not len(images):
                 continue
-            with autocast():
-                output = model(views[0].to(device, non_blocking=True))
-            if logits is None:
-                logits = torch.full((len(source), output.logits.shape[1]), math.nan)
-                features = torch.full((len(source), output.features.shape[1]), math.nan)
-            assert features is not None
             at = torch.from_numpy(images)
-            logits[at] = output.logits.float().cpu()
-            features[at] = output.features.float().cpu()
+            with autocast():
+                body = model.features(views[0].to(device, non_blocking=True))
+                output: Output = model.head(body)
+            keep("logits", at, output.logits)
+            keep("features", at, output.features)
+            if passes is not None:
+                _seed_generators(int(bits(seed, _PASSES, number)[0] >> np.uint64(1)), torch.device(device))
+                with autocast(), _dropping(model.head):
+                    drawn = torch.stack([model.head(body).logits.float() for _ in range(passes.count)])
+                drawn = torch.sigmoid(drawn) if passes.of == "score" else drawn
+                keep("mean", at, drawn.mean(0))
+                keep("spread", at, drawn.std(0, correction=0))
     model.train(was_training)
-    if logits is None or features is None:
+    if not found:
         raise UserError("not one image could be read", "check the image folder")
-    return Sweep(logits, features)
+    return Sweep(**found)
+
+
+@contextmanager
+def _dropping(head: nn.Module) -> Iterator[None]:
+    """Dropout as in training, all else as in evaluation."""
+    layers = [layer for layer in head.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)]
+    for layer in layers:
+        layer.train()
+    yield
+    for layer in layers:
+        layer.eval()
 
 
 class _Training:
@@ -165,9 +195,10 @@ class _Training:
         judge: Judge | None,
         watch: Watch | None,
         folder: Path | None,
+        truth: LabelTable | None = None,
     ) -> None:
         self.source, self.table, self.settings = source, table, settings
-        self.validation, self.judge, self.watch, self.folder = validation, judge, watch, folder
+        self.validation, self.judge, self.watch, self.truth, self.folder = validation, judge, watch, truth, folder
         self.engine = _engine(settings)
         device = self.engine.device
         if settings.channels_last:
@@ -179,14 +210,14 @@ class _Training:
         self.method.to(device)
         self.groups = _parameter_groups(self.plain, self.method, settings)
         optimizer = _optimizer(self.groups, settings)
-        self.average = _average(self.plain, settings)
-        model = torch.compile(self.plain) if settings.compile else self.plain  # type: ignore[assignment]
-        # The optimizer stays as it is: the engine's wrapper looks for packages on the disk at every step.
-        self.model, self.optimizer = self.engine.prepare(model), optimizer
+        self.average = Average(self.plain, settings.ema) if settings.ema else None
         self.autocast = nullcontext if settings.precision == "no" else self.engine.autocast
+        # The optimizer stays as it is: the engine's wrapper looks for packages on the disk at every step.
+        self.optimizer = optimizer
+        self.model: Any = quicken(self.engine.prepare(self.plain), settings.compile, settings.batch_size, device)
         # A small table is looked up more quickly spelled out; a large one stays sparse.
         small = len(table) * len(table.classes) <= _SMALL
-        self.dense = torch.from_numpy(table.dense()) if small else None
+        self.dense = torch.from_numpy(table.dense()).to(device) if small else None
         self.epoch = 1  # the epoch under way
         self.done = 0  # batches of it that are trained
         self.steps = 0  # optimizer steps so far
@@ -258,9 +289,9 @@ class _Training:
     def _backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
         device = self.engine.device
         moved = tuple(self._format(view.to(device, non_blocking=True)) for view in views)
-        index = torch.from_numpy(images)
-        labels = self.dense[index] if self.dense is not None else torch.from_numpy(self.table.rows(images))
-        batch = Batch(index.to(device, non_blocking=True), moved, labels.to(device, non_blocking=True))
+        index = torch.from_numpy(images).to(device, non_blocking=True)
+        labels = self.dense[index] if self.dense is not None else torch.from_numpy(self.table.rows(images)).to(device)
+        batch = Batch(index, moved, labels)
         with self.autocast():
             loss = self.method.step(self.model, batch, epoch)
         self.engine.backward(loss if share == 1 else loss * share)
@@ -280,15 +311,18 @@ class _Training:
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         if self.average is not None:
-            self.average.update_parameters(self.plain)
+            self.average.update(self.plain)
 
     def _finish_epoch(self) -> Epoch:
         """Relabel, validate, remember the best weights, write the line of the log."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         line = Epoch(epoch=self.epoch, loss=self.summed, lr=self.optimizer.param_groups[0]["lr"])
         line["images_per_s"] = self.seen / seconds
-        if self.method.relabel.wants_sweep(self.epoch):
-            line.update(self.method.relabel.absorb(self._score(self.plain, self.source), self.epoch))
+        relabel = self.method.relabel
+        if relabel.wants_sweep(self.epoch):
+            seed = int(bits(self.settings.seed, _PASSES, self.epoch)[0])
+            line.update(relabel.absorb(self._score(self.plain, self.source, relabel.passes, seed), self.epoch))
+            line.update(self._guessed(relabel.guesses()))
         if self.validation is not None and self.judge is not None:
             line.update(self.judge(self._score(self._evaluated(), self.validation).logits))
             value = line.get("select", math.nan)
@@ -321,12 +355,19 @@ class _Training:
             return view.contiguous(memory_format=torch.channels_last)
         return view
 
-    def _score(self, model: Model, source: Source) -> Sweep:
+    def _score(self, model: Model, source: Source, passes: Passes | None = None, seed: int = 0) -> Sweep:
         size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
-        return score(model, source, device=self.engine.device, batch_size=size, autocast=self.autocast)
+        device, autocast = self.engine.device, self.autocast
+        return score(model, source, device=device, batch_size=size, autocast=autocast, passes=passes, seed=seed)
+
+    def _guessed(self, guesses: Tensor | None) -> dict[str, float]:
+        """How much of what the method has guessed is true."""
+        if self.truth is None or guesses is None:
+            return {}
+        return completion_rates(guesses.cpu(), self.truth.dense(), self.table.dense())._asdict()
 
     def _evaluated(self) -> Model:
-        return self.plain if self.average is None else self.average.module
+        return self.plain if self.average is None else self.average.model
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._evaluated().state_dict().items()}
@@ -409,19 +450,6 @@ def _optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.
         case "rmsprop":
             return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
     raise UserError(f"no optimizer is called {settings.optimizer!r}", "use adamw, adam, sgd or rmsprop")
-
-
-def _average(model: Model, settings: Settings) -> Any:
-    """The exponential moving average of the weights, warmed up so that early steps do not weigh for ever."""
-    if not settings.ema:
-        return None
-    from torch.optim.swa_utils import AveragedModel
-
-    def blend(averaged: Tensor, current: Tensor, steps: Tensor | int) -> Tensor:
-        decay = min(settings.ema, (1 + int(steps)) / (10 + int(steps)))
-        return torch.lerp(current, averaged, decay) if averaged.is_floating_point() else current
-
-    return AveragedModel(model, avg_fn=blend, use_buffers=True)
 
 
 def _seed_generators(seed: int, device: torch.device) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Batch", "Output", "Sweep", "Targets"]
+__all__ = ["Batch", "Output", "Passes", "Sweep", "Targets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Output(NamedTuple):
     logits: Tensor  # (B, C)
     features: Tensor  # (B, D)
     maps: Tensor | None = None  # (B, C, h, w) class maps, from heads that score places
+    members: Tensor | None = None  # (K, B, C) logits of each member, from heads that are ensembles
 
 
 class Targets(NamedTuple):
@@ -34,11 +35,21 @@ class Targets(NamedTuple):
     neg: Tensor  # (B, C) ≥ 0
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes of the head with its dropout on, which a sweep adds for those who ask how sure the model is."""
+
+    count: int
+    of: Literal["logit", "score"] = "logit"  # what mean and spread are taken of
+
+
 class Sweep(NamedTuple):
     """One pass over the training set in evaluation mode, in the order of the training table.
 
-    Memory: 4·(C + D) bytes per image.
+    Memory: 4·(C + D) bytes per image, and 8·C more with passes.
     """
 
     logits: Tensor  # (N, C) float32; NaN for images that could not be read
     features: Tensor  # (N, D) float32
+    mean: Tensor | None = None  # (N, C) over the passes, where a relabeler asked for them
+    spread: Tensor | None = None  # (N, C) their standard deviation (divisor: their count)

@@ -83,7 +83,7 @@ class Case:
 
     def finish_epoch(self, epoch: int) -> None:
         if self.method.relabel.wants_sweep(epoch):
-            sweep: Sweep = score(self.model, self.source)
+            sweep: Sweep = score(self.model, self.source, passes=self.method.relabel.passes)
             assert bool(sweep.logits[UNREAD].isnan().all())
             told = self.method.relabel.absorb(sweep, epoch)
             assert all(np.isfinite(value) for value in told.values()), told

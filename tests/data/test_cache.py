@@ -18,7 +18,7 @@ from halflabel.backbones import Backbone, build
 from halflabel.data import cache
 from halflabel.data.cache import cache_features
 from halflabel.data.sources import Arrays, Features, Images
-from halflabel.data.views import Plain
+from halflabel.data.views import Plain, Strong, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 
@@ -274,3 +274,124 @@ def test_too_many_unreadable_images_are_an_error_at_building_and_at_reuse(tmp_pa
 def test_not_one_readable_image_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not one image could be read"):
         cache_features(tiny()[0], images(tmp_path / "images", bad=tuple(range(N))), tmp_path / "cache")
+
+
+def with_strong(seed: int = 0, magnitude: int = 9) -> Arrays:
+    source = arrays(seed)
+    source.views = {"plain": Plain(32), "strong": Strong(32, magnitude=magnitude)}
+    return source
+
+
+def copies_of(found: Features) -> list[np.ndarray[Any, Any]]:
+    return [np.array(copy) for copy in found.strong]
+
+
+@pytest.mark.parametrize("maps", [False, True], ids=["pooled", "maps"])
+def test_strong_views_are_kept_beside_the_plain_one(tmp_path: Path, maps: bool) -> None:
+    backbone, seen = tiny()
+    source = with_strong()
+    found = cache_features(backbone, source, tmp_path, maps=maps, copies=2)
+    np.testing.assert_allclose(values(found), by_hand(maps), rtol=2e-3, atol=2e-3)
+    assert len(found.strong) == 2
+    for number, copy in enumerate(found.strong):
+        assert isinstance(copy, np.memmap)
+        assert copy.dtype == np.float16
+        keys = view_keys(cache._COPY_SEED, number, source.hashes, 1)[:, 0]
+        views = [Strong(32)(picture, int(key)) for picture, key in zip(pictures(), keys, strict=True)]
+        with torch.inference_mode():
+            wanted = backbone(torch.stack(views))
+        wanted = wanted if maps else wanted.mean((2, 3))
+        np.testing.assert_allclose(copy, wanted.numpy(), rtol=2e-3, atol=2e-3)
+    first, second = copies_of(found)
+    assert (first != second).reshape(N, -1).any(1).all()
+    before = seen.images
+    again = cache_features(backbone, with_strong(), tmp_path, maps=maps, copies=2)
+    assert seen.images == before
+    assert all(np.array_equal(*pair) for pair in zip(copies_of(again), (first, second), strict=True))
+
+
+def test_only_the_strong_views_that_are_missing_are_computed(tmp_path: Path) -> None:
+    backbone, seen = tiny()
+    said: list[str] = []
+    told: list[tuple[int, int]] = []
+    for copies, computed in ((0, N), (1, N), (3, 2 * N), (2, 0), (0, 0)):
+        before = seen.images
+        told.clear()
+        found = cache_features(
+            backbone, with_strong(), tmp_path, copies=copies, batch_size=4,
+            progress=lambda *at: told.append(at), say=said.append,
+        )  # fmt: skip
+        assert seen.images - before == computed
+        assert len(found.strong) == copies
+        assert told == [(4 + N * n, computed) if half else (N * (n + 1), computed)
+                        for n in range(computed // N) for half in (True, False)]  # fmt: skip
+    assert said == []
+
+
+def test_a_plain_cache_of_a_source_without_strong_views_serves_one_with_them(tmp_path: Path) -> None:
+    backbone, seen = tiny()
+    cache_features(backbone, arrays(), tmp_path)
+    place = next(tmp_path.iterdir())
+    note = (place / "cache.json").read_bytes()
+    cache_features(backbone, with_strong(), tmp_path, copies=1)
+    assert seen.images == 2 * N
+    assert (place / "cache.json").read_bytes() == note
+    with pytest.raises(UserError, match="no strong view"):
+        cache_features(backbone, arrays(), tmp_path, copies=1)
+
+
+def test_strong_views_go_stale_by_themselves(tmp_path: Path) -> None:
+    backbone, seen = tiny()
+    said: list[str] = []
+    before = cache_features(backbone, with_strong(), tmp_path, copies=2)
+    old = copies_of(before)
+    after = cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, say=said.append)
+    assert said == ["the feature cache is stale (the strong view changed): computing it again"]
+    assert seen.images == (3 + 2) * N
+    assert np.array_equal(values(before), values(after))
+    assert not any(np.array_equal(*pair) for pair in zip(old, copies_of(after), strict=True))
+    change_weights(backbone)
+    cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, say=said.append)
+    assert said[1:] == ["the feature cache is stale (the weights changed): computing it again"]
+    assert seen.images == (3 + 2 + 3) * N
+
+
+def test_a_damaged_strong_view_is_made_good_alone(tmp_path: Path) -> None:
+    backbone, seen = tiny()
+    old = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2))
+    flip_a_bit(next(tmp_path.iterdir()) / "strong-1")
+    said: list[str] = []
+    new = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2, say=said.append))
+    assert len(said) == 1
+    assert "checksum" in said[0]
+    assert seen.images == 4 * N
+    assert all(np.array_equal(*pair) for pair in zip(old, new, strict=True))
+
+
+def test_strong_views_that_broke_off_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_KEEP", 2)
+    backbone = build("tiny", size=32)
+    whole = copies_of(cache_features(backbone, with_strong(), tmp_path / "whole", copies=2))
+    Counting(backbone, most=2 * N + 4)
+    with pytest.raises(KeyboardInterrupt):
+        cache_features(backbone, with_strong(), tmp_path / "broken", copies=2, batch_size=2)
+    backbone, seen = tiny()
+    told: list[tuple[int, int]] = []
+    found = cache_features(
+        backbone, with_strong(), tmp_path / "broken", copies=2, batch_size=2, progress=lambda *at: told.append(at)
+    )
+    assert seen.images == N - 4
+    assert told == [(6, N), (7, N)]
+    for got, wanted in zip(copies_of(found), whole, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_unreadable_images_have_no_strong_view_either(tmp_path: Path) -> None:
+    source = images(tmp_path / "images", bad=(2,))
+    source.views = {"plain": Plain(32), "strong": Strong(32)}
+    found = cache_features(tiny()[0], source, tmp_path / "cache", copies=1)
+    assert found.bad.tolist() == [2]
+    assert len(source.quarantine) == 1
+    ((index, (weak, strong)),) = found.fetch([np.arange(N)], ("weak", "strong"))
+    assert index.tolist() == [0, 1, 3, 4, 5, 6]
+    assert weak.shape == strong.shape == (N - 1, 64)

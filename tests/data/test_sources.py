@@ -157,6 +157,70 @@ def test_features_may_be_tensors() -> None:
     assert torch.equal(found, values[[3, 0]].float())
 
 
+def copied(copies: int, bad: tuple[int, ...] = (), kind: str = "array", n: int = N) -> Features:
+    """Features whose values tell where they are from: 100 · (1 + copy) + image, 0 + image for the plain view."""
+    plain = np.arange(n, dtype=np.float16)[:, None] + np.zeros(4, np.float16)
+    arrays = [plain, *(plain + 100 * (1 + copy) for copy in range(copies))]
+    made = [torch.from_numpy(array) if kind == "tensor" else array for array in arrays]
+    return Features(made[0], Names.numbered(n), bad, strong=made[1:])
+
+
+def which_copies(source: Source, seed: int, epoch: int, views: tuple[str, ...] = ("strong",)) -> list[int]:
+    """Of each image in turn, the copy that is its (last) strong view; that it is its own is checked."""
+    ((index, found),) = source.fetch([np.arange(len(source))], views, seed=seed, epoch=epoch)
+    copy, image = found[-1][:, 0].div(100, rounding_mode="floor") - 1, found[-1][:, 0] % 100
+    assert image.tolist() == index.tolist()
+    return copy.int().tolist()
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_strong_view_is_one_of_the_copies_of_the_image_and_others_are_plain(kind: str) -> None:
+    source = copied(3, bad=(4,), kind=kind)
+    ((index, (weak, strong, plain)),) = source.fetch([np.array([7, 4, 2, 8])], ("weak", "strong", "plain"), seed=1)
+    assert index.tolist() == [7, 2, 8]
+    assert weak is plain
+    assert weak.dtype == strong.dtype == torch.float32
+    assert weak[:, 0].tolist() == [7, 2, 8]
+    assert (strong % 100).tolist() == weak.tolist()
+    assert set((strong[:, 0] // 100).tolist()) <= {1, 2, 3}
+
+
+def test_the_copy_is_a_function_of_seed_epoch_and_image() -> None:
+    source = copied(3, n=90)
+    drawn = {(seed, epoch): which_copies(source, seed, epoch) for seed in range(2) for epoch in range(4)}
+    assert len({tuple(copies) for copies in drawn.values()}) == 8
+    assert drawn[1, 2] == which_copies(copied(3, n=90), 1, 2)
+    counts = np.bincount(np.concatenate(list(drawn.values())), minlength=3)
+    assert counts.sum() == 720
+    assert counts.min() > 190
+    # Neither the order nor the batches nor the place in a part matter.
+    index = np.random.default_rng(0).permutation(90)
+    found = {}
+    for images, (strong,) in source.fetch([index[:37], index[37:]], ("strong",), seed=1, epoch=2):
+        found |= dict(zip(images.tolist(), strong[:, 0].tolist(), strict=True))
+    assert [int(found[image] // 100) - 1 for image in range(90)] == drawn[1, 2]
+    ((_, (part,)),) = Part(source, index).fetch([np.arange(90)], ("strong",), seed=1, epoch=2)
+    assert (part[:, 0] // 100 - 1).tolist() == [drawn[1, 2][image] for image in index]
+    # It goes with the image's name, not with its number.
+    plain, *strong = (array[index] for array in (source.values, *source.strong))
+    turned = Features(plain, source.names.take(index), strong=strong)
+    ((_, (other,)),) = turned.fetch([np.arange(90)], ("strong",), seed=1, epoch=2)
+    assert torch.equal(other, part)
+    # Two strong views of one step are drawn apart.
+    ((_, (one, two)),) = source.fetch([np.arange(90)], ("strong", "strong"), seed=1, epoch=2)
+    assert not torch.equal(one, two)
+
+
+def test_without_copies_a_strong_view_is_the_plain_one() -> None:
+    source = copied(0)
+    ((_, (weak, strong)),) = source.fetch([np.array([3, 1])], ("weak", "strong"))
+    assert weak is strong
+    only = copied(1)
+    assert which_copies(only, 0, 5, ("weak", "strong")) == [0] * N
+    batches = list(copied(2, bad=(3,)).fetch([np.array([3])], ("weak", "strong")))
+    assert [view.shape for view in batches[0].views] == [(0, 4), (0, 4)]
+
+
 def test_an_empty_plan_gives_nothing(tmp_path: Path) -> None:
     for source in (arrays(), features(), images(tmp_path)):
         assert list(source.fetch([], ("plain",))) == []

@@ -47,6 +47,8 @@ Resize = StrEnum("Resize", ["squash", "crop"])
 Optimizer = StrEnum("Optimizer", ["adamw", "adam", "sgd", "rmsprop"])
 Schedule = StrEnum("Schedule", ["cosine", "step", "plateau", "constant"])
 Precision = StrEnum("Precision", ["no", "bf16", "fp16"])
+Compile = StrEnum("Compile", ["no", "graph", "inductor", "full"])
+Hold = StrEnum("Hold", ["files", "device"])
 Device = StrEnum("Device", ["auto", "cpu", "cuda"])
 
 
@@ -85,6 +87,9 @@ def train(
     method: Annotated[str, typer.Option(help="How to learn; `halflabel methods` lists all.")] = "bn-bce",
     out: Annotated[Path | None, typer.Option(help="The run's folder [default: runs/METHOD].")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.", metavar="RUN")] = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="Hidden labels: how true the method's guesses are goes to the log, no more.")
+    ] = None,
     tune: Annotated[Tune, typer.Option(help="head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
     backbone: Annotated[str, typer.Option(help="efficientnet-lite0 comes with the package; or any timm model.")] = (
         "efficientnet-lite0"
@@ -118,7 +123,14 @@ def train(
     precision: Annotated[Precision, _panel(SPEED, "no is float32.")] = Precision.no,
     workers: Annotated[int, _panel(SPEED, "Processes that decode images.")] = 2,
     channels_last: Annotated[bool, _panel(SPEED, "Memory layout of convolutions, mostly faster.")] = True,
-    compile: Annotated[bool, _panel(SPEED, "Compile the model with torch.compile.")] = False,
+    compile: Annotated[
+        Compile,
+        _panel(SPEED, "graph: replay CUDA graphs, quick for small batches; inductor: torch.compile; full: both."),
+    ] = Compile.no,
+    hold: Annotated[
+        Hold, _panel(SPEED, "device: with --tune all, decode once and keep images on the GPU.")
+    ] = Hold.files,
+    copies: Annotated[int, _panel(SPEED, "Strong views cached per image, if the method asks for them.")] = 4,
     save_every: Annotated[int, _panel(SPEED, "Steps between checkpoints within an epoch; 0 = none.")] = 0,
     tensorboard: Annotated[bool, _panel(SPEED, "Also log for TensorBoard.", "--tensorboard")] = False,
 ) -> None:
@@ -137,14 +149,16 @@ def train(
         _check_resume(ctx)
         run = Run.open(resume)
         config = Config.from_dict(run.read_config())
-        _run_training(run.read_labels(), images or Path(config.images), config, run, tensorboard, resume=True)
+        folder = images or Path(config.images)
+        _run_training(run.read_labels(), folder, config, run, tensorboard, run.read_truth(), resume=True)
         return
     if labels is None or images is None:
         raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
     how = recipe(method)
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"optimizer": optimizer.value, "schedule": schedule.value, "precision": precision.value}
-    shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
+    choices["compile"] = compile.value
+    shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value, "hold": hold.value}
     settings = Settings(
         epochs=epochs,
         batch_size=batch_size,
@@ -159,7 +173,6 @@ def train(
         clip=clip,
         accumulate=accumulate,
         channels_last=channels_last,
-        compile=compile,
         patience=patience,
         save_every=save_every,
         seed=seed,
@@ -176,6 +189,7 @@ def train(
         held_out=held_out,
         max_bad=max_bad,
         workers=workers,
+        copies=copies,
         settings=settings,
         images=str(images.absolute()),
         **shapes,
@@ -184,11 +198,19 @@ def train(
     found: Import = read(labels)
     table = found.table()
     show_audit(found.audit, table)
-    _run_training(table, images, config, run, tensorboard, resume=False)
+    hidden = read(truth).table() if truth is not None else None
+    _run_training(table, images, config, run, tensorboard, hidden, resume=False)
 
 
 def _run_training(
-    table: LabelTable, images: Path, config: Config, run: Run, tensorboard: bool, *, resume: bool
+    table: LabelTable,
+    images: Path,
+    config: Config,
+    run: Run,
+    tensorboard: bool,
+    truth: LabelTable | None,
+    *,
+    resume: bool,
 ) -> None:
     from halflabel.cli.progress import Bar, TrainingBar
     from halflabel.experiment import train as train_run
@@ -199,7 +221,9 @@ def _run_training(
     what = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {what} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
     with _resumable(run), watch, Bar("features") as bar:
-        found = train_run(table, images, config, run, watch=watches, say=console.print, progress=bar, resume=resume)
+        found = train_run(
+            table, images, config, run, watch=watches, say=console.print, progress=bar, truth=truth, resume=resume
+        )
     if (run / "bad_images.csv").exists() and (bad := len((run / "bad_images.csv").read_text().splitlines()) - 1):
         console.print(f"{bad} images could not be read: see {escape(str(run / 'bad_images.csv'))}")
     if found is not None:

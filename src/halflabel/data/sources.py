@@ -78,14 +78,24 @@ class Arrays:
 class Features:
     """Cached features or maps of a frozen backbone: one view per image, (N, D) or (N, D, h, w), any float type.
 
-    Whatever views are asked for, the cached one is given: training on it sees no augmentation. Images numbered in `bad`
-    have no features and are left out of their batch.
+    Whatever views are asked for, the cached one is given: training on it sees no augmentation. With `strong`, K more
+    arrays of that shape that hold strong views, the view "strong" is one of these K, drawn anew for each seed, epoch
+    and image: an approximation, K fixed augmentations of an image in the place of a fresh one each epoch. Images
+    numbered in `bad` have no features and are left out of their batch.
     """
 
-    def __init__(self, values: NDArray[Any] | Tensor, names: Names, bad: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        values: NDArray[Any] | Tensor,
+        names: Names,
+        bad: Sequence[int] = (),
+        *,
+        strong: Sequence[NDArray[Any] | Tensor] = (),
+    ) -> None:
         self.values = values
         self.names = names
         self.bad = np.asarray(bad, dtype=np.int64)
+        self.strong = strong
         self.hashes = hash_names(names.array)
 
     def __len__(self) -> int:
@@ -95,11 +105,29 @@ class Features:
         for index in plan:
             if len(self.bad):
                 index = np.setdiff1d(index, self.bad, assume_unique=True)
-            if isinstance(self.values, Tensor):
-                batch = self.values[torch.from_numpy(index)].float()
-            else:
-                batch = torch.from_numpy(np.asarray(self.values[index], dtype=np.float32))
-            yield Fetched(index, (batch,) * len(views))
+            plain: Tensor | None = None
+            found = []
+            for number, name in enumerate(views):
+                if self.strong and name == "strong":
+                    keys = view_keys(seed, epoch, self.hashes[index], len(views))[:, number]
+                    found.append(self._draw(index, keys))
+                else:
+                    plain = _take(self.values, index) if plain is None else plain
+                    found.append(plain)
+            yield Fetched(index, tuple(found))
+
+    def _draw(self, index: NDArray[np.int64], keys: NDArray[np.uint64]) -> Tensor:
+        """For each image the strong view that its key falls on."""
+        which = keys % np.uint64(len(self.strong))
+        rows = torch.cat([_take(values, index[which == copy]) for copy, values in enumerate(self.strong)])
+        place = np.argsort(np.argsort(which, kind="stable"))  # where the row of each image is among those
+        return rows[torch.from_numpy(place)]
+
+
+def _take(values: NDArray[Any] | Tensor, index: NDArray[np.int64]) -> Tensor:
+    if isinstance(values, Tensor):
+        return values[torch.from_numpy(index)].float()
+    return torch.from_numpy(np.asarray(values[index], dtype=np.float32))
 
 
 class Part:

@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as F
 from halflabel.errors import UserError
 from halflabel.rng import bits, uniform
 
-__all__ = ["OPS", "Plain", "Strong", "View", "Weak", "view_keys"]
+__all__ = ["OPS", "Plain", "Strong", "View", "Weak", "draws", "view_keys"]
 
 Resize = Literal["squash", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -149,6 +149,11 @@ class Strong(Weak):
 def _describe(view: Plain | Weak) -> str:
     parts = [f"{field.name}={getattr(view, field.name)}" for field in fields(view)]
     return f"{type(view).__name__}({','.join(parts)},version={_VERSION})"
+
+
+def draws(keys: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
+    """The random numbers of views: keys (B,) -> (B, number) in [0, 1)."""
+    return uniform(keys[:, None], _PURPOSE, np.arange(number)[None, :])
 
 
 def _draws(key: int, number: int) -> NDArray[np.float64]:

@@ -1,0 +1,122 @@
+"""Images per second of tuning a whole network on one GPU, against the same network fed with one random tensor.
+
+python benchmarks/gpu_speed.py --images voc.safetensors [--backbones efficientnet-lite0,resnet50] [--batches 32,128]
+    [--compile no,graph,full] [--size 224] [--precision no]
+
+The loop is `halflabel.train.fit` on images held on the GPU with crops and mirror images made there (view "weak"), and
+with two views where a method asks for them. The ceiling is forward, backward and the optimizer's step on the same
+random batch again and again, compiled in the same way. Both are medians of epochs after the first. `voc.safetensors` is
+what `voc_tuned.py prepare` writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from halflabel.backbones import build
+from halflabel.data.resident import Resident
+from halflabel.data.views import Plain, Strong, Weak
+from halflabel.heads import Head, Model
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe, seeded
+from halflabel.quick import quicken
+from halflabel.train import Settings, fit
+
+CLASSES = 20
+
+
+def model_of(name: str, method: Any) -> Model:
+    backbone = build(name, pretrained=False)
+    head = seeded(0, lambda: method.head(backbone.channels, CLASSES))
+    assert isinstance(head, Head)
+    return Model(backbone, head)
+
+
+def ceiling(name: str, size: int, batch: int, how: Any, precision: str, steps: int = 60) -> float:
+    """Images per second on one random batch."""
+    device = torch.device("cuda")
+    model = model_of(name, recipe("bce").make()).to(device).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 2, (batch, CLASSES), device=device).float()
+    quick = quicken(model, how, batch, device).train()
+    amp = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16")
+
+    def step() -> None:
+        with amp:
+            loss = binary_cross_entropy_with_logits(quick(images).logits, labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    for _ in range(12):
+        step()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return batch * steps / (time.perf_counter() - began)
+
+
+def loop(name: str, images: torch.Tensor, batch: int, how: Any, precision: Any, method: str, ema: float) -> float:
+    """Images per second of the training loop."""
+    size = images.shape[-1]
+    names = Names.numbered(len(images))
+    rng = np.random.default_rng(0)
+    table = LabelTable.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (len(images), CLASSES)))
+    views = {"plain": Plain(size), "weak": Weak(size), "strong": Strong(size)}
+    source = Resident(images, names, views)
+    made = recipe(method).make()
+    settings = Settings(epochs=4, batch_size=batch, compile=how, precision=precision, ema=ema, lr=1e-4, device="cuda")
+    log = fit(model_of(name, made), made, source, table, settings).log
+    return float(np.median([line["images_per_s"] for line in log[1:]]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--backbones", default="efficientnet-lite0")
+    parser.add_argument("--batches", default="32,128")
+    parser.add_argument("--compile", default="no,graph,full")
+    parser.add_argument("--methods", default="bce")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--count", type=int, default=4096)
+    parser.add_argument("--precision", default="no")
+    parser.add_argument("--ema", type=float, default=0.0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "gpu_speed.json")
+    asked = parser.parse_args()
+    from safetensors import safe_open
+
+    with safe_open(asked.images, "pt", device="cuda") as file:
+        images = file.get_slice("train")[: asked.count]
+    if images.shape[-1] != asked.size:
+        images = torch.nn.functional.interpolate(images.float(), (asked.size, asked.size), mode="bilinear")
+        images = images.to(torch.uint8)
+    rows = []
+    for name in asked.backbones.split(","):
+        for batch in map(int, asked.batches.split(",")):
+            for how in asked.compile.split(","):
+                most = ceiling(name, asked.size, batch, how, asked.precision)
+                for method in asked.methods.split(","):
+                    got = loop(name, images, batch, how, asked.precision, method, asked.ema)
+                    row = {"backbone": name, "batch": batch, "compile": how, "precision": asked.precision}
+                    rows.append({**row, "method": method, "loop": got, "ceiling": most, "share": got / most})
+                    print(f"{name} {asked.size} px batch {batch:3} compile {how:8} {method:6} {asked.precision}: "
+                          f"{got:6.0f} images/s, ceiling {most:6.0f}, {got / most:.0%}", flush=True)  # fmt: skip
+    asked.out.parent.mkdir(exist_ok=True)
+    asked.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Images held on the device, and their views made there, a whole batch at a time.
+
+Decoding once and augmenting where the model is keeps a GPU busy that files and worker processes would starve. Draws
+come from the same keys as those of the views on the CPU; the pixels differ a little: the stored image is already S × S,
+and the geometry of a view is one bilinear resampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from halflabel.data.sources import Fetched, Images, Plan, sequential
+from halflabel.data.views import OPS, Plain, Strong, View, Weak, draws, view_keys
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.rng import hash_names
+
+__all__ = ["Resident", "load_images", "strong_views", "weak_views"]
+
+_BINS = 31
+_GREY = 128.0
+_MOST = 0.6  # of the device's free memory
+
+
+class Resident:
+    """Plain views of all images on the device, 3·S² bytes each; other views are made of them, batch by batch.
+
+    Images numbered in `bad` could not be read and are left out of their batch.
+    """
+
+    def __init__(self, images: Tensor, names: Names, views: Mapping[str, View], bad: Sequence[int] = ()) -> None:
+        self.images = images
+        self.names = names
+        self.views = views
+        self.bad = np.asarray(bad, dtype=np.int64)
+        self.hashes = hash_names(names.array)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        for index in plan:
+            if len(self.bad):
+                index = np.setdiff1d(index, self.bad, assume_unique=True)
+            images = self.images[torch.from_numpy(index).to(self.images.device, non_blocking=True)]
+            keys = view_keys(seed, epoch, self.hashes[index], len(views))
+            yield Fetched(
+                index, tuple(self._view(self.views[name], images, keys[:, v]) for v, name in enumerate(views))
+            )
+
+    def _view(self, view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        if isinstance(view, Strong):
+            return strong_views(view, images, keys)
+        if isinstance(view, Weak):
+            return weak_views(view, images, keys)
+        return images
+
+
+def load_images(
+    source: Images, device: torch.device | str, progress: Callable[[int, int], None] | None = None
+) -> Resident:
+    """Decode every image once, as the plain view sees it, and hold all on the device."""
+    plain = source.views["plain"]
+    if not isinstance(plain, Plain):
+        raise TypeError(f"the plain view is a {type(plain).__name__}")
+    needed = len(source) * 3 * plain.size**2
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        if needed > _MOST * free:
+            raise UserError(
+                f"{len(source)} images of {plain.size} px take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+                "use --hold files, or a smaller --size",
+            )
+    images = torch.zeros((len(source), 3, plain.size, plain.size), dtype=torch.uint8, device=device)
+    for planned, (index, views) in zip(
+        plan := sequential(len(source), 64), source.fetch(plan, ("plain",)), strict=True
+    ):
+        if len(index):
+            images[torch.from_numpy(index).to(device)] = views[0].to(device)
+        if progress is not None:
+            progress(int(planned[-1]) + 1, len(source))
+    return Resident(images, source.names, source.views, sorted(source.bad))
+
+
+def weak_views(view: Weak, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    """A random crop resized back, mirrored with probability `flip`: (B, 3, S, S) uint8 to the same."""
+    u = draws(keys, 4)
+    if view.least == 1:
+        return torch.where(_each(u[:, 3] < view.flip, images), images.flip(-1), images)
+    return _rounded(_resampled(images, _box(view, u)))
+
+
+def strong_views(view: Strong, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    """The weak view, then RandAugment's operations, then one grey square: (B, 3, S, S) uint8 to the same.
+
+    The operations and magnitudes of each image are those of the view on the CPU. Their order is fixed: what moves
+    pixels is one resampling together with the crop, what changes colours follows, in the order of `OPS`.
+    """
+    size = images.shape[-1]
+    u = draws(keys, 7 + 2 * view.num_ops)
+    level = view.magnitude / (_BINS - 1)
+    picks = u[:, 7:].reshape(len(u), -1, 2)
+    which = (picks[..., 0] * len(OPS)).astype(np.int64)
+    sign = np.where(picks[..., 1] < 0.5, -1.0, 1.0)
+    names = list(OPS)
+
+    def times(name: str) -> NDArray[np.float64]:
+        """How often each image takes an operation, with its signs."""
+        return np.asarray(((which == names.index(name)) * sign).sum(1))
+
+    def taken(name: str) -> NDArray[np.bool_]:
+        return np.asarray((which == names.index(name)).any(1))
+
+    moves = _box(view, u)
+    # Each is the map from a place of the result to the place it is taken from, in coordinates −1 … 1.
+    one = np.ones(len(u))
+    shear_x, shear_y = 0.3 * level * times("ShearX"), 0.3 * level * times("ShearY")
+    # Sheared about the upper left corner: the shift keeps that corner where it is.
+    moves = moves @ _affine(one, shear_x, shear_x, 0 * one, one, 0 * one)
+    moves = moves @ _affine(one, 0 * one, 0 * one, shear_y, one, shear_y)
+    shift = 2 * 150 / 331 * level
+    moves = moves @ _affine(one, 0 * one, -shift * times("TranslateX"), 0 * one, one, -shift * times("TranslateY"))
+    angle = np.radians(30 * level * times("Rotate"))
+    moves = moves @ _affine(np.cos(angle), -np.sin(angle), 0 * one, np.sin(angle), np.cos(angle), 0 * one)
+    x = _resampled(images, moves)
+
+    for name, factor in (("Brightness", _brightness), ("Color", _saturation), ("Contrast", _contrast)):
+        x = factor(x, _each(1 + 0.9 * level * times(name), x))
+    x = _sharpness(x, _each(1 + 0.9 * level * times("Sharpness"), x))
+    step = 2.0 ** (8 - round(8 - 4 * level))
+    x = torch.where(_each(taken("Posterize"), x), torch.floor(_round(x) / step) * step, x)
+    x = torch.where(_each(taken("Solarize"), x) & (x >= 255 * (1 - level)), 255 - x, x)
+    if taken("AutoContrast").any():
+        x = torch.where(_each(taken("AutoContrast"), x), _autocontrast(x), x)
+    if (rows := np.flatnonzero(taken("Equalize"))).size:
+        at = torch.from_numpy(rows).to(x.device)
+        x = x.index_copy(0, at, _equalized(x[at]))
+
+    side = np.round(u[:, 4] * view.cutout * size)
+    top, left = ((u[:, place] * size).astype(np.int64) - side // 2 for place in (5, 6))
+    cells = torch.arange(size, device=x.device)
+    rows_in = (cells >= _column(top, x)) & (cells < _column(top + side, x))
+    columns_in = (cells >= _column(left, x)) & (cells < _column(left + side, x))
+    square = rows_in[:, None, :, None] & columns_in[:, None, None, :]
+    return _rounded(torch.where(square, _GREY, x))
+
+
+def _box(view: Weak, u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The crop and the mirror image of each image as maps (B, 3, 3) from the result to the whole."""
+    share = np.sqrt(view.least + (1 - view.least) * u[:, 0])
+    free = 1 - share
+    down, right = free * (2 * u[:, 1] - 1), free * (2 * u[:, 2] - 1)
+    mirror = np.where(u[:, 3] < view.flip, -1.0, 1.0)
+    return _affine(mirror * share, 0 * share, right, 0 * share, share, down)
+
+
+def _affine(*parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(B, 3, 3) matrices [[a, b, c], [d, e, f], [0, 0, 1]] from six (B,) columns."""
+    a, b, c, d, e, f = parts
+    zero, one = np.zeros_like(a), np.ones_like(a)
+    return np.stack([np.stack(row, -1) for row in ((a, b, c), (d, e, f), (zero, zero, one))], -2)
+
+
+def _resampled(images: Tensor, maps: NDArray[np.float64]) -> Tensor:
+    """Bilinear, black outside: (B, 3, S, S) of any type to float 0..255."""
+    theta = torch.from_numpy(maps[:, :2].astype(np.float32)).to(images.device, non_blocking=True)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _each(values: NDArray[np.generic], like: Tensor) -> Tensor:
+    """One value per image, to be broadcast over (B, 3, S, S)."""
+    dtype = torch.bool if values.dtype == bool else torch.float32
+    return torch.from_numpy(values).to(dtype).view(-1, 1, 1, 1).to(like.device, non_blocking=True)
+
+
+def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.from_numpy(values).view(-1, 1).to(like.device, non_blocking=True)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return _round(x).to(torch.uint8)
+
+
+def _round(x: Tensor) -> Tensor:
+    return x.clamp(0, 255).round()
+
+
+def _grey(x: Tensor) -> Tensor:
+    return (0.2989 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]).floor()
+
+
+def _brightness(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor).clamp(0, 255)
+
+
+def _saturation(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor + _grey(x) * (1 - factor)).clamp(0, 255)
+
+
+def _contrast(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor + _grey(x).mean((1, 2, 3), keepdim=True) * (1 - factor)).clamp(0, 255)
+
+
+def _sharpness(x: Tensor, factor: Tensor) -> Tensor:
+    """Towards or away from the mean of 3 × 3 cells (5 in the middle, over 13); the border stays as it is."""
+    inner = x[..., 1:-1, 1:-1]
+    blurred = ((9 * F.avg_pool2d(x, 3, 1) + 4 * inner) / 13).round()
+    out = x.clone()
+    out[..., 1:-1, 1:-1] = (inner * factor + blurred * (1 - factor)).clamp(0, 255)
+    return out
+
+
+def _autocontrast(x: Tensor) -> Tensor:
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    flat = high <= low
+    return torch.where(flat, x, ((x - low) * (255 / (high - low).clamp(min=1e-6))).clamp(0, 255))
+
+
+def _equalized(x: Tensor) -> Tensor:
+    """Each channel's values spread so that all are as frequent; as torchvision's equalize, for the whole batch."""
+    levels = _round(x).long().flatten(2)
+    counts = torch.zeros((*levels.shape[:2], 256), dtype=torch.int64, device=x.device)
+    counts.scatter_add_(2, levels, torch.ones_like(levels))
+    last = 255 - (counts.flip(-1) > 0).int().argmax(-1, keepdim=True)  # the brightest value there is
+    step = (levels.shape[2] - counts.gather(2, last)) // 255
+    below = counts.cumsum(2) - counts
+    table = ((below + step // 2) // step.clamp(min=1)).clamp(0, 255)
+    table = torch.where(step == 0, torch.arange(256, device=x.device), table)
+    return table.gather(2, levels).view_as(x).to(x.dtype)

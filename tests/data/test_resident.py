@@ -1,0 +1,98 @@
+"""Views made on the device, a batch at a time, against those made on the CPU, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.data.resident import Resident, strong_views, weak_views
+from halflabel.data.sources import Arrays
+from halflabel.data.views import OPS, Plain, Strong, Weak, draws, view_keys
+from halflabel.labels.names import Names
+from halflabel.rng import hash_names
+
+SIZE = 48
+
+
+def smooth(count: int, seed: int = 0) -> torch.Tensor:
+    """Blurred noise: nearest and bilinear resampling of it differ little."""
+    noise = torch.rand((count, 3, 7, 7), generator=torch.Generator().manual_seed(seed))
+    large = torch.nn.functional.interpolate(noise, size=(SIZE, SIZE), mode="bicubic", align_corners=False)
+    return large.mul(255).clamp(0, 255).to(torch.uint8)
+
+
+def keys_for(count: int, seed: int = 0) -> np.ndarray:
+    return view_keys(seed, 1, hash_names([f"image {i}" for i in range(count)]), 1)[:, 0]
+
+
+def one_by_one(view: Weak, images: torch.Tensor, keys: np.ndarray) -> torch.Tensor:
+    return torch.stack([view(image, int(key)) for image, key in zip(images, keys, strict=True)])
+
+
+def test_draws_are_those_of_the_views_on_the_cpu():
+    from halflabel.data.views import _draws
+
+    keys = keys_for(5)
+    assert np.array_equal(draws(keys, 9), np.stack([_draws(int(key), 9) for key in keys]))
+
+
+def test_mirror_images_alone_are_the_same_bytes():
+    images, keys = smooth(16), keys_for(16)
+    view = Weak(SIZE, least=1.0)
+    assert torch.equal(weak_views(view, images, keys), one_by_one(view, images, keys))
+
+
+def test_a_weak_view_shows_the_same_part_of_the_image():
+    images, keys = smooth(32), keys_for(32)
+    view = Weak(SIZE, least=0.5)
+    made, wanted = weak_views(view, images, keys).float(), one_by_one(view, images, keys).float()
+    other = one_by_one(view, images, keys_for(32, seed=1)).float()
+    assert (made - wanted).abs().mean() < 6 < 20 < (made - other).abs().mean()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_each_operation_is_that_of_the_cpu(name):
+    """One operation at a time, on the images whose key picks it."""
+    view = Strong(SIZE, least=1.0, flip=0.0, num_ops=1, magnitude=20, cutout=0.0)
+    keys = keys_for(600)
+    picks = (draws(keys, 9)[:, 7] * len(OPS)).astype(int)
+    keys = keys[picks == list(OPS).index(name)][:24]
+    moved = name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+    noise = torch.randint(40, 220, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
+    images = smooth(len(keys)) if moved else noise.to(torch.uint8)
+    made, wanted = strong_views(view, images, keys).float(), one_by_one(view, images, keys).float()
+    apart = (made - wanted).abs().mean(dim=(1, 2, 3))
+    changed = (wanted - images.float()).abs().mean(dim=(1, 2, 3))
+    # Places are whole pixels there and parts of pixels here; colours agree to rounding.
+    assert float(apart.max()) < (9 if moved else 1.5)
+    if name != "Identity":
+        assert float((apart / changed.clamp(min=0.5)).mean()) < 0.35
+
+
+def test_the_grey_square_is_where_the_cpu_puts_it():
+    view = Strong(SIZE, least=1.0, flip=0.0, num_ops=0, cutout=0.8)
+    images, keys = smooth(32), keys_for(32)
+    assert torch.equal(strong_views(view, images, keys), one_by_one(view, images, keys))
+
+
+def test_a_view_depends_on_its_key_alone_not_on_its_batch():
+    view = Strong(SIZE)
+    images, keys = smooth(12), keys_for(12)
+    whole = strong_views(view, images, keys)
+    assert torch.equal(whole[5:6], strong_views(view, images[5:6], keys[5:6]))
+    assert not torch.equal(whole, strong_views(view, images, keys_for(12, seed=3)))
+
+
+def test_a_resident_source_gives_what_is_asked_for():
+    names = Names([f"image {i}" for i in range(6)])
+    views = {"plain": Plain(SIZE), "weak": Weak(SIZE, least=1.0), "strong": Strong(SIZE)}
+    images = smooth(6)
+    source = Resident(images, names, views, bad=[2])
+    plan = [np.array([3, 2, 0]), np.array([5])]
+    fetched = list(source.fetch(plan, ("plain", "weak", "strong"), seed=1, epoch=2))
+    assert [f.images.tolist() for f in fetched] == [[3, 0], [5]]
+    same = list(Arrays(images, names, views).fetch([np.array([5])], ("plain", "weak"), seed=1, epoch=2))
+    assert torch.equal(fetched[1].views[0], same[0].views[0])
+    assert torch.equal(fetched[1].views[1], same[0].views[1])
+    assert fetched[0].views[2].dtype == torch.uint8 and fetched[0].views[2].shape == (2, 3, SIZE, SIZE)
