@@ -6,10 +6,11 @@ python benchmarks/voc_tuned.py run --labels labels.csv --images voc.safetensors 
 
 `labels.csv` and the splits are those of voc_frozen.py. `jobs.json` lists what to train, most important first. Each job
 names method, protocol, lr and seed, and may set options of the method and of `halflabel.train.Settings`, the training
-view ("flip", "weak"), epochs of the head alone on frozen maps before all is tuned ("linear_init") and by what the epoch
-is chosen: the clean labels of the held-out 20 % ("clean", as the single-positive literature does), what the protocol
+view ("flip", "weak"), epochs of the head alone on frozen maps before all is tuned ("linear_init"), or the head alone
+for good ("frozen", with three fixed strong views per image for methods that want them), and by what the epoch is
+chosen: the clean labels of the held-out 20 % ("clean", as the single-positive literature does), what the protocol
 leaves known of them ("known"), or not at all ("last"). Several worker processes share the GPU, which one small network
-does not fill. Every finished job is one line of the results; jobs that are already there are not run again, and none is
+does not fill. Every finished job is one line of the results; jobs that are already there are not run again, none is
 started after --seconds.
 """
 
@@ -27,7 +28,7 @@ import torch
 from halflabel import metrics
 from halflabel.backbones import Backbone, Preprocess, build
 from halflabel.data.resident import Resident, load_images
-from halflabel.data.sources import Features, Part
+from halflabel.data.sources import Features, Part, Source, sequential
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.evaluate import Judge
 from halflabel.experiment import Config, make_views, open_images
@@ -69,12 +70,19 @@ def resnet50(weights: str, size: int) -> Backbone:
     return Backbone("resnet50", net, 2048, usual)
 
 
-def frozen_maps(backbone: Backbone, source: Resident) -> Features:
-    """The maps of the plain views, on the GPU: 1,280 · 7 · 7 · 2 bytes per image."""
-    backbone = backbone.cuda().eval()
-    with torch.no_grad():
-        made = [backbone(source.images[at : at + 256]).half() for at in range(0, len(source), 256)]
-    return Features(torch.cat(made), source.names)
+def frozen_maps(backbone: Backbone, source: Resident, copies: int = 0) -> Features:
+    """The maps of the plain views and of some strong ones, on the GPU: 1,280 · 7 · 7 · 2 bytes per image and view."""
+    backbone = backbone.to(source.images.device).eval()
+
+    def maps(view: str, epoch: int) -> torch.Tensor:
+        fetched = source.fetch(sequential(len(source), 256), (view,), epoch=epoch)
+        with torch.no_grad():
+            return torch.cat([backbone(views[0]).half() for _, views in fetched])
+
+    return Features(maps("plain", 0), source.names, strong=[maps("strong", copy) for copy in range(copies)])
+
+
+KEPT: dict[str, Features] = {}  # maps that the jobs of one worker share
 
 
 class TwoJudges:
@@ -100,7 +108,7 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     inside, outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
     if job.get("all_images"):
         inside = np.arange(len(full))
-    size = data["train"].shape[-1]
+    size, device = data["train"].shape[-1], data["train"].device.type
     views: dict[str, View] = {
         "plain": Plain(size),
         "weak": Weak(size, least=1.0 if job.get("view", "flip") == "flip" else job.get("least", 0.5)),
@@ -112,30 +120,37 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     head = seeded(seed, lambda: method.head(backbone.channels, len(full.classes)))
     assert isinstance(head, Head)
     model = Model(backbone, head)
+    seen: Source = train
+    shown: Source = test
+    if job.get("frozen"):
+        if not KEPT:
+            KEPT.update(train=frozen_maps(backbone, train, 3), test=frozen_maps(backbone, test))
+        model, seen, shown = Model(None, head), KEPT["train"], KEPT["test"]
     first = job.get("linear_init")
     if first:  # {"epochs", "lr"}: the head alone on frozen maps, before all is tuned
         maps = frozen_maps(backbone, train)
-        rest = {"weight_decay": how.weight_decay, "seed": seed, "device": "cuda", "schedule": "cosine"}
+        rest = {"weight_decay": how.weight_decay, "seed": seed, "device": device, "schedule": "cosine"}
         fit(Model(None, head), method, Part(maps, inside), known.subset(inside), Settings(**rest, **first))
     settings = Settings(
         **{"weight_decay": how.weight_decay, "epochs": 10, "batch_size": 32, "backbone_lr": 1.0, "compile": "graph"}
         | job.get("settings", {})
-        | {"lr": job["lr"], "seed": seed, "device": "cuda"}
+        | ({"epochs": 20, "compile": "no"} if job.get("frozen") else {})
+        | {"lr": job["lr"], "seed": seed, "device": device}
+        | ({"compile": "no", "precision": "no"} if device == "cpu" else {})
     )
     held = torch.from_numpy(full.subset(outside).dense()), torch.from_numpy(known.subset(outside).dense())
     fitted = fit(
         model,
         method,
-        Part(train, inside),
+        Part(seen, inside),
         known.subset(inside),
         settings,
-        validation=Part(train, outside),
+        validation=Part(seen, outside),
         judge=TwoJudges(*held, job.get("select", "clean")),
         truth=full.subset(inside),
     )
-    torch.cuda.synchronize()
     trained = time.perf_counter() - began
-    logits = score(model, test, device="cuda", batch_size=256).logits
+    logits = score(model, shown, device=device, batch_size=256).logits
     rates = [line["images_per_s"] for line in fitted.log]
     extra = ("label_proportion", "tp_rate", "tn_rate")
     return {
@@ -154,8 +169,8 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
 def work(number: int, jobs: Any, results: Any, asked: argparse.Namespace) -> None:
     from safetensors.torch import load_file
 
-    torch.set_num_threads(2)
-    data: dict[str, Any] = load_file(asked.images, device="cuda")
+    torch.set_num_threads(1)
+    data: dict[str, Any] = load_file(asked.images, device="cuda" if torch.cuda.is_available() else "cpu")
     full, test = read(asked.labels, "train"), read(asked.labels, "val")
     data |= {"test_names": test.images, "truth": torch.from_numpy(test.dense())}
     while time.time() < asked.deadline:

@@ -215,7 +215,7 @@ def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, con
         (["train", "L", "I", "more", "--out", "OUT"], "one argument too many"),
         (["train", "L", "I", "--out", "OUT", "--method", "bec"], "did you mean"),
         (["train", "L", "I", "--out", "OUT", "--epoch", "3"], "did you mean --epochs?"),
-        (["train", "L", "I", "--out", "OUT", "--beta", "3"], "bn-bce has no options of its own"),
+        (["train", "L", "I", "--out", "OUT", "--beta", "3"], "bce has no options of its own"),
         (["train", "--method", "em", "--beta", "3", "L", "I"], "the options of em: --alpha"),
         (["train", "L", "I", "--out", "OUT", "--method", "em", "--alpha", "much"], "takes a float"),
         (["train", "L", "I", "--out", "OUT", "--method", "em", "--alpha"], "--alpha has no value"),
@@ -500,3 +500,17 @@ def test_a_reader_that_has_seen_enough_is_no_error(data: Path, monkeypatch: pyte
 def test_errors_carry_markup_as_it_is(tmp_path: Path) -> None:
     assert "[red]x.csv" in refused("inspect", tmp_path / "[red]x.csv")
     assert str(UserError("a", "b")) == "a. Fix: b"
+
+
+def test_auto_says_what_it_picks_and_why_and_the_run_records_it(tmp_path: Path, data: Path) -> None:
+    said = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY).stdout
+    assert "Method: bce (" in said
+    config = Run.open(tmp_path / "run").read_config()
+    assert config["method"] == "bce"
+    asked = ["--tune", "all", "--epochs", "2"]
+    run("train", data / "train.csv", data / "images", "--out", tmp_path / "all", *asked, *TINY)
+    whole = Run.open(tmp_path / "all").read_config()
+    assert whole["settings"]["ema"] == 0.998
+    assert whole["linear_init"] == 80
+    assert config["settings"]["epochs"] == 80
+    assert whole["settings"]["epochs"] == 2  # what is asked for goes before the rule

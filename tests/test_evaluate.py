@@ -139,3 +139,28 @@ def test_positives_alone_are_no_evidence_of_precision() -> None:
     assert found.overall["OR"] > 0
     assert all(math.isnan(row["AP"]) and math.isnan(row["precision"]) and row["recall"] > 0 for row in found.per_class)
     assert "only recall" in found.protocol
+
+
+def test_a_class_without_a_known_negative_has_no_ap_and_is_left_out_of_the_mean() -> None:
+    logits = torch.tensor([[0.1, 0.9], [0.8, 0.3], [0.5, 0.2]])
+    labels = torch.tensor([[1, 1], [-1, 0], [1, 1]], dtype=torch.int8)
+    found = evaluate(logits, labels, Names(["ranked", "only present"]))
+    wanted = average_precision_score([1, 0, 1], logits[:, 0])
+    assert found.overall["mAP"] == pytest.approx(wanted)
+    assert found.per_class[0]["AP"] == pytest.approx(wanted)
+    assert math.isnan(found.per_class[1]["AP"])
+    assert "1 of 2 classes" in found.protocol
+    assert Judge(labels)(logits)["select"] == pytest.approx(wanted)
+
+
+def test_fifths_of_the_classes_by_the_number_of_their_training_labels() -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = torch.from_numpy(rng.normal(size=(40, 10))), torch.from_numpy(rng.choice([-1, 1], (40, 10)))
+    names = Names.numbered(10)
+    counts = np.arange(10)[::-1].copy()
+    found = evaluate(logits, labels.to(torch.int8), names, annotations=counts)
+    aps = [row["AP"] for row in found.per_class]
+    assert [found.overall[f"G{g}"] for g in range(1, 6)] == pytest.approx(
+        [np.mean([aps[9 - 2 * g], aps[8 - 2 * g]]) for g in range(5)]
+    )
+    assert "G1" not in evaluate(logits, labels.to(torch.int8), names).overall

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel import metrics
@@ -15,6 +16,8 @@ from halflabel.calibrate import Platt
 from halflabel.labels.names import Names
 
 __all__ = ["Evaluation", "Judge", "evaluate"]
+
+GROUPED = 10  # classes from which on they are also judged in five groups
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Evaluation:
     overall: dict[str, float]
     per_class: list[dict[str, Any]]
     protocol: str
+
+
+def _with_negatives(labels: Tensor) -> Tensor:
+    """The labels of classes of which something is known to be absent; the others as if nothing were known."""
+    return torch.where((labels < 0).any(0), labels, 0)
 
 
 class Judge:
@@ -43,24 +51,37 @@ class Judge:
         labels = self.labels[readable]
         if self.assumes_absent:
             labels = torch.where(labels > 0, 1, -1).to(torch.int8)
-        value = metrics.mean_average_precision(logits[readable], labels)
+        value = metrics.mean_average_precision(logits[readable], _with_negatives(labels))
         return {"assumed_mAP" if self.assumes_absent else "mAP": value, "select": value}
 
 
 def evaluate(
-    logits: Tensor, labels: Tensor, classes: Names, *, thresholds: Tensor | float = 0.5, platt: Platt | None = None
+    logits: Tensor,
+    labels: Tensor,
+    classes: Names,
+    *,
+    thresholds: Tensor | float = 0.5,
+    platt: Platt | None = None,
+    annotations: NDArray[np.int64] | None = None,
 ) -> Evaluation:
     """Measure logits (N, C) against labels (N, C): known entries only, images that could not be read left out.
 
-    Where nothing is known to be absent, every ranking of the known entries is perfect and no decision can be a false
-    alarm: all but recall is then NaN, and the protocol says so.
+    Where nothing of a class is known to be absent, every ranking of its known entries is perfect: it has no AP and is
+    left out of mAP. If that is so of all classes, no decision can be a false alarm either: all but recall is then NaN,
+    and the protocol says so. With the number of known training labels per class in `annotations` (C,), mAP is also
+    given for five equal groups of classes, G1 (fewest) to G5.
     """
     readable = ~torch.isnan(logits).any(1)
     logits, labels = logits[readable], labels[readable]
     scores = (platt or Platt()).scores(logits)
     overall = metrics.summary(scores, labels, thresholds)
-    intervals = metrics.bootstrap(logits, labels, n=400)
+    ranked = _with_negatives(labels)
+    intervals = metrics.bootstrap(logits, ranked, n=400)
+    overall["mAP"] = metrics.mean_average_precision(scores, ranked)
     overall["mAP_low"], overall["mAP_high"] = intervals.mean_low, intervals.mean_high
+    if annotations is not None and len(classes) >= GROUPED:
+        groups = metrics.group_means(intervals.ap, annotations).groups.tolist()
+        overall |= {f"G{number}": value for number, value in enumerate(groups, 1)}
     overall["images"] = float(len(labels))
     counts = metrics.decision_counts(scores, labels, thresholds)
     cut = np.broadcast_to(np.asarray(thresholds), (len(classes),))
@@ -81,8 +102,9 @@ def evaluate(
     left_out = int((~readable).sum())
     protocol = (
         f"known entries only; {int((labels != 0).sum())} of {labels.numel()} entries known; "
-        f"AP non-interpolated, tied scores together; {sum(row['present'] > 0 for row in per_class)} of {len(classes)} "
-        f"classes have a known positive; 95 % intervals from 400 resamples of the images"
+        f"AP non-interpolated, tied scores together; {sum(not math.isnan(row['AP']) for row in per_class)} of "
+        f"{len(classes)} classes have a known positive and a known negative; 95 % intervals from 400 resamples of the "
+        f"images"
     )
     if not bool((labels < 0).any()):
         recalls = {"CR", "OR", "images", "classes"}

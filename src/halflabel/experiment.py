@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel import metrics
@@ -48,6 +49,8 @@ class Config:
     resize: Literal["squash", "crop"] = "squash"
     tune: Literal["head", "all"] = "head"  # head: frozen backbone, cached features
     linear_init: int = 0  # epochs of the head alone on frozen features before all is tuned
+    linear_lr: float | None = None  # their learning rate; None = that of all
+    crop: float = 0.8  # the least share of an image that a random crop shows; 1 = mirror images only
     held_out: float = 0.2  # the share of images kept for validation
     max_bad: float = 0.01  # the share of unreadable images that is too much
     workers: int = 0
@@ -67,12 +70,12 @@ class Config:
             raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
 
 
-def make_views(size: int, resize: Literal["squash", "crop"], backbone: Backbone) -> dict[str, View]:
+def make_views(size: int, resize: Literal["squash", "crop"], backbone: Backbone, crop: float = 0.8) -> dict[str, View]:
     how = backbone.preprocess.interpolation
     return {
         "plain": Plain(size, resize, how, backbone.preprocess.crop_pct),
-        "weak": Weak(size, resize, how),
-        "strong": Strong(size, resize, how),
+        "weak": Weak(size, resize, how, least=crop),
+        "strong": Strong(size, resize, how, least=crop),
     }
 
 
@@ -116,7 +119,7 @@ def train(
 
     backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
     size = config.size or backbone.preprocess.size
-    views = make_views(size, config.resize, backbone)
+    views = make_views(size, config.resize, backbone, config.crop)
     raw: Images | Arrays
     if isinstance(images, Tensor):
         raw = Arrays(images, table.images, views)
@@ -182,7 +185,8 @@ def train(
                 source = load_images(raw, device, progress)
             if config.linear_init and newest(run.checkpoints / "all") is None:
                 say(f"linear init: {config.linear_init} epochs of the head on frozen features")
-                first = dataclasses.replace(settings, epochs=config.linear_init)
+                rate = settings.lr if config.linear_lr is None else config.linear_lr
+                first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, compile="no")
                 tune(Model(None, head), features(), first, run.checkpoints / "head")
             log = tune(tuned, source, settings, run.checkpoints / "all")
     finally:  # also when there are too many of them
@@ -194,7 +198,7 @@ def train(
     if not len(outside):
         return None
     logits = score(tuned, Part(source, outside), device=device).logits
-    return _finish(run, logits, hidden, log, config)
+    return _finish(run, logits, hidden, log, config, _annotations(known))
 
 
 def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
@@ -207,7 +211,15 @@ def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
     return truth.subset(images, classes)
 
 
-def _finish(run: Run, logits: Tensor, hidden: LabelTable, log: list[Epoch], config: Config) -> Evaluation:
+def _annotations(table: LabelTable) -> NDArray[np.int64]:
+    """Known labels per class."""
+    stats = table.stats()
+    return stats.positives + stats.negatives
+
+
+def _finish(
+    run: Run, logits: Tensor, hidden: LabelTable, log: list[Epoch], config: Config, annotations: NDArray[np.int64]
+) -> Evaluation:
     """Thresholds, calibration and metrics from the held-out images, written to the run."""
     labels = torch.from_numpy(hidden.dense())
     readable = ~torch.isnan(logits).any(1)
@@ -217,7 +229,7 @@ def _finish(run: Run, logits: Tensor, hidden: LabelTable, log: list[Epoch], conf
         thresholds = metrics.best_thresholds(scores[readable], labels[readable]).float()
     else:
         thresholds = torch.full((len(hidden.classes),), 0.5)
-    found = evaluate(logits, labels, hidden.classes, thresholds=thresholds, platt=platt)
+    found = evaluate(logits, labels, hidden.classes, thresholds=thresholds, platt=platt, annotations=annotations)
     run.write_json("thresholds.json", dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
     run.write_json("calibration.json", platt._asdict())
     run.write_json("metrics.json", {"protocol": f"held-out images; {found.protocol}", **found.overall})
@@ -297,6 +309,8 @@ class Prediction(NamedTuple):
 class Predictor:
     """A trained run, ready to score images."""
 
+    annotations: NDArray[np.int64] | None = None  # known training labels per class, where the labels are there
+
     def __init__(self, run: Run) -> None:
         """Load the weights, the class names, the thresholds and the calibration of a run."""
         from safetensors import SafetensorError, safe_open
@@ -327,6 +341,8 @@ class Predictor:
         size = self.config.size or backbone.preprocess.size
         self.views = make_views(size, self.config.resize, backbone)
         self.platt, self.thresholds = Platt(), torch.full((len(self.classes),), 0.5)
+        if (run / "labels.parquet").exists():
+            self.annotations = _annotations(run.read_labels())
         if (run / "calibration.json").exists():
             self.platt = Platt(**run.read_json("calibration.json"))
             cuts = run.read_json("thresholds.json")
@@ -352,7 +368,14 @@ class Predictor:
         source = open_images(table.images, images, self.views, dataclasses.replace(self.config, max_bad=1.0))
         labels = torch.from_numpy(table.dense())
         logits = self.logits(source, progress)
-        return evaluate(logits, labels, table.classes, thresholds=self.thresholds, platt=self.platt)
+        return evaluate(
+            logits,
+            labels,
+            table.classes,
+            thresholds=self.thresholds,
+            platt=self.platt,
+            annotations=self.annotations,
+        )
 
 
 def predict_files(

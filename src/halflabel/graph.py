@@ -69,7 +69,7 @@ class Graph(Head):
     def propagate(self, logits: Tensor) -> Tensor:
         """(B, C) -> (B, C), in parts where all at once would take too much memory."""
         together = max(_TOGETHER // logits.shape[1] ** 2, 1)
-        if len(logits) <= together:
+        if torch.compiler.is_exporting() or len(logits) <= together:
             return self._propagate(logits)
         parts = (logits[first : first + together] for first in range(0, len(logits), together))
         if not torch.is_grad_enabled():

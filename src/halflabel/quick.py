@@ -76,44 +76,34 @@ class _Graphed(_Quick):
 
 
 class _Recorded:
-    """The model's graphs for one shape."""
+    """The model's graphs for one shape. Under autocast, none of its cast weights may be kept between calls."""
 
     def __init__(self, model: nn.Module, view: Tensor) -> None:
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        # Recording runs the model several times: running means must not see that.
-        before = {name: value.clone() for name, value in model.named_buffers()}
-        tensors = _Tensors(model, dtype)
+        tensors = _Tensors(model)
         # Recording happens on a stream of its own, which the optimizer's side of the graph is warned about.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        with torch.autocast("cuda", enabled=False):
-            self.run: Any = torch.cuda.make_graphed_callables(tensors, (view.clone(),))
-        self.names = tensors.names
+        # Recording runs the model several times: running means must not see that.
+        before = {name: value.clone() for name, value in model.named_buffers()}
+        self.run: Any = torch.cuda.make_graphed_callables(tensors, (view.clone(),))
         with torch.no_grad():
             for name, value in model.named_buffers():
                 value.copy_(before[name])
+        self.names = tensors.names
 
     def __call__(self, view: Tensor) -> Output:
         return Output(**dict(zip(self.names, self.run(view), strict=True)))
 
 
 class _Tensors(nn.Module):
-    """The model with the tensors of its output alone; a module of its own, for recording replaces its `forward`.
+    """The model with the tensors of its output alone; a module of its own, for recording replaces its `forward`."""
 
-    Autocast keeps no cast weights between calls: a graph would go on using those of its recording.
-    """
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.dtype = dtype
         self.names: list[str] = []
 
     def forward(self, view: Tensor) -> tuple[Tensor, ...]:
-        if self.dtype is None:
-            output: Output = self.model(view)
-        else:
-            with torch.autocast("cuda", self.dtype, cache_enabled=False):
-                output = self.model(view)
+        output: Output = self.model(view)
         found = {name: value for name, value in output._asdict().items() if value is not None}
         self.names = list(found)
         return tuple(found.values())

@@ -34,6 +34,7 @@ _RESULTS = (
     "bad_images.csv",
     "model_card.md",
     "repro.sh",
+    "report.html",
     "truth.parquet",
 )
 

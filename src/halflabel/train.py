@@ -462,11 +462,14 @@ def _seed_generators(seed: int, device: torch.device) -> None:
 def _engine(settings: Settings) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.utils import AutocastKwargs
 
     # One process may train several times, with another precision or on another device.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     try:
-        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu")
+        # A recorded graph would go on with the cast weights that autocast kept from its recording: keep none.
+        casts = AutocastKwargs(cache_enabled=settings.compile != "graph")
+        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu", kwargs_handlers=[casts])
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"precision {settings.precision} is not to be had here: {error}", "use --precision no"

@@ -95,4 +95,5 @@ def test_a_resident_source_gives_what_is_asked_for():
     same = list(Arrays(images, names, views).fetch([np.array([5])], ("plain", "weak"), seed=1, epoch=2))
     assert torch.equal(fetched[1].views[0], same[0].views[0])
     assert torch.equal(fetched[1].views[1], same[0].views[1])
-    assert fetched[0].views[2].dtype == torch.uint8 and fetched[0].views[2].shape == (2, 3, SIZE, SIZE)
+    assert fetched[0].views[2].dtype == torch.uint8
+    assert fetched[0].views[2].shape == (2, 3, SIZE, SIZE)

@@ -18,6 +18,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 # Where in tests/golden/<format> the things a user would name are, and what has to be stated to read them.
 PLACES: dict[str, tuple[str, Policy]] = {
+    "label-studio": ("*.json", Policy()),
+    "fiftyone": ("own", Policy()),
     "lvis": ("*.json", Policy()),
     "coco": ("*.json", Policy(unlisted="unknown")),
     "open-images": ("**/train-annotations-*.csv", Policy()),
@@ -25,6 +27,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "cub": ("CUB*", Policy()),
     "nus-wide": (".", Policy()),
     "single-positive": (".", Policy(split="train")),
+    "imagefolder-lists": ("*.jsonl", Policy()),
     "imagefolder": ("csv", Policy(ignore=("width",))),
     "long": ("own.csv", Policy()),
     "wide": ("plain.csv", Policy()),

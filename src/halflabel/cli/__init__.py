@@ -76,3 +76,8 @@ def main() -> None:
 
 from halflabel.cli import labels as _labels  # noqa: E402, F401  # these register their commands on `app`
 from halflabel.cli import training as _training  # noqa: E402, F401
+
+# isort: split
+from halflabel.cli import compare as _compare  # noqa: E402, F401  # after the others: the order of `--help`
+from halflabel.cli import export as _export  # noqa: E402, F401
+from halflabel.cli import report as _report  # noqa: E402, F401

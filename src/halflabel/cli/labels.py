@@ -89,11 +89,15 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
     read: Callable[[Path], Any],
     to: Annotated[str, typer.Option(help="The format to write; see below.")] = "long",
+    image_url: Annotated[
+        str | None, typer.Option(help="label-studio: what stands before an image's path in its address.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Turn labels from one format into another; what the other cannot hold is refused, never lost.
 
-    Formats: long, wide, coco, lvis, open-images, voc, cub, nus-wide, imagefolder, single-positive.
+    Formats: long, wide, coco, lvis, open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive,
+    label-studio, fiftyone.
 
     Example: halflabel convert labels.csv labels.json --to lvis
     """
@@ -101,9 +105,11 @@ def convert(
 
     _check_free(out, force)
     found: Import = read(labels)
-    formats.write(found.rows, out, format=to)
+    formats.write(found.rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
     show_audit(found.audit, found.table())
     console.print(f"Wrote [bold]{out}[/] as {to}")
+    if to == "label-studio":
+        console.print(f"First paste {out.with_suffix('.config.xml')} into the project's labelling interface, as code.")
 
 
 @app.command()

@@ -169,6 +169,9 @@ def show_evaluation(found: Evaluation) -> None:
         f"\n[bold]mAP {format_value(value['mAP'])}[/] ({low} – {high})   micro F1 {format_value(value['micro_f1'])}   "
         f"macro F1 {format_value(value['macro_f1'])}   calibration error {format_value(value['ECE'])}"
     )
+    if "G1" in value:
+        groups = "  ".join(f"G{number} {format_value(value[f'G{number}'])}" for number in range(1, 6))
+        console.print(f"mAP of fifths of the classes, fewest training labels first: {groups}")
     console.print(f"[bright_black]{escape(found.protocol)}[/]")
     judged = sorted((row for row in found.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -187,10 +190,10 @@ def show_evaluation(found: Evaluation) -> None:
         )
     if judged:
         console.print(rows)
-    blind = [row["class"] for row in found.per_class if row["present"] == 0]
+    blind = [row["class"] for row in found.per_class if row["present"] == 0 or row["absent"] == 0]
     if blind:
         shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
-        console.print(f"— for {len(blind)} classes without a known positive here: {escape(shown)}")
+        console.print(f"— for {len(blind)} classes without a known positive or negative here: {escape(shown)}")
 
 
 def show_next_step(folder: Path) -> None:

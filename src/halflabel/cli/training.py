@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
 ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="What `train --out` wrote, or `export`: a folder or an .onnx file.")
+]
 
 SCHEDULE, SPEED = "Optimisation", "Speed"
 
@@ -84,8 +86,10 @@ def train(
     read: Callable[[Path], Any],
     labels: Annotated[Path | None, typer.Argument(help="A label file or folder of any known format.")] = None,
     images: Annotated[Path | None, typer.Argument(help="The folder with the image files.")] = None,
-    method: Annotated[str, typer.Option(help="How to learn; `halflabel methods` lists all.")] = "bn-bce",
-    out: Annotated[Path | None, typer.Option(help="The run's folder [default: runs/METHOD].")] = None,
+    method: Annotated[
+        str, typer.Option(help="How to learn: auto picks by the kind of labels; `halflabel methods` lists all.")
+    ] = "auto",
+    out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/METHOD).")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.", metavar="RUN")] = None,
     truth: Annotated[
         Path | None, typer.Option(help="Hidden labels: how true the method's guesses are goes to the log, no more.")
@@ -95,26 +99,34 @@ def train(
         "efficientnet-lite0"
     ),
     weights: Annotated[Path | None, typer.Option(help="A local file with the backbone's weights.")] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels [default: the backbone's own].")] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in pixels (default: the backbone's own).")] = None,
     resize: Annotated[Resize, typer.Option(help="squash: whole image; crop: centre square.")] = Resize.squash,
     held_out: Annotated[float, typer.Option(help="Share of the images kept for validation.", min=0, max=0.9)] = 0.2,
     max_bad: Annotated[float, typer.Option(help="Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
     linear_init: Annotated[
-        int | None, typer.Option(help="Epochs of the head alone before all is tuned [default: the method's].", min=0)
+        int | None, typer.Option(help="Epochs of the head alone before all is tuned (default: the method's).", min=0)
+    ] = None,
+    linear_lr: Annotated[float | None, typer.Option(help="Learning rate of those epochs (default: --lr).")] = None,
+    crop: Annotated[
+        float | None, typer.Option(help="Least share of the image in a random crop (default: 0.8).", min=0.05, max=1)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a run.")] = False,
-    epochs: Annotated[int, _panel(SCHEDULE, "Passes over the training images.")] = 20,
+    epochs: Annotated[
+        int | None, _panel(SCHEDULE, "Passes over the training images (default: by their number).")
+    ] = None,
     batch_size: Annotated[int, _panel(SCHEDULE, "Images per step.")] = 32,
-    lr: Annotated[float | None, _panel(SCHEDULE, "Learning rate of the head [default: the method's].")] = None,
-    backbone_lr: Annotated[float, _panel(SCHEDULE, "The backbone's rate, as a fraction of --lr.")] = 0.1,
+    lr: Annotated[float | None, _panel(SCHEDULE, "Learning rate of the head (default: the method's).")] = None,
+    backbone_lr: Annotated[
+        float | None, _panel(SCHEDULE, "The backbone's rate, as a fraction of --lr (default: 0.1).")
+    ] = None,
     optimizer: Annotated[Optimizer, _panel(SCHEDULE, "What takes the steps.")] = Optimizer.adamw,
-    weight_decay: Annotated[float | None, _panel(SCHEDULE, "Weight decay [default: the method's].")] = None,
+    weight_decay: Annotated[float | None, _panel(SCHEDULE, "Weight decay (default: the method's).")] = None,
     momentum: Annotated[float, _panel(SCHEDULE, "Momentum of sgd.")] = 0.9,
     schedule: Annotated[Schedule, _panel(SCHEDULE, "How the learning rate falls.")] = Schedule.cosine,
     step_epochs: Annotated[int, _panel(SCHEDULE, "step: lower the rate after so many epochs.")] = 10,
     step_factor: Annotated[float, _panel(SCHEDULE, "step, plateau: by this factor.")] = 0.1,
     warmup: Annotated[float, _panel(SCHEDULE, "Epochs of linear warm-up.")] = 0.0,
-    ema: Annotated[float, _panel(SCHEDULE, "Decay of the weight average; 0 = none.")] = 0.0,
+    ema: Annotated[float | None, _panel(SCHEDULE, "Decay of the weight average; 0 = none (default: 0).")] = None,
     clip: Annotated[float, _panel(SCHEDULE, "Largest gradient norm; 0 = any.")] = 0.0,
     accumulate: Annotated[int, _panel(SCHEDULE, "Batches per step of the optimizer.")] = 1,
     patience: Annotated[int, _panel(SCHEDULE, "Stop after so many epochs without gain; 0 = never.")] = 0,
@@ -140,6 +152,7 @@ def train(
 
     Example: halflabel train labels.csv photos/ --method an --out runs/first
     """
+    from halflabel.auto import choose
     from halflabel.experiment import Config
     from halflabel.method import recipe
     from halflabel.run import Run
@@ -154,22 +167,33 @@ def train(
         return
     if labels is None or images is None:
         raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
-    how = recipe(method)
+    if method != "auto":
+        recipe(method)  # a wrong name is said before anything is read
+    run = Run.create(out or Path("runs") / method, force=force)
+    found: Import = read(labels)
+    table = found.table()
+    show_audit(found.audit, table)
+    picked = choose(table.stats(), tune=tune.value, method=None if method == "auto" else method)
+    how = recipe(picked.method)
+    if method == "auto":
+        console.print(f"Method: [bold]{picked.method}[/] ({picked.why})", soft_wrap=True)
+    # What the command line does not say is the choice's, then the method's.
+    given = {"epochs": epochs, "lr": lr, "backbone_lr": backbone_lr, "weight_decay": weight_decay, "ema": ema}
+    decided = {"lr": how.lr, "weight_decay": how.weight_decay, **picked.settings}
+    decided |= {name: value for name, value in given.items() if value is not None}
+    start = {"linear_init": linear_init, "linear_lr": linear_lr, "crop": crop}
+    begun = {"linear_init": how.linear_init, **picked.config}
+    begun |= {name: value for name, value in start.items() if value is not None}
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"optimizer": optimizer.value, "schedule": schedule.value, "precision": precision.value}
     choices["compile"] = compile.value
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value, "hold": hold.value}
     settings = Settings(
-        epochs=epochs,
         batch_size=batch_size,
-        lr=how.lr if lr is None else lr,
-        backbone_lr=backbone_lr,
-        weight_decay=how.weight_decay if weight_decay is None else weight_decay,
         momentum=momentum,
         step_epochs=step_epochs,
         step_factor=step_factor,
         warmup=warmup,
-        ema=ema,
         clip=clip,
         accumulate=accumulate,
         channels_last=channels_last,
@@ -178,14 +202,14 @@ def train(
         seed=seed,
         device=device.value,
         **choices,
+        **decided,
     )
     config = Config(
-        method=method,
-        options=_method_options(ctx, how),
+        method=how.name,
+        options={**picked.options, **_method_options(ctx, how)},
         backbone=backbone,
         weights=str(weights.absolute()) if weights else None,
         size=size,
-        linear_init=how.linear_init if linear_init is None else linear_init,
         held_out=held_out,
         max_bad=max_bad,
         workers=workers,
@@ -193,11 +217,8 @@ def train(
         settings=settings,
         images=str(images.absolute()),
         **shapes,
+        **begun,
     )
-    run = Run.create(out or Path("runs") / method, force=force)
-    found: Import = read(labels)
-    table = found.table()
-    show_audit(found.audit, table)
     hidden = read(truth).table() if truth is not None else None
     _run_training(table, images, config, run, tensorboard, hidden, resume=False)
 
@@ -285,10 +306,9 @@ def evaluate(
     Example: halflabel evaluate runs/first test.csv photos/
     """
     from halflabel.cli.progress import Bar
-    from halflabel.experiment import Predictor
-    from halflabel.run import Run
+    from halflabel.predictor import open_predictor
 
-    predictor = Predictor(Run.open(run))
+    predictor = open_predictor(run)
     found: Import = read(labels)
     table = found.table()
     show_audit(found.audit, table)
@@ -316,10 +336,10 @@ def predict(
     Example: halflabel predict runs/first photo.jpg holiday/ --format csv > labels.csv
     """
     from halflabel.cli.progress import Bar
-    from halflabel.experiment import Predictor, predict_files
-    from halflabel.run import Run
+    from halflabel.experiment import predict_files
+    from halflabel.predictor import open_predictor
 
-    predictor = Predictor(Run.open(run))
+    predictor = open_predictor(run)
     names = (line.rstrip("\n") for line in sys.stdin)
     with Bar("scores") as bar:
         found = predict_files(predictor, images, names, top=top, all_scores=all_scores, progress=bar)

@@ -18,7 +18,7 @@ from halflabel.labels.long import complete
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.standing import standing
 
 __all__ = ["USES", "Parsed", "document", "note_annotations", "parse", "read", "sniff", "write"]
 
@@ -42,8 +42,23 @@ class Parsed:
 
     def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Each annotated (image, class) once, image by image and classes ascending."""
-        key = np.unique(self.image * len(self.classes) + self.column)
-        return key // len(self.classes), key % len(self.classes)
+        image, column, *_ = self.statements()
+        return image, column
+
+    def statements(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int16], NDArray[np.float32], tuple[str, ...]]:
+        """The pairs, with source and score of the first annotation of each: keys of our own, which COCO permits."""
+        key, first = np.unique(self.image * len(self.classes) + self.column, return_index=True)
+        sources: dict[str, int] = {"": 0}
+        source, score = np.zeros(len(key), np.int16), np.full(len(key), np.nan, np.float32)
+        for number, at in enumerate(first.tolist()):
+            record = self.annotation_records[at]
+            if isinstance(by := record.get("source"), str) and len(sources) < np.iinfo(np.int16).max:
+                source[number] = sources.setdefault(by, len(sources))
+            if isinstance(given := record.get("score"), (int, float)):
+                score[number] = given
+        return key // len(self.classes), key % len(self.classes), source, score, tuple(sources)
 
 
 def sniff(path: Path) -> bool:
@@ -67,11 +82,12 @@ def read(path: Path, policy: Policy) -> Import:
             "add --unlisted unknown (nobody looked) or --unlisted absent (the annotations are complete)",
             path,
         )
-    image, column = parsed.pairs()
+    image, column, source, score, sources = parsed.statements()
     audit = Audit("coco", [str(path)])
     audit.add("annotation", "present", len(image))
     note_annotations(parsed, len(image), audit)
-    rows = Rows.build(parsed.images, parsed.classes, image, column, np.ones(len(image), np.int8))
+    present = np.ones(len(image), np.int8)
+    rows = Rows.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
     if policy.unlisted == "absent":
         rows = complete(rows, audit)
     else:
@@ -93,7 +109,7 @@ def write(rows: Rows, path: Path) -> None:
     meaning = "absent" if absent else "unknown"
     info = {"description": f"image-level labels; a class not listed for an image is {meaning}"}
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps({"info": info, **document(table)}, ensure_ascii=False), encoding="utf-8")
+        temporary.write_text(json.dumps({"info": info, **document(rows)}, ensure_ascii=False), encoding="utf-8")
 
 
 def parse(path: str | Path) -> Parsed:
@@ -128,18 +144,21 @@ def parse(path: str | Path) -> Parsed:
     )
 
 
-def document(table: LabelTable) -> dict[str, list[Record]]:
-    """The three lists for a table, ids counted from 1; only present entries become annotations."""
-    image, column, value = table.entries()
-    present = value > 0
-    pairs = zip((image[present] + 1).tolist(), (column[present].astype(np.int64) + 1).tolist(), strict=True)
+def document(rows: Rows) -> dict[str, list[Record]]:
+    """The three lists for rows, ids counted from 1; only present entries become annotations, with source and score."""
+    last = standing(rows)
+    annotations: list[Record] = []
+    for number, k in enumerate(last[rows.value[last] > 0].tolist(), 1):
+        record: Record = {"id": number, "image_id": int(rows.image[k]) + 1, "category_id": int(rows.column[k]) + 1}
+        if not np.isnan(rows.score[k]):
+            record["score"] = float(str(rows.score[k]))  # 0.7, not 0.699999988
+        if by := rows.sources[rows.source[k]]:
+            record["source"] = by
+        annotations.append(record)
     return {
-        "images": [{"id": number, "file_name": title} for number, title in enumerate(table.images, 1)],
-        "annotations": [
-            {"id": number, "image_id": image_id, "category_id": category_id}
-            for number, (image_id, category_id) in enumerate(pairs, 1)
-        ],
-        "categories": [{"id": number, "name": title} for number, title in enumerate(table.classes, 1)],
+        "images": [{"id": number, "file_name": title} for number, title in enumerate(rows.images, 1)],
+        "annotations": annotations,
+        "categories": [{"id": number, "name": title} for number, title in enumerate(rows.classes, 1)],
     }
 
 

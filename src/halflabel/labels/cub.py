@@ -21,7 +21,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import existing, lines
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["USES", "attributes_file", "numbered", "parse", "position", "read", "sniff", "write"]
 
 USES = ("split",)
 
@@ -50,12 +50,12 @@ def read(path: Path, policy: Policy) -> Import:
     """
     base = existing(path, folder=True)
     file = existing(base / _LABELS)
-    image_ids, images = _numbered(base / "images.txt")
-    class_ids, classes = _numbered(_attributes(base))
+    image_ids, images = numbered(base / "images.txt")
+    class_ids, classes = numbered(attributes_file(base))
     _check_certainties(base / "attributes" / "certainties.txt")
-    fields, line, ragged = _parse(file)
-    image = _position(fields[:, 0], image_ids)
-    column = _position(fields[:, 1], class_ids)
+    fields, line, ragged = parse(file)
+    image = position(fields[:, 0], image_ids)
+    column = position(fields[:, 1], class_ids)
     present, certainty = fields[:, 2], fields[:, 3]
     for wrong, number, what in (
         (image < 0, 0, "is not in images.txt"),
@@ -68,7 +68,7 @@ def read(path: Path, policy: Policy) -> Import:
             message = f"{FIELDS[number]} {fields[at, number]} {what}"
             raise LabelError(message, "take all files from the same archive", file, line=int(line[at]))
 
-    audit = Audit("cub", [str(file), str(base / "images.txt"), str(_attributes(base))])
+    audit = Audit("cub", [str(file), str(base / "images.txt"), str(attributes_file(base))])
     kept = _split(base, policy.split, image_ids)
     inside = np.full(len(images), -1, np.int64)
     inside[kept] = np.arange(len(kept))
@@ -129,7 +129,7 @@ def _write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def _attributes(base: Path) -> Path:
+def attributes_file(base: Path) -> Path:
     """The list of attributes; in the public archive it lies beside the folder, not in it."""
     places = (base / "attributes", base, base.resolve().parent)
     for place in places:
@@ -138,7 +138,7 @@ def _attributes(base: Path) -> Path:
     raise LabelError("there is no attributes.txt", f"put it into {base / 'attributes'}", base)
 
 
-def _numbered(file: Path) -> tuple[NDArray[np.int64], list[str]]:
+def numbered(file: Path) -> tuple[NDArray[np.int64], list[str]]:
     """The numbers and names of a list with lines of `number name`."""
     line_of: dict[int | str, int] = {}
     ids, names = [], []
@@ -163,7 +163,7 @@ def _numbered(file: Path) -> tuple[NDArray[np.int64], list[str]]:
 def _check_certainties(file: Path) -> None:
     """Where the file that names the certainties is there, it must say what we take them for."""
     if file.is_file():
-        ids, names = _numbered(file)
+        ids, names = numbered(file)
         if dict(zip(ids.tolist(), names, strict=True)) != dict(enumerate(CERTAINTIES, 1)):
             expected = ", ".join(f"{number} {name}" for number, name in enumerate(CERTAINTIES, 1))
             raise LabelError("the certainties have other meanings than in CUB-200-2011", f"use {expected}", file)
@@ -184,7 +184,7 @@ def _split(base: Path, wanted: str | None, image_ids: NDArray[np.int64]) -> NDAr
         if len(fields) != 2 or not (fields[0].isascii() and fields[0].isdigit() and len(fields[0]) <= _MOST_DIGITS):
             message = "the line is not an image_id and is_training"
             raise LabelError(message, "write the line as: 1 0", file, line=number)
-        at = int(_position(np.array([int(fields[0])]), image_ids)[0])
+        at = int(position(np.array([int(fields[0])]), image_ids)[0])
         if at < 0 or fields[1] not in ("0", "1"):
             wrong = (
                 f"image_id {fields[0]} is not in images.txt" if at < 0 else f"is_training {fields[1]!r} is not 0 or 1"
@@ -200,14 +200,14 @@ def _split(base: Path, wanted: str | None, image_ids: NDArray[np.int64]) -> NDAr
     return kept
 
 
-def _position(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def position(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each wanted id stands among `ids`, −1 where it is not there."""
     order = np.argsort(ids)
     at = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
     return np.where(ids[at] == wanted, at, -1)
 
 
-def _parse(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def parse(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """((n, 4) first four fields as numbers, (n,) line numbers, how many lines do not have five fields)."""
     fields, numbers, ragged, before = [], [], 0, 0
     with open(file, "rb") as stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Import
@@ -16,12 +17,15 @@ __all__ = ["FORMATS", "find_format", "read", "write"]
 
 # Name -> what a user would call it. The order is that of recognition: the particular before the general.
 FORMATS = {
+    "label-studio": "Label Studio JSON: tasks to be answered, and people's answers",
+    "fiftyone": "FiftyOne folder: labels.json, and negatives.json for what is absent",
     "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
     "coco": "COCO JSON: images, annotations, categories",
     "open-images": "Open Images CSV: ImageID,Source,LabelName,Confidence",
     "voc": "Pascal VOC folder: ImageSets/Main/<class>_<split>.txt",
     "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
     "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
+    "imagefolder-lists": "Hugging Face ImageFolder: metadata.jsonl with lists of classes, their scores and sources",
     "imagefolder": "Hugging Face ImageFolder: metadata.csv, .jsonl or .parquet with file_name",
     "single-positive": "folder of formatted_<split>_images.npy, _labels.npy and _labels_obs.npy",
     "long": "one row per label: image,class,value,source,score (CSV or Parquet); halflabel's own form",
@@ -57,7 +61,15 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
     return found
 
 
-def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "long") -> None:
-    """Write labels in any format that can hold them; a format that would lose some refuses and names another."""
+def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "long", **options: Any) -> None:
+    """Write labels in any format that can hold them; a format that would lose some refuses and names another.
+
+    `options` are the format's own, such as `image_url` of label-studio; those of another format are refused.
+    """
+    module = _module(format)
+    for name in options:
+        if name not in getattr(module, "OPTIONS", ()):
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} means nothing for the format {format!r}", f"leave {flag} out")
     rows = labels if isinstance(labels, Rows) else Rows.from_table(labels)
-    _module(format).write(rows, Path(path))
+    module.write(rows, Path(path), **options)

@@ -36,13 +36,17 @@ def read(path: Path, policy: Policy) -> Import:
     if not any("neg_category_ids" in record for record in parsed.image_records):
         raise LabelError("no image has neg_category_ids, so this is not LVIS", "add --format coco", path)
     absent_image, absent_column = _listed(parsed, "neg_category_ids", path)
-    image, column = parsed.pairs()
+    image, column, source, score, sources = parsed.statements()
+    silent = np.zeros(len(absent_image), np.int16)
     rows = Rows.build(
         parsed.images,
         parsed.classes,
         np.concatenate([absent_image, image]),
         np.concatenate([absent_column, column]),
         np.repeat(np.array([-1, 1], np.int8), (len(absent_image), len(image))),
+        np.concatenate([silent, source]),
+        np.concatenate([np.full(len(silent), np.nan, np.float32), score]),
+        sources,
     )
     audit = Audit("lvis", [str(path)])
     audit.add("annotation", "present", len(image))
@@ -66,9 +70,12 @@ def read(path: Path, policy: Policy) -> Import:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write any table: present as image-level annotations without boxes, absent as neg_category_ids."""
+    """Write any table: present as image-level annotations without boxes, absent as neg_category_ids.
+
+    Annotations keep their source and score; neg_category_ids has no place for them.
+    """
     table = rows.resolve()
-    content = coco.document(table)
+    content = coco.document(rows)
     image, column, value = table.entries()
     absent = value < 0
     lists = np.split(column[absent].astype(np.int64) + 1, np.searchsorted(image[absent], np.arange(1, len(table))))

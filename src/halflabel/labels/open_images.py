@@ -25,7 +25,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import existing, first_line, records
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["USES", "display_names", "read", "sniff", "write"]
 
 USES = ("machine",)
 
@@ -79,7 +79,7 @@ def read(path: Path, policy: Policy) -> Import:
     value, score = np.concatenate(values), np.concatenate(scores)
     del values, scores
     mids, column = label.join()
-    classes = Names(_display_names(path, mids, audit))
+    classes = Names(display_names(path, mids, audit))
     ids, number = image.join()
     images = Names(ids)
     # Arrow keeps what its tables of names took; with millions of images that is a gigabyte and more.
@@ -300,7 +300,7 @@ def _sources(
     return codes.astype(np.int16), score, tuple(names.to_pylist())
 
 
-def _display_names(path: Path, mids: pa.Array, audit: Audit) -> list[str]:
+def display_names(path: Path, mids: pa.Array, audit: Audit) -> list[str]:
     """The name of each class from the descriptions beside the file; the class's own id where there is none."""
     ids: list[str] = mids.to_pylist()
     beside = sorted(file for file in path.parent.glob("*class-descriptions*.csv") if file.is_file())

@@ -1,0 +1,86 @@
+"""Commands that hand a model on: export onnx, export hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from halflabel.cli import app
+from halflabel.cli.screen import console
+from halflabel.errors import UserError
+
+__all__ = ["hub", "onnx"]
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+
+export = typer.Typer(name="export", no_args_is_help=True, help="Hand a trained model on: as ONNX, or for the Hub.")
+app.add_typer(export)
+
+
+@export.command()
+def onnx(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="The .onnx file to write.")] = Path("model.onnx"),
+    force: Force = False,
+) -> None:
+    """Write one ONNX file: resized uint8 images in, calibrated probabilities out.
+
+    Classes, thresholds and how to resize stand in the file's metadata. The file is kept only if ONNX Runtime
+    gives what PyTorch gives.
+
+    Example: halflabel export onnx runs/first --out birds.onnx
+    """
+    if out.exists() and not force:
+        raise UserError(f"{out} is there already", "choose another --out, or add --force to overwrite it")
+
+    from halflabel.export.onnx import export_onnx
+    from halflabel.predictor import open_predictor
+
+    predictor = open_predictor(run)
+    parity = export_onnx(predictor, out)
+    size = predictor.views["plain"].size
+    console.print(
+        f"Wrote [bold]{escape(str(out))}[/]: images (batch, 3, {size}, {size}) uint8 → logits, probabilities "
+        f"(batch, {len(predictor.classes)})",
+        soft_wrap=True,
+    )
+    console.print(
+        f"Checked against PyTorch on {parity.images} images: logits within {parity.logits:.1e}, "
+        f"probabilities within {parity.probabilities:.1e}",
+        soft_wrap=True,
+    )
+    console.print(f"Next:  halflabel predict {escape(str(out))} PHOTO.jpg", soft_wrap=True)
+
+
+@export.command()
+def hub(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    push: Annotated[
+        str | None, typer.Option(help="Also upload it to the Hugging Face Hub.", metavar="USER/NAME")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: a private repository.")] = False,
+    force: Force = False,
+) -> None:
+    """Write a folder for the Hugging Face Hub: weights, settings and a model card of what was measured.
+
+    Nothing is sent anywhere without --push.
+
+    Example: halflabel export hub runs/first --out birds --push me/birds
+    """
+    from halflabel.export.hub import FILES, export_hub
+    from halflabel.export.hub import push as upload
+    from halflabel.run import Run
+
+    if private and push is None:
+        raise UserError("--private means nothing without --push", "add --push user/name, or leave --private out")
+    export_hub(Run.open(run), out, force=force)
+    console.print(f"Wrote [bold]{escape(str(out))}[/]: {', '.join(FILES)}", soft_wrap=True)
+    if push is not None:
+        console.print(f"Uploaded to {escape(upload(out, push, private=private))}", soft_wrap=True)
+    else:
+        console.print(f"Next:  halflabel predict {escape(str(out))} PHOTO.jpg", soft_wrap=True)

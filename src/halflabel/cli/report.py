@@ -1,0 +1,62 @@
+"""The command that makes the page of a run, or of a comparison."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from halflabel.cli import app
+from halflabel.cli.screen import console
+from halflabel.errors import UserError
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` or `compare --out` wrote.")],
+    images: Annotated[
+        Path | None, typer.Option(help="The folder with the photos: adds galleries of labels to look at.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The page to write [default: RUN/report.html].")] = None,
+    scan: Annotated[
+        int,
+        typer.Option(help="Score at most so many training images for the galleries; 0 = held-out ones only.", min=0),
+    ] = 20_000,
+) -> None:
+    """Show a run as one HTML page: what was known, how it learned, what it is worth, and which labels to look at.
+
+    Of a comparison it shows how the methods were judged, who does best with how many labels, and at what cost. The
+    file needs no network, and holds no folder names of this machine. With --images it holds small copies of some
+    photos.
+
+    Example: halflabel report runs/first --images photos/
+
+    Example: halflabel report runs/compare
+    """
+    from halflabel.cli.progress import Bar
+    from halflabel.report.page import write_report
+    from halflabel.run import Run
+
+    if (run / "config.json").exists() and not (run / "config.yaml").exists():
+        from halflabel.report.comparison import write_comparison
+        from halflabel.report.comparison_facts import is_comparison
+
+        if is_comparison(run):
+            if images is not None:
+                raise UserError("the page of a comparison has no photos", "leave --images out")
+            made = write_comparison(run, out)
+            console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
+            return
+
+    with Bar("scores") as bar:
+        made = write_report(Run.open(run), out, images=images, scan=scan, progress=bar)
+    console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
+    if images is None:
+        console.print(
+            f"For galleries of likely missing and wrong labels:  halflabel report {escape(shlex.quote(str(run)))} "
+            "--images PHOTOS",
+            soft_wrap=True,
+        )

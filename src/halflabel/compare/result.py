@@ -1,0 +1,329 @@
+"""From finished tasks to the table: means, intervals from images and seeds together, and paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halflabel import metrics
+from halflabel.compare.bench import Bench
+from halflabel.compare.grid import Contender, Grid, Hiding, Outcome, Results, Task
+from halflabel.compare.store import Store
+from halflabel.files import plain
+from halflabel.method import recipe
+
+__all__ = [
+    "RESAMPLES",
+    "Comparison",
+    "Failure",
+    "Interval",
+    "Judged",
+    "LeftOut",
+    "Row",
+    "Scored",
+    "interval",
+    "summarise",
+]
+
+RESAMPLES = 400
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a method on the labels that a hiding leaves.
+
+    mAP is the mean over seeds; `behind` is the mean paired difference to the best method of that hiding (≤ 0, and 0
+    for the best itself). Intervals are 95 %.
+    """
+
+    labels: str
+    method: str
+    mAP: float
+    mAP_low: float
+    mAP_high: float
+    behind: float
+    behind_low: float
+    behind_high: float
+    seeds: int
+    seed_sd: float  # NaN for a single seed
+    validation: float  # the measure that epochs and settings were chosen by, mean over seeds
+    selected_on: str
+    seconds: float  # of a run's epochs, mean over seeds
+    memory: (
+        float  # bytes at the peak, median over seeds: the first run of all also loads libraries; NaN if not measured
+    )
+    lr: float
+    options: Mapping[str, Any]
+    tried: int  # settings that were tried with seed 0
+    to_try: int  # of so many
+    known: float  # the share of the training entries that are known
+    rate_at_edge: bool  # whether the chosen rate is the highest or lowest that was tried
+    kept: float  # the share of each image's labels kept, where that is how labels were hidden; else NaN
+    per_seed: tuple[float, ...] = ()
+    best_epochs: tuple[int, ...] = ()
+
+
+class Failure(NamedTuple):
+    """A run that could not be finished, and why."""
+
+    labels: str
+    method: str
+    what: str  # the seed and settings, or "all" where the method cannot learn from such labels
+    reason: str
+
+
+class LeftOut(NamedTuple):
+    """Runs of one method that the budget had no room for."""
+
+    labels: str
+    method: str
+    runs: int
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result: rows by label share and falling mAP, what failed, what was left out, and how it was judged."""
+
+    rows: tuple[Row, ...]
+    failures: tuple[Failure, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    protocol: tuple[str, ...] = ()
+    select: str = "known"
+    memory_kind: str = ""
+    chosen_by: Mapping[str, str] = field(default_factory=dict)  # why each method of `auto` is on the list
+
+    def table(self) -> list[dict[str, Any]]:
+        """One flat dictionary per row, as in the CSV file; fractions, seconds, bytes."""
+        flat = []
+        for row in self.rows:
+            line = asdict(row)
+            line["options"] = " ".join(f"{name}={value}" for name, value in row.options.items())
+            for name in ("per_seed", "best_epochs"):
+                line[name] = " ".join(f"{value:.6g}" for value in getattr(row, name))
+            flat.append(line)
+        return flat
+
+    def best(self, labels: str) -> Row:
+        """The row with the highest mean test mAP for one way of hiding labels."""
+        return next(row for row in self.rows if row.labels == labels)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        content = {
+            "protocol": self.protocol,
+            "selected_on_hidden_truth": self.select == "hidden",
+            "memory_is": self.memory_kind,
+            "rows": [asdict(row) for row in self.rows],
+            "failures": [failure._asdict() for failure in self.failures],
+            "left_out": [left._asdict() for left in self.left_out],
+            "auto": dict(self.chosen_by),
+        }
+        found: dict[str, Any] = plain(content)
+        return found
+
+    @property
+    def columns(self) -> list[str]:
+        return [column.name for column in fields(Row)]
+
+
+class Interval(NamedTuple):
+    mean: float
+    low: float
+    high: float
+
+
+def interval(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> Interval:
+    """Mean over seeds with its 95 % interval, from two sources of chance: which images, and which seeds.
+
+        v = Var_r(mean_s b[s, r]) + Var_s(values) / S
+        mean ± t(0.975; ν) · √v,   ν = v² / ((Var_s(values) / S)² / (S − 1))   (Welch–Satterthwaite)
+
+    values: (S,), one per seed, all on the same test images. replicates b: (S, R), the same under R bootstrap samples of
+    the images, drawn alike for all seeds and methods. A single seed leaves out the second source. For differences of
+    two methods, values and replicates are differences.
+    """
+    from scipy.stats import t
+
+    mean = float(values.mean())
+    means = replicates.mean(0)
+    means = means[np.isfinite(means)]
+    of_images = float(means.var(ddof=1)) if len(means) > 1 else 0.0
+    of_seeds = float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
+    total = of_images + of_seeds
+    freedom = total**2 / (of_seeds**2 / (len(values) - 1)) if of_seeds**2 > 0 else math.inf
+    half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(total)
+    return Interval(mean, mean - half, mean + half)
+
+
+class Scored(NamedTuple):
+    """Test mAP of one finished task, and of its bootstrap replicates (R,)."""
+
+    mAP: float
+    replicates: NDArray[np.float64]
+
+
+def summarise(grid: Grid, found: Results, store: Store, bench: Bench, **about: Any) -> Comparison:
+    """The table of all cells that are finished."""
+    judged = Judged(bench, store)
+    rows: list[Row] = []
+    for hiding in grid.hidings:
+        cells = {
+            contender: {
+                seed: task
+                for seed in range(grid.seeds)
+                if (task := grid.cell(contender, hiding, seed, found)) in found and not found[task].error
+            }
+            for contender in grid.contenders
+            if (contender, hiding) not in grid.unfit
+        }
+        done = {contender: tasks for contender, tasks in cells.items() if tasks}
+        scored = {contender: {s: judged(task) for s, task in tasks.items()} for contender, tasks in done.items()}
+        ordered = sorted(scored, key=lambda c: -float(np.mean([one.mAP for one in scored[c].values()])))
+        for contender in ordered:
+            rows.append(
+                _row(grid, found, contender, hiding, done[contender], scored[contender], scored[ordered[0]], bench)
+            )
+    kinds = {outcome.memory_kind for outcome in found.values() if outcome.memory_kind}
+    return Comparison(
+        tuple(rows),
+        protocol=tuple(_protocol(grid, bench, judged, rows)),
+        select=bench.select,
+        memory_kind=" or ".join(sorted(kinds)),
+        **about,
+    )
+
+
+def _row(
+    grid: Grid,
+    found: Results,
+    contender: Contender,
+    hiding: Hiding,
+    tasks: Mapping[int, Task],
+    scored: Mapping[int, Scored],
+    best: Mapping[int, Scored],
+    bench: Bench,
+) -> Row:
+    values = np.array([one.mAP for one in scored.values()])
+    own = interval(values, np.stack([one.replicates for one in scored.values()]))
+    shared = [seed for seed in scored if seed in best]
+    if shared:
+        gaps = np.array([scored[seed].mAP - best[seed].mAP for seed in shared])
+        behind = interval(gaps, np.stack([scored[seed].replicates - best[seed].replicates for seed in shared]))
+    else:
+        behind = Interval(math.nan, math.nan, math.nan)
+    outcomes: list[Outcome] = [found[task] for task in tasks.values()]
+    first = next(iter(tasks.values()))
+    memory = [outcome.memory for outcome in outcomes if outcome.memory is not None]
+    return Row(
+        labels=hiding.name,
+        method=contender.name,
+        mAP=own.mean,
+        mAP_low=max(own.low, 0.0),
+        mAP_high=min(own.high, 1.0),
+        behind=behind.mean,
+        behind_low=behind.low,
+        behind_high=behind.high,
+        seeds=len(values),
+        seed_sd=float(values.std(ddof=1)) if len(values) > 1 else math.nan,
+        validation=float(np.mean([outcome.select for outcome in outcomes])),
+        selected_on=_selected_on(bench, outcomes),
+        seconds=float(np.mean([outcome.seconds for outcome in outcomes])),
+        memory=float(np.median(memory)) if memory else math.nan,
+        lr=first.lr,
+        options=_key_options(contender, first),
+        tried=len(grid.tried(contender, hiding, found)),
+        to_try=grid.runs(contender) - grid.seeds + 1,
+        known=float(np.mean([outcome.known for outcome in outcomes])),
+        rate_at_edge=first.lr != contender.lr,
+        kept=hiding.kept,
+        per_seed=tuple(float(value) for value in values),
+        best_epochs=tuple(outcome.best_epoch for outcome in outcomes),
+    )
+
+
+def _key_options(contender: Contender, task: Task) -> dict[str, Any]:
+    """The options given or searched for, with the default where that was kept."""
+    how = recipe(contender.method)
+    return {**{name: how.options[name].default for name in how.tune}, **dict(task.options)}
+
+
+def _selected_on(bench: Bench, outcomes: Sequence[Outcome]) -> str:
+    if bench.select == "hidden":
+        return "hidden truth"
+    return "known positives" if any(outcome.measure == "assumed_mAP" for outcome in outcomes) else "known labels"
+
+
+class Judged:
+    """Scores finished tasks on the test images.
+
+    Left out are images that cannot be read, and classes without both a known positive and a known negative: whatever
+    a method says of those, its average precision would be the same.
+    """
+
+    def __init__(self, bench: Bench, store: Store) -> None:
+        self.store = store
+        labels = torch.from_numpy(bench.test.dense())
+        self.useful = (labels > 0).any(0) & (labels < 0).any(0)
+        self.labels = torch.where(self.useful, labels, torch.zeros((), dtype=labels.dtype))
+        self.unreadable = 0
+        self._seen: dict[str, Scored] = {}
+
+    def __call__(self, task: Task) -> Scored:
+        if task.key not in self._seen:
+            logits = torch.from_numpy(self.store.logits(task))
+            readable = ~torch.isnan(logits).any(1)
+            self.unreadable = max(self.unreadable, int((~readable).sum()))
+            boot = metrics.bootstrap(logits[readable], self.labels[readable], n=RESAMPLES, level=LEVEL)
+            self._seen[task.key] = Scored(boot.mean, boot.replicates.double().numpy())
+        return self._seen[task.key]
+
+
+def _protocol(grid: Grid, bench: Bench, judged: Judged, rows: Sequence[Row]) -> list[str]:
+    """How the numbers came about, in sentences."""
+    test, known = bench.test, int((judged.labels != 0).sum())
+    where = "labels of their own" if bench.own_test else "a part of the images that no method learns from"
+    said = [
+        f"Test: {len(test)} images, {where}, the same for all; {known:,} of {judged.labels.numel():,} entries known, "
+        f"unknown ones skipped; mAP over the {int(judged.useful.sum())} of {len(test.classes)} classes with a known "
+        "positive and a known negative there."
+    ]
+    if judged.unreadable:
+        said.append(f"{judged.unreadable} test images could not be read and are left out.")
+    if any(hiding.protocol for hiding in grid.hidings):
+        said.append("Labels were hidden from the training and validation images only; which ones depends on the seed.")
+    share = f"{100 * bench.config.held_out:g} %"
+    if bench.select == "hidden":
+        said.append(
+            f"CHOSEN ON HIDDEN TRUTH: epochs and settings were chosen by mAP on the true labels of the validation "
+            f"images ({share} of those not for the test), which are hidden from training. Whoever lacks these labels "
+            "cannot choose so well: the numbers are too good for such use."
+        )
+    else:
+        said.append(
+            f"Epochs and settings were chosen by mAP on the validation images ({share} of those not for the test), on "
+            "the labels left known there."
+        )
+        if any(row.selected_on == "known positives" for row in rows):
+            said.append("Where nothing is known to be absent there, unknown counts as absent for that choice alone.")
+    if grid.search == "small":
+        said.append(
+            "Search with seed 0, kept for the other seeds: the method's learning rate, a third and three times it; "
+            "then its key option at the best rate."
+        )
+        if edge := [f"{row.method} at {row.labels}" for row in rows if row.rate_at_edge]:
+            said.append(f"Chose the highest or lowest rate tried, so a wider search may do better: {', '.join(edge)}.")
+    said.append(
+        f"95 % intervals: t intervals whose variance is that over {RESAMPLES} bootstrap samples of the test images "
+        "plus that of the mean over seeds (a single seed: images alone). Differences to the best are paired by image "
+        "and by seed. The best is the best on these very images, which flatters it a little; no correction is made "
+        "for comparing many."
+    )
+    return said

@@ -1,0 +1,187 @@
+"""Joint non-negative orthogonal matching pursuit: few items that explain an image's labels and its features at once.
+
+Huynh 2020, algorithm 2, for a whole batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Part", "Similar", "Solve", "joint_omp"]
+
+Solve = Literal["clipped", "exact"]
+MOST = 8  # items per image: the exact solution looks at 2^k sets of them
+
+
+class Part(NamedTuple):
+    """One of the things to be explained: its targets, and what each item would contribute to them."""
+
+    targets: Tensor  # (B, n), y_i or f_i
+    items: Tensor  # (M, n), A y_i' or f_i'
+    weight: float | Tensor  # λ
+    agree: Tensor | None = None  # (M, n), what step 5 compares residuals with: y_i'; None = `items`
+
+
+@dataclass(frozen=True, slots=True)
+class Similar:
+    """The items chosen for each image, in the order of choice, and how much of each."""
+
+    index: Tensor  # (B, k) int64, item numbers; −1 for none, and none after that
+    weights: tuple[Tensor, ...]  # of each part (B, k) ≥ 0; 0 where there is no item
+
+
+@torch.no_grad()
+def joint_omp(parts: Sequence[Part], k: int, *, allowed: Tensor | None = None, solve: Solve = "clipped") -> Similar:
+    """At most k items per image, the same for all parts, whose sums come close to the targets of every part.
+
+        s = argmax_i' Σ_parts λ ⟨r, a_i'⟩² / ‖a_i'‖²         r = t_i − Σ_{i' ∈ S} c_i' a_i', at first the target t_i
+        stop if ⟨r, b_s⟩ ≤ 0 in any part, else S ← S ∪ {s}    b = a, or what `agree` gives (y for a = A y)
+        c = max(0, argmin ‖t_i − Σ_{i' ∈ S} c_i' a_i'‖²)       for each part
+
+    Huynh 2020, algorithm 2. `solve` "clipped" cuts the least-squares solution off at 0, as step 9 says; "exact" is the
+    solution under the constraint c ≥ 0, the best of all 2^|S| sets of items that may be above 0. `allowed` (B, M) bool
+    says which items an image may get: not itself, say.
+
+    Where the paper is silent: of equal items the one with the lower number; an image stops when the best item is one it
+    has; zero vectors are never chosen; an item whose vector depends on those of earlier ones (the square of the sine of
+    the angle is at most √ε) gets 0 in that part; and ⟨r, b⟩ of at most √ε ‖t‖ ‖b‖ is 0. So rounding decides nothing: ε
+    is that of the numbers' type, which is float32 at least, under autocast too.
+
+    Cost: k products of (B, n) by (n, M) per part, and work on k × k systems, all images together. Memory: (B, M) scores
+    and (B, k, n) chosen vectors.
+    """
+    if not 1 <= k <= MOST:
+        raise ValueError(f"k is {k}: use 1 … {MOST}")
+    with torch.autocast(parts[0].targets.device.type, enabled=False):
+        pursuits = [_Pursuit(part, k) for part in parts]
+        (images, count), device = (len(parts[0].targets), len(parts[0].items)), parts[0].targets.device
+        index = torch.full((images, k), -1, device=device)
+        coefficients = torch.zeros(len(parts), images, k, dtype=pursuits[0].targets.dtype, device=device)
+        if not images or not count:
+            return Similar(index, tuple(coefficients))
+        slack = 64 * torch.finfo(coefficients.dtype).eps * sum(p.weight * p.size.square() for p in pursuits)
+        active = torch.ones(images, dtype=torch.bool, device=device)
+        for step in range(k):
+            score = sum((p.score() for p in pursuits[1:]), pursuits[0].score())
+            if allowed is not None:
+                score = score.masked_fill(~allowed, -torch.inf)
+            best = score.amax(1, keepdim=True)
+            pick = (score >= best - slack).to(torch.uint8).argmax(1)
+            active = active & best.squeeze(1).isfinite() & (index != pick[:, None]).all(1)
+            for pursuit in pursuits:
+                active = active & pursuit.agrees(pick)
+            index[:, step] = torch.where(active, pick, -1)
+            for pursuit in pursuits:
+                pursuit.take(step, pick, active)
+            gram = torch.stack([p.gram[:, : step + 1, : step + 1] for p in pursuits])
+            right = torch.stack([p.right[:, : step + 1] for p in pursuits])
+            coefficients[:, :, : step + 1] = _clipped(gram, right) if solve == "clipped" else _exact(gram, right)
+            for pursuit, found in zip(pursuits, coefficients, strict=True):
+                pursuit.leave(found[:, : step + 1])
+    return Similar(index, tuple(coefficients))
+
+
+class _Pursuit:
+    """One part on its way: residuals, and the chosen vectors with their products."""
+
+    def __init__(self, part: Part, k: int) -> None:
+        self.targets, self.items = _wide(part.targets), _wide(part.items)
+        self.agree = self.items if part.agree is None else _wide(part.agree)
+        self.weight = part.weight
+        self.size = self.targets.norm(dim=1, keepdim=True)  # (B, 1)
+        square = self.items.square().sum(1)
+        self.inverse = torch.where(square > 0, 1 / square.clamp(min=torch.finfo(square.dtype).tiny), 0)  # (M,)
+        self.residual = self.targets
+        images, width = self.targets.shape
+        self.rows = self.targets.new_zeros(images, k, width)
+        self.gram = self.targets.new_zeros(images, k, k)
+        self.right = self.targets.new_zeros(images, k)
+
+    def score(self) -> Tensor:
+        """λ ⟨r, a⟩² / ‖a‖² of each image and item, (B, M)."""
+        found: Tensor = (self.residual @ self.items.T).square_().mul_(self.inverse * self.weight)
+        return found
+
+    def agrees(self, pick: Tensor) -> Tensor:
+        """Whether the picked items point the way the residuals do, (B,) bool."""
+        picked = self.agree[pick]
+        least: Tensor = _tolerance(picked) * self.size.squeeze(1) * picked.norm(dim=1)
+        return (self.residual * picked).sum(1) > least
+
+    def take(self, step: int, pick: Tensor, active: Tensor) -> None:
+        """Add the picked items, with 0 for images that have stopped."""
+        self.rows[:, step] = self.items[pick] * active[:, None]
+        new = self.rows[:, step]
+        products = torch.bmm(self.rows[:, : step + 1], new[:, :, None]).squeeze(2)
+        self.gram[:, : step + 1, step] = products
+        self.gram[:, step, : step + 1] = products
+        self.right[:, step] = (self.targets * new).sum(1)
+
+    def leave(self, coefficients: Tensor) -> None:
+        """The residual that these coefficients (B, steps) of the chosen items leave."""
+        explained = torch.bmm(coefficients[:, None], self.rows[:, : coefficients.shape[1]]).squeeze(1)
+        self.residual = self.targets - explained
+
+
+def _clipped(gram: Tensor, right: Tensor) -> Tensor:
+    """max(0, argmin ‖t − Σ c a‖²) from ⟨a, a⟩ (…, k, k) and ⟨a, t⟩ (…, k)."""
+    return _least_squares(gram, right).clamp(min=0)
+
+
+def _exact(gram: Tensor, right: Tensor) -> Tensor:
+    """argmin ‖t − Σ c a‖² over c ≥ 0: of all sets of items with a least-squares solution ≥ 0, the best one.
+
+    That is exact, for the solution is the least-squares solution on the items where it is above 0. Of equally good sets
+    the smaller, and of these the one with the earlier items. Memory: 2^k systems per image.
+    """
+    k = right.shape[-1]
+    mask = torch.tensor(_subsets(k), dtype=gram.dtype, device=gram.device)  # (2^k, k)
+    within, rights = gram[..., None, :, :] * mask[:, :, None] * mask[:, None, :], right[..., None, :] * mask
+    found = _least_squares(within, rights)  # (…, 2^k, k)
+    gain = (found * rights).sum(-1).masked_fill((found < 0).any(-1), -torch.inf)  # how much less is left of ‖t‖²
+    best = gain.amax(-1, keepdim=True)  # the empty set gains 0, so this is finite
+    chosen = (gain >= best * (1 - 8 * torch.finfo(gain.dtype).eps)).to(torch.uint8).argmax(-1)
+    return found.take_along_dim(chosen[..., None, None], -2).squeeze(-2)
+
+
+@cache
+def _subsets(k: int) -> list[list[int]]:
+    """All subsets of k things as rows of 0 and 1, small ones first."""
+    members = [set(chosen) for size in range(k + 1) for chosen in combinations(range(k), size)]
+    return [[int(thing in chosen) for thing in range(k)] for chosen in members]
+
+
+def _least_squares(gram: Tensor, right: Tensor) -> Tensor:
+    """x of gram x = right by elimination in the order given: (…, k, k), (…, k) -> (…, k).
+
+    A column that depends on earlier ones gets 0, and so does an empty one.
+    """
+    square = gram.diagonal(dim1=-2, dim2=-1)
+    scale = torch.where(square > 0, square.clamp(min=torch.finfo(gram.dtype).tiny).rsqrt(), 0)
+    system = torch.cat([gram * scale[..., :, None] * scale[..., None, :], (right * scale)[..., None]], -1)
+    unit = torch.eye(right.shape[-1], dtype=gram.dtype, device=gram.device)
+    independent = []
+    for j in range(right.shape[-1]):
+        pivot = system[..., j, j]  # the square of the sine of the angle between column j and the span of earlier ones
+        sound = pivot > _tolerance(gram)
+        row = torch.where(sound, 1 / pivot.where(sound, 1), 0)[..., None] * system[..., j, :]
+        # Other rows lose their j-th column; row j itself, less (pivot − 1) times `row`, becomes `row`.
+        system = system - (system[..., :, j] - unit[j])[..., :, None] * row[..., None, :]
+        independent.append(sound)
+    return torch.where(torch.stack(independent, -1), system[..., -1], 0) * scale
+
+
+def _tolerance(values: Tensor) -> float:
+    return float(torch.finfo(values.dtype).eps ** 0.5)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Without gradient, in float32 at least."""
+    return values.detach().float() if values.element_size() < 4 else values.detach()

@@ -1,0 +1,119 @@
+"""Predictors from whatever a model was left as: a run, a folder exported for the Hub, or an ONNX file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halflabel.backbones import build
+from halflabel.data.sources import Source, sequential
+from halflabel.data.views import View
+from halflabel.errors import UserError
+from halflabel.experiment import Config, Predictor
+from halflabel.export.about import About
+from halflabel.heads import Model
+from halflabel.labels.names import Names
+from halflabel.method import recipe
+from halflabel.run import Run
+
+__all__ = ["HubPredictor", "OnnxPredictor", "open_predictor"]
+
+
+def open_predictor(path: str | Path) -> Predictor:
+    """What `halflabel train` or `halflabel export` wrote, ready to score images."""
+    path = Path(path)
+    if path.is_file():
+        if path.suffix != ".onnx":
+            raise UserError(f"{path} is no model", "name a run folder, an exported folder or an .onnx file")
+        return OnnxPredictor(path)
+    if (path / "config.json").is_file() and not (path / "config.yaml").exists():
+        return HubPredictor(path)
+    return Predictor(Run.open(path))
+
+
+class HubPredictor(Predictor):
+    """A model from model.safetensors and config.json. No code is taken from the folder, and nothing is downloaded."""
+
+    def __init__(self, folder: Path) -> None:  # not the parent's: that one reads a run
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        where = folder / "config.json"
+        try:
+            content = json.loads(where.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{where} cannot be read ({error})", "export the run again") from None
+        about = About.from_dict(content, str(where))
+        _adopt(self, about)
+        weights = folder / "model.safetensors"
+        if not weights.is_file():
+            raise UserError(f"{folder} has no model.safetensors", "export the run again, or download the whole folder")
+        backbone = build(about.backbone, pretrained=False, size=about.view.size)
+        # What it was trained with, whatever this version of timm takes for right.
+        for buffer, values in ((backbone.mean, about.mean), (backbone.std, about.std)):
+            buffer.copy_(torch.tensor(values).view(3, 1, 1))
+        try:
+            method = recipe(about.method).make(**about.options)
+            self.model = Model(backbone, method.head(backbone.channels, len(about.classes)))
+            self.model.load_state_dict(load_file(weights))
+        except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{weights} does not fit {where.name} ({reason})", "export the run again") from None
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model.to(self.device).to(memory_format=torch.channels_last).eval()
+
+
+class OnnxPredictor(Predictor):
+    """A model in an ONNX file, run by ONNX Runtime on the CPU; it has no `model` to look into."""
+
+    def __init__(self, path: Path) -> None:  # not the parent's: that one reads a run
+        from halflabel.export.onnx import need
+
+        runtime = need("onnxruntime")
+        try:
+            self.session: Any = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            props = self.session.get_modelmeta().custom_metadata_map
+        except Exception as error:  # the runtime's own types, one per kind of fault
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{path} cannot be opened as ONNX ({reason})", "export the run again") from None
+        try:
+            content = {key: json.loads(value) for key, value in props.items() if value[:1] in '{["'}
+        except ValueError:
+            content = {}
+        _adopt(self, About.from_dict(content, str(path)))
+        self.device = "cpu"
+
+    def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
+        """Logits of every image of a source (N, C); NaN for unreadable ones."""
+        found = torch.full((len(source), len(self.classes)), math.nan)
+        plan = sequential(len(source), 16)
+        read = 0
+        for planned, (images, views) in zip(plan, source.fetch(plan, ("plain",)), strict=True):
+            if progress is not None:
+                progress(int(planned[-1]) + 1, len(source))
+            if len(images):
+                (logits,) = self.session.run(["logits"], {"images": views[0].numpy()})
+                found[torch.from_numpy(images)] = torch.from_numpy(logits)
+                read += len(images)
+        if not read:
+            raise UserError("not one image could be read", "check the image folder")
+        return found
+
+
+def _adopt(predictor: Predictor, about: About) -> None:
+    """Give a predictor all that an About says."""
+    choices: dict[str, Any] = {"resize": about.view.resize, "tune": about.tune}
+    predictor.config = Config(
+        method=about.method, options=about.options, backbone=about.backbone, size=about.view.size, **choices
+    )
+    predictor.classes = Names(about.classes)
+    view: View = about.view
+    predictor.views = {"plain": view}
+    predictor.platt = about.calibration
+    predictor.thresholds = torch.tensor(about.thresholds)

@@ -1,0 +1,148 @@
+"""One HTML file that shows a run: no network, no server, light and dark, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from halflabel.errors import UserError
+from halflabel.files import replacing
+from halflabel.report import gallery, judged, sections
+from halflabel.report.facts import Facts, gather
+from halflabel.report.markup import Html, el, short
+from halflabel.run import Run
+
+__all__ = ["MOST_BYTES", "SIZE", "Report", "build_page", "contents", "document", "write_page", "write_report"]
+
+MOST_BYTES = 3_000_000  # the most a page takes, whatever the run: every part of it has a limit
+SCAN = 20_000  # training images that are scored for the galleries, unless told otherwise
+SIZE = Html("\u0000size\u0000")
+_TITLES = {
+    "labels": "Known",
+    "learning": "Learning",
+    "classes": "Classes",
+    "recall": "Precision",
+    "scores": "Scores",
+    "pairs": "Together",
+    "photos": "Photos",
+}
+
+
+class Report(NamedTuple):
+    """A page that was written."""
+
+    path: Path
+    size: int  # bytes
+
+
+def write_report(
+    run: Run,
+    out: Path | None = None,
+    *,
+    images: Path | None = None,
+    scan: int = SCAN,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Write the page of a run, by default as report.html in its folder. Arguments as in `build_page`."""
+    path = out if out is not None else run / "report.html"
+    return write_page(path, lambda: build_page(run, images=images, scan=scan, progress=progress))
+
+
+def write_page(path: Path, build: Callable[[], str]) -> Report:
+    """Write a page, whole or not at all; what is no name for one is refused before anything is built."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{path} is no name for a page", "end it in .html")
+    page = build().encode()
+    with replacing(path) as temporary:
+        temporary.write_bytes(page)
+    return Report(path, len(page))
+
+
+def build_page(
+    run: Run,
+    *,
+    images: Path | None = None,
+    scan: int = SCAN,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """The page of a run as text.
+
+    With `images`, the folder of the photos, it has galleries; for these at most `scan` training images are scored
+    (`progress` is told how many of how many), beside the held-out ones, whose scores the run keeps. Folders of this
+    machine are not written into the page.
+    """
+    facts = gather(run)
+    found = facts.measured
+    parts = [
+        sections.known(facts),
+        sections.learning(facts),
+        judged.classes(facts),
+        judged.curves(found) if found is not None else None,
+        judged.calibration(found) if found is not None else None,
+        sections.pairs(facts),
+        gallery.galleries(facts, run, images, scan=scan, progress=progress) if images else gallery.no_galleries(),
+    ]
+    return _whole(facts, [part for part in parts if part is not None])
+
+
+def _whole(facts: Facts, parts: list[Html]) -> str:
+    title = f"{short(facts.name, 60)} · {short(str(facts.config.get('method', '?')), 40)}"
+    top = el("header", el("h1", title), el("p", _subtitle(facts), class_="said"), sections.summary(facts))
+    return document(title, [top, contents(_TITLES, parts), el("main", *parts), _footer(facts)])
+
+
+def document(title: str, body: Sequence[Html], *, script: bool = True, forms: str = "'none'") -> str:
+    """A page as text, with the style of all our pages and a policy that allows nothing but what is on it.
+
+    `SIZE`, wherever it stands in the body, becomes the size of the page.
+    """
+    style, code = _asset("page.css"), _asset("page.js")
+    policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
+    policy += f"script-src {_digest(code)}; " if script else ""
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=f"{policy}base-uri 'none'; form-action {forms}"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("meta", name="referrer", content="no-referrer"),
+        el("title", f"{title} · halflabel"),
+        el("style", Html(style)),
+    )
+    whole = el("body", *body, el("script", Html(code)) if script else None)
+    page = "<!DOCTYPE html>\n" + el("html", head, whole, lang="en") + "\n"
+    return page.replace(SIZE, f"{len(page.encode()) / 1000:.0f} kB")
+
+
+def _subtitle(facts: Facts) -> str:
+    config = facts.config
+    how = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
+    return f"{config.get('backbone', '?')}, {config.get('size') or 'native'} px, {how}; {len(facts.log)} epochs"
+
+
+def contents(titles: Mapping[str, str], parts: Sequence[Html]) -> Html:
+    """Links to the sections that are there, of those that have a title."""
+    there = [name for name in titles if any(f'<section id="{name}"' in part for part in parts)]
+    return el("nav", *(el("a", titles[name], href=f"#{name}") for name in there), aria_label="Sections")
+
+
+def _footer(facts: Facts) -> Html:
+    lines = []
+    if facts.measured is not None and facts.measured.protocol:
+        lines.append(el("p", f"Protocol: {facts.measured.protocol}."))
+    version = facts.env.get("halflabel", "?")
+    lines.append(el("p", f"Made by halflabel; the run was trained by version {version}. This file: ", SIZE, "."))
+    return el("footer", sections.details(facts.config, facts.env), *lines)
+
+
+def _asset(name: str) -> str:
+    return files("halflabel.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    """What the page's policy knows its own style and script by; anything else is not run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

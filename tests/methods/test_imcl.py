@@ -1,0 +1,446 @@
+"""imcl against the slow loop, its memory, its ablations, and the rules every method keeps."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from halflabel.data.sources import Features
+from halflabel.errors import LabelError, UserError
+from halflabel.heads import Linear, Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe, seeded
+from halflabel.methods.imcl import Items, impute
+from halflabel.omp import Part, joint_omp
+from halflabel.train import Settings, fit
+from halflabel.types import Batch, Output, Sweep
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+slow = checks.reference("imcl")
+
+
+class Split(nn.Module):
+    """A model whose logits and features are what it is given, side by side."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, view):
+        return Output(view[:, : self.classes], view[:, self.classes :])
+
+
+def make(**options):
+    return recipe("imcl").make(**options)
+
+
+def begin(labels, **options):
+    """In float64, so that it can be compared with the slow loop."""
+    return checks.begin(make(**{"rescale": False, **options}), labels).double()
+
+
+def inputs(seed, images, classes, channels=5, ties=False):
+    logits, labels = checks.inputs(seed, images, classes, ties=ties)
+    features = np.abs(np.random.default_rng(seed + 100).normal(size=(images, channels)))
+    return torch.cat([logits, torch.from_numpy(np.round(features) if ties else features)], 1), labels
+
+
+def step(method, view, labels, epoch=1, index=None):
+    """Loss, its gradient by logits and features, and by the weights of A as a (C, C) matrix."""
+    classes = labels.shape[1]
+    view = view.detach().clone().requires_grad_()
+    method.zero_grad()
+    loss = method.step(Split(classes), checks.batch(view, labels, index), epoch)
+    loss.backward()
+    weights = method.graph.weights
+    edges = method.graph.edges()
+    by_matrix = torch.zeros(classes, classes, dtype=torch.float64)
+    if weights.grad is not None:
+        by_matrix[edges.rows, edges.cols] = weights.grad
+    return loss.detach(), view.grad, by_matrix
+
+
+def matrix_of(method, classes):
+    edges = method.graph.edges()
+    matrix = torch.zeros(classes, classes, dtype=torch.float64)
+    matrix[edges.rows, edges.cols] = torch.from_numpy(edges.weights)
+    return matrix
+
+
+def reference_step(method, view, labels, **options):
+    classes = labels.shape[1]
+    view, matrix = view.detach().clone().requires_grad_(), matrix_of(method, classes).requires_grad_()
+    rows = [list(row) for row in view]
+    loss = slow.imcl(
+        [row[:classes] for row in rows],
+        [row[classes:] for row in rows],
+        labels,
+        [list(row) for row in matrix],
+        **options,
+    )
+    by_view, by_matrix = torch.autograd.grad(loss + 0 * view.sum() + 0 * matrix.sum(), (view, matrix))
+    return loss.detach(), by_view, by_matrix * (matrix.detach() != 0)
+
+
+@pytest.mark.parametrize("shape", [(7, 6), (1, 7), (6, 1), (1, 1), (2, 3)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_is_the_slow_loop(shape, ties):
+    view, labels = inputs(0, *shape, ties=ties)
+    for options in ({}, {"lambda_y": 2.0, "lambda_f": 0.3, "k": 3, "solve": "exact"}, {"lambda_y": 0.0, "k": 1}):
+        method = begin(labels, k_a=2, **options)
+        checks.same(step(method, view, labels), reference_step(method, view, labels, **options))
+
+
+@pytest.mark.parametrize("options", [{"graph": "identity"}, {"label_similarity": "off"}])
+def test_is_the_slow_loop_without_label_graph(options):
+    view, labels = inputs(1, 6, 4)
+    method = begin(labels, **options)
+    assert torch.equal(matrix_of(method, 4), torch.eye(4, dtype=torch.float64))
+    loss, by_view, by_matrix = step(method, view, labels)
+    expected = reference_step(method, view, labels)
+    checks.same((loss, by_view), expected[:2])
+    if "graph" in options:
+        checks.same((by_matrix,), expected[2:])
+    else:
+        assert not by_matrix.any()
+        assert method.parameter_groups(1.0)[0]["params"] == []
+
+
+def test_an_image_without_similar_ones_is_left_alone():
+    labels = np.array([[1, 0, -1], [0, 0, 0]], np.int8)
+    view = torch.tensor([[0.0, 0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    loss, by_view, _ = step(begin(labels), view, labels)  # features at right angles
+    assert math.isclose(loss, 2 * math.log(2) / 6, rel_tol=1e-12)
+    assert not by_view[:, 3:].any()
+    assert not by_view[1].any()
+
+
+def test_imputed_labels():
+    labels = torch.tensor([[1, -1, 0, 0]], dtype=torch.int8)
+    logits = torch.tensor([[-9.0, 9.0, 0.0, 50.0]], requires_grad=True)
+    y = impute(labels, logits)
+    assert y.tolist() == [[1.0, -0.5, 0.25, 1.0]]
+    y.sum().backward()
+    assert logits.grad[0, :2].tolist() == [0, 0]
+    assert logits.grad[0, 2] == 1.5 * 0.25
+
+
+def test_gradcheck_with_similarities_held_fixed(monkeypatch):
+    view, labels = inputs(2, 6, 4)
+    method = begin(labels, k_a=2)
+    with torch.no_grad():
+        order = torch.arange(6)
+        here = [order, view[:, 4:], impute(torch.from_numpy(labels), view[:, :4])]
+        fixed = method._similar(Items(*here), None)
+    monkeypatch.setattr(method, "_similar", lambda here, recent: fixed)
+    assert (fixed.index >= 0).any(1).sum() > 3
+
+    def loss(view):
+        return method.step(Split(4), checks.batch(view, labels), 1)
+
+    assert torch.autograd.gradcheck(loss, view.clone().requires_grad_())
+
+
+def bce_loss(view, labels):
+    return step_loss(recipe("bce").make(), view, labels)
+
+
+def step_loss(method, view, labels, epoch=1):
+    return float(method.step(Split(labels.shape[1]), checks.batch(view, labels), epoch).detach())
+
+
+def test_it_starts_as_the_logistic_model():
+    view, labels = inputs(3, 6, 4)
+    method = make(logistic_share=0.5)
+    method.plan(7)
+    checks.begin(method, labels)
+    plain = bce_loss(view, labels)
+    found = [step_loss(method, view, labels, epoch) for epoch in range(1, 8)]
+    assert found[:4] == [plain] * 4  # round(3.5) = 4
+    assert min(found[4:]) > plain
+    for options in ({"lambda_y": 0.0, "lambda_f": 0.0}, {"image_similarity": "off", "label_similarity": "off"}):
+        assert step_loss(checks.begin(make(**options), labels), view, labels) == plain
+
+
+def test_images_off_infers_labels_from_other_labels_of_the_image():
+    view, labels = inputs(4, 6, 4)
+    method = begin(labels, image_similarity="off")
+    matrix = matrix_of(method, 4)
+    assert not matrix.diagonal().any()
+    y = impute(torch.from_numpy(labels), view[:, :4])
+    expected = bce_loss(view, labels) + float((y - torch.tanh(y @ matrix.T)).square().sum()) / 24
+    assert math.isclose(float(step(method, view, labels)[0]), expected, rel_tol=1e-12)
+
+
+def test_label_graph_from_a_file(tmp_path):
+    view, labels = inputs(5, 6, 3)
+    path = tmp_path / "graph.csv"
+    path.write_text("class,class,weight\n0,1,3\n2,2,5\n2,0,5\n")
+    method = begin(labels, graph=str(path))
+    np.testing.assert_allclose(matrix_of(method, 3), [[0.25, 0.75, 0], [0, 1, 0], [0.5, 0, 0.5]], atol=1e-7)
+    checks.same(step(method, view, labels), reference_step(method, view, labels))
+    path.write_text("0,9,1\n")
+    with pytest.raises(LabelError, match=r"graph.csv, line 1: no class is called '9'"):
+        begin(labels, graph=str(path))
+    with pytest.raises(UserError, match=r"no label graph 'wiki'.*--graph cooccurrence"):
+        begin(labels, graph="wiki")
+
+
+def test_side_information_brings_groups_together(tmp_path):
+    view, labels = inputs(6, 8, 3)
+    path = tmp_path / "side.csv"
+    path.write_text("image,species\n" + "".join(f"{i},{'wren' if i % 2 else 'owl'}\n" for i in range(7)) + "77,crow\n")
+    sides = np.array([[i % 2 == 0, i % 2 == 1] if i < 7 else [0, 0] for i in range(8)], float)
+    for weight in (1.0, 10.0):
+        method = begin(labels, side=str(path), side_weight=weight, k=2, graph="identity")
+        found = step(method, view, labels)
+        checks.same(found, reference_step(method, view, labels, k=2, sides=weight * sides))
+    groups = torch.tensor([0, 1, 0, 1, 0, 1, 0, -1])
+    index = method.neighbours(view[:, 3:], view[:, :3], torch.from_numpy(labels), groups).index[:7, 0]
+    assert torch.equal(groups[index], groups[:7])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b,c\n", "side.csv, line 1: 3 fields. Fix: write image,group"),
+        ("nobody,owl\n", "not one image of the training labels is named .*'nobody'.*such as '0'"),
+        ("", "the file is empty"),
+    ],
+)
+def test_faults_of_side_files(tmp_path, text, said):
+    (tmp_path / "side.csv").write_text(text)
+    with pytest.raises(LabelError, match=said):
+        begin(inputs(0, 4, 3)[1], side=str(tmp_path / "side.csv"))
+
+
+def test_images_in_memory_can_be_similar():
+    view, labels = inputs(7, 12, 4)
+    method = begin(labels, dictionary=5, k=3)
+    parts = [np.array([3, 0, 1, 2]), np.array([5, 4, 6]), np.array([2, 7, 6])]
+    memory: list[int] = []  # oldest first
+    values: dict[int, tuple[list[float], list[float]]] = {}
+    for number, part in enumerate(parts):
+        shifted = view[part] + 0.1 * number
+        order = np.argsort(part)
+        around = [values[i] for i in _by_place(method, part)]
+        found = step(method, shifted, labels[part], index=part)
+        expected = reference_step(method, shifted[order], labels[part][order], k=3, memory=around)
+        expected = (expected[0], expected[1][np.argsort(order)], expected[2])
+        checks.same(found, expected)
+        for i in order:
+            y = slow.plain(slow.impute([list(shifted[i, :4])], labels[part[i]][None]))[0]
+            values[int(part[i])] = (list(y), shifted[i, 4:].tolist())
+            memory = [other for other in memory if other != part[i]] + [int(part[i])]
+        assert set(method.relabel.number.tolist()) - {-1} <= set(memory[-5:])
+    assert sorted(method.relabel.number.tolist()) == [-1, 2, 5, 6, 7]  # where 6 was is a free place
+    method.eval()
+    before = method.relabel.number.clone()
+    step(method, view[8:], labels[8:], index=np.arange(8, 12))
+    assert torch.equal(method.relabel.number, before)
+
+
+def _by_place(method, part):
+    """Images in memory that are not in the batch, in the order of their places, as ties go by place."""
+    return [i for i in method.relabel.number.tolist() if i >= 0 and i not in part]
+
+
+def test_more_images_than_memory():
+    view, labels = inputs(8, 9, 3)
+    method = begin(labels, dictionary=4)
+    step(method, view, labels)
+    assert sorted(method.relabel.number.tolist()) == [5, 6, 7, 8]
+    assert len(begin(labels, dictionary=10_000).relabel.number) == 9
+
+
+def test_fixed_similarities_are_those_of_the_start():
+    view, labels = inputs(9, 7, 4)
+    method = begin(labels, image_similarity="fixed", k=3)
+    method.plan(3)
+    assert [epoch for epoch in range(1, 5) if method.relabel.wants_sweep(epoch)] == [2]
+    start = view.clone()
+    start[5] = math.nan  # could not be read
+    plain = bce_loss(view, labels)
+    assert float(step(method, view, labels, 3)[0]) == pytest.approx(plain)  # before the sweep there is nothing
+    method.relabel.absorb(Sweep(start[:, :4], start[:, 4:]), 2)
+    with torch.no_grad():
+        method.graph.weights *= 1.7  # what A has learned does not matter for who is similar
+    later = view + torch.randn(view.shape, generator=torch.Generator().manual_seed(0), dtype=view.dtype).abs()
+    y = impute(torch.from_numpy(labels), view[:, :4])
+    f = view[:, 4:].clone()
+    y[5], f[5] = 0, 0
+    matching = (y.numpy(), f.numpy(), (matrix_of(method, 4) / 1.7).numpy())
+    expected = reference_step(method, later, labels, k=3, matching=matching)
+    checks.same(step(method, later, labels, 3), expected)
+
+
+def test_rescaling_is_measured_once():
+    view, labels = inputs(10, 6, 4)
+    method = begin(labels, rescale=True)
+    plain = bce_loss(view, labels)
+    nothing = np.zeros_like(labels)
+    step(method, view, nothing)
+    assert not method.ratio.any()  # no cross-entropy to compare with
+    assert float(step(method, view, labels)[0]) == pytest.approx(plain * (1 + 1.0 + 0.5))
+    kept = method.ratio.clone()
+    step(method, view + 1, labels)
+    assert torch.equal(method.ratio, kept)
+
+
+def test_a_is_learned_at_its_own_rate_and_stays_above_zero():
+    view, labels = inputs(11, 12, 5)
+    method = checks.begin(make(k_a=4, graph_rate=7.0, lambda_f=0.0), labels)
+    (group,) = method.parameter_groups(0.02)
+    assert group["base_lr"] == pytest.approx(0.14)
+    assert group["weight_decay"] == 0
+    assert [p.shape for p in group["params"]] == [method.graph.weights.shape]
+    optimizer = torch.optim.RMSprop(method.parameters(), lr=0.02)
+    plain, smooth = bce_loss(view.float(), labels), []
+    for _ in range(100):
+        loss = method.step(Split(5), checks.batch(view.float(), labels), 1)
+        assert (method.graph.weights >= 0).all()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        smooth.append(float(loss.detach()) - plain)
+    assert smooth[-1] < 0.97 * smooth[0]
+    assert (method.graph.edges().weights == 0).any()
+
+
+def test_neighbours_of_a_set(monkeypatch):
+    view, labels = inputs(12, 9, 4)
+    method = begin(labels, k=3)
+    logits, features = view[:, :4].clone(), view[:, 4:]
+    logits[3] = math.nan
+    found = method.neighbours(features, logits, torch.from_numpy(labels))
+    read = [i for i in range(9) if i != 3]
+    y = impute(torch.from_numpy(labels), logits)[read]
+    expected = joint_omp(
+        [Part(y, y @ matrix_of(method, 4).T, 1.0, y), Part(features[read], features[read], 0.5)],
+        3,
+        allowed=~torch.eye(8, dtype=torch.bool),
+    )
+    numbers = torch.tensor([*read, -1])
+    assert torch.equal(found.index[read], numbers[expected.index])
+    assert (found.index[3] == -1).all()
+    assert not (found.index == 3).any()
+    for got, want in zip(found.weights, expected.weights, strict=True):
+        torch.testing.assert_close(got[read], want)
+    monkeypatch.setattr("halflabel.methods.imcl._AT_ONCE", 2)
+    again = method.neighbours(features, logits, torch.from_numpy(labels))
+    assert torch.equal(again.index, found.index)
+    none = method.neighbours(features[:0], logits[:0], torch.from_numpy(labels[:0]))
+    assert none.index.shape == (0, 3)
+
+
+OPTIONS = [
+    {},
+    {"dictionary": 7, "rescale": True},
+    {"image_similarity": "off", "label_similarity": "fixed"},
+    {"solve": "exact", "graph": "identity", "k": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_rules_of_the_house(options):
+    checks.check_half(make(**options), (1, 2, 3))
+    checks.check_targets(make(**options), (1, 2))
+    checks.check_order(lambda: make(**options).double(), (1, 2, 3))
+    checks.check_round_trip(lambda: make(**options), (1, 2, 2, 3))
+
+
+@pytest.mark.parametrize("options", [{"dictionary": 9, "rescale": True}, {"image_similarity": "fixed"}])
+def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, monkeypatch, options):
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    rng = np.random.default_rng(0)
+    table = LabelTable.from_dense(rng.choice([-1, 0, 1], (24, 4)))
+    values = torch.from_numpy(rng.random((24, 6))).float()
+    settings = Settings(epochs=4, batch_size=8, lr=0.01, device="cpu")
+
+    class Break:
+        def epoch_starts(self, epoch, images): ...
+        def step_done(self, images, loss): ...
+        def epoch_ends(self, line):
+            if line["epoch"] == 3:
+                raise KeyboardInterrupt
+
+    def go(**more):
+        method = make(**options)
+        model = Model(None, seeded(0, lambda: Linear(6, 4)))
+        fit(model, method, Features(values, table.images), table, settings, **more)
+        return {**model.state_dict(), **method.state_dict()}
+
+    expected = go()
+    with pytest.raises(KeyboardInterrupt):
+        go(folder=tmp_path, watch=Break())
+    found = go(folder=tmp_path, resume=True)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_autocast_does_not_blur_similarities():
+    view, labels = inputs(13, 8, 4, channels=30)
+    method = checks.begin(make(rescale=False), labels)
+    plain = step_loss(method, view.float(), labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = step_loss(method, view.float(), labels)
+    assert cast == pytest.approx(plain, rel=1e-6)
+
+
+def test_large_memories_are_refused(monkeypatch):
+    view, labels = inputs(0, 6, 4)
+    monkeypatch.setattr("halflabel.methods.imcl._LARGEST", 100)
+    with pytest.raises(UserError, match=r"dictionary 6 would remember 0.0 GB about 6 images"):
+        step(begin(labels, dictionary=6), view, labels)
+    with pytest.raises(UserError, match="image_similarity fixed would remember"):
+        begin(labels, image_similarity="fixed").relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"image_similarity": "some"}, "image_similarity cannot be 'some'"),
+        ({"label_similarity": "yes"}, "use off, fixed or learned"),
+        ({"solve": "best"}, "use clipped or exact"),
+        ({"k": 0}, "k is 0"),
+        ({"k": 99}, "use 1 … 8"),
+        ({"lambda_f": -1.0}, "lambda_f is -1"),
+        ({"logistic_share": 1.5}, "logistic_share is 1.5"),
+    ],
+)
+def test_mistaken_options(options, said):
+    with pytest.raises(UserError, match=said):
+        make(**options)
+
+
+def test_a_second_start_with_the_same_labels_keeps_what_was_learned():
+    view, labels = inputs(14, 6, 4)
+    method = begin(labels, dictionary=3)
+    with torch.no_grad():
+        method.graph.weights += 1
+    step(method, view, labels)
+    state = {name: value.clone() for name, value in method.state_dict().items()}
+    checks.begin(method, labels)
+    assert all(torch.equal(method.state_dict()[name], value) for name, value in state.items())
+
+
+def test_logits_and_features_may_differ_in_precision():
+    view, labels = inputs(15, 5, 3)
+    method = checks.begin(make(), labels)
+
+    class Mixed(nn.Module):
+        def forward(self, view):
+            return Output(view[:, :3].half(), view[:, 3:].double())
+
+    batch = Batch(torch.arange(5), (view,), torch.from_numpy(labels))
+    assert torch.isfinite(method.step(Mixed(), batch, 1))

@@ -1,0 +1,90 @@
+"""Joint non-negative OMP, image by image as algorithm 2 of Huynh 2020 has it, in NumPy float64."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+from scipy.optimize import nnls
+
+ZERO = np.finfo(np.float64).eps ** 0.5  # what is smaller, relative to the norms, counts as 0
+TIE = 64 * np.finfo(np.float64).eps
+
+
+def independent(columns):
+    """The columns that do not depend on earlier ones, by Gram and Schmidt."""
+    kept, basis = [], []
+    for number, column in enumerate(columns):
+        left = np.array(column, np.float64)
+        for _ in range(2):
+            for direction in basis:
+                left = left - (left @ direction) * direction
+        if left @ left > ZERO * (column @ column):
+            kept.append(number)
+            basis.append(left / np.linalg.norm(left))
+    return kept
+
+
+def least_squares(target, columns):
+    solution = np.zeros(len(columns))
+    kept = independent(columns)
+    if kept:
+        solution[kept] = np.linalg.lstsq(np.stack([columns[j] for j in kept], 1), target, rcond=None)[0]
+    return solution
+
+
+def clipped(target, columns):
+    return np.maximum(0, least_squares(target, columns))
+
+
+def exact(target, columns):
+    """Every set of columns tried; scipy's active-set method must find nothing better."""
+    best, best_left = np.zeros(len(columns)), float(target @ target)
+    start = max(best_left, 1e-300)
+    for size in range(1, len(columns) + 1):
+        for chosen in combinations(range(len(columns)), size):
+            solution = np.zeros(len(columns))
+            solution[list(chosen)] = least_squares(target, [columns[j] for j in chosen])
+            left = float(np.square(target - sum(c * a for c, a in zip(solution, columns, strict=True))).sum())
+            if (solution >= 0).all() and left < best_left - 1e-14 * start:
+                best, best_left = solution, left
+    _, norm = nnls(np.stack(columns, 1), target)
+    assert best_left <= norm**2 + 1e-10 * start
+    return best
+
+
+def joint_omp(parts, k, allowed=None, solve="clipped"):
+    """parts: (targets, items, weight, agree); returns index (B, k) and coefficients of each part (B, k)."""
+    images, items = len(parts[0][0]), len(parts[0][1])
+    index = np.full((images, k), -1)
+    weights = [np.zeros((images, k)) for _ in parts]
+    for i in range(images):
+        residuals = [part[0][i] for part in parts]
+        chosen = []
+        for _ in range(k):
+            scores = []
+            for other in range(items):
+                score = 0.0
+                for residual, (_, vectors, weight, _) in zip(residuals, parts, strict=True):
+                    square = vectors[other] @ vectors[other]
+                    score += weight * (residual @ vectors[other]) ** 2 / square if square > 0 else 0.0
+                scores.append(score if allowed is None or allowed[i, other] else -np.inf)
+            if not items or max(scores) == -np.inf:
+                break
+            slack = TIE * sum(weight * (targets[i] @ targets[i]) for targets, _, weight, _ in parts)
+            s = next(other for other in range(items) if scores[other] >= max(scores) - slack)
+            if s in chosen:
+                break
+            if any(
+                residual @ agree[s] <= ZERO * np.linalg.norm(targets[i]) * np.linalg.norm(agree[s])
+                for residual, (targets, _, _, agree) in zip(residuals, parts, strict=True)
+            ):
+                break
+            chosen.append(s)
+            for number, (targets, vectors, _, _) in enumerate(parts):
+                columns = [vectors[other] for other in chosen]
+                found = {"clipped": clipped, "exact": exact}[solve](targets[i], columns)
+                weights[number][i, : len(chosen)] = found
+                residuals[number] = targets[i] - sum(c * a for c, a in zip(found, columns, strict=True))
+        index[i, : len(chosen)] = chosen
+    return index, weights
