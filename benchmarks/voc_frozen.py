@@ -41,7 +41,7 @@ def read(labels: Path, split: str) -> LabelTable:
     return formats.read(labels, stated, format="wide").table()
 
 
-def features(table: LabelTable, photos: Path, cache: Path, maps: bool) -> Features:
+def features(table: LabelTable, photos: Path, cache: Path, maps: bool, copies: int = 0) -> Features:
     backbone = build()
     views = make_views(backbone.preprocess.size, "squash", backbone)
     source = open_images(table.images, photos, views, Config(workers=0))
@@ -49,7 +49,7 @@ def features(table: LabelTable, photos: Path, cache: Path, maps: bool) -> Featur
     def show(done: int, total: int) -> None:
         print(f"\rfeatures {done}/{total}", end="" if done < total else "\n", flush=True)
 
-    return cache_features(backbone, source, cache, maps=maps, progress=show)
+    return cache_features(backbone, source, cache, maps=maps, copies=copies, progress=show)
 
 
 def hide(full: LabelTable, protocol: str, single: Path | None, seed: int) -> LabelTable:
@@ -114,12 +114,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--select", choices=["clean", "known"], default="clean")
+    parser.add_argument("--copies", type=int, default=0, help="cached strong views, for methods that want two views")
     parser.add_argument("--maps", action="store_true", help="cache maps, for heads that score places")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "voc_frozen.json")
     asked = parser.parse_args()
 
     full, whole_test = read(asked.labels, "train"), read(asked.labels, "val")
-    train = features(full, asked.photos, asked.cache, asked.maps)
+    train = features(full, asked.photos, asked.cache, asked.maps, asked.copies)
     test = features(whole_test, asked.photos, asked.cache, asked.maps)
     if not asked.maps:  # small enough to keep in memory
         train, test = (Features(torch.from_numpy(np.array(f.values)).float(), f.names) for f in (train, test))

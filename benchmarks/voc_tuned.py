@@ -150,12 +150,16 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
         truth=full.subset(inside),
     )
     trained = time.perf_counter() - began
-    logits = score(model, shown, device=device, batch_size=256).logits
+    truth = data["truth"]
+    found = {"mAP": metrics.mean_average_precision(score(model, shown, device=device, batch_size=256).logits, truth)}
+    if model.backbone is not None:
+        both = score(model, shown, device=device, batch_size=256, mirror=True).logits
+        found["mirror"] = metrics.mean_average_precision(both, truth)
     rates = [line["images_per_s"] for line in fitted.log]
     extra = ("label_proportion", "tp_rate", "tn_rate")
     return {
         **job,
-        "mAP": 100 * metrics.mean_average_precision(logits, data["truth"]),
+        **{name: 100 * value for name, value in found.items()},
         "best_epoch": fitted.best_epoch,
         "clean": max(line["clean"] for line in fitted.log),
         "known": max(line["known"] for line in fitted.log),

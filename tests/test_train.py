@@ -698,3 +698,17 @@ def test_ways_to_compile_are_named_and_graphs_need_a_gpu():
     for how, said in (("graph", "CUDA"), ("fast", "no way to compile")):
         with pytest.raises(UserError, match=said):
             fit(Model(None, Linear(4, 2)), Method(BCE()), source, table, Settings(compile=how, device="cpu"))
+
+
+def test_mirror_images_are_scored_too_and_the_mean_taken() -> None:
+    model = Model(build("tiny"), Linear(build("tiny").channels, 2))
+    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    views = {"plain": Plain(32)}
+    plain, flipped = (
+        score(model, Arrays(given, Names.numbered(5), views)).logits for given in (images, images.flip(-1))
+    )
+    both = score(model, Arrays(images, Names.numbered(5), views), mirror=True)
+    assert_close({"logits": both.logits}, {"logits": (plain + flipped) / 2})
+    assert not torch.allclose(plain, flipped)
+    with pytest.raises(ValueError, match="mirror"):
+        score(Model(None, Linear(4, 2)), Features(torch.randn(3, 4), Names.numbered(3)), mirror=True)

@@ -55,6 +55,7 @@ class Config:
     max_bad: float = 0.01  # the share of unreadable images that is too much
     workers: int = 0
     hold: Literal["files", "device"] = "files"  # where images are kept when all is tuned: decoded once, on the device
+    mirror: bool = False  # score the mirror image too, and take the mean
     copies: int = 4  # cached strong views per image, for methods that ask for them on a frozen backbone
     settings: Settings = field(default_factory=Settings)
     images: str = ""  # the folder, for resuming
@@ -197,7 +198,9 @@ def train(
     run.write_text("repro.sh", _repro(run, config))
     if not len(outside):
         return None
-    logits = score(tuned, Part(source, outside), device=device).logits
+    if config.mirror:  # features of mirror images are not cached
+        tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
+    logits = score(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
     return _finish(run, logits, hidden, log, config, _annotations(known))
 
 
@@ -350,7 +353,8 @@ class Predictor:
 
     def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Logits of every image of a source (N, C); NaN for unreadable ones."""
-        return score(self.model, source, device=self.device, batch_size=32, progress=progress).logits
+        mirror = self.config.mirror
+        return score(self.model, source, device=self.device, batch_size=32, mirror=mirror, progress=progress).logits
 
     def scores(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Calibrated probabilities (N, C); NaN for unreadable images."""

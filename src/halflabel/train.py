@@ -127,13 +127,17 @@ def score(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     passes: Passes | None = None,
     seed: int = 0,
+    mirror: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
 
-    With `passes`, the head goes over the same features so many times more with its dropout on, drawn from `seed`.
+    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). With `passes`,
+    the head goes over the same features so many times more with its dropout on, drawn from `seed`.
     `progress` is told (images done, of how many).
     """
+    if mirror and model.backbone is None:
+        raise ValueError("cached features have no mirror image")
     was_training = model.training
     model.eval()
     found: dict[str, Tensor] = {}
@@ -152,10 +156,12 @@ def score(
             if not len(images):
                 continue
             at = torch.from_numpy(images)
+            view = views[0].to(device, non_blocking=True)
             with autocast():
-                body = model.features(views[0].to(device, non_blocking=True))
+                body = model.features(view)
                 output: Output = model.head(body)
-            keep("logits", at, output.logits)
+                logits = (output.logits + model(view.flip(-1)).logits) / 2 if mirror else output.logits
+            keep("logits", at, logits)
             keep("features", at, output.features)
             if passes is not None:
                 _seed_generators(int(bits(seed, _PASSES, number)[0] >> np.uint64(1)), torch.device(device))

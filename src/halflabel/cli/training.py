@@ -101,6 +101,9 @@ def train(
     weights: Annotated[Path | None, typer.Option(help="A local file with the backbone's weights.")] = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels (default: the backbone's own).")] = None,
     resize: Annotated[Resize, typer.Option(help="squash: whole image; crop: centre square.")] = Resize.squash,
+    mirror: Annotated[
+        bool, typer.Option("--mirror/--no-mirror", help="Score mirror images too and take the mean: twice the time.")
+    ] = False,
     held_out: Annotated[float, typer.Option(help="Share of the images kept for validation.", min=0, max=0.9)] = 0.2,
     max_bad: Annotated[float, typer.Option(help="Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
     linear_init: Annotated[
@@ -214,6 +217,7 @@ def train(
         max_bad=max_bad,
         workers=workers,
         copies=copies,
+        mirror=mirror,
         settings=settings,
         images=str(images.absolute()),
         **shapes,

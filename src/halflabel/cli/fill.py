@@ -1,0 +1,247 @@
+"""Commands that complete labels: fill, and rules that fills respect."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from halflabel.cli import app
+from halflabel.cli.options import takes_policy
+from halflabel.cli.screen import ABSENT, PRESENT, UNKNOWN, console, number, percent
+from halflabel.errors import UserError
+
+if TYPE_CHECKING:
+    from halflabel.fill import Filling, Tally
+    from halflabel.rules import Suggestion
+
+
+@app.command()
+@takes_policy
+def fill(
+    read: Callable[[Path], Any],
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")] = None,
+    images: Annotated[Path | None, typer.Argument(metavar="IMAGES", help="The folder with the image files.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write: .csv or .parquet [default: RUN/filled.csv].")
+    ] = None,
+    precision: Annotated[
+        float, typer.Option(help="The share of fills that must be right, present and absent each.", min=0.5, max=0.999)
+    ] = 0.95,
+    confidence: Annotated[float, typer.Option(help="How sure to be of that.", min=0.5, max=0.999)] = 0.9,
+    labels: Annotated[
+        Path | None, typer.Option(help="Complete these labels, not those the run was trained on.")
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option(help="Rules to respect: CSV class,rule,class or an Open Images hierarchy (.json).")
+    ] = None,
+    folds: Annotated[
+        int | None, typer.Option(help="Train the head so many times for honest scores [default: 5, tuned runs: none].")
+    ] = None,
+    complete: Annotated[bool, typer.Option("--complete", help="Write the known labels too: a whole new file.")] = False,
+    undo: Annotated[Path | None, typer.Option(help="Take back what was filled into this file.", metavar="FILE")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="With --undo: whose rows, such as model:bn-bce:runs/first.")
+    ] = None,
+    retract: Annotated[
+        bool, typer.Option("--retract", help="With --undo: add rows that retract, and remove none.")
+    ] = False,
+    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 30,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it is there.")] = False,
+) -> None:
+    """Fill in unknown labels where the model is sure enough; known ones are never touched.
+
+    Thresholds are set per class so that, with the stated confidence, the stated share of all fills is right. That is
+    judged on known labels by models that did not learn them. What cannot be decided stays unknown.
+
+    Example: halflabel fill runs/first photos/ --precision 0.95 --out filled.csv
+
+    To take it back: halflabel fill runs/first --undo labels.csv
+    """
+    if undo is not None:
+        _undo(undo, source, run, retract)
+        return
+    for flag, given in (("--source", source is not None), ("--retract", retract)):
+        if given:
+            raise UserError(f"{flag} means nothing without --undo", f"leave {flag} out, or add --undo FILE")
+    if run is None or images is None:
+        raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
+    from halflabel.cli.progress import Bar
+    from halflabel.fill import fill_run, write_filled
+    from halflabel.labels.rows import Rows
+    from halflabel.run import Run
+
+    opened = Run.open(run)
+    path = out or opened / "filled.csv"
+    if path.exists() and not force:
+        raise UserError(f"{path} is there already", "choose another --out, or add --force to overwrite it")
+    if labels is not None and path.resolve() == labels.resolve():
+        raise UserError("--out is the label file itself", "write another file, then append it or use it instead")
+    rows = read(labels).rows if labels is not None else None
+    with Bar("features") as bar:
+        filling = fill_run(
+            opened,
+            images,
+            labels=rows,
+            precision=precision,
+            confidence=confidence,
+            rules=rules,
+            folds=folds,
+            progress=bar,
+            say=console.print,
+        )
+    base = (rows if rows is not None else Rows.from_table(filling.table)) if complete else None
+    tally = write_filled(filling, path, base=base)
+    _show(filling, tally, top)
+    where = shlex.quote(str(path))
+    known = "the known labels and the filled ones" if complete else "rows to append to the label file"
+    console.print(f"\nWrote [bold]{escape(where)}[/]: {known}, source {escape(filling.source)}", soft_wrap=True)
+    if complete:
+        console.print(f"Next:  halflabel inspect {escape(where)}", soft_wrap=True)
+        console.print(f"Take it back:  halflabel fill {escape(str(run))} --undo {escape(where)}", soft_wrap=True)
+    elif path.suffix != ".parquet":
+        console.print(f"Next:  tail -n +2 {escape(where)} >> LABELS.csv", soft_wrap=True)
+        console.print(f"Take it back:  halflabel fill {escape(str(run))} --undo LABELS.csv", soft_wrap=True)
+
+
+def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> None:
+    from halflabel.fill import undo
+
+    done = undo(path, source=source, run=str(run) if source is None and run is not None else None, retract=retract)
+    what = "retracted" if retract else "removed"
+    console.print(f"{number(done.rows)} rows {what} in [bold]{escape(str(path))}[/]: {escape(', '.join(done.sources))}")
+    if done.kept:
+        console.print(f"{number(done.kept)} of their entries were answered since: those answers stay")
+
+
+def _show(filling: Filling, tally: Tally, top: int) -> None:
+    sides = (filling.present, filling.absent)
+    console.print(f"\n[bright_black]{escape(filling.scores.protocol)}[/]", soft_wrap=True)
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    rows.add_column("class", overflow="fold")
+    for title in ("filled +", "precision", "filled −", "precision", "left unknown"):
+        rows.add_column(title, justify="right")
+    order = (-(tally.present + tally.absent)).argsort(kind="stable")
+    for c in order[:top].tolist():
+        rows.add_row(
+            Text(filling.table.classes[c]),
+            Text(number(int(tally.present[c])), PRESENT),
+            _class_precision(filling, 0, c),
+            Text(number(int(tally.absent[c])), ABSENT),
+            _class_precision(filling, 1, c),
+            Text(number(int(tally.unknown[c])), UNKNOWN),
+        )
+    console.print(rows)
+    if len(order) > top:
+        console.print(f"  … and {number(len(order) - top)} more classes (--top {len(order)} shows all)")
+    console.print("[bright_black]* shown by the class's own known labels; others lean on all classes together[/]")
+    filled = [int(part.sum()) for part in (tally.present, tally.absent)]
+    unknown = int(tally.unknown.sum())
+    for word, side, count in zip(("present", "absent"), sides, filled, strict=True):
+        line = f"filled {word} [bold]{number(count)}[/]"
+        if side.filled.any():
+            line += (
+                f": {100 * side.precision:.1f} % of {number(side.judged)} known labels like these are so; "
+                f"at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
+            )
+        console.print(line, soft_wrap=True)
+    console.print(f"left unknown [bold]{number(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
+    if ruled := int(tally.by_rule.sum()):
+        console.print(f"{number(ruled)} of these follow from known labels by the rules (source rule)")
+    if clashes := int(tally.clashes.sum()):
+        console.print(f"{number(clashes)} likely labels were not filled: the rules forbid them together")
+    if tally.contradictions:
+        shown = "; ".join(tally.examples)
+        console.print(
+            f"[yellow]warning:[/] {number(tally.contradictions)} entries where known labels break the rules, such as "
+            f"{escape(shown)}. Known labels stay, and nothing was filled there.",
+            soft_wrap=True,
+        )
+    for warning in filling.warnings:
+        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+
+
+def _class_precision(filling: Filling, which: int, c: int) -> str:
+    side = (filling.present, filling.absent)[which]
+    if not side.filled[c]:
+        return "—"
+    own = "*" if side.low[c] >= filling.precision else " "
+    return f"{100 * side.estimate[c]:.1f} %{own}"
+
+
+rules_app = typer.Typer(name="rules", help="Rules between labels: a dog is an animal, day is not night.")
+app.add_typer(rules_app)
+
+
+@rules_app.command("suggest")
+@takes_policy
+def suggest_rules(
+    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")],
+    read: Callable[[Path], Any],
+    out: Annotated[Path | None, typer.Option(help="Also write them as a rules file, to be edited.")] = None,
+    bound: Annotated[float, typer.Option(help="How often a rule must hold at least.", min=0.5, max=0.9999)] = 0.95,
+    top: Annotated[int, typer.Option(help="How many to show.", min=1)] = 30,
+) -> None:
+    """Show rules that the known labels speak for; nothing is applied before you put it into a rules file.
+
+    Example: halflabel rules suggest labels.csv --out rules.csv
+    """
+    from halflabel.files import replacing
+    from halflabel.rules import suggest, write_suggestions
+
+    found: list[Suggestion] = suggest(read(labels).table(), bound=bound, top=top)
+    if not found:
+        console.print(
+            "No rule is borne out by the known labels. Pairs of known labels, present and absent, are needed."
+        )
+        return
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("class", "rule", "class"):
+        rows.add_column(title, overflow="fold")
+    for title in ("holds", "of", "at least", "by chance"):
+        rows.add_column(title, justify="right")
+    for rule in found:
+        shares = (f"{100 * share:.1f} %" for share in (rule.bound, rule.usual))
+        rows.add_row(Text(rule.first), rule.kind, Text(rule.second), number(rule.holds), number(rule.seen), *shares)
+    console.print(rows)
+    if out is not None:
+        if out.exists():
+            raise UserError(f"{out} is there already", "choose another name")
+        with replacing(out) as temporary:
+            temporary.write_text(write_suggestions(found), encoding="utf-8")
+        console.print(
+            f"Wrote [bold]{escape(str(out))}[/]. Remove what is not always so, then:  halflabel fill … --rules"
+        )
+
+
+@rules_app.command("check")
+@takes_policy
+def check_rules(
+    rules: Annotated[Path, typer.Argument(metavar="RULES", help="CSV class,rule,class or a hierarchy (.json).")],
+    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="The labels they are about.")],
+    read: Callable[[Path], Any],
+) -> None:
+    """Read rules, and say how often the known labels break them.
+
+    Example: halflabel rules check rules.csv labels.csv
+    """
+    from halflabel.rules import breaches, read_rules
+
+    table = read(labels).table()
+    found = read_rules(rules, table.classes)
+    implied = found.implied.nnz - len(table.classes)
+    excluded = found.excluded.nnz // 2
+    console.print(f"{number(found.count)} rules make {number(implied)} implications and {number(excluded)} exclusions")
+    if found.ignored:
+        console.print(f"{number(found.ignored)} classes of the hierarchy are not among the labels")
+    count, examples = breaches(found, table)
+    console.print(
+        f"{number(count)} entries where known labels break them"
+        + (f": {escape('; '.join(examples))}" if examples else "")
+    )

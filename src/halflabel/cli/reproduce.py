@@ -1,0 +1,215 @@
+"""The command `reproduce`."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from halflabel.cli import app
+from halflabel.cli.compare import GridBar
+from halflabel.cli.screen import console
+from halflabel.cli.training import Device, Hold, Precision, Tune
+from halflabel.errors import UserError
+
+if TYPE_CHECKING:
+    from halflabel.reproduce.outcome import Figure, Reproduction
+
+CHANGES, SPEED = "What to do otherwise than the paper", "Speed"
+
+
+def _panel(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str | None, typer.Argument(help="A table, such as S5-table; none: list them.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Argument(metavar="DATA_FOLDER", help="The data set as published, or a folder of such folders by name."),
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Only these rows: names, parts of names or methods, with commas.")
+    ] = None,
+    conditions: Annotated[list[str] | None, typer.Option(help="Only these columns or groups of columns.")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs per cell, with different seeds.", min=1)] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for results [default: runs/reproduce/TABLE]; it is gone on with.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time for this call: 90s, 30m, 2h.", show_default=False, metavar="TIME")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start again where other settings were used.")] = False,
+    backbone: Annotated[
+        str | None, _panel(CHANGES, "efficientnet-lite0 comes with the package; or any timm model.")
+    ] = (None),
+    weights: Annotated[Path | None, _panel(CHANGES, "A local file with the backbone's weights.")] = None,
+    size: Annotated[int | None, _panel(CHANGES, "Image size in pixels.")] = None,
+    tune: Annotated[Tune | None, _panel(CHANGES, "head: freeze the backbone. all: as the paper does.")] = None,
+    epochs: Annotated[int | None, _panel(CHANGES, "Passes over the training images.", min=1)] = None,
+    batch_size: Annotated[int | None, _panel(CHANGES, "Images per step.", min=1)] = None,
+    lr: Annotated[float | None, _panel(CHANGES, "One learning rate for all rows.")] = None,
+    device: Annotated[Device, _panel(SPEED, "Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, _panel(SPEED, "no is float32.")] = Precision.no,
+    hold: Annotated[Hold, _panel(SPEED, "device: decode once and keep images on the GPU.")] = Hold.files,
+    workers: Annotated[int, _panel(SPEED, "Processes that decode images.")] = 2,
+) -> None:
+    """Run a published table again, with its protocol, and see its figures beside yours.
+
+    Without a table: which there are. Whatever is not as in the paper is listed under the result. Every finished run is
+    kept: the same command goes on where it stopped.
+
+    Example: halflabel reproduce S5-table data/voc2012 --conditions VOC --rows "AN loss,EM loss" --seeds 3
+
+    Example: halflabel reproduce S4-table2 data/coco --conditions "10 %" --tune head --backbone efficientnet-lite0
+    """
+    from halflabel.cli.progress import Bar
+    from halflabel.reproduce.runner import reproduce as run_table
+    from halflabel.reproduce.setup import Changes
+
+    if table is None:
+        _show_tables()
+        return
+    if data is None:
+        _show_recipe(table)
+        return
+    choices: dict[str, Any] = {"precision": precision.value, "hold": hold.value}
+    changes = Changes(
+        backbone=backbone,
+        weights=str(weights.absolute()) if weights else None,
+        size=size,
+        tune="head" if tune is Tune.head else None,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        device=device.value,
+        workers=workers,
+        **choices,
+    )
+    place = out if out is not None else Path("runs") / "reproduce" / table
+    try:
+        with GridBar() as watch, Bar("features") as bar:
+            found = run_table(
+                table,
+                data,
+                out=place,
+                rows=rows or (),
+                conditions=conditions or (),
+                changes=changes,
+                seeds=seeds,
+                budget=budget,
+                force=force,
+                watch=watch,
+                say=console.print,
+                progress=bar,
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped; what is finished is in {place}: the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    _show(found)
+    console.print(f"Wrote [bold]{escape(str(place))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)
+    if not found.finished and found.failures:
+        raise UserError("not one figure could be measured", "see the reasons above")
+
+
+def _show_tables() -> None:
+    from halflabel.datasets import DATASETS
+    from halflabel.method import recipes
+    from halflabel.reproduce.published import PUBLISHED, paper_of
+    from halflabel.reproduce.tables import TABLES
+
+    known = recipes()
+    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("table", "paper", "what", "data sets", "rows"):
+        shown.add_column(title)
+    for table in TABLES.values():
+        sets = dict.fromkeys(DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
+        here = sum(row.method in known for row in table.rows)
+        printed = PUBLISHED.get(table.id)
+        what = printed.caption if printed is not None else table.notes[0]
+        paper = paper_of(table.id).partition(":")[0]
+        shown.add_row(
+            f"[bold]{table.id}[/]", escape(paper), escape(what), ", ".join(sets), f"{here} of {len(table.rows)}"
+        )
+    console.print(shown)
+    console.print("\nrows: how many of the table's rows are methods here; the others show only what was published")
+    console.print("Next:  halflabel reproduce TABLE      what it needs\n       halflabel reproduce TABLE DATA_FOLDER")
+
+
+def _show_recipe(id: str) -> None:
+    """What a table needs, before any data is there."""
+    from halflabel.datasets import layout_of
+    from halflabel.method import recipes
+    from halflabel.reproduce.published import paper_of
+    from halflabel.reproduce.tables import recipe_for
+
+    table = recipe_for(id)
+    console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
+    console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)), soft_wrap=True)
+    known = recipes()
+    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.method in known)), soft_wrap=True)
+    for line in table.skipped(known):
+        console.print(f"[bright_black]skipped: {escape(line)}[/]", soft_wrap=True)
+    for name in dict.fromkeys(condition.dataset for condition in table.conditions):
+        there = layout_of(name)
+        console.print(f"\n[bold]{name}[/]: {escape(there.source)}", soft_wrap=True)
+        for line in there.tree:
+            console.print(f"  {escape(line)}", soft_wrap=True)
+    console.print(f"\nNext:  halflabel reproduce {id} DATA_FOLDER")
+
+
+def _show(found: Reproduction) -> None:
+    console.print(f"\n[bold]{found.id}[/]  {escape(found.paper)}\n{escape(found.caption)}", soft_wrap=True)
+    several = len({figure.measure for figure in found.figures}) > 1
+    for condition, figures in groupby(found.figures, key=lambda figure: figure.condition):
+        console.print(f"\n[bold]{escape(condition)}[/]")
+        _show_condition(list(figures), several)
+        for line in found.protocol.get(condition, ()):
+            console.print(f"[bright_black]  {escape(line)}[/]", soft_wrap=True)
+    console.print()
+    for title, lines in (
+        ("skipped", found.skipped),
+        ("not here", [f"{name}: {why}" for name, why in found.missing.items()]),
+        ("failed", found.failures),
+        ("not as in the paper", found.differs),
+        ("left open by the paper", found.unsaid),
+        ("note", found.notes),
+        ("measure", found.measures),
+    ):
+        for line in lines:
+            colour = (
+                "red" if title == "failed" else "yellow" if title in ("not here", "not as in the paper") else "bold"
+            )
+            console.print(f"[{colour}]{title}:[/] {escape(line)}", soft_wrap=True)
+    if found.left_out:
+        console.print(f"[yellow]left out for want of time:[/] {found.left_out} runs; the same command goes on")
+
+
+def _show_condition(figures: list[Figure], several: bool) -> None:
+    shown = Table(box=None, padding=(0, 2, 0, 2), header_style="bold")
+    shown.add_column("row")
+    if several:
+        shown.add_column("measure")
+    for title in ("published", "ours", "difference", "seeds"):
+        shown.add_column(title, justify="right")
+    shown.add_column("")
+    before = ""
+    for figure in figures:
+        cells = [escape(figure.row) if figure.row != before else "", *([escape(figure.measure)] if several else [])]
+        before = figure.row
+        gap = "" if math.isnan(figure.difference) else f"{figure.difference:+.2f}".replace("-", "−")
+        cells += [_number(figure.published, figure.published_spread), _number(figure.ours, figure.ours_sd), gap]
+        shown.add_row(*cells, str(figure.seeds or ""), f"[bright_black]{escape(figure.note)}[/]")
+    console.print(shown)
+
+
+def _number(value: float, spread: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:.2f}".replace("-", "−") + ("" if math.isnan(spread) else f"±{spread:.2f}")

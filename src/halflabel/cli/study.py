@@ -1,0 +1,189 @@
+"""The command `study`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from halflabel.cli import app
+from halflabel.cli.compare import GridBar
+from halflabel.cli.options import takes_policy
+from halflabel.cli.screen import console, number, show_audit
+from halflabel.cli.training import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune
+from halflabel.errors import UserError
+
+if TYPE_CHECKING:
+    from halflabel.labels.audit import Import
+    from halflabel.study import Growth, Study
+
+TRAINING, JUDGING = "How all are trained", "How they are judged"
+
+
+def _panel(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+@app.command()
+@takes_policy
+def study(
+    labels: LabelFile,
+    images: ImageFolder,
+    read: Callable[[Path], Any],
+    grow: Annotated[
+        bool, typer.Option("--grow", help="Learning curve instead: what would twice the labels give?")
+    ] = False,
+    method: Annotated[str, typer.Option(help="How to learn: a name, name:option=value, or auto.")] = "bn-bce",
+    budgets: Annotated[
+        str | None, typer.Option(help="Shares of the labels, such as 0.1,0.2,0.5,1.", show_default=False)
+    ] = None,
+    strategies: Annotated[str, typer.Option(help="How to spend them.")] = "partial,dense,noisy,noisy+",
+    seeds: Annotated[int, typer.Option(help="Runs per point, to see how much is chance.", min=1)] = 3,
+    worth: Annotated[float, typer.Option(help="--grow: the gain in points of mAP that is worth it.", min=0)] = 1.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder for results [default: runs/study or runs/growth]; it is gone on with."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time for this call: 90s, 30m, 2h.", show_default=False, metavar="TIME")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a study.")] = False,
+    test: Annotated[
+        Path | None, _panel(JUDGING, "Labels of other images to judge by (default: a part of LABELS).", metavar="FILE")
+    ] = None,
+    test_images: Annotated[Path | None, _panel(JUDGING, "Where they are (default: IMAGES).", metavar="DIR")] = None,
+    test_share: Annotated[float, _panel(JUDGING, "Without --test: the share of the images set aside.")] = 0.2,
+    held_out: Annotated[
+        float, _panel(JUDGING, "Share of the other images to choose the epoch by; 0: the last epoch.", min=0, max=0.9)
+    ] = 0.0,
+    tune: Annotated[Tune, _panel(TRAINING, "head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
+    backbone: Annotated[str, _panel(TRAINING, "efficientnet-lite0 comes with the package; or any timm model.")] = (
+        "efficientnet-lite0"
+    ),
+    weights: Annotated[Path | None, _panel(TRAINING, "A local file with the backbone's weights.")] = None,
+    size: Annotated[int | None, _panel(TRAINING, "Image size in pixels (default: the backbone's own).")] = None,
+    resize: Annotated[Resize, _panel(TRAINING, "squash: whole image; crop: centre square.")] = Resize.squash,
+    epochs: Annotated[
+        int | None, _panel(TRAINING, "Passes over the training images (default: by their number).", min=1)
+    ] = None,
+    batch_size: Annotated[int, _panel(TRAINING, "Images per step.", min=1)] = 32,
+    lr: Annotated[float | None, _panel(TRAINING, "Learning rate (default: the method's own).")] = None,
+    optimizer: Annotated[Optimizer, _panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
+    device: Annotated[Device, _panel(TRAINING, "Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, _panel(TRAINING, "no is float32.")] = Precision.no,
+    workers: Annotated[int, _panel(TRAINING, "Processes that decode images.")] = 2,
+    max_bad: Annotated[float, _panel(TRAINING, "Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
+) -> None:
+    """How to spend labels, and whether to get more: trained and judged on your own images.
+
+    Takes labels away from fully labelled images in several ways: some of every image (partial), all of some images
+    (dense), all with some wrong (noisy), one positive per image (noisy+). With --grow: the learning curve of the labels
+    as they are, and what twice as many would give. Every finished run is kept: the same command goes on.
+
+    Example: halflabel study labels.csv photos/ --budgets 0.1,0.2,0.5,1
+
+    Example: halflabel study labels.csv photos/ --grow --worth 0.5
+    """
+    from halflabel import study as studies
+    from halflabel.auto import epochs_for
+    from halflabel.cli.progress import Bar
+    from halflabel.experiment import Config
+    from halflabel.train import Settings
+
+    found: Import = read(labels)
+    table = found.table()
+    show_audit(found.audit, table)
+    chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}
+    shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
+    settings = Settings(
+        epochs=epochs if epochs is not None else epochs_for(len(table), tune.value),
+        batch_size=batch_size,
+        device=device.value,
+        **chosen,
+    )
+    config = Config(
+        backbone=backbone,
+        weights=str(weights.absolute()) if weights else None,
+        size=size,
+        held_out=held_out,
+        max_bad=max_bad,
+        workers=workers,
+        settings=settings,
+        **shapes,
+    )
+    place = out if out is not None else Path("runs") / ("growth" if grow else "study")
+    shares = _numbers(budgets) if budgets is not None else None
+    how: dict[str, Any] = {
+        "out": place,
+        "method": method,
+        "seeds": seeds,
+        "test": read(test).table() if test is not None else None,
+        "test_images": test_images,
+        "test_share": test_share,
+        "budget": budget,
+        "lr": lr,
+        "config": config,
+        "force": force,
+        "say": console.print,
+    }
+    try:
+        with GridBar() as watch, Bar("features") as bar:
+            how |= {"watch": watch, "progress": bar}
+            result: Study | Growth
+            if grow:
+                result = studies.grow(table, images, shares=shares or studies.GROWTH, worth=worth, **how)
+            else:
+                names = [word.strip() for word in strategies.split(",") if word.strip()]
+                result = studies.study(table, images, budgets=shares or studies.BUDGETS, strategies=names, **how)
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped; what is finished is in {place}: the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    _show(result)
+    if not result.points and result.failures:
+        raise UserError("not one run could be finished", "see the reasons above")
+    console.print(f"Wrote [bold]{escape(str(place))}[/]: study.csv, study.json, plots/", soft_wrap=True)
+
+
+def _show(found: Study | Growth) -> None:
+    console.print()
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    rows.add_column("strategy")
+    for title in ("clean labels", "known to training", "test mAP (95 %)", "seeds"):
+        rows.add_column(title, justify="right")
+    before = ""
+    for point in found.points:
+        rows.add_row(
+            f"[bold]{escape(point.strategy)}[/]" if point.strategy != before else "",
+            f"{100 * point.share:.3g} %",
+            number(point.labels),
+            f"{100 * point.mAP:.1f} ({100 * point.low:.1f} – {100 * point.high:.1f})",
+            str(point.seeds),
+        )
+        before = point.strategy
+    if found.points:
+        console.print(rows)
+    for line in found.failures:
+        console.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
+    if found.left_out:
+        console.print(f"[yellow]left out for want of time:[/] {found.left_out} runs; the same command goes on")
+    from halflabel.study import Growth
+
+    if isinstance(found, Growth):
+        console.print(f"\n[bold]{escape(found.advice)}[/]", soft_wrap=True)
+        console.print(escape(found.control), soft_wrap=True)
+    else:
+        for line in found.conclusions:
+            console.print(f"[bold]{escape(line)}[/]", soft_wrap=True)
+    for line in found.protocol:
+        console.print(f"[bright_black]{escape(line)}[/]", soft_wrap=True)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise UserError(f"{text!r} are no shares", "write them with commas, such as --budgets 0.1,0.5,1") from None

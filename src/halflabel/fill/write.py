@@ -1,0 +1,148 @@
+"""From a run and its labels to a file of filled rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halflabel.errors import UserError
+from halflabel.files import replacing
+from halflabel.fill.crossfit import score_run
+from halflabel.fill.filling import Filling, Tally, plan
+from halflabel.labels.long import COLUMNS, csv_text
+from halflabel.labels.rows import Rows
+from halflabel.labels.standing import standing
+from halflabel.labels.table import LabelTable
+from halflabel.rules import Rules, read_rules
+from halflabel.run import Run
+
+__all__ = ["fill_run", "model_source", "write_filled"]
+
+MODEL = "model:"
+
+
+def model_source(run: Run, method: str) -> str:
+    """What a row says of who filled it: model, method and run."""
+    return f"{MODEL}{method}:{run.folder.as_posix()}"
+
+
+def fill_run(
+    run: Run,
+    images: Path,
+    *,
+    labels: Rows | None = None,
+    precision: float = 0.95,
+    confidence: float = 0.9,
+    rules: Path | None = None,
+    folds: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Filling:
+    """Decide how to complete the run's own labels, or `labels`: other ones of the run's classes, of any images.
+
+    Other labels join those of the run, and win over them, for training heads and as evidence; only their images are
+    filled. Rows that a model filled earlier (source "model:…") stay as they are and count as no evidence.
+    """
+    own = run.read_labels()
+    config = run.read_config()
+    found: Rules | None = read_rules(rules, own.classes) if rules is not None else None
+    rows = Rows.from_table(own)
+    table, judged = _align(rows if labels is None else rows.append(labels), own)
+    asked = np.ones(len(table), bool)
+    if labels is not None:
+        # The run's other images are evidence too; what is filled are the images asked for.
+        asked[:] = False
+        asked[table.images.index(labels.images.array)] = True
+    scores = score_run(run, images, judged, folds=folds, progress=progress, say=say)
+    return plan(
+        scores,
+        table,
+        judged=judged,
+        asked=asked,
+        precision=precision,
+        confidence=confidence,
+        rules=found,
+        source=model_source(run, str(config["method"])),
+    )
+
+
+def write_filled(filling: Filling, path: Path, *, base: Rows | None = None) -> Tally:
+    """Write the filled rows as they come, CSV or Parquet by the name; with `base`, these rows first: a whole file.
+
+    Without a base the file can be appended to the label file, less its first line: the last row wins. One block of
+    rows is in memory at a time.
+    """
+    import pyarrow as pa
+
+    types = (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32())
+    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
+    tally = filling.tally()
+
+    def batches() -> Iterator[Any]:
+        if base is not None:
+            blank = pa.repeat("", len(base.classes))
+            nothing = (pa.nulls(len(base.classes), kind) for kind in (pa.int8(), pa.float32()))
+            yield pa.record_batch(
+                [blank, base.classes.array.cast(pa.string()), next(nothing), blank, next(nothing)], schema=schema
+            )
+            silent = np.bincount(base.image, minlength=len(base.images)) == 0
+            if silent.any():
+                alone = base.images.take(np.flatnonzero(silent)).array.cast(pa.string())
+                blank = pa.repeat("", len(alone))
+                yield pa.record_batch(
+                    [alone, blank, pa.nulls(len(alone), pa.int8()), blank, pa.nulls(len(alone), pa.float32())],
+                    schema=schema,
+                )
+            yield from _batches(base, schema)
+        for rows in filling.blocks(tally):
+            yield from _batches(rows, schema)
+
+    with replacing(path) as temporary:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+                for batch in batches():
+                    writer.write_batch(batch)
+        else:
+            with open(temporary, "wb") as file:
+                file.write((",".join(COLUMNS) + "\n").encode())
+                for batch in batches():
+                    file.write(csv_text(batch))
+    return tally
+
+
+def _batches(rows: Rows, schema: Any) -> Iterator[Any]:
+    import pyarrow as pa
+
+    sources = pa.array(rows.sources, pa.string())
+    for first in range(0, len(rows), 1 << 18):
+        part = slice(first, first + (1 << 18))
+        columns = [
+            rows.images.array.take(pa.array(rows.image[part])).cast(pa.string()),
+            rows.classes.array.take(pa.array(rows.column[part])).cast(pa.string()),
+            pa.array(rows.value[part]),
+            sources.take(pa.array(rows.source[part])),
+            pa.array(rows.score[part], from_pandas=True),
+        ]
+        yield pa.record_batch(columns, schema=schema)
+
+
+def _align(rows: Rows, own: LabelTable) -> tuple[LabelTable, LabelTable]:
+    """(all labels that hold, those that no model filled) over the run's classes; foreign classes are refused."""
+    at = own.classes.index(rows.classes.array)
+    if (at < 0).any():
+        missing = rows.classes[int(np.flatnonzero(at < 0)[0])]
+        raise UserError(
+            f"the labels have a class {missing!r} that the run was not trained on",
+            "train with it, or leave its rows out",
+        )
+    hold = standing(rows)
+    model = np.array([name.startswith(MODEL) for name in rows.sources])[rows.source[hold]]
+    image, column, value = rows.image[hold], at[rows.column[hold]], rows.value[hold]
+    table = LabelTable.from_entries(rows.images, own.classes, image, column, value)
+    people = ~model
+    return table, LabelTable.from_entries(rows.images, own.classes, image[people], column[people], value[people])

@@ -1,0 +1,13 @@
+"""Published tables, and the recipes to run them again.
+
+printed.py, papers/, published.py    the figures as printed
+protocol.py, tables.py               how each table is to be run, as plain data
+measure.py                           the papers' measures
+setup.py                             a declared cell as the library trains it, and how that differs from the paper
+runner.py                            `reproduce`: the cells in turn, each kept when it is finished
+outcome.py                           published and measured figures side by side
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,155 @@
+"""What a published table was measured with, as plain data: data sets, hidden labels, training, methods, measures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from halflabel.errors import UserError
+from halflabel.reproduce.published import PUBLISHED, Number
+
+__all__ = ["Cell", "Condition", "Hiding", "Measure", "Row", "Table", "Training"]
+
+# What chooses the epoch whose weights are tested: the mAP of images held out for that over all their labels, also those
+# that training does not see, or over the labels that it may see; or nothing, then it is the last.
+Select = Literal["all labels", "known labels", "last epoch"]
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """A protocol of `halflabel.drop` and its options; "" leaves the training labels as they are."""
+
+    protocol: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure by the paper's name, and the one of `reproduce.measure` it is, with its options; all in percent.
+
+    `relative`: the paper prints the difference to another row.
+    """
+
+    name: str
+    metric: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    relative: bool = False
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a paper trains, in our words: fields of `experiment.Config`, of `train.Settings` and of `data.views.Weak`.
+
+    `start` says whether the backbone's weights are pre-trained ones or random. `unsaid` names the settings that the
+    paper leaves open, so that their values here are ours or those of released code; `differs` says what the paper does
+    that these settings cannot.
+    """
+
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    weak: Mapping[str, Any] = field(default_factory=dict)
+    start: Literal["pretrained", "random"] = "pretrained"
+    unsaid: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A column, or several that one training run fills: a data set, what is hidden of it, and how it is trained on.
+
+    options           of `open_dataset`; each of `trials` adds to them, and the figure is the mean over the trials
+    sample            the share of training images used, class frequencies kept
+    with_positives    only images that show at least one class, in training and test
+    hidings           the figure is the mean over these
+    select            what chooses the epoch, on a share `held_out` of the training images or on the split `validation`
+    """
+
+    name: str
+    dataset: str
+    training: Training
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trials: tuple[Mapping[str, Any], ...] = ({},)
+    sample: float = 1.0
+    with_positives: bool = False
+    hidings: tuple[Hiding, ...] = (Hiding(),)
+    select: Select = "last epoch"
+    held_out: float = 0.0
+    validation: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row by the paper's name, and the method and options that it is here; None for what is not to be a method.
+
+    on             further options under a condition, such as {"COCO": {"alpha": 0.1}}
+    hiding         in place of the condition's
+    config         in place of the training's fields of the same name
+    relative_to    the row that relative measures are the difference to; it may be one the paper does not print
+    measured_as    measure -> metric, where this row's measure is another than the column's
+    """
+
+    name: str
+    method: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hiding: Hiding | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    relative_to: str | None = None
+    measured_as: Mapping[str, str] = field(default_factory=dict)
+
+
+class Cell(NamedTuple):
+    """What one row is under one condition, everything filled in: to be trained once per hiding, trial and seed."""
+
+    row: Row
+    condition: Condition
+    method: str
+    options: dict[str, Any]
+    hidings: tuple[Hiding, ...]
+    config: dict[str, Any]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A recipe: which rows under which conditions by which measures make up a published table."""
+
+    id: str
+    conditions: tuple[Condition, ...]
+    measures: tuple[Measure, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    def cells(self, known: Collection[str]) -> Iterator[Cell]:
+        """What can be trained with the methods `known`, row by row."""
+        for row in self.rows:
+            if row.method in known:
+                yield from (self.cell(row, condition) for condition in self.conditions)
+
+    def cell(self, row: Row, condition: Condition) -> Cell:
+        if row.method is None:
+            raise UserError(f"the row {row.name!r} of {self.id} is not a method here", "choose another row")
+        return Cell(
+            row,
+            condition,
+            row.method,
+            {**row.options, **row.on.get(condition.name, {})},
+            condition.hidings if row.hiding is None else (row.hiding,),
+            {**condition.training.config, **row.config},
+            dict(condition.training.settings),
+        )
+
+    def skipped(self, known: Collection[str]) -> list[str]:
+        """A line for each row that cannot be trained with the methods `known`."""
+        return [
+            f"{row.name}: "
+            + (f"the method {row.method!r} is not here yet" if row.method else "only the published figures are here")
+            for row in self.rows
+            if row.method not in known
+        ]
+
+    def number(self, row: str, condition: str, measure: str) -> Number | None:
+        """The published figure, or None where there is none."""
+        printed = PUBLISHED.get(self.id)
+        return None if printed is None else printed.number(row, condition, measure)

@@ -1,0 +1,93 @@
+"""`halflabel fill` and `halflabel rules` on small data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from halflabel.cli import app
+from halflabel.labels import formats
+from halflabel.labels.table import LabelTable
+from halflabel.run import Run
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def done(*words: str | Path) -> str:
+    result = run(*words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return " ".join(result.stdout.split())
+
+
+def refused(*words: str | Path) -> str:
+    result = run(*words)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stderr.count("error:") == 1
+    return " ".join(result.stderr.split())
+
+
+EASY = ("--precision", "0.6", "--confidence", "0.6", "--folds", "2")
+
+
+def test_fill_append_and_undo(frozen: Run, pictures: Path, digits: LabelTable, tmp_path: Path) -> None:
+    labels, out = tmp_path / "labels.csv", tmp_path / "filled.csv"
+    formats.write(digits, labels)
+    before = labels.read_text()
+    shown = done("fill", frozen.folder, pictures / "images", "--out", out, *EASY)
+    assert "filled present" in shown
+    assert "left unknown" in shown
+    assert f"source model:bn-bce:{frozen.folder.as_posix()}" in shown
+    filled = formats.read(out, format="long").rows
+    assert len(filled) > 20
+    labels.write_text(before + out.read_text().split("\n", 1)[1])
+    table = formats.read(labels, format="long").table()
+    assert table.known == digits.known + len(filled)
+    assert f"{len(filled)} rows removed" in done("fill", frozen.folder, "--undo", labels)
+    assert labels.read_text() == before
+
+
+def test_a_whole_file_and_other_labels(frozen: Run, pictures: Path, digits: LabelTable, tmp_path: Path) -> None:
+    labels, whole = tmp_path / "labels.csv", tmp_path / "whole.parquet"
+    formats.write(digits.subset(list(range(30))), labels)
+    done("fill", frozen.folder, pictures / "images", "--labels", labels, "--out", whole, "--complete", *EASY)
+    table = formats.read(whole).table()
+    assert len(table) == 30
+    at = table.images.index(digits.images.array[:30])
+    known = digits.subset(list(range(30))).dense()
+    assert (table.dense()[at][known != 0] == known[known != 0]).all()
+    assert table.known > digits.subset(list(range(30))).known
+
+
+def test_faults(frozen: Run, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "there.csv"
+    out.write_text("x")
+    assert "--force" in refused("fill", frozen.folder, pictures / "images", "--out", out)
+    assert "RUN and IMAGES" in refused("fill")
+    assert "--undo" in refused("fill", frozen.folder, pictures / "images", "--source", "model:x:y")
+    assert "2 or more" in refused(
+        "fill", frozen.folder, pictures / "images", "--out", tmp_path / "a.csv", "--folds", "1"
+    )
+    rules = tmp_path / "rules.csv"
+    rules.write_text("cat,implies,animal\n")
+    answer = refused("fill", frozen.folder, pictures / "images", "--out", tmp_path / "a.csv", "--rules", rules)
+    assert "rules.csv, line 1: no class is called 'cat'" in answer
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_rules_are_suggested_and_checked(tmp_path: Path) -> None:
+    labels, rules = tmp_path / "labels.csv", tmp_path / "rules.csv"
+    lines = [f"i{n},{1 if n % 4 == 0 else -1},{1 if n % 2 == 0 else -1}" for n in range(600)]
+    labels.write_text("\n".join(["image,dog,animal", *lines, "x,1,-1", ""]))
+    shown = done("rules", "suggest", labels, "--minus-one", "absent", "--out", rules)
+    assert "dog implies animal" in shown
+    assert rules.read_text() == "dog,implies,animal\n"
+    shown = done("rules", "check", rules, labels, "--minus-one", "absent")
+    assert "2 entries where known labels break them: x: dog; x: animal" in shown
+
+
+def test_help_has_examples() -> None:
+    assert "Example: halflabel fill" in done("fill", "--help")
+    assert "Example: halflabel rules suggest" in done("rules", "suggest", "--help")

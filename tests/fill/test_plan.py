@@ -1,0 +1,259 @@
+"""Fills as rows: known labels stay, rules are respected, odd samples are said, and a run is filled end to end."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halflabel.errors import UserError
+from halflabel.fill import RULE, Scores, fill_run, plan, score_run, write_filled
+from halflabel.labels import formats
+from halflabel.labels.names import Names
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+from halflabel.rules import read_rules
+from halflabel.run import Run
+
+_spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
+assert _spec is not None
+assert _spec.loader is not None
+worlds = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(worlds)
+
+
+def test_known_labels_have_no_row_and_scores_are_probabilities() -> None:
+    world = worlds.make_world(0)
+    filling = plan(world.scores, world.table, source="model:x:runs/y")
+    rows = filling.rows()
+    assert not world.table.dense()[rows.image, rows.column].any()
+    assert set(rows.sources) == {"model:x:runs/y", RULE}
+    assert (rows.source == 0).all()
+    assert rows.score.min() >= 0.5
+    right = world.truth[rows.image, rows.column] == rows.value
+    for low, high in ((0.95, 0.97), (0.97, 0.99), (0.99, 1.0)):
+        inside = (rows.score >= low) & (rows.score < high)
+        assert inside.sum() > 100
+        assert right[inside].mean() == pytest.approx(rows.score[inside].mean(), abs=0.03)
+
+
+def test_the_tally_counts_every_unknown_entry_once() -> None:
+    world = worlds.make_world(1)
+    filling = plan(world.scores, world.table)
+    tally = filling.tally()
+    count = sum(len(rows) for rows in filling.blocks(tally))
+    assert count == (tally.present + tally.absent).sum()
+    assert np.array_equal(tally.present + tally.absent + tally.unknown, (world.table.dense() == 0).sum(0))
+    assert np.array_equal(tally.present, filling.present.filled)
+
+
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = worlds.make_world(2, images=1500, known=0.4)
+    whole = plan(world.scores, world.table).rows()
+    monkeypatch.setattr("halflabel.fill.filling._ENTRIES", 1000)
+    pieces = plan(world.scores, world.table).rows()
+    assert len(whole) > 2000
+    assert whole.resolve() == pieces.resolve()
+    assert np.allclose(whole.score, pieces.score)
+
+
+def test_unreadable_images_stay_unknown() -> None:
+    world = worlds.make_world(3)
+    world.scores.logits[:500] = np.nan
+    rows = plan(world.scores, world.table).rows()
+    assert rows.image.min() >= 500
+
+
+def test_images_that_were_trained_on_judge_nothing() -> None:
+    """Half of the images carry scores that know the answer; as evidence they would promise far too much."""
+    world = worlds.make_world(4, sharp=0.3)
+    logits, part = world.scores.logits.copy(), world.scores.part.copy()
+    part[:2000] = -1
+    known = world.table.dense()
+    logits[:2000] += 6 * known[:2000]
+    filling = plan(Scores(logits, part, ""), world.table)
+    seen = world.table.subset(np.arange(2000, 4000))
+    assert filling.counts.present.sum() + filling.counts.absent.sum() == seen.known
+
+
+def test_a_model_that_knows_nothing_fills_no_positive() -> None:
+    world = worlds.make_world(5)
+    noise = np.random.default_rng(0).normal(size=world.scores.logits.shape).astype(np.float32)
+    filling = plan(Scores(noise, world.scores.part, ""), world.table)
+    assert filling.present.filled.sum() == 0
+    assert any("nothing is filled as present" in warning for warning in filling.warnings)
+
+
+def test_labels_filled_before_are_kept_and_are_no_evidence() -> None:
+    world = worlds.make_world(6)
+    first = plan(world.scores, world.table)
+    filled = world.table.merge(first.rows().resolve())
+    again = plan(world.scores, filled, judged=world.table)
+    assert again.counts.present.sum() == first.counts.present.sum()
+    assert len(again.rows()) < len(first.rows()) / 20
+
+
+def test_positives_alone_cannot_be_judged() -> None:
+    world = worlds.make_world(7)
+    with pytest.raises(UserError, match="known to be absent") as caught:
+        plan(world.scores, world.table.keep(world.table.value > 0))
+    assert "neither of positives nor of negatives" in caught.value.message
+    assert "labelled" in caught.value.fix
+    with pytest.raises(UserError, match="known to be present"):
+        plan(world.scores, world.table.keep(world.table.value < 0))
+    with pytest.raises(UserError, match="known to be absent"):
+        plan(Scores(world.scores.logits, np.full(4000, -1, np.int8), ""), world.table)
+
+
+def test_a_class_with_positives_only_is_left_alone() -> None:
+    world = worlds.make_world(8)
+    table = world.table.keep((world.table.value > 0) | (world.table.column != 2))
+    filling = plan(world.scores, table)
+    assert filling.shut.tolist() == [False, False, True, False, False, False]
+    assert not (filling.rows().column == 2).any()
+    assert any(warning.startswith("2: positives are known and not one negative") for warning in filling.warnings)
+
+
+def test_a_random_sample_raises_no_warning_and_others_do() -> None:
+    assert all(plan(*worlds.make_world(seed)[::2]).warnings == () for seed in range(6))
+    noted = plan(*worlds.make_world(0, known=0.1, bias=4)[::2]).warnings
+    assert any("precision of filled positives is overestimated" in warning for warning in noted)
+    withheld = plan(*worlds.make_world(0, known=0.4, bias=0.2)[::2]).warnings
+    assert any("precision of filled negatives is overestimated" in warning for warning in withheld)
+
+
+def ruled(tmp_path: Path, text: str, seed: int = 9):  # type: ignore[no-untyped-def]
+    world = worlds.make_world(seed)
+    path = tmp_path / "rules.csv"
+    path.write_text(text)
+    return world, plan(world.scores, world.table, rules=read_rules(path, world.table.classes), source="model:m:r")
+
+
+def test_rules_fill_what_follows_from_known_labels(tmp_path: Path) -> None:
+    world, filling = ruled(tmp_path, "0,implies,5\n1,excludes,4\n")
+    tally = filling.tally()
+    parts = list(filling.blocks(tally))
+    rows = parts[0]
+    known = world.table.dense()
+    value = np.zeros_like(known)
+    value[rows.image, rows.column] = rows.value
+    by_rule = np.zeros(known.shape, bool)
+    by_rule[rows.image, rows.column] = rows.source == 1
+    assert np.array_equal(by_rule[:, 5], (known[:, 0] > 0) & (known[:, 5] == 0))
+    assert np.array_equal(by_rule[:, 4], (known[:, 1] > 0) & (known[:, 4] == 0))
+    assert (value[by_rule[:, 5], 5] == 1).all()
+    assert (value[by_rule[:, 4], 4] == -1).all()
+    assert np.isnan(rows.score[rows.source == 1]).all()
+    assert not np.isnan(rows.score[rows.source == 0]).any()
+    assert tally.by_rule.sum() == by_rule.sum() > 0
+    assert tally.contradictions == 2 * (
+        ((known[:, 0] > 0) & (known[:, 5] < 0)).sum() + ((known[:, 1] > 0) & (known[:, 4] > 0)).sum()
+    )
+    assert tally.contradictions > 0
+    # After the fill no rule is broken by anything that was not broken before.
+    after = known + value
+    fine = ~((known[:, 0] > 0) & (known[:, 5] < 0))
+    assert not ((after[:, 0] > 0) & (after[:, 5] < 0))[fine].any()
+    fine = ~((known[:, 1] > 0) & (known[:, 4] > 0))
+    assert not ((after[:, 1] > 0) & (after[:, 4] > 0))[fine].any()
+    assert tally.clashes.sum() > 0
+
+
+def test_what_follows_from_a_fill_is_the_models_with_its_probability(tmp_path: Path) -> None:
+    world, filling = ruled(tmp_path, "5,implies,0\n")
+    rows = filling.rows()
+    plain = plan(world.scores, world.table, source="model:m:r").rows()
+    assert not filling.table.dense()[rows.image, rows.column].any()
+    mine = rows.source == 0
+    score = np.full(world.table.shape, np.nan)
+    score[rows.image[mine], rows.column[mine]] = rows.score[mine]
+    value = rows.resolve().dense()
+    late = (value[:, 0] > 0) & (plain.resolve().dense()[:, 0] == 0) & (value[:, 5] > 0)
+    assert late.sum() > 20
+    assert np.allclose(score[late, 0], score[late, 5])
+
+
+def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
+    world = worlds.make_world(10, images=1200, known=0.4)
+    filling = plan(world.scores, world.table, source="model:m:r")
+    expected = world.table.merge(filling.rows().resolve())
+    labels = tmp_path / "labels.csv"
+    formats.write(world.table, labels)
+    for ending in (".csv", ".parquet"):
+        tally = write_filled(filling, tmp_path / f"filled{ending}")
+        assert (
+            formats.read(tmp_path / f"filled{ending}", format="long").table().known
+            == tally.present.sum() + tally.absent.sum()
+        )
+        write_filled(filling, tmp_path / f"whole{ending}", base=Rows.from_table(world.table, "person"))
+        whole = formats.read(tmp_path / f"whole{ending}", format="long")
+        at = whole.table().images.index(expected.images.array)
+        assert np.array_equal(whole.table().dense()[at], expected.dense())
+        assert set(whole.rows.sources) - {""} == {"person", "model:m:r"}
+    text = (tmp_path / "filled.csv").read_text().split("\n", 1)
+    assert text[0] == "image,class,value,source,score"
+    labels.write_text(labels.read_text() + text[1])
+    assert formats.read(labels, format="long").table() == expected
+
+
+def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
+    frozen: Run, pictures: Path, digits: LabelTable
+) -> None:
+    scores = score_run(frozen, pictures / "images", digits, folds=3)
+    assert set(scores.part.tolist()) == {0, 1, 2}
+    assert scores.logits.shape == digits.shape
+    assert not np.isnan(scores.logits).any()
+    # Other labels for one fold change nothing in its own scores, and something in the others.
+    first = scores.part == 0
+    image = np.repeat(np.arange(len(digits)), np.diff(digits.start))
+    value = np.where(first[image], -digits.value, digits.value).astype(np.int8)
+    turned = LabelTable(digits.images, digits.classes, digits.start, digits.column, value)
+    other = score_run_with_parts(frozen, pictures, turned, scores.part)
+    assert np.array_equal(other.logits[first], scores.logits[first])
+    assert not np.allclose(other.logits[~first], scores.logits[~first])
+
+
+def score_run_with_parts(run: Run, pictures: Path, table: LabelTable, part: np.ndarray) -> Scores:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("halflabel.fill.crossfit.assign", lambda *a, **k: part)
+        return score_run(run, pictures / "images", table, folds=3)
+
+
+def test_a_tuned_run_is_judged_on_what_it_held_out(tuned: Run, pictures: Path, digits: LabelTable) -> None:
+    import pyarrow.parquet as pq
+
+    scores = score_run(tuned, pictures / "images", digits)
+    kept = np.array(pq.read_table(tuned / "split.parquet")["part"].to_pylist()) == "validation"
+    assert np.array_equal(scores.part >= 0, kept)
+    assert "held out" in scores.protocol
+    refit = score_run(tuned, pictures / "images", digits, folds=2)
+    assert (refit.part >= 0).all()
+    assert "overestimated" in refit.protocol
+
+
+def test_other_labels_join_those_of_the_run(frozen: Run, pictures: Path, digits: LabelTable) -> None:
+    some = Rows.from_table(digits.subset(np.arange(10)), "person")
+    filling = fill_run(frozen, pictures / "images", labels=some, precision=0.6, confidence=0.6, folds=2)
+    assert filling.asked.tolist() == list(range(10))
+    assert filling.source == f"model:bn-bce:{frozen.folder.as_posix()}"
+    assert filling.rows().image.max(initial=0) < 10
+    judged = filling.counts.present.sum() + filling.counts.absent.sum()
+    assert judged == digits.known  # the other 50 images are evidence too
+    assert filling.counts.unknown.sum() == (digits.dense()[:10] == 0).sum()
+    guessed = Rows.from_table(digits.subset(np.arange(10)), "model:em:runs/before")
+    again = fill_run(frozen, pictures / "images", labels=guessed, precision=0.6, confidence=0.6, folds=2)
+    assert again.table.known == digits.known
+    judged = again.counts.present.sum() + again.counts.absent.sum()
+    assert judged == digits.subset(np.arange(10, 60)).known  # what a model filled is no evidence
+    foreign = Rows.build(Names(["x"]), Names(["sofa"]), np.array([0]), np.array([0]), np.array([1]))
+    with pytest.raises(UserError, match="'sofa'"):
+        fill_run(frozen, pictures / "images", labels=foreign)
+
+
+def test_a_retraction_in_other_labels_counts(frozen: Run, pictures: Path, digits: LabelTable) -> None:
+    image, column, _ = digits.entries()
+    taken = Rows.build(digits.images, digits.classes, image[:1], column[:1], np.zeros(1, np.int8), "person")
+    filling = fill_run(frozen, pictures / "images", labels=taken, precision=0.6, confidence=0.6, folds=2)
+    assert filling.table.known == digits.known - 1

@@ -1,0 +1,102 @@
+"""Taking fills back: exactly those rows, and no answer that came later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halflabel.errors import LabelError, UserError
+from halflabel.fill import undo
+from halflabel.labels import formats
+from halflabel.labels.names import Names
+from halflabel.labels.rows import Rows
+
+BEFORE = "image,class,value,source,score\n,cat,,,\n,dog,,,\na.jpg,cat,1,anna,\nb.jpg,dog,-1,anna,\n"
+FILLED = "a.jpg,dog,-1,model:em:runs/one,0.97\nb.jpg,cat,1,model:em:runs/one,0.96\n"
+OTHER = "c.jpg,cat,1,model:em:runs/two,0.99\n"
+SINCE = "b.jpg,cat,-1,ben,\n"
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "labels.csv"
+    path.write_text(text)
+    return path
+
+
+def value(path: Path, image: str, name: str) -> int:
+    table = formats.read(path, format="long").table()
+    return int(table.dense()[list(table.images).index(image), list(table.classes).index(name)])
+
+
+def test_what_was_appended_is_gone_and_the_file_as_before(tmp_path: Path) -> None:
+    path = file(tmp_path, BEFORE + FILLED)
+    done = undo(path, source="model:em:runs/one")
+    assert (done.rows, done.kept) == (2, 0)
+    assert path.read_text() == BEFORE
+
+
+def test_answers_since_stay_and_other_models_too(tmp_path: Path) -> None:
+    path = file(tmp_path, BEFORE + FILLED + OTHER + SINCE)
+    done = undo(path, run="runs/one")
+    assert (done.sources, done.rows, done.kept) == (("model:em:runs/one",), 2, 1)
+    assert path.read_text() == BEFORE + OTHER + SINCE
+
+
+def test_retracting_adds_rows_only_where_the_fill_still_holds(tmp_path: Path) -> None:
+    path = file(tmp_path, BEFORE + FILLED + OTHER + SINCE)
+    done = undo(path, source="model:em:runs/one", retract=True)
+    assert (done.rows, done.kept) == (1, 1)
+    assert path.read_text() == BEFORE + FILLED + OTHER + SINCE + "a.jpg,dog,0,model:em:runs/one,\n"
+    assert value(path, "a.jpg", "dog") == 0
+    assert value(path, "b.jpg", "cat") == -1
+    assert value(path, "c.jpg", "cat") == 1
+    # What a model never decided any more is not retracted a second time.
+    assert undo(path, source="model:em:runs/one", retract=True).rows == 0
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "labels.parquet"
+    formats.write(formats.read(file(tmp_path, BEFORE + FILLED), format="long").rows, path)
+    undo(path, source="model:em:runs/one")
+    assert formats.read(path).table().known == 2
+
+
+def test_faults_say_what_to_do(tmp_path: Path) -> None:
+    path = file(tmp_path, BEFORE + FILLED)
+    with pytest.raises(UserError, match="there are: model:em:runs/one"):
+        undo(path, source="model:em:runs/two")
+    with pytest.raises(UserError, match="not clear"):
+        undo(path)
+    assert path.read_text() == BEFORE + FILLED
+    with pytest.raises(UserError, match="no row here was filled"):
+        undo(file(tmp_path, BEFORE), run="runs/one")
+    with pytest.raises(LabelError, match="halflabel import"):
+        undo(file(tmp_path, "image,class,value\na,cat,1\n"), run="runs/one")
+
+
+def test_undo_of_a_fill_gives_the_labels_before_whatever_they_were(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for case in range(5):
+        size = 200
+        images, classes = Names.numbered(20), Names.numbered(8)
+        source = rng.integers(0, 3, size)
+        rows = Rows.build(
+            images,
+            classes,
+            rng.integers(0, 20, size),
+            rng.integers(0, 8, size),
+            rng.choice([-1, 0, 1], size),
+            source,
+            None,
+            ("anna", "model:m:r", "model:m:s"),
+        )
+        path = tmp_path / f"{case}.csv"
+        formats.write(rows, path)
+        undo(path, source="model:m:r")
+        kept = source != 1
+        expected = Rows.build(images, classes, rows.image[kept], rows.column[kept], rows.value[kept]).resolve()
+        found = formats.read(path, format="long").table()
+        order = found.images.index(images.array)
+        assert np.array_equal(found.dense()[order], expected.dense())

@@ -1,0 +1,283 @@
+"""`halflabel study`: labels spent in several ways, and the learning curve with what twice the labels would give."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import halflabel.train
+from halflabel import drop, metrics
+from halflabel.cli import app
+from halflabel.compare.bench import Bench, Trained
+from halflabel.compare.grid import Task
+from halflabel.compare.result import Interval, Scored
+from halflabel.data.digits import write_folder
+from halflabel.errors import UserError
+from halflabel.experiment import Config
+from halflabel.labels.split import assign
+from halflabel.labels.table import LabelTable
+from halflabel.learning_curve import Backtest, Extrapolation, extrapolate, fit_law
+from halflabel.report.study import advise, conclude, describe_control
+from halflabel.study import Gap, grow, study
+from halflabel.train import Settings
+
+TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
+
+
+@pytest.fixture(autouse=True)
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("draw_study", "draw_growth"):
+        monkeypatch.setattr(f"halflabel.study.{name}", lambda found, path: None)
+
+
+@pytest.fixture(scope="module")
+def painted() -> tuple[torch.Tensor, LabelTable]:
+    """Pictures whose red, green and blue are bright or not: labels that a head on any network can learn."""
+    rng = np.random.default_rng(0)
+    labels = rng.choice([-1, 1], size=(120, 3))
+    pictures = np.clip(128 + 25 * labels[:, :, None, None] + rng.normal(0, 60, (120, 3, 32, 32)), 0, 255)
+    table = LabelTable.from_dense(labels, [f"{i:03d}" for i in range(120)], ["red", "green", "blue"])
+    return torch.from_numpy(pictures.astype(np.uint8)), table
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+CONFIG = Config(backbone="tiny", size=32, held_out=0.0, settings=Settings(epochs=6, batch_size=16, device="cpu"))
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    seen: list[Task] = []
+    original = Bench.train
+
+    def train(self: Bench, task: Task, **more: Any) -> Trained:
+        seen.append(task)
+        return original(self, task, **more)
+
+    monkeypatch.setattr(Bench, "train", train)
+    return seen
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+def test_the_same_budget_is_spent_in_four_ways(
+    painted: Any, cache: Path, tmp_path: Path, trained: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, table = painted
+    tables: list[LabelTable] = []
+    original = halflabel.train.fit
+
+    def fit(model: Any, method: Any, source: Any, known: LabelTable, settings: Any, **more: Any) -> Any:
+        assert more["validation"] is None  # the whole budget is learned from
+        tables.append(known)
+        return original(model, method, source, known, settings, **more)
+
+    monkeypatch.setattr("halflabel.compare.bench.fit", fit)
+    found = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    places = {(point.strategy, point.share) for point in found.points if point.strategy != "noisy+"}
+    assert places == {
+        *((name, share) for name in ("partial", "dense") for share in (0.25, 0.75, 1.0)),
+        *(("noisy", share) for share in (0.75, 1.0)),  # below one half labels say the opposite
+    }
+    assert len(trained) == 2 * 7  # all labels are one run for all strategies
+    # The labels are those of the protocols, on the images that are not for the test, and as many are clean.
+    rest = table.subset(np.flatnonzero(assign(table, (0.8, 0.2)) == 0))
+    truth = rest.dense()
+    by_task = dict(zip(((task.hiding.name, task.seed) for task in trained), tables, strict=True))
+    assert by_task["25 %", 1] == drop.partial(rest, 0.25, seed=1)
+    assert by_task["dense:share=0.25", 1] == drop.dense(rest, 0.25, seed=1)
+    assert by_task["noisy:share=0.25", 0] == drop.noisy(rest, 0.25, seed=0)
+    for name, share in (("25 %", 0.25), ("dense:share=0.25", 0.25), ("noisy:share=0.25", 0.75)):
+        clean = (by_task[name, 0].dense() == truth).mean()
+        assert clean == pytest.approx(share, abs=0.03)
+    (plus,) = [point for point in found.points if point.strategy == "noisy+"]
+    assert plus.share == pytest.approx((by_task["noisy+", 0].dense() == truth).mean())
+    # A point is the mean over seeds of the mAP of the scores that are kept.
+    test = table.subset(np.flatnonzero(assign(table, (0.8, 0.2)) == 1)).dense()
+    kept = [np.load(path) for path in sorted((tmp_path / "tasks").glob("bn-bce-25_-seed*.npy"))]
+    assert len(kept) == 2
+    point = next(point for point in found.points if (point.strategy, point.share) == ("partial", 0.25))
+    assert point.mAP == pytest.approx(np.mean([metrics.mean_average_precision(one, test) for one in kept]))
+    assert point.low <= point.mAP <= point.high
+    assert point.labels == by_task["25 %", 0].known
+    assert (tmp_path / "plots" / "study.png").read_bytes().startswith(b"\x89PNG")
+    with open(tmp_path / "study.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(found.points)
+    gaps = {(gap.share, gap.other, gap.other_share) for gap in found.gaps if gap.other != "noisy+"}
+    assert gaps == {(0.25, "dense", 0.25), (0.75, "dense", 0.75), (0.25, "noisy", 0.75), (0.75, "noisy", 0.75)}
+    trained.clear()
+    again = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    assert not trained
+    assert again == found
+
+
+def test_only_fully_labelled_images_are_studied(painted: Any, cache: Path, tmp_path: Path, no_pictures: None) -> None:
+    images, table = painted
+    some = drop.partial(table, 0.5, seed=3).merge(drop.dense(table, 0.5, seed=3))
+    found = study(
+        some, images, out=tmp_path, budgets=(0.5,), strategies=["partial"], seeds=1, config=CONFIG, cache=cache
+    )
+    assert found.protocol[0].startswith("60 of 120 images have all labels known and are used")
+    few = drop.dense(table, 0.1, seed=3)
+    with pytest.raises(UserError, match="12 of 120 images") as caught:
+        study(few, images, out=tmp_path / "b", config=CONFIG)
+    assert "--grow" in caught.value.fix
+    assert not (tmp_path / "b").exists()
+
+
+def gap(share: float, other: str, at: float, difference: float, half: float) -> Gap:
+    return Gap("partial", share, other, at, difference, difference - half, difference + half)
+
+
+def test_conclusions_say_what_the_intervals_support_and_no_more() -> None:
+    both = conclude([gap(0.1, "dense", 0.1, 0.04, 0.01), gap(0.5, "dense", 0.5, 0.01, 0.02)])
+    assert both == [
+        "With the same number of clean labels, partial labels give a higher mAP than dense ones with "
+        "10 % (+4.0 mAP, +3.0 to +5.0); no difference between partial and dense labels can be told with 50 %."
+    ]
+    (none,) = conclude([gap(0.1, "dense", 0.1, 0.01, 0.02)])
+    assert "higher" not in none
+    assert "no difference" in none
+    (lower,) = conclude([gap(0.1, "dense", 0.1, -0.04, 0.02)])
+    assert "a lower mAP than dense ones with 10 %" in lower
+    noise = conclude(
+        [
+            gap(0.1, "noisy", 0.8, -0.02, 0.01),
+            gap(0.2, "noisy", 0.8, 0.03, 0.01),
+            gap(0.8, "noisy", 0.8, 0.2, 0.01),
+            gap(0.1, "noisy", 0.5, 0.5, 0.01),
+        ]
+    )
+    assert noise[-1] == "20 % of the labels, clean, beat all labels of which 20 % are wrong: +3.0 mAP, +2.0 to +4.0."
+    (plus,) = conclude([gap(0.1, "noisy+", 0.976, -0.1, 0.01), gap(0.5, "noisy+", 0.976, 0.0, 0.01)])
+    assert plus == "noisy+ (2.4 % wrong) beats partial labels with 10 % (−10.0 mAP, −11.0 to −9.0)."
+    assert "can not" not in describe_control([])
+    assert describe_control([]).endswith("cannot be told apart.")
+
+
+def test_the_law_is_found_again() -> None:
+    share = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
+    true = [(0.9, 0.1, 0.5), (0.7, 0.02, 1.0), (0.8, 0.0, 1.0)]
+    value = np.stack([a - b * share**-c for a, b, c in true])
+    law = fit_law(share, value)
+    for number, (a, b, c) in enumerate(true):
+        assert law.at(2.0)[number] == pytest.approx(a - b * 2.0**-c, abs=5e-4)
+        if b:
+            assert law.c[number] == pytest.approx(c, rel=0.06)
+    # Never above 1, never falling.
+    odd = fit_law(share, np.stack([0.5 + 0.1 * np.arange(5), np.linspace(0.8, 0.6, 5)]))
+    assert (odd.a <= 1).all()
+    assert (odd.b >= 0).all()
+    assert odd.at(2.0)[1] == pytest.approx(0.7)
+
+
+def curve(spread: float, images: float, seeds: int, number: int, a: float = 0.9) -> dict[float, dict[int, Scored]]:
+    """Scores that scatter about a = 0.9, b = 0.1, c = 0.5, over seeds and over test images, shared by all shares."""
+    rng = np.random.default_rng(number)
+    shift, found = rng.normal(0, images), {}
+    for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0):
+        values = a - 0.1 * share**-0.5 + shift + rng.normal(0, spread, seeds)
+        found[share] = {s: Scored(float(v), v + np.linspace(-2, 2, 400) * images) for s, v in enumerate(values)}
+    return found
+
+
+def test_the_interval_of_the_gain_holds_the_truth_nearly_always() -> None:
+    true = 0.1 * (1 - 2**-0.5)
+    made = [extrapolate(curve(0.005, 0.01, 3, number)) for number in range(40)]
+    held = sum(one.gain.low <= true <= one.gain.high for one in made)
+    assert held >= 34  # 95 % of 40 are 38
+    assert np.mean([one.gain.mean for one in made]) == pytest.approx(true, abs=0.004)
+    tight = extrapolate(curve(0.001, 0.01, 3, 1)).gain
+    wide = extrapolate(curve(0.01, 0.01, 3, 1)).gain
+    assert tight.high - tight.low < 0.5 * (wide.high - wide.low)
+    backtest = extrapolate(curve(0.0, 0.0, 1, 1)).backtest
+    assert backtest is not None
+    assert backtest.foretold.mean == pytest.approx(backtest.measured, abs=1e-3)
+
+
+def test_advice_follows_the_interval() -> None:
+    def advice(low: float, high: float, backtest: Backtest | None = None) -> str:
+        gain = Interval((low + high) / 2, low, high)
+        return advise(Extrapolation((1.0, 0.1, 0.5), (), gain, backtest), 1.0)
+
+    assert "expected to give +0.5 (+0.2 to +0.8) mAP" in advice(0.002, 0.008)
+    assert "Stop" in advice(0.002, 0.008)
+    assert "Go on" in advice(0.012, 0.03)
+    unsure = advice(0.002, 0.03)
+    assert "cannot be told" in unsure
+    assert "Stop" not in unsure
+    assert "cannot be told" in advice(0.002, 0.014)
+    missed = Backtest(Interval(0.02, 0.01, 0.03), 0.05)
+    assert "With care" in advice(0.012, 0.03, missed)
+    assert "Tested on itself" in advice(0.012, 0.03, missed._replace(measured=0.02))
+
+
+def test_growth_is_measured_on_nested_shares_with_a_control(
+    painted: Any, cache: Path, tmp_path: Path, trained: list[Task]
+) -> None:
+    images, table = painted
+    known = drop.partial(table, 0.67, seed=9)
+    shares = (0.125, 0.25, 0.5, 1)
+    found = grow(known, images, out=tmp_path, shares=shares, seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    assert len(trained) == 2 * 7
+    assert {task.hiding.name for task in trained} >= {"all", "12.5 %", "dense:share=0.125"}
+    assert found.gain.low <= found.gain.mean <= found.gain.high
+    a, b, c = found.law
+    assert found.gain.mean == pytest.approx(b * (1 - 2.0**-c))
+    assert a <= 1
+    assert found.curve[-1][0] == pytest.approx(2.0)
+    assert found.backtest is not None
+    assert found.advice.startswith("Doubling the labels is expected to give")
+    assert found.control.startswith("Control: as many labels drawn at random over all images")
+    assert (tmp_path / "plots" / "growth.png").read_bytes().startswith(b"\x89PNG")
+    late = grow(known, images, out=tmp_path / "b", shares=shares, seeds=1, config=CONFIG, cache=cache, budget=1e-9)
+    assert late.left_out == 7
+    assert math.isnan(late.gain.mean)
+    assert "Too few runs" in late.advice
+    with pytest.raises(UserError, match="three shares"):
+        grow(known, images, out=tmp_path / "c", shares=(0.5, 1), config=CONFIG)
+
+
+def test_at_the_prompt(tmp_path: Path, no_pictures: None) -> None:
+    write_folder(tmp_path, 40, size=32)
+    data = [tmp_path / "train.csv", tmp_path / "images"]
+    result = run("study", *data, *TINY, "--budgets", "0.5,1", "--out", tmp_path / "out", "--method", "auto")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    for part in ("partial", "dense", "noisy+", "test mAP (95 %)", "With the same number of clean labels", "auto:"):
+        assert part in text
+    content = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert content["conclusions"]
+    grown = run("study", *data, *TINY, "--grow", "--budgets", "0.25,0.5,1", "--out", tmp_path / "grow")
+    assert grown.exit_code == 0, grown.output
+    assert "Doubling the labels is expected to give" in grown.stdout
+    assert "too narrow" in grown.stdout  # one seed
+    for words, says in (
+        (["--budgets", "half"], "--budgets 0.1,0.5,1"),
+        (["--budgets", "2"], "not in (0, 1]"),
+        (["--strategies", "wild"], "partial, dense, noisy, noisy+"),
+        (["--method", "bcee"], "did you mean"),
+        (["--epochs", "2"], "epochs was 1, is 2"),
+    ):
+        refused = run("study", *data, *TINY, "--out", tmp_path / "out", *words)
+        assert refused.exit_code == 2, refused.output
+        assert says in " ".join(refused.stderr.split())
+        assert "Traceback" not in refused.output
