@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -514,3 +515,22 @@ def test_auto_says_what_it_picks_and_why_and_the_run_records_it(tmp_path: Path, 
     assert whole["linear_init"] == 80
     assert config["settings"]["epochs"] == 80
     assert whole["settings"]["epochs"] == 2  # what is asked for goes before the rule
+
+
+def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: Path, data: Path) -> None:
+    first = tmp_path / "first"
+    begun = ["--method", "bn-bce", "--epochs", "2", "--out", first, *TINY]
+    assert run("train", data / "train.csv", data / "images", *begun).exit_code == 0
+    labels = Run.open(first).read_labels()
+    image, name = labels.images[0], labels.classes[1]
+    new = -int(labels.rows(np.array([0]))[0, 1]) or 1
+    (tmp_path / "answers.csv").write_text(f"image,class,value,source,score\n{image},{name},{new},person,\n")
+    result = run("train", "--continue", first, "--answers", tmp_path / "answers.csv")
+    assert result.exit_code == 0, result.output
+    after = Run.open(tmp_path / "first-next")
+    assert after.read_labels().rows(np.array([0]))[0, 1] == new
+    assert after.read_config()["start"] == str(first)
+    # The first epoch starts where the first run ended, so its loss is below that run's first.
+    assert after.read_log()[0]["loss"] < Run.open(first).read_log()[0]["loss"]
+    assert "means nothing with --continue" in refused("train", "--continue", first, "--lr", "0.1")
+    assert "means nothing without --continue" in refused("train", "--answers", tmp_path / "answers.csv")

@@ -45,6 +45,7 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict)
     backbone: str = "efficientnet-lite0"
     weights: str | None = None
+    start: str | None = None  # a finished run whose weights training starts from
     size: int | None = None  # pixels; None = what the backbone was trained on
     resize: Literal["squash", "crop"] = "squash"
     tune: Literal["head", "all"] = "head"  # head: frozen backbone, cached features
@@ -143,6 +144,8 @@ def train(
 
     head = seeded(config.settings.seed, make_head)
     assert isinstance(head, Head)
+    if config.start is not None:
+        _start_from(Run.open(config.start), Model(backbone, head), table.classes)
     place = cache if cache is not None else run.folder.parent / "cache"
     settings = config.settings
     judge = Judge(torch.from_numpy(hidden.dense())) if len(outside) else None
@@ -202,6 +205,22 @@ def train(
         tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
     logits = score(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
     return _finish(run, logits, hidden, log, config, _annotations(known))
+
+
+def _start_from(run: Run, model: Model, classes: Names) -> None:
+    """Put the weights of a finished run into a model for the same classes."""
+    before = Predictor(run)
+    if list(before.classes) != list(classes):
+        raise UserError(
+            f"{run.folder} was trained on other classes", "go on with the same classes in the same order, or start anew"
+        )
+    try:
+        model.load_state_dict(before.model.state_dict())
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{run.folder} has another model ({reason})", "use its backbone, method and options, or start anew"
+        ) from None
 
 
 def _align(truth: LabelTable, table: LabelTable) -> LabelTable:

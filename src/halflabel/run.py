@@ -17,6 +17,7 @@ from halflabel.errors import UserError
 from halflabel.files import plain, replacing, write_json
 
 if TYPE_CHECKING:
+    from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
 
 __all__ = ["Run"]
@@ -184,6 +185,12 @@ class Run:
         if (self / "data.hash").read_text().strip() != table.digest():
             raise UserError(f"{self / 'labels.parquet'} is not what was trained on", "start a new run")
         return table
+
+    def read_rows(self) -> Rows:
+        """The labels trained on as rows, to append others to."""
+        from halflabel.labels import formats
+
+        return formats.read(self / "labels.parquet", format="long").rows
 
     def read_truth(self) -> LabelTable | None:
         """The hidden labels that the log compares guesses with, where they were given."""

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
@@ -91,6 +92,15 @@ def train(
     ] = "auto",
     out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/METHOD).")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.", metavar="RUN")] = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(
+            "--continue", help="Train on from a finished run: its labels, settings and weights.", metavar="RUN"
+        ),
+    ] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="With --continue: more labels, such as `halflabel review` exports.")
+    ] = None,
     truth: Annotated[
         Path | None, typer.Option(help="Hidden labels: how true the method's guesses are goes to the log, no more.")
     ] = None,
@@ -99,6 +109,9 @@ def train(
         "efficientnet-lite0"
     ),
     weights: Annotated[Path | None, typer.Option(help="A local file with the backbone's weights.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="A finished run whose weights to start from.", metavar="RUN")
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels (default: the backbone's own).")] = None,
     resize: Annotated[Resize, typer.Option(help="squash: whole image; crop: centre square.")] = Resize.squash,
     mirror: Annotated[
@@ -162,12 +175,26 @@ def train(
     from halflabel.train import Settings
 
     if resume is not None:
-        _check_resume(ctx)
+        _check_alone(ctx, "--resume", {"resume", "images", "labels", "tensorboard"})
         run = Run.open(resume)
         config = Config.from_dict(run.read_config())
         folder = images or Path(config.images)
         _run_training(run.read_labels(), folder, config, run, tensorboard, run.read_truth(), resume=True)
         return
+    if after is not None:
+        _check_alone(ctx, "--continue", {"after", "answers", "images", "out", "force", "tensorboard"})
+        before = Run.open(after)
+        run = Run.create(out or after.with_name(f"{after.name}-next"), force=force)
+        rows = before.read_rows()
+        if answers is not None:
+            rows = rows.append(read(answers).rows)
+        config = replace(Config.from_dict(before.read_config()), start=str(after.absolute()))
+        folder = images or Path(config.images)
+        config = replace(config, images=str(folder.absolute()))
+        _run_training(rows.resolve(), folder, config, run, tensorboard, None, resume=False)
+        return
+    if answers is not None:
+        raise UserError("--answers means nothing without --continue", "name the run to train on from")
     if labels is None or images is None:
         raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
     if method != "auto":
@@ -184,9 +211,9 @@ def train(
     given = {"epochs": epochs, "lr": lr, "backbone_lr": backbone_lr, "weight_decay": weight_decay, "ema": ema}
     decided = {"lr": how.lr, "weight_decay": how.weight_decay, **picked.settings}
     decided |= {name: value for name, value in given.items() if value is not None}
-    start = {"linear_init": linear_init, "linear_lr": linear_lr, "crop": crop}
+    asked = {"linear_init": linear_init, "linear_lr": linear_lr, "crop": crop}
     begun = {"linear_init": how.linear_init, **picked.config}
-    begun |= {name: value for name, value in start.items() if value is not None}
+    begun |= {name: value for name, value in asked.items() if value is not None}
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"optimizer": optimizer.value, "schedule": schedule.value, "precision": precision.value}
     choices["compile"] = compile.value
@@ -212,6 +239,7 @@ def train(
         options={**picked.options, **_method_options(ctx, how)},
         backbone=backbone,
         weights=str(weights.absolute()) if weights else None,
+        start=str(start.absolute()) if start else None,
         size=size,
         held_out=held_out,
         max_bad=max_bad,
@@ -257,17 +285,16 @@ def _run_training(
     console.print(f"Wrote [bold]{where}[/]. Next:  halflabel predict {where} PHOTO.jpg", soft_wrap=True)
 
 
-def _check_resume(ctx: typer.Context) -> None:
-    """A resumed run keeps its settings: whatever else is asked for is refused, not passed over."""
-    stays = {"resume", "images", "labels", "tensorboard"}
+def _check_alone(ctx: typer.Context, way: str, stays: set[str]) -> None:
+    """A run that goes on keeps its settings: whatever else is asked for is refused, not passed over."""
     for parameter in ctx.command.params:
         name = parameter.name or ""
         source = ctx.get_parameter_source(name)
         if name not in stays and source is not None and source.name == "COMMANDLINE":
             flag = "--" + name.replace("_", "-")
-            raise UserError(f"{flag} means nothing with --resume", f"leave {flag} out, or start a new run")
+            raise UserError(f"{flag} means nothing with {way}", f"leave {flag} out, or start a new run")
     if ctx.args:
-        raise UserError(f"{ctx.args[0]} means nothing with --resume", "leave it out, or start a new run")
+        raise UserError(f"{ctx.args[0]} means nothing with {way}", "leave it out, or start a new run")
 
 
 class _Terminated(KeyboardInterrupt):
