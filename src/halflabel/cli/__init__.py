@@ -83,4 +83,5 @@ from halflabel.cli import export as _export  # noqa: E402, F401
 from halflabel.cli import fill as _fill  # noqa: E402, F401
 from halflabel.cli import report as _report  # noqa: E402, F401
 from halflabel.cli import reproduce as _reproduce  # noqa: E402, F401
+from halflabel.cli import serve as _serve  # noqa: E402, F401
 from halflabel.cli import study as _study  # noqa: E402, F401

@@ -103,6 +103,7 @@ def compare(
     store = Store(out)
     store.start({"halflabel": __version__, "test_share": test_share, **bench.identity()}, force=force)
     store.write_csv("split.csv", ["image", "part"], _split(bench))
+    store.write_test(bench.test)
     try:
         found, left = run_grid(grid, bench, store, watch, bench.deadline)
     finally:

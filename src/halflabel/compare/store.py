@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from halflabel.compare.grid import Outcome, Task
 from halflabel.errors import UserError
 from halflabel.files import plain, replacing, write_json
+from halflabel.labels.table import LabelTable
 
 __all__ = ["Store"]
 
@@ -31,6 +32,7 @@ class Store:
     split.csv          which images are for the test      tasks/KEY.npy    its logits of the test images, float32
     comparison.csv     the table                          unfinished/      checkpoints of the task under way
     comparison.json    the table and all about it         plots/, bad_images.csv
+    test.parquet       the labels judged by, for the page of the comparison
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +61,14 @@ class Store:
             # The new settings are written last: until then the folder is still what it was.
             for name in ("tasks", "unfinished", "plots"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-            for name in ("comparison.csv", "comparison.json", "split.csv", "bad_images.csv"):
+            for name in (
+                "comparison.csv",
+                "comparison.json",
+                "split.csv",
+                "bad_images.csv",
+                "test.parquet",
+                "report.html",
+            ):
                 (self.folder / name).unlink(missing_ok=True)
         write_json(place, {"what": _WHAT, **wanted})
         return False
@@ -120,6 +129,13 @@ class Store:
 
     def write_json(self, name: str, content: Any) -> None:
         write_json(self.folder / name, content)
+
+    def write_test(self, table: LabelTable) -> None:
+        """The labels judged by, once: the same for all tasks."""
+        from halflabel.labels import formats
+
+        if not (self.folder / "test.parquet").exists():
+            formats.write(table, self.folder / "test.parquet")
 
     def _json(self, task: Task) -> Path:
         return self.folder / "tasks" / f"{task.key}.json"

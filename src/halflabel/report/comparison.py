@@ -1,0 +1,403 @@
+"""One HTML file that shows a comparison: who does best with how many labels, at what cost, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from halflabel.compare.result import Row
+from halflabel.report import charts
+from halflabel.report.charts import Series, figure
+from halflabel.report.comparison_facts import ClassGap, Told, class_gaps, read_comparison
+from halflabel.report.markup import Html, count, decimal, el, join, percent, short
+from halflabel.report.page import SIZE, Report, contents, document, write_page
+from halflabel.report.sections import cell, details, left_out, listed, section
+
+__all__ = ["build_comparison", "write_comparison"]
+
+PANELS = 6  # ways of hiding labels that are drawn
+LINES = 6  # methods whose curves are drawn, one colour each
+NAMED = 24  # methods with a line of their own in a chart
+GAPS = 8  # classes shown on each side
+_TITLES = {
+    "judged": "Judged",
+    "methods": "Methods",
+    "missing": "Missing",
+    "shares": "Labels",
+    "seeds": "Seeds",
+    "cost": "Cost",
+    "classes": "Classes",
+}
+
+
+def write_comparison(folder: Path, out: Path | None = None) -> Report:
+    """Write the page of a comparison, by default as report.html in its folder."""
+    return write_page(out if out is not None else folder / "report.html", lambda: build_comparison(folder))
+
+
+def build_comparison(folder: Path) -> str:
+    """The page of a comparison as text. Folders of this machine are not written into it."""
+    told = read_comparison(folder)
+    parts = [
+        _judged(told),
+        _methods(told),
+        _missing(told),
+        _shares(told),
+        _seeds(told),
+        _cost(told),
+        _classes(told),
+    ]
+    there = [part for part in parts if part is not None]
+    title = f"{short(told.folder.resolve().name, 60)} · comparison"
+    top = el(
+        "header",
+        el("h1", title),
+        el("p", _subtitle(told), class_="said"),
+        el("p", el("b", told.caution), class_="warn", role="note") if told.caution else None,
+        _cards(told),
+    )
+    version = told.config.get("halflabel", "?")
+    hidden = {key for key, value in told.config.items() if isinstance(value, str) and len(value) == 64}
+    settings = {key: value for key, value in told.config.items() if key not in {*hidden, "test images", "halflabel"}}
+    said = el("p", f"Made by halflabel; the methods were compared by version {version}. This file: ", SIZE, ".")
+    foot = el("footer", details(settings, {"halflabel": version}), said)
+    return document(title, [top, contents(_TITLES, there), el("main", *there), foot])
+
+
+def _subtitle(told: Told) -> str:
+    config = told.config
+    how = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
+    methods = len({row.method for row in told.rows})
+    return (
+        f"{count(methods)} methods, {count(len(told.panels))} sets of labels, up to "
+        f"{max(row.seeds for row in told.rows)} seeds; {config.get('backbone', '?')}, "
+        f"{config.get('size') or 'native'} px, {how}; {config.get('epochs', '?')} epochs"
+    )
+
+
+def _cards(told: Told) -> Html:
+    """The best method of each set of labels, and how many cannot be told from it."""
+    listed_ = []
+    for rows in told.panels[:PANELS]:
+        best, near = rows[0], sum(_near(row) for row in rows[1:])
+        note = f"mAP {decimal(best.mAP)} ({decimal(best.mAP_low)} – {decimal(best.mAP_high)})"
+        note += f"; not to be told from it: {near} of {len(rows) - 1}" if len(rows) > 1 else "; the only method"
+        title = f"best with labels: {short(best.labels, 30)}"
+        listed_.append(el("div", el("dt", title), el("dd", el("b", short(best.method, 22)), el("span", note))))
+    return el("dl", *listed_, class_="cards")
+
+
+def _near(row: Row) -> bool:
+    """Whether the paired interval of its difference to the best reaches 0."""
+    return math.isnan(row.behind_high) or row.behind_high >= 0
+
+
+def _judged(told: Told) -> Html:
+    """The protocol in words, what chose epochs and settings, and why these methods."""
+    chosen = {
+        "hidden truth": "on the HIDDEN TRUTH of the validation images, which nobody has outside of a comparison",
+        "known labels": "on the labels left known of the validation images",
+        "known positives": "on the positives left known of the validation images, unknown counted as absent",
+    }
+    kinds = dict.fromkeys(row.selected_on for row in told.rows)
+    where = {
+        kind: ", ".join(dict.fromkeys(row.labels for row in told.rows if row.selected_on == kind)) for kind in kinds
+    }
+    how = "; ".join(chosen.get(kind, kind) + (f" (labels: {where[kind]})" if len(kinds) > 1 else "") for kind in kinds)
+    why = [el("li", el("b", short(name, 60)), f": {reason}") for name, reason in told.chosen_by.items()]
+    return section(
+        "judged",
+        "How it was judged",
+        el("p", el("b", "Epochs and hyper-parameters were chosen "), how, ".", class_="warn" if told.caution else None),
+        el("ul", *(el("li", _shouted(sentence)) for sentence in told.protocol), class_="notes"),
+        join([el("h3", "Why these methods"), el("ul", *why, class_="notes")]) if why else None,
+    )
+
+
+def _shouted(sentence: str) -> Html:
+    loud = sentence.startswith("CHOSEN ON HIDDEN TRUTH")
+    return el("strong", sentence, class_="warn") if loud else join([sentence])
+
+
+def _on(told: Told, what: str) -> str:
+    return f"{what} {told.caution}".strip()
+
+
+def _methods(told: Told) -> Html:
+    """The table of each set of labels, with the mAP and the differences to the best drawn beside it."""
+    content: list[object] = []
+    for rows in told.panels:
+        known = percent(rows[0].known, 1) if math.isfinite(rows[0].known) else "—"
+        content.append(
+            el("h3", f"Labels: {short(rows[0].labels, 60)} ", el("span", f"({known} of entries known)", class_="said"))
+        )
+        content.append(_table(told, rows))
+    charts_ = []
+    for rows in told.panels[:PANELS]:
+        shown = rows[:NAMED]
+        names = [row.method for row in shown]
+        value, low, high = (np.array([getattr(row, key) for row in shown]) for key in ("mAP", "mAP_low", "mAP_high"))
+        alt = (
+            f"Test mAP with labels {rows[0].labels}: {listed(names)}, from {decimal(value[0])} to {decimal(value[-1])}"
+        )
+        drawn = charts.intervals(names, value, low, high, alt=alt, mean=value[0], span=charts.around(value, low, high))
+        charts_.append(
+            figure(drawn, f"mAP, labels: {short(rows[0].labels, 30)}", "95 % intervals; the line is the best")
+        )
+        if len(shown) > 1:
+            value, low, high = (
+                np.array([getattr(row, key) for row in shown[1:]]) for key in ("behind", "behind_low", "behind_high")
+            )
+            if np.isfinite(value).any():
+                alt = f"Paired differences to {names[0]} with labels {rows[0].labels}: {listed(names[1:])}"
+                span = charts.around(value, low, high, np.zeros(1))
+                finite = np.isfinite(value)
+                kept = [name for name, is_finite in zip(names[1:], finite, strict=True) if is_finite]
+                drawn = charts.intervals(kept, value[finite], low[finite], high[finite], alt=alt, mean=0.0, span=span)
+                note = "paired by image and seed; an interval that reaches the line is not to be told from the best"
+                charts_.append(
+                    figure(drawn, f"Difference to {short(names[0], 24)}, labels: {short(rows[0].labels, 20)}", note)
+                )
+    notes = (
+        "Small numbers are 95 % intervals. To the best: the mean difference of mAP, paired by image and by seed; ≈ "
+        "marks what cannot be told from it. "
+        "Seconds are those of one run's epochs. "
+        + (f"Memory: {told.memory_kind} during a run. " if told.memory_kind else "")
+        + "Chosen: learning rate and options that did best on validation with seed 0, of so many tried; ↥ marks a "
+        "rate at the edge of those tried."
+    )
+    return section(
+        "methods",
+        "The methods",
+        el("p", notes, class_="said"),
+        *content,
+        left_out(PANELS, len(told.panels), "are drawn; the tables hold all", thing="sets of labels"),
+        left_out(NAMED, max(map(len, told.panels)), "are drawn; the tables hold all", thing="methods"),
+        el("div", *charts_, class_="grid"),
+        on=_on(told, "All on the same test images, mean over seeds, 95 % intervals from images and seeds together."),
+    )
+
+
+def _table(told: Told, rows: Sequence[Row]) -> Html:
+    titles = ["method", "mAP", "to the best", "seeds", "s/run", "memory", "chosen", "tried", "validation"]
+    lines = []
+    for row in rows:
+        best = row is rows[0]
+        options = ", ".join(f"{name} {value}" for name, value in row.options.items())
+        rate = f"{row.lr:.2g}{' ↥' if row.rate_at_edge else ''}"
+        behind = "best" if best else _minus(row.behind) + (" ≈" if _near(row) else "")
+        memory = "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB" if row.memory >= 2**20 else "< 1 MB"
+        tried = str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}"
+        between = f"{_minus(row.behind_low)} to {_minus(row.behind_high)}"
+        lines.append(
+            el(
+                "tr",
+                el("th", short(row.method, 40), scope="row", class_="name", title=short(row.method, 200)),
+                _two(row.mAP, decimal(row.mAP), f"{decimal(row.mAP_low)} – {decimal(row.mAP_high)}"),
+                _two(0.0 if best else row.behind, behind, "" if best or math.isnan(row.behind) else between),
+                cell(row.seeds, str(row.seeds)),
+                cell(row.seconds, f"{row.seconds:.3g}"),
+                cell(row.memory, memory),
+                _two(row.lr, rate, short(options, 40)),
+                cell(row.tried, tried),
+                _two(row.validation, decimal(row.validation), row.selected_on),
+            )
+        )
+    table = el(
+        "table",
+        el("thead", el("tr", *(el("th", title, scope="col") for title in titles))),
+        el("tbody", *lines),
+        class_="sortable",
+    )
+    label = f"Methods with labels {short(rows[0].labels, 60)}"
+    return el("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def _missing(told: Told) -> Html | None:
+    """What failed, and what the budget left no time for."""
+    if not told.failures and not told.left_out:
+        return None
+    parts: list[Html] = []
+    if told.failures:
+        lines = [
+            el(
+                "li",
+                el("b", short(f.method if f.what == "all" else f.what, 100)),
+                f" (labels {short(f.labels, 60)}): ",
+                short(f.reason, 400),
+            )
+            for f in told.failures[:40]
+        ]
+        parts += [el("h3", "Failed"), el("ul", *lines, class_="notes")]
+        parts += [part for part in (left_out(40, len(told.failures), "are listed", thing="failures"),) if part]
+    if told.left_out:
+        runs = sum(left.runs for left in told.left_out)
+        lines = [
+            el(
+                "li",
+                el("b", short(left.method, 60)),
+                f" (labels {short(left.labels, 60)}): {count(left.runs)} runs, seeds {', '.join(map(str, left.seeds))}",
+            )
+            for left in told.left_out[:60]
+        ]
+        said = f"The budget left no time for {count(runs)} runs. The same command goes on with them."
+        parts += [el("h3", "Left out"), el("p", said), el("ul", *lines, class_="notes")]
+    return section("missing", "What is missing", *parts)
+
+
+def _shares(told: Told) -> Html | None:
+    """mAP against the share of the labels that is kept, where several were compared."""
+    rows = [row for row in told.rows if math.isfinite(row.kept)]
+    if len({row.kept for row in rows}) < 2:
+        return None
+    means: dict[str, list[float]] = {}
+    for row in rows:
+        means.setdefault(row.method, []).append(row.mAP)
+    # The methods on most shares, and the best of these: a mean over other shares would not compare.
+    ranked = sorted(means, key=lambda name: (-len(means[name]), -float(np.mean(means[name]))))
+    series, low, high = [], [], []
+    for shade, name in enumerate(ranked[:LINES], start=1):
+        line = sorted((row for row in rows if row.method == name), key=lambda row: row.kept)
+        at, value, least, most = (
+            np.array([getattr(row, key) for row in line]) for key in ("kept", "mAP", "mAP_low", "mAP_high")
+        )
+        series.append(Series(name, 100 * at, value, shade))
+        low.append(least)
+        high.append(most)
+    alt = "Test mAP by share of labels kept: " + "; ".join(
+        f"{short(line.name, 30)} {', '.join(f'{b:.3f} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
+        for line in series
+    )
+    drawn = charts.trend(series, low, high, alt=alt, x_label="% of each image's labels kept")
+    legend = [(f"f{line.shade}", short(line.name, 30)) for line in series]
+    return section(
+        "shares",
+        "How many labels it takes",
+        left_out(len(series), len(ranked), "are drawn: those on most shares, and the best of these", thing="methods"),
+        el("div", figure(drawn, "mAP by share of labels", "95 % intervals; logarithmic", legend), class_="grid"),
+        on=_on(told, "Test mAP; labels were hidden from training and validation only."),
+    )
+
+
+def _seeds(told: Told) -> Html | None:
+    """How far the runs of one method lie apart."""
+    panels = [[row for row in rows if len(row.per_seed) > 1][:NAMED] for rows in told.panels[:PANELS]]
+    parts = []
+    for rows in filter(None, panels):
+        names = [row.method for row in rows]
+        value = np.array([row.mAP for row in rows])
+        sd = np.array([row.seed_sd for row in rows])
+        dots = [np.array(row.per_seed) for row in rows]
+        widest = max(rows, key=lambda row: row.seed_sd)
+        apart = f"{widest.method}, standard deviation {decimal(widest.seed_sd, 4)}"
+        alt = f"mAP of each seed with labels {rows[0].labels}; most apart: {apart}"
+        span = charts.around(*dots, value - sd, value + sd)
+        drawn = charts.intervals(names, value, value - sd, value + sd, alt=alt, mean=math.nan, span=span, dots=dots)
+        note = "small dots: one seed each; large dot and bar: mean ± standard deviation"
+        parts.append(figure(drawn, f"Labels: {short(rows[0].labels, 30)}", note))
+    if not parts:
+        return None
+    return section(
+        "seeds",
+        "How much is chance",
+        el("p", "A seed decides which labels are hidden, which images validate, and how the head starts."),
+        el("div", *parts, class_="grid"),
+        on=_on(told, "Test mAP of single runs."),
+    )
+
+
+def _cost(told: Told) -> Html | None:
+    """Accuracy against time."""
+    parts = []
+    for rows in told.panels[:PANELS]:
+        timed = [row for row in rows if row.seconds > 0][:NAMED]
+        if len(timed) < 2:
+            continue
+        x, y = (np.array([getattr(row, key) for row in timed]) for key in ("seconds", "mAP"))
+        quick = min(timed, key=lambda row: row.seconds)
+        alt = (
+            f"mAP against seconds with labels {rows[0].labels}: best {rows[0].method} {decimal(rows[0].mAP)} in "
+            f"{rows[0].seconds:.3g} s, quickest {quick.method} {decimal(quick.mAP)} in {quick.seconds:.3g} s"
+        )
+        drawn = charts.scatter([row.method for row in timed], x, y, alt=alt, x_label="seconds per run")
+        parts.append(figure(drawn, f"Labels: {short(rows[0].labels, 30)}", "up: mAP; time is logarithmic"))
+    if not parts:
+        return None
+    device = told.config.get("device", "?")
+    return section(
+        "cost",
+        "What it costs",
+        el("div", *parts, class_="grid"),
+        on=_on(told, f"Seconds of one run's epochs on {device}, mean over seeds; computing features is not counted."),
+    )
+
+
+def _classes(told: Told) -> Html | None:
+    """Where the best two methods of each set of labels differ most, class by class."""
+    pairs = [rows for rows in told.panels[:PANELS] if len(rows) > 1]
+    if not pairs:
+        return None
+    if told.test is None:
+        said = "This folder does not hold the test labels, so single classes cannot be compared: compare again."
+        return section("classes", "Class by class", el("p", said, class_="none"))
+    parts: list[object] = []
+    for rows in pairs:
+        first, second = rows[0], rows[1]
+        gaps = class_gaps(told, first, second, GAPS)
+        title = f"{short(first.method, 30)} against {short(second.method, 30)}, labels: {short(first.labels, 30)}"
+        if not gaps:
+            parts.append(el("div", el("b", title), el("p", "No class differs.", class_="none")))
+            continue
+        names = [gap.name for gap in gaps]
+        mean, low, high = (np.array([getattr(gap.gap, key) for gap in gaps]) for key in ("mean", "low", "high"))
+        ends = [f"{short(names[k], 40)} {_minus(mean[k])}" for k in (0, -1)]
+        alt = f"{title}: from {ends[0]} down to {ends[1]}"
+        drawn = charts.intervals(
+            names, mean, low, high, alt=alt, mean=0.0, span=charts.around(mean, low, high, np.zeros(1))
+        )
+        parts.append(
+            el("div", figure(drawn, title, "difference of AP, 95 % intervals"), _gap_table(title, gaps, first, second))
+        )
+    said = (
+        "The classes are those with the largest differences, so these are partly luck: the intervals are for single "
+        "classes, and out of twenty classes without any difference one would look like it had one."
+    )
+    return section(
+        "classes",
+        "Class by class",
+        el("p", said, class_="said"),
+        el("div", *parts, class_="grid"),
+        on=_on(told, f"The best two methods of each set of labels; at most {GAPS} gains and {GAPS} losses."),
+    )
+
+
+def _gap_table(title: str, gaps: Sequence[ClassGap], first: Row, second: Row) -> Html:
+    heads = ["class", short(first.method, 9), short(second.method, 9), "difference"]
+    lines = [
+        el(
+            "tr",
+            el("th", short(gap.name, 24), scope="row", class_="name", title=short(gap.name, 200)),
+            cell(gap.first, decimal(gap.first)),
+            cell(gap.second, decimal(gap.second)),
+            _two(gap.gap.mean, _minus(gap.gap.mean), f"{_minus(gap.gap.low)} to {_minus(gap.gap.high)}"),
+        )
+        for gap in gaps
+    ]
+    table = el("table", el("thead", el("tr", *(el("th", head, scope="col") for head in heads))), el("tbody", *lines))
+    return el("div", table, class_="scroll", tabindex="0", role="region", aria_label=title)
+
+
+def _two(value: float, shown: str, below: str) -> Html:
+    """A number in a table with something smaller below it, such as its interval."""
+    return cell(value, join([shown, el("br"), el("span", below, class_="said")]) if below else shown)
+
+
+def _minus(value: float) -> str:
+    """A difference with its sign. Rounded first, and 0 added: else a small negative number would read "−0.000"."""
+    if not math.isfinite(value):
+        return "—"
+    rounded = round(value, 3) + 0.0
+    return f"{rounded:+.3f}".replace("-", "−") if rounded else "0.000"
