@@ -45,7 +45,7 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict)
     backbone: str = "efficientnet-lite0"
     weights: str | None = None
-    start: str | None = None  # a finished run whose weights training starts from
+    begin_from: str | None = None  # a finished run whose weights training starts from
     size: int | None = None  # pixels; None = what the backbone was trained on
     resize: Literal["squash", "crop"] = "squash"
     tune: Literal["head", "all"] = "head"  # head: frozen backbone, cached features
@@ -144,8 +144,8 @@ def train(
 
     head = seeded(config.settings.seed, make_head)
     assert isinstance(head, Head)
-    if config.start is not None:
-        _start_from(Run.open(config.start), Model(backbone, head), table.classes)
+    if config.begin_from is not None:
+        _start_from(Run.open(config.begin_from), Model(backbone, head), table.classes)
     place = cache if cache is not None else run.folder.parent / "cache"
     settings = config.settings
     judge = Judge(torch.from_numpy(hidden.dense())) if len(outside) else None

@@ -109,7 +109,7 @@ def train(
         "efficientnet-lite0"
     ),
     weights: Annotated[Path | None, typer.Option(help="A local file with the backbone's weights.")] = None,
-    start: Annotated[
+    begin_from: Annotated[
         Path | None, typer.Option(help="A finished run whose weights to start from.", metavar="RUN")
     ] = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels (default: the backbone's own).")] = None,
@@ -188,7 +188,7 @@ def train(
         rows = before.read_rows()
         if answers is not None:
             rows = rows.append(read(answers).rows)
-        config = replace(Config.from_dict(before.read_config()), start=str(after.absolute()))
+        config = replace(Config.from_dict(before.read_config()), begin_from=str(after.absolute()))
         folder = images or Path(config.images)
         config = replace(config, images=str(folder.absolute()))
         _run_training(rows.resolve(), folder, config, run, tensorboard, None, resume=False)
@@ -239,7 +239,7 @@ def train(
         options={**picked.options, **_method_options(ctx, how)},
         backbone=backbone,
         weights=str(weights.absolute()) if weights else None,
-        start=str(start.absolute()) if start else None,
+        begin_from=str(begin_from.absolute()) if begin_from else None,
         size=size,
         held_out=held_out,
         max_bad=max_bad,
