@@ -81,7 +81,9 @@ from halflabel.cli import training as _training  # noqa: E402, F401
 from halflabel.cli import compare as _compare  # noqa: E402, F401  # after the others: the order of `--help`
 from halflabel.cli import export as _export  # noqa: E402, F401
 from halflabel.cli import fill as _fill  # noqa: E402, F401
+from halflabel.cli import next as _next  # noqa: E402, F401
 from halflabel.cli import report as _report  # noqa: E402, F401
 from halflabel.cli import reproduce as _reproduce  # noqa: E402, F401
+from halflabel.cli import review as _review  # noqa: E402, F401
 from halflabel.cli import serve as _serve  # noqa: E402, F401
 from halflabel.cli import study as _study  # noqa: E402, F401

@@ -29,7 +29,7 @@ def fill(
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")] = None,
     images: Annotated[Path | None, typer.Argument(metavar="IMAGES", help="The folder with the image files.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write: .csv or .parquet [default: RUN/filled.csv].")
+        Path | None, typer.Option(help="Where to write: .csv or .parquet (default: RUN/filled.csv).")
     ] = None,
     precision: Annotated[
         float, typer.Option(help="The share of fills that must be right, present and absent each.", min=0.5, max=0.999)
@@ -42,7 +42,7 @@ def fill(
         Path | None, typer.Option(help="Rules to respect: CSV class,rule,class or an Open Images hierarchy (.json).")
     ] = None,
     folds: Annotated[
-        int | None, typer.Option(help="Train the head so many times for honest scores [default: 5, tuned runs: none].")
+        int | None, typer.Option(help="Train the head so many times for honest scores (default: 5, tuned runs: none).")
     ] = None,
     complete: Annotated[bool, typer.Option("--complete", help="Write the known labels too: a whole new file.")] = False,
     undo: Annotated[Path | None, typer.Option(help="Take back what was filled into this file.", metavar="FILE")] = None,

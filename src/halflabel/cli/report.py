@@ -20,7 +20,7 @@ def report(
     images: Annotated[
         Path | None, typer.Option(help="The folder with the photos: adds galleries of labels to look at.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The page to write [default: RUN/report.html].")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page to write (default: RUN/report.html).")] = None,
     scan: Annotated[
         int,
         typer.Option(help="Score at most so many training images for the galleries; 0 = held-out ones only.", min=0),

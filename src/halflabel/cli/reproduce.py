@@ -40,7 +40,7 @@ def reproduce(
     conditions: Annotated[list[str] | None, typer.Option(help="Only these columns or groups of columns.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per cell, with different seeds.", min=1)] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for results [default: runs/reproduce/TABLE]; it is gone on with.")
+        Path | None, typer.Option(help="The folder for results (default: runs/reproduce/TABLE); it is gone on with.")
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Time for this call: 90s, 30m, 2h.", show_default=False, metavar="TIME")

@@ -46,7 +46,7 @@ def study(
     worth: Annotated[float, typer.Option(help="--grow: the gain in points of mAP that is worth it.", min=0)] = 1.0,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder for results [default: runs/study or runs/growth]; it is gone on with."),
+        typer.Option(help="The folder for results (default: runs/study or runs/growth); it is gone on with."),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Time for this call: 90s, 30m, 2h.", show_default=False, metavar="TIME")

@@ -1,0 +1,97 @@
+"""The command that says what to label next."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from halflabel.cli import app
+from halflabel.cli.screen import console
+
+
+@app.command("next")
+def next_questions(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")],
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
+    count: Annotated[int, typer.Option(help="How many questions.", min=1)] = 200,
+    out: Annotated[Path, typer.Option(help="The CSV to write: image,class,probability,why.")] = Path("questions.csv"),
+    wrong: Annotated[bool, typer.Option("--wrong", help="Known labels that look wrong, instead of unknown ones.")] = (
+        False
+    ),
+    control: Annotated[
+        float, typer.Option(help="The share drawn at random, for estimates that are unbiased.", min=0, max=1)
+    ] = 0.1,
+    per_image: Annotated[int, typer.Option(help="At most so many questions about one image.", min=1)] = 2,
+    folds: Annotated[
+        int,
+        typer.Option(help="--wrong: judge labels by heads trained without them, in so many folds; 0 = no.", min=0),
+    ] = 3,
+    seed: Annotated[int, typer.Option(help="Of the random share.")] = 0,
+) -> None:
+    """Say which labels to ask a person for next: those likely to teach the model most.
+
+    Likely missing labels first, rare classes before common ones, no near-duplicates, and a random share for honest
+    estimates. Entries answered in `halflabel review` are left out.
+
+    Example: halflabel next runs/first photos/ --count 500
+    """
+    from halflabel.questions import choose, doubtful, write_questions
+    from halflabel.review.scores import cross_scores, score_run
+    from halflabel.review.store import answered
+    from halflabel.run import Run
+
+    opened = Run.open(run)
+    scored = score_run(opened, images, _bar)
+    skip = answered(opened / "answers.sqlite", scored.table)
+    if wrong:
+        apart = cross_scores(opened, images, folds, _bar())
+        if apart is not None:
+            console.print(f"Each label is judged by a head that was trained without it ({folds} folds)")
+            found = doubtful(apart, scored.table, count, how="cross-fitted score", per_image=per_image, skip=skip)
+        else:
+            held = int(scored.held_out.sum())
+            console.print(
+                f"{held} held-out images are judged fairly; the others by a model that has seen their labels and "
+                "is slow to contradict them: `why` says which",
+                soft_wrap=True,
+            )
+            found = doubtful(
+                scored.scores, scored.table, count, trained_on=~scored.held_out, per_image=per_image, skip=skip
+            )
+    else:
+        found = choose(
+            scored.scores,
+            scored.table,
+            scored.thresholds,
+            count,
+            features=scored.features,
+            control=control,
+            per_image=per_image,
+            skip=skip,
+            seed=seed,
+        )
+    write_questions(found, scored.table, out)
+    if not found:
+        console.print("No label looks wrong" if wrong else "Nothing is unknown: there is nothing to ask")
+        return
+    kinds = Counter("control" if item.is_control else item.why.partition(",")[0].partition(";")[0] for item in found)
+    said = ", ".join(f"{many} {kind}" for kind, many in kinds.most_common())
+    classes = len({item.column for item in found})
+    console.print(
+        f"Wrote [bold]{escape(str(out))}[/]: {len(found)} questions on {classes} classes ({said})", soft_wrap=True
+    )
+    words = ["halflabel", "review", str(run), str(images), "--questions", str(out)]
+    console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
+
+
+def _bar() -> Callable[[int, int], None]:
+    """A bar, imported when there is something to wait for: it brings torch along, which takes seconds."""
+    from halflabel.cli.progress import Bar
+
+    return Bar("scores")

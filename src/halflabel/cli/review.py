@@ -1,0 +1,148 @@
+"""The command that opens the review page, and that turns its answers into label rows."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from halflabel.cli import app
+from halflabel.cli.screen import console
+from halflabel.errors import UserError
+
+if TYPE_CHECKING:
+    from halflabel.run import Run
+
+
+@app.command()
+def review(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")],
+    images: Annotated[Path | None, typer.Argument(metavar="IMAGES", help="The folder with the image files.")] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="What to ask, from `halflabel next` (default: 200 chosen now).")
+    ] = None,
+    answers: Annotated[Path | None, typer.Option(help="Where answers go (default: RUN/answers.sqlite).")] = None,
+    who: Annotated[str | None, typer.Option(help="Who answers (default: your login name).")] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; others than 127.0.0.1 can be reached from outside.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int | None, typer.Option(help="The port (default: 8765, or any).", min=0, max=65535)] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the answers as label rows (.csv or .parquet) and open no page.")
+    ] = None,
+    with_labels: Annotated[
+        bool, typer.Option("--with-labels", help="--export: the run's own labels too, ready for `train`.")
+    ] = False,
+) -> None:
+    """Answer questions about images in the browser: y, n, u, and z takes back. Nothing leaves this machine.
+
+    Answers are kept as they are given. Then: halflabel review RUN --export all.csv --with-labels
+
+    Example: halflabel review runs/first photos/ --questions questions.csv
+    """
+    from halflabel.run import Run
+
+    opened = Run.open(run)
+    place = answers or opened / "answers.sqlite"
+    if export is not None:
+        _export(opened, place, export, with_labels)
+        return
+    if with_labels:
+        raise UserError("--with-labels means nothing without --export", "add --export FILE")
+    if images is None:
+        raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/")
+    _serve(opened, images, questions, place, who or _login(), host, port)
+
+
+def _bar() -> Callable[[int, int], None]:
+    """A bar, imported when there is something to wait for: it brings torch along, which takes seconds."""
+    from halflabel.cli.progress import Bar
+
+    return Bar("scores")
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "someone"
+
+
+def _export(run: Run, place: Path, out: Path, with_labels: bool) -> None:
+    from halflabel.labels import formats
+    from halflabel.labels.rows import Rows
+    from halflabel.review.store import Answers
+
+    if not place.exists():
+        raise UserError(
+            f"there are no answers yet ({place})", f"halflabel review {shlex.quote(str(run.folder))} photos/"
+        )
+    table = run.read_labels()
+    store = Answers(place)
+    try:
+        rows = store.rows(table.images, table.classes)
+        unsure = sum(item.value == 0 for item in store.standing())
+    finally:
+        store.close()
+    present = int((rows.value > 0).sum())
+    formats.write(Rows.from_table(table).append(rows) if with_labels else rows, out)
+    console.print(
+        f"Wrote [bold]{escape(str(out))}[/]: {len(rows)} answers, {present} present and {len(rows) - present} absent; "
+        f"{unsure} unsure left out",
+        soft_wrap=True,
+    )
+    if with_labels:
+        images = run.read_config().get("images") or "photos/"
+        words = ["halflabel", "train", str(out), str(images), "--out", f"{run.folder}-2"]
+        console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
+
+
+def _serve(run: Run, images: Path, questions: Path | None, place: Path, who: str, host: str, port: int | None) -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise UserError("the review page needs FastAPI and uvicorn", "pip install fastapi uvicorn") from None
+
+    from halflabel.questions import choose, read_questions
+    from halflabel.review import server
+    from halflabel.review.desk import Desk
+    from halflabel.review.guard import is_loopback
+    from halflabel.review.pictures import Maps, Pictures
+    from halflabel.review.scores import score_run
+    from halflabel.review.store import Answers, answered
+
+    scored = score_run(run, images, _bar)
+    store = Answers(place)
+    try:
+        if questions is not None:
+            found = read_questions(questions, scored.table)
+        else:
+            skip = answered(place, scored.table)
+            found = choose(scored.scores, scored.table, scored.thresholds, 200, features=scored.features, skip=skip)
+        if not found:
+            raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
+        desk = Desk(scored, found, store, who=who, run=run.folder.resolve().name)
+        pictures = Pictures(images, scored.paths)
+        token = server.new_token()
+        listening = server.bind(host, port)
+        number = listening.getsockname()[1]
+        if not is_loopback(host):
+            console.print(
+                f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
+                "encrypted: whoever sees the address or the network can see your photos and answer for you",
+                soft_wrap=True,
+            )
+        app = server.make_app(desk, pictures, Maps(run, pictures), token=token, host=host, port=number)
+        shown = f"[{host}]" if ":" in host else host
+        # Plain print: no line break and no markup in an address that people click on or copy.
+        print(f"{len(found)} questions. Open  http://{shown}:{number}/#{token}", flush=True)
+        console.print(f"Answers go to {escape(str(place))} as you give them. Ctrl-C ends the page.", soft_wrap=True)
+        server.serve(app, listening)
+    finally:
+        store.close()

@@ -1,0 +1,62 @@
+"""A run of generated digit scenes with made-up scores: what the review page needs, without training anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from halflabel import drop
+from halflabel.data.digits import CLASSES, scenes
+from halflabel.experiment import Config
+from halflabel.labels.table import LabelTable
+from halflabel.questions import choose
+from halflabel.review import scores as kept
+from halflabel.review.desk import Desk
+from halflabel.review.scores import Scored, score_run
+from halflabel.review.store import Answers
+from halflabel.run import Run
+
+N = 80
+
+
+class Project(NamedTuple):
+    run: Run
+    images: Path
+    truth: np.ndarray
+
+    def scored(self) -> Scored:
+        return score_run(self.run, self.images)
+
+    def desk(self, count: int = 40, **more) -> Desk:
+        scored = self.scored()
+        asked = choose(scored.scores, scored.table, scored.thresholds, count, control=0.5)
+        return Desk(scored, asked, Answers(self.run / "answers.sqlite"), who="me", run="first", **more)
+
+
+def build(folder: Path) -> Project:
+    from PIL import Image
+
+    made = scenes(N)
+    images = folder / "images"
+    images.mkdir()
+    names = [f"{name}.png" for name in made.names]
+    for name, picture in zip(names, made.images, strict=True):
+        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(images / name)
+    table = drop.apply("single-positive", LabelTable.from_dense(made.labels, names, CLASSES), seed=0)
+    run = Run(folder / "runs" / "first")
+    run.start(table, Config(images=str(images)).as_dict())
+    run.weights.write_bytes(b"no weights are needed where scores are kept")
+    run.write_split(table.images.array, (np.arange(N) % 5 == 0).astype(np.int8))
+    draw = np.random.default_rng(0)
+    scores = 1 / (1 + np.exp(-(1.2 * made.labels + draw.normal(size=made.labels.shape))))
+    features = draw.normal(size=(N, 64)).astype(np.float16)
+    kept._write(run, table, images, list(names), scores.astype(np.float32), features)
+    return Project(run, images, made.labels)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return build(tmp_path)

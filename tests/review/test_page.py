@@ -1,0 +1,317 @@
+"""The page in a real browser: keys, undo, grid, two tabs, reload, a killed server, a phone, a silent console."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("fastapi")
+
+from halflabel.questions import choose, write_questions  # noqa: E402
+from halflabel.review.store import Answers  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+expect = playwright.expect  # waits without evaluating text, which the page's policy forbids
+SHOWN = "#stage[aria-busy=false] img"
+
+
+class Server:
+    """`halflabel review` in a process of its own."""
+
+    def __init__(self, project, port: int = 0) -> None:
+        questions = project.run.folder / "questions.csv"
+        if not questions.exists():
+            scored = project.scored()
+            asked = choose(scored.scores, scored.table, scored.thresholds, 100)
+            write_questions(asked, scored.table, questions)
+        words = ["review", str(project.run.folder), str(project.images), "--port", str(port), "--who", "me"]
+        words += ["--questions", str(questions)]
+        code = "from halflabel.cli import main; main()"
+        self.process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
+        self.answers = project.run / "answers.sqlite"
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/#\S+", line)
+        assert found, line
+        self.url, self.port = found[0], int(found[1])
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        os.kill(self.process.pid, how)
+        self.process.wait(10)
+        self.process.stdout.close()
+
+    def said(self) -> list[int]:
+        store = Answers(self.answers)
+        try:
+            return [item.value for item in store.standing()]
+        finally:
+            store.close()
+
+
+@pytest.fixture
+def server(project):
+    made = Server(project)
+    yield made
+    if made.process.poll() is None:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as play:
+        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def context(browser):
+    made = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield made
+    made.close()
+
+
+def open_page(context, url: str):
+    page = context.new_page()
+    page.faults = []
+    page.on("console", lambda message: page.faults.append(message.text))
+    page.on("pageerror", lambda error: page.faults.append(str(error)))
+    page.goto(url)
+    page.wait_for_selector(SHOWN)
+    expect(page.locator("#count")).to_have_text(re.compile("of 100$"))
+    return page
+
+
+def shown(page) -> tuple[str, str]:
+    page.wait_for_selector(SHOWN)
+    return page.inner_text("#asked-class"), page.get_attribute("#photo img", "alt")
+
+
+def press(page, key: str) -> None:
+    page.wait_for_selector(SHOWN)
+    page.keyboard.press(key)
+
+
+def count(page, number: int) -> None:
+    """Wait until the server has confirmed so many answers."""
+    expect(page.locator("#count")).to_have_text(f"{number} of 100")
+
+
+def test_keys_undo_reload_and_two_tabs(server, context) -> None:
+    page = open_page(context, server.url)
+    first = shown(page)
+    press(page, "y")
+    second = shown(page)
+    assert second != first
+    press(page, "n")
+    press(page, "u")
+    count(page, 3)
+    assert server.said() == [1, -1, 0]
+    page.keyboard.press("z")
+    page.keyboard.press("Backspace")
+    count(page, 1)
+    assert shown(page) == second
+    assert server.said() == [1]
+
+    other = open_page(context, server.url)
+    assert shown(other) != shown(page)
+    press(other, "y")
+    count(other, 2)
+
+    page.reload()
+    page.wait_for_selector(SHOWN)
+    assert shown(page) == second
+    count(page, 2)
+    page.keyboard.press("z")  # what was answered before the reload
+    count(page, 1)
+    assert shown(page) == first
+    assert server.said() == [1]
+
+    page.keyboard.down("n")
+    page.keyboard.down("n")  # held down: a repeat
+    page.keyboard.up("n")
+    count(page, 2)
+    page.keyboard.press("?")
+    assert page.is_visible("#help")
+    page.keyboard.press("y")  # keys do not reach through the dialog
+    page.keyboard.press("Escape")
+    page.focus("#filter-class")
+    page.keyboard.press("n")  # nor while a filter is chosen
+    page.wait_for_timeout(100)
+    count(page, 2)
+    assert page.faults == other.faults == []
+
+
+def test_grid_saves_all_and_undo_takes_all_back(server, context) -> None:
+    page = open_page(context, server.url)
+    page.keyboard.press("2")
+    page.wait_for_selector("#grid-tiles .tile .pic[src]")
+    tiles = page.locator("#grid-tiles .tile")
+    many = tiles.count()
+    assert many > 3
+    if "NOT" not in page.inner_text("#grid-word"):
+        page.keyboard.press("i")
+    assert page.inner_text("#grid-word") == "are NOT"
+    tiles.nth(0).click()
+    tiles.nth(1).click()
+    tiles.nth(1).click()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    assert [tiles.nth(k).get_attribute("data-value") for k in range(4)] == ["-1", "0", "-1", ""]
+    page.keyboard.press("Enter")
+    count(page, many)
+    assert sorted(server.said()) == [-1, -1, 0] + [1] * (many - 3)
+    page.keyboard.press("z")
+    count(page, 0)
+    assert server.said() == []
+    assert page.faults == []
+
+
+def test_galleries_take_answers(server, context) -> None:
+    page = open_page(context, server.url)
+    page.keyboard.press("4")
+    page.wait_for_selector(".card .pic[src]")
+    page.locator(".card").first.locator(".no").click()
+    page.locator(".card").nth(1).focus()
+    page.keyboard.press("y")
+    expect(page.locator('.card[data-value="1"]')).to_have_count(1)
+    deadline = time.monotonic() + 5
+    while sorted(server.said()) != [-1, 1] and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert sorted(server.said()) == [-1, 1]
+    page.keyboard.press("z")
+    expect(page.locator('.card[data-value="1"]')).to_have_count(0)
+    page.keyboard.press("3")
+    expect(page.locator("#gallery-title")).to_have_text("Likely missing")
+    page.wait_for_selector(".card .pic[src]")
+    assert page.faults == []
+
+
+def test_a_killed_server_loses_nothing_confirmed_and_the_rest_is_sent_later(project, context) -> None:
+    server = Server(project)
+    page = open_page(context, server.url)
+    press(page, "y")
+    press(page, "n")
+    count(page, 2)
+    page.wait_for_timeout(300)  # the photos of the next questions
+    server.stop(signal.SIGKILL)
+    assert server.said() == [1, -1]
+    press(page, "u")
+    page.wait_for_selector("#trouble:not([hidden])")
+    assert "Not saved yet: 1 answer" in page.inner_text("#trouble")
+
+    again = Server(project, server.port)
+    try:
+        page.goto("about:blank")
+        page.goto(again.url)
+        page.wait_for_selector(SHOWN)
+        count(page, 3)
+        assert again.said() == [1, -1, 0]
+        assert not page.is_visible("#trouble")
+    finally:
+        again.stop()
+
+
+def test_a_wrong_token_shows_nothing_but_says_why(server, context) -> None:
+    page = context.new_page()
+    page.goto(server.url[:-1] + ("a" if server.url[-1] != "a" else "b"))
+    page.wait_for_selector("#trouble:not([hidden])")
+    assert "Open the one that the terminal shows" in page.inner_text("#trouble")
+    assert page.locator("#photo img").count() == 0
+
+
+def test_inline_code_is_refused_by_the_browser(server, context) -> None:
+    page = open_page(context, server.url)
+    page.evaluate(
+        "const s = document.createElement('script'); s.textContent = 'window.reached = 1'; document.head.append(s)"
+    )
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.reached = 2\">')")
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.reached") is None
+    assert any("Content Security Policy" in text for text in page.faults)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_question_photo_and_answers_without_scrolling(server, browser, scheme) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, color_scheme=scheme)
+    try:
+        page = open_page(context, server.url)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for selector in ("#asked", "#photo img", "#answers .yes", "#answers .no", "#answers .unsure"):
+            box = page.locator(selector).bounding_box()
+            assert box["y"] >= 0
+            assert box["y"] + box["height"] <= 844
+            assert box["x"] + box["width"] <= 390
+        for selector in ("#answers .yes", "#undo", "nav button"):
+            assert page.locator(selector).first.bounding_box()["height"] >= 40
+        page.tap("#answers .yes")
+        count(page, 1)
+        for name in ("grid", "missing", "wrong"):
+            page.tap(f"nav [data-view={name}]")
+            page.locator("section:visible .tile .pic[src]").first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.faults == []
+    finally:
+        context.close()
+
+
+CONTRAST = """() => {
+  const channel = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+  const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map(channel);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+    if (!/, 0\\)$/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
+  return [...document.querySelectorAll('button, select, h1, h2, p, label, span, figcaption')]
+    .filter((e) => e.offsetParent && e.textContent.trim() && !e.disabled)
+    .map((e) => { const a = light(getComputedStyle(e).color), b = light(ground(e));
+      return [e.textContent.trim().slice(0, 30), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)]; });
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_and_all_can_be_named(server, browser, scheme) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    try:
+        page = open_page(context, server.url)
+        found = page.evaluate(CONTRAST)
+        assert len(found) > 15
+        assert [item for item in found if item[1] < 4.5] == []
+        nameless = "[...document.querySelectorAll('button, select')].filter((e) => !(e.textContent.trim()"
+        nameless += " || e.getAttribute('aria-label')) || (e.matches('select') && !e.closest('label')))"
+        assert page.evaluate(f"{nameless}.length") == 0
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        assert page.get_attribute("#status", "aria-live") == "polite"
+    finally:
+        context.close()
+
+
+def test_the_next_question_is_there_within_a_tenth_of_a_second(server, context) -> None:
+    page = open_page(context, server.url)
+    page.wait_for_timeout(500)
+    waits = page.evaluate(
+        """async () => {
+          const found = [];
+          for (let k = 0; k < 7; k++) {
+            const before = document.querySelector('#photo img');
+            const start = performance.now();
+            document.dispatchEvent(new KeyboardEvent('keydown', { key: 'y', bubbles: true }));
+            while (document.querySelector('#photo img') === before) await new Promise((done) => setTimeout(done, 1));
+            found.push(performance.now() - start);
+            await new Promise((done) => setTimeout(done, 150));
+          }
+          return found;
+        }"""
+    )
+    assert sorted(waits)[len(waits) // 2] < 100, waits

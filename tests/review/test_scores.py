@@ -1,0 +1,163 @@
+"""Scores that are kept: computed once, read without torch, and computed again when something changed."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from halflabel import train
+from halflabel.backbones import build
+from halflabel.data.digits import CLASSES, scenes
+from halflabel.errors import UserError
+from halflabel.experiment import Config, Predictor, _write_model
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe, seeded
+from halflabel.review import scores as kept
+from halflabel.review.pictures import Maps, NoPicture, Pictures
+from halflabel.review.scores import cross_scores, score_run
+from halflabel.run import Run
+from halflabel.train import Settings
+
+SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A run whose head was never trained: weights, settings and labels are all that scores need."""
+    folder = tmp_path_factory.mktemp("small")
+    made = scenes(24)
+    (folder / "images").mkdir()
+    names = [f"{name}.png" for name in made.names]
+    for name, picture in zip(names, made.images, strict=True):
+        pixels = picture.permute(1, 2, 0).numpy()
+        Image.fromarray(pixels[:32] if name == names[0] else pixels).save(folder / "images" / name)
+    table = LabelTable.from_dense(made.labels, names, CLASSES)
+    config = Config(method="bce", size=SIZE, settings=Settings(epochs=1), images=str(folder / "images"))
+    run = Run(folder / "runs" / "first")
+    run.start(table, config.as_dict())
+    backbone = build(config.backbone, size=SIZE)
+    head = seeded(0, lambda: recipe("bce").make().head(backbone.channels, 10))
+    _write_model(run, Model(backbone, head), table.classes, config, SIZE)
+    run.write_split(table.images.array, (np.arange(24) < 6).astype(np.int8))
+    return run, folder / "images"
+
+
+def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
+    run, images = small
+    first = score_run(run, images)
+    predictor = Predictor(run)
+    source = kept._source(first.table, images, predictor)
+    assert np.allclose(
+        first.scores, predictor.scores(source).numpy(), atol=2e-3
+    )  # features are cached in half precision
+    assert first.held_out.sum() == 6
+    assert first.features.shape == (24, 64)
+
+    def never(*_):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(kept, "_compute", never)
+    again = score_run(run, images)
+    assert np.array_equal(first.scores, again.scores)
+    assert np.array_equal(first.features, again.features)
+    assert again.paths == list(first.table.images)
+    path = images / "train-000003.png"
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(AssertionError, match="computed again"):
+        score_run(run, images)
+
+
+def test_kept_scores_are_read_without_torch(project) -> None:
+    code = (
+        "import sys; from pathlib import Path; from halflabel.run import Run\n"
+        "from halflabel.review.scores import score_run; from halflabel.review import desk, server, pictures\n"
+        "from halflabel.questions import choose\n"
+        "s = score_run(Run.open(sys.argv[1]), Path(sys.argv[2]))\n"
+        "assert choose(s.scores, s.table, s.thresholds, 20, features=s.features)\n"
+        "assert pictures.Pictures(s.folder, s.paths).jpeg(0, 'small')\n"
+        "assert 'torch' not in sys.modules, 'torch takes seconds'\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(project.run.folder), str(project.images)], check=True)
+
+
+def test_damaged_scores_are_computed_again(small) -> None:
+    run, images = small
+    first = score_run(run, images)
+    (run / "scores.parquet").write_bytes(b"PAR1 damaged")
+    assert np.allclose(score_run(run, images).scores, first.scores)
+
+
+def test_what_is_missing_is_said(small, tmp_path) -> None:
+    run, images = small
+    with pytest.raises(UserError, match="is no folder"):
+        score_run(run, tmp_path / "none")
+    bare = Run(tmp_path / "bare")
+    bare.start(run.read_labels(), run.read_config())
+    with pytest.raises(UserError, match="has no weights yet"):
+        score_run(bare, images)
+
+
+def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, monkeypatch) -> None:
+    run, images = small
+    trained, scored = [], []
+    fit, score = train.fit, train.score
+
+    def spy_fit(model, method, source, known, settings):
+        trained.append(set(known.images))
+        return fit(model, method, source, known, settings)
+
+    def spy_score(model, source, **more):
+        scored.append(set(source.names))
+        return score(model, source, **more)
+
+    monkeypatch.setattr(train, "fit", spy_fit)
+    monkeypatch.setattr(train, "score", spy_score)
+    found = cross_scores(run, images, folds=3)
+    assert found is not None
+    assert found.shape == (24, 10)
+    assert not np.isnan(found).any()
+    names = set(run.read_labels().images)
+    assert len(trained) == len(scored) == 3
+    for known, judged in zip(trained, scored, strict=True):
+        assert judged
+        assert not known & judged
+        assert known | judged == names
+    assert set.union(*scored) == names
+    assert cross_scores(run, images, folds=0) is None
+
+
+def test_maps_have_the_shape_of_the_photo_and_a_cold_one_is_said_to_be(small, monkeypatch) -> None:
+    from halflabel.report import maps as drawn
+
+    run, images = small
+    pictures = Pictures(images, [f"train-{k:06}.png" for k in range(24)])
+    cells = np.full((1, 1, 2, 2), -1.0, np.float32)
+    monkeypatch.setattr(drawn, "activations", lambda *_: cells)
+    with pytest.raises(NoPicture, match="no place"):
+        Maps(run, pictures).png(0, 3)
+    cells[0, 0, 0, 1] = 2.0  # hot on the right, above
+    alpha = np.asarray(Image.open(io.BytesIO(Maps(run, pictures).png(0, 3))).getchannel("A"))
+    assert alpha.shape == (128, 256)
+    assert alpha.argmax() % 256 > 128
+    assert alpha.max() == 200
+    assert alpha[127, 0] == 0
+    with pytest.raises(NoPicture):
+        Maps(run, pictures).png(99, 3)
+
+
+def test_maps_come_from_the_model(small) -> None:
+    run, images = small
+    maps = Maps(run, Pictures(images, [f"train-{k:06}.png" for k in range(24)]))
+    shown = 0
+    for column in range(10):
+        try:
+            shown += Image.open(io.BytesIO(maps.png(1, column))).size == (256, 256)
+        except NoPicture:
+            continue
+    assert shown > 0

@@ -1,0 +1,376 @@
+"""The server without a browser: who is let in, what comes out, and that answers count once."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from halflabel.errors import UserError
+from halflabel.questions import CONTROL_ABSENT, CONTROL_PRESENT
+from halflabel.review.desk import Desk, wilson
+from halflabel.review.guard import HEADERS, TOKEN_HEADER, is_loopback
+from halflabel.review.pictures import NoPicture, Pictures, Shelf
+from halflabel.review.server import bind, make_app
+
+TOKEN = "t" * 43
+PORT = 8765
+
+
+def client_of(desk: Desk, pictures: Pictures, host: str = "127.0.0.1", base: str = "127.0.0.1") -> TestClient:
+    app = make_app(desk, pictures, None, token=TOKEN, host=host, port=PORT)
+    return TestClient(app, base_url=f"http://{base}:{PORT}", headers={TOKEN_HEADER: TOKEN})
+
+
+@pytest.fixture
+def desk(project):
+    made = project.desk()
+    yield made
+    made.answers.close()
+
+
+@pytest.fixture
+def client(project, desk) -> TestClient:
+    return client_of(desk, Pictures(project.images, desk.scored.paths))
+
+
+def ask(client: TestClient, tab: str = "one", **more) -> list[dict]:
+    reply = client.post("/api/next", json={"tab": tab, **more})
+    assert reply.status_code == 200, reply.text
+    return reply.json()["questions"]
+
+
+def say(client: TestClient, *steps: dict) -> dict:
+    reply = client.post("/api/say", json={"tab": "one", "steps": list(steps)})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def step(entry: int, value: int, key: str) -> dict:
+    return {"kind": "answer", "key": key, "entry": entry, "value": value}
+
+
+# ---- who is let in
+
+
+@pytest.mark.parametrize("path", ["/api/state", "/api/gallery?kind=missing", "/api/picture/x", "/api", "/api/nothing"])
+def test_nothing_is_told_without_the_token(client, path) -> None:
+    for given in ("", "t" * 42, TOKEN + "t"):
+        assert client.get(path, headers={TOKEN_HEADER: given}).status_code == 401
+    bare = TestClient(client.app, base_url=f"http://127.0.0.1:{PORT}")
+    assert bare.get(path).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example:8765", "127.0.0.1:80", "127.0.0.1", "localhost.evil.example:8765", "10.0.0.7:8765", ""]
+)
+def test_foreign_names_are_refused(client, host) -> None:
+    assert client.get("/", headers={"Host": host}).status_code == 421
+    assert client.get("/api/state", headers={"Host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:8765", "[::1]:8765", "127.0.0.2:8765"])
+def test_own_names_are_not(client, host) -> None:
+    assert client.get("/api/state", headers={"Host": host}).status_code == 200
+
+
+def test_on_an_open_address_numbers_are_taken_and_names_are_not(project, desk) -> None:
+    client = client_of(desk, Pictures(project.images, desk.scored.paths), host="0.0.0.0")
+    assert client.get("/", headers={"Host": f"192.168.1.4:{PORT}"}).status_code == 200
+    assert client.get("/", headers={"Host": f"{socket.gethostname()}:{PORT}"}).status_code == 200
+    assert client.get("/", headers={"Host": f"evil.example:{PORT}"}).status_code == 421
+    assert (is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")) == (True, True, False)
+
+
+def test_foreign_pages_are_refused(client) -> None:
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "https://127.0.0.1:8765"):
+        assert client.post("/api/next", json={"tab": "x"}, headers={"Origin": origin}).status_code == 403
+    assert client.get("/api/state", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert client.get("/api/state", headers={"Origin": f"http://127.0.0.1:{PORT}"}).status_code == 200
+
+
+def test_large_requests_are_refused_even_without_a_length(client, desk) -> None:
+    assert client.post("/api/say", content=b"x" * 70_000).status_code == 413
+
+    def stream():
+        for _ in range(70):
+            yield b" " * 1000
+
+    assert client.post("/api/say", content=stream()).status_code == 413
+    assert desk.answers.count() == (0, 0)
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "HEAD"])
+def test_other_methods_are_refused(client, method) -> None:
+    assert client.request(method, "/api/say").status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/talk.js", "/page.css", "/api/state", "/nothing", "/api/picture/x"])
+def test_every_reply_tells_the_browser_what_it_may_do(client, path) -> None:
+    reply = client.get(path)
+    for name, value in HEADERS.items():
+        assert reply.headers[name] == value
+    assert "access-control-allow-origin" not in reply.headers
+    assert "unsafe" not in reply.headers["content-security-policy"]
+
+
+def test_the_page_needs_no_network_and_no_inline_code(client) -> None:
+    page = client.get("/").text
+    assert "http" not in page.replace("http-equiv", "")
+    assert "style=" not in page
+    assert " on" + "click" not in page
+    for path in ("/page.js", "/talk.js", "/page.css"):
+        text = client.get(path).text
+        assert "://" not in text
+        assert "innerHTML" not in text
+
+
+def test_there_are_no_pages_of_the_framework(client) -> None:
+    for path in ("/docs", "/redoc", "/openapi.json", "/page.html", "/static/page.js", "/..%2fserver.py"):
+        assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"steps": []},
+        {"steps": [step(0, 2, "k" * 8)]},
+        {"steps": [step(-1, 1, "k" * 8)]},
+        {"steps": [step(10**9, 1, "k" * 8)]},
+        {"steps": [step(0, 1, "k'; DROP TABLE answer")]},
+        {"steps": [{**step(0, 1, "k" * 8), "image": "../secret"}]},
+        {"steps": [step(0, 1, f"key-{k:08}") for k in range(201)]},
+    ],
+)
+def test_senseless_steps_write_nothing(client, desk, body) -> None:
+    assert client.post("/api/say", json={"tab": "one", **body}).status_code == 422
+    assert desk.answers.count() == (0, 0)
+
+
+# ---- pictures
+
+
+def test_pictures_go_by_names_that_mean_nothing(client, desk) -> None:
+    (question, *_) = ask(client, count=1)
+    assert question["name"] not in question["image"]
+    reply = client.get(f"/api/picture/{question['image']}?size=small")
+    assert reply.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(reply.content)).size == (64, 64)
+    for path in ("0", question["name"], "..%2f..%2fetc%2fpasswd", "%2e%2e", "/etc/passwd", question["image"] + "0"):
+        assert client.get(f"/api/picture/{path}").status_code == 404
+    assert client.get(f"/api/picture/{question['image']}?size=huge").status_code == 422
+
+
+def test_links_that_leave_the_folder_are_refused(tmp_path) -> None:
+    inside = tmp_path / "in"
+    inside.mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    Image.new("RGB", (8, 8)).save(inside / "own.png")
+    os.symlink(tmp_path / "secret.png", inside / "link.png")
+    os.symlink(tmp_path, inside / "up")
+    os.symlink(inside / "own.png", inside / "alias.png")
+    os.symlink(inside / "loop.png", inside / "loop.png")
+    names = ["own.png", "link.png", "up/secret.png", "../secret.png", "alias.png", "loop.png", None, "up"]
+    pictures = Pictures(inside, [*names, str(tmp_path / "secret.png")])
+    for good in (0, 4):
+        assert pictures.jpeg(good, "small")[:2] == b"\xff\xd8"
+    for bad in (1, 2, 3, 5, 6, 7, 8, 9, -1):
+        with pytest.raises(NoPicture):
+            pictures.jpeg(bad, "small")
+
+
+def test_pictures_are_small_upright_and_without_metadata(tmp_path) -> None:
+    photo = Image.new("RGB", (3000, 1500), "red")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    exif[0x010E] = "taken at home"
+    photo.save(tmp_path / "a.jpg", exif=exif)
+    Image.new("RGBA", (50, 40), (0, 0, 0, 0)).save(tmp_path / "b.png")
+    Image.fromarray(np.full((20, 30), 65535, np.uint16)).save(tmp_path / "c.png")
+    (tmp_path / "d.jpg").write_bytes(b"\xff\xd8\xff damaged")
+    (tmp_path / "e.png").write_text("<svg onload=alert(1)>")
+    pictures = Pictures(tmp_path, ["a.jpg", "b.png", "c.png", "d.jpg", "e.png"])
+    shown = Image.open(io.BytesIO(pictures.jpeg(0, "large")))
+    assert shown.size == (512, 1024)
+    assert b"home" not in pictures.jpeg(0, "large")
+    assert Image.open(io.BytesIO(pictures.jpeg(1, "small"))).getpixel((5, 5)) == (255, 255, 255)
+    assert Image.open(io.BytesIO(pictures.jpeg(2, "small"))).getpixel((5, 5)) == (255, 255, 255)
+    for bad in (3, 4):
+        with pytest.raises(NoPicture):
+            pictures.jpeg(bad, "small")
+
+
+def test_the_shelf_keeps_to_its_limit() -> None:
+    shelf, made = Shelf(100), []
+
+    def make(key: int) -> bytes:
+        made.append(key)
+        return b"x" * 40
+
+    for key in (1, 2, 1, 3, 1, 2):
+        shelf.get(key, lambda key=key: make(key))
+    assert made == [1, 2, 3, 2]  # 1 was used last when 3 came, so 2 went
+    assert shelf.size <= 100
+
+
+# ---- questions and answers
+
+
+def test_two_pages_never_hold_the_same_question(client, desk) -> None:
+    one = {q["entry"] for q in ask(client, "one", count=15)}
+    two = {q["entry"] for q in ask(client, "two", count=15)}
+    assert len(one) == len(two) == 15
+    assert not one & two
+    assert {q["entry"] for q in ask(client, "one", count=15)} == one  # a reload gets its own again
+    client.post("/api/release", json={"tab": "two", "entries": [*one, *two]})
+    assert {q["entry"] for q in ask(client, "three", count=15)} == two
+
+
+def test_a_page_that_is_gone_gives_its_questions_back(project) -> None:
+    now = [0.0]
+    desk = project.desk(clock=lambda: now[0])
+    held = {q["entry"] for q in desk.next("gone", 40)}
+    assert len(held) == 40
+    assert desk.next("here", 40) == []
+    now[0] = 60.0
+    desk.hold("here", held)  # not theirs to hold
+    now[0] = 91.0
+    assert {q["entry"] for q in desk.next("here", 40)} == held
+    desk.answers.close()
+
+
+def test_a_page_that_is_there_keeps_its_questions(project) -> None:
+    now = [0.0]
+    desk = project.desk(clock=lambda: now[0])
+    held = [q["entry"] for q in desk.next("slow", 40)]
+    now[0] = 60.0
+    desk.hold("slow", held)
+    now[0] = 120.0
+    assert desk.next("quick", 40) == []
+    desk.say([("key-00000001", held[0], 1)])
+    desk.undo(["key-00000001"], "slow")  # shown again, so no other page is asked
+    assert desk.next("quick", 40) == []
+    desk.answers.close()
+
+
+def test_answers_count_once_and_can_be_taken_back(client, desk) -> None:
+    first, second = (q["entry"] for q in ask(client, count=2))
+    after = say(client, step(first, 1, "key-00000001"), step(second, 0, "key-00000002"))
+    assert after["kept"] == ["key-00000001", "key-00000002"]
+    assert (after["answered"], after["questions"]) == (2, 40)
+    assert after["said"] == {"present": 1, "absent": 0, "unsure": 1}
+    assert say(client, step(first, 1, "key-00000001"))["answered"] == 2
+    assert first not in {q["entry"] for q in ask(client, count=60)}
+    undo = {"kind": "undo", "key": "key-00000001", "entry": first}
+    assert say(client, undo, undo)["answered"] == 1
+    assert first in {q["entry"] for q in ask(client, count=60)}
+    # In one message: answered, taken back, answered otherwise.
+    last = say(client, step(first, 1, "key-00000003"), {**undo, "key": "key-00000003"}, step(first, -1, "key-00000004"))
+    assert last["said"] == {"present": 0, "absent": 1, "unsure": 1}
+    (standing,) = desk.answers.standing((desk.images[first // 10], desk.classes[first % 10]))
+    assert standing.value == -1
+    assert standing.who == "me"
+    assert standing.score == pytest.approx(float(desk.scored.scores[first // 10, first % 10]))
+
+
+def test_filters_keep_their_word_and_leave_the_control_alone(client, desk) -> None:
+    label = next(q["class"] for q in ask(client, count=60) if q["why"] != "random check")
+    for found in (ask(client, count=60, label=label), ask(client, count=60, one_class=True)):
+        assert found
+        assert len({q["class"] for q in found}) == 1
+        assert all(q["why"] != "random check" for q in found)
+    assert all(q["probability"] >= 0.5 for q in ask(client, count=60, low=0.5))
+    entry = ask(client, count=1)[0]["entry"]
+    assert ask(client, state="answered") == []
+    say(client, step(entry, -1, "key-00000001"))
+    assert [q["entry"] for q in ask(client, state="answered")] == [entry]
+    assert ask(client, state="absent")[0]["said"]["value"] == -1
+    assert ask(client, state="present") == []
+
+
+def test_control_is_asked_first_and_not_named_as_what_it_is(client, desk) -> None:
+    found = ask(client, count=40)
+    assert [q["why"] for q in found[:20]] == ["random check"] * 20
+    assert "random check" not in [q["why"] for q in found[20:]]
+
+
+def test_the_estimate_counts_control_answers_alone(client, desk, project) -> None:
+    steps, right = [], {CONTROL_PRESENT: [], CONTROL_ABSENT: []}
+    for at, (entry, question) in enumerate(desk.pool.items()):
+        value = int(project.truth[divmod(entry, 10)])
+        if question.is_control:
+            value = 0 if at == 0 else value
+            right[question.why].append(value)
+        steps.append(step(entry, value, f"key-{at:08}"))
+    found = say(client, *steps)["estimate"]
+    for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT)):
+        sure = [value for value in right[why] if value]
+        expected = wilson(sure.count(1), len(sure))
+        assert found[name]["part"] == sure.count(1)
+        assert found[name]["of"] == len(sure)
+        assert found[name]["low"] == pytest.approx(expected.low)
+        assert found[name]["unsure"] == right[why].count(0)
+    assert found["precision"]["unsure"] + found["missed"]["unsure"] == 1
+
+
+def test_without_control_answers_there_is_no_estimate(client, desk) -> None:
+    asked = next(e for e, q in desk.pool.items() if not q.is_control)
+    estimate = say(client, step(asked, 1, "key-00000001"))["estimate"]
+    assert estimate["precision"]["of"] == 0
+    assert estimate["precision"]["share"] is None
+
+
+def test_wilson_is_scipys() -> None:
+    from scipy.stats import binomtest
+
+    for part, whole in ((0, 5), (3, 7), (50, 50), (1, 200)):
+        other = binomtest(part, whole).proportion_ci(method="wilson")
+        assert wilson(part, whole)[2:] == pytest.approx((other.low, other.high), abs=1e-6)
+
+
+def test_galleries_show_what_they_say(client, desk) -> None:
+    table = desk.scored.table
+    missing = client.get("/api/gallery?kind=missing&count=60").json()
+    assert missing["items"]
+    controls = {e for e, q in desk.pool.items() if q.is_control}
+    for item in missing["items"]:
+        assert item["label"] == 0
+        assert item["entry"] not in controls
+    wrong = client.get("/api/gallery?kind=wrong&count=60").json()["items"]
+    assert wrong
+    for item in wrong:
+        assert table.rows([item["entry"] // 10])[0, item["entry"] % 10] == item["label"] == 1
+        assert item["score"] < 0.5
+    first = wrong[0]["entry"]
+    say(client, step(first, -1, "key-00000001"))
+    again = client.get("/api/gallery?kind=wrong&count=60").json()["items"]
+    assert first not in {item["entry"] for item in again}
+    label = missing["items"][0]["class"]
+    only = client.get("/api/gallery", params={"kind": "missing", "label": label}).json()["items"]
+    assert {item["class"] for item in only} == {label}
+
+
+def test_another_process_is_noticed(client, desk) -> None:
+    from halflabel.review.store import Answer, Answers
+
+    question = ask(client, count=1)[0]
+    other = Answers(desk.answers.path)
+    other.say([Answer("key-of-another", question["name"], question["class"], 1)], "you")
+    other.close()
+    assert question["entry"] not in {q["entry"] for q in ask(client, count=60)}
+    assert client.get("/api/state").json()["answered"] == 1
+
+
+def test_a_port_in_use_is_said_so() -> None:
+    taken = bind("127.0.0.1", 0)
+    with pytest.raises(UserError, match="cannot listen"):
+        bind("127.0.0.1", taken.getsockname()[1])
+    taken.close()
