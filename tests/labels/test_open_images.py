@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels import open_images
+from halflabel.labels import formats, open_images
 from halflabel.labels.audit import Became
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -325,3 +325,21 @@ def test_no_bytes_bring_it_down(tmp_path: Path, golden: Path) -> None:
             fault = error
         assert fault is None or fault.fix
     assert 0 < read < 80
+
+
+def test_what_a_model_filled_in_is_not_written_as_verified(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(
+        "image,class,value,source,score\n"
+        "a.jpg,cat,1,person,\n"
+        "a.jpg,dog,1,model:em:runs/first,0.75\n"
+        "b.jpg,cat,-1,model:em:runs/first,0.96875\n"
+        "b.jpg,dog,1,model:em:runs/first,1\n"
+    )
+    formats.write(formats.read(tmp_path / "rows.csv").rows, tmp_path / "out.csv", format="open-images")
+    lines = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
+    written = {(line[0], line[2]): float(line[3]) for line in lines}
+    assert written[("a.jpg", "cat")] == 1
+    assert written[("a.jpg", "dog")] == pytest.approx(0.75)
+    assert written[("b.jpg", "cat")] == pytest.approx(0.03125)
+    assert 0.99 < written[("b.jpg", "dog")] < 1
+    assert formats.read(tmp_path / "out.csv").table().stats().known == 1

@@ -174,6 +174,14 @@ def test_grid_saves_all_and_undo_takes_all_back(server, context) -> None:
     page.keyboard.press("z")
     count(page, 0)
     assert server.said() == []
+
+    page.set_viewport_size({"width": 1280, "height": 420})
+    page.evaluate("scrollTo(0, 0)")
+    page.keyboard.press("Enter")  # photos that nobody has seen are not saved
+    expect(page.locator("#status")).to_have_text(re.compile("There are more photos"))
+    assert server.said() == []
+    page.keyboard.press("Enter")
+    count(page, many)
     assert page.faults == []
 
 

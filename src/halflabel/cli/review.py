@@ -97,8 +97,9 @@ def _export(run: Run, place: Path, out: Path, with_labels: bool) -> None:
         soft_wrap=True,
     )
     if with_labels:
-        images = run.read_config().get("images") or "photos/"
-        words = ["halflabel", "train", str(out), str(images), "--out", f"{run.folder}-2"]
+        config = run.read_config()
+        words = ["halflabel", "train", str(out), str(config.get("images") or "photos/")]
+        words += ["--method", str(config.get("method", "an")), "--out", f"{run.folder}-2"]
         console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
 
 

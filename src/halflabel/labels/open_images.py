@@ -93,6 +93,7 @@ def read(path: Path, policy: Policy) -> Import:
 def write(rows: Rows, path: Path) -> None:
     """Write what holds in the end, Confidence 1 or 0 and the class's name as LabelName; a machine's rows keep theirs.
 
+    What a model filled in (sources "model:…") gets a fraction, its probability of being present: nobody verified it.
     Classes come back in the order in which they first appear. An image or a class with nothing known has no place.
     """
     rows = _standing(rows)
@@ -100,6 +101,10 @@ def write(rows: Rows, path: Path) -> None:
     confidence = (rows.value > 0).astype(np.float32)
     machine = np.array([name == MACHINE for name in rows.sources])[rows.source]
     confidence[machine] = rows.score[machine]
+    filled = np.array([name.startswith("model:") for name in rows.sources])[rows.source]
+    sure = np.nan_to_num(rows.score, nan=0.5)  # of the value written
+    present = np.where(rows.value > 0, sure, 1 - sure)
+    confidence[filled] = present[filled].clip(0.001, 0.999)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write((",".join(COLUMNS) + "\n").encode())
         for start in range(0, len(rows), 1 << 18):

@@ -18,7 +18,7 @@ let filling = null;
 let dry = false; // nothing left for these filters
 let showsMap = false;
 let showsScore = false;
-let grid = { questions: [], values: [], negative: true };
+let grid = { questions: [], values: [], negative: true, looked: false };
 let turn = 0; // goes up when what is shown changes: late replies are then dropped
 
 // ---- undo, in whichever view
@@ -168,7 +168,7 @@ function caption(question) {
 }
 
 function opinion(question) {
-  const chance = question.probability === null ? "" : `chance ${progress?.fair ? "" : "up to "}${percent(question.probability)}, `;
+  const chance = question.probability === null || question.label ? "" : `chance ${progress?.fair ? "" : "up to "}${percent(question.probability)}, `;
   return `${chance}score ${question.score === null ? "—" : question.score.toFixed(2)}`;
 }
 
@@ -223,7 +223,7 @@ async function openGrid() {
   const any = filters();
   const skip = [...new Set([...unsent(), ...[...seen].slice(-1500)])];
   try {
-    const count = narrow.matches ? 12 : 24;
+    const count = narrow.matches ? 12 : 15; // what a screen shows at once
     const reply = await (await call("/api/next", { tab, count, skip, one_class: true, ...any })).json();
     if (mine === turn) showGrid(reply.questions);
   } catch (error) { fetchTrouble(error); }
@@ -231,6 +231,7 @@ async function openGrid() {
 
 function showGrid(questions) {
   grid.questions = questions;
+  grid.looked = false;
   if (!questions.length) return finished();
   const sure = questions.map((question) => question.probability ?? 0);
   grid.negative = sure.reduce((sum, p) => sum + p, 0) / sure.length >= 0.4;
@@ -275,6 +276,12 @@ function turnTile(at) {
 
 function saveGrid() {
   if (!grid.questions.length || !isReady()) return;
+  const last = $("grid-tiles").lastElementChild;
+  if (!grid.looked && last.getBoundingClientRect().bottom > innerHeight) {
+    grid.looked = true; // nobody has seen these: not saved as if somebody had
+    last.scrollIntoView({ block: "center" });
+    return say("There are more photos. Look at these too, then save.");
+  }
   for (const question of grid.questions) seen.add(question.entry);
   answer(grid.questions, grid.values);
   say(`Saved ${grid.questions.length} answers on ${grid.questions[0].class}.`);
