@@ -530,6 +530,7 @@ def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: 
     after = Run.open(tmp_path / "first-next")
     assert after.read_labels().rows(np.array([0]))[0, 1] == new
     assert after.read_config()["begin_from"] == str(first)
+    assert after.read_split() == Run.open(first).read_split()
     # The first epoch starts where the first run ended, so its loss is below that run's first.
     assert after.read_log()[0]["loss"] < Run.open(first).read_log()[0]["loss"]
     assert "means nothing with --continue" in refused("train", "--continue", first, "--lr", "0.1")

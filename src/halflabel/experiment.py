@@ -129,6 +129,8 @@ def train(
         raw = open_images(table.images, images, views, config)
 
     part = assign(table, (1 - config.held_out, config.held_out), seed=config.settings.seed) if config.held_out else None
+    if part is not None and config.begin_from is not None:
+        part = _keep_split(Run.open(config.begin_from), table.images, part)
     inside = np.arange(len(table)) if part is None else np.flatnonzero(part == 0)
     outside = np.arange(0) if part is None else np.flatnonzero(part == 1)
     known, hidden = table.subset(inside), table.subset(outside)
@@ -221,6 +223,12 @@ def _start_from(run: Run, model: Model, classes: Names) -> None:
         raise UserError(
             f"{run.folder} has another model ({reason})", "use its backbone, method and options, or start anew"
         ) from None
+
+
+def _keep_split(run: Run, images: Names, part: NDArray[np.int8]) -> NDArray[np.int8]:
+    """What a run trained on must not be held out from the next: its images stay where they were."""
+    before = run.read_split()
+    return np.array([before.get(name, new) for name, new in zip(images, part.tolist(), strict=True)], np.int8)
 
 
 def _align(truth: LabelTable, table: LabelTable) -> LabelTable:

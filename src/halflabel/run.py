@@ -36,6 +36,7 @@ _RESULTS = (
     "model_card.md",
     "repro.sh",
     "report.html",
+    "scores.parquet",
     "truth.parquet",
 )
 
@@ -51,7 +52,8 @@ class Run:
                                                             predictions.parquet  scores of the held-out images
     best.safetensors  the weights to use                    thresholds.json      per class, best F1 on known labels
     last/           checkpoints to resume from              calibration.json     logits to probabilities
-    bad_images.csv  what could not be read                  plots/, model_card.md, repro.sh
+    bad_images.csv  what could not be read                  plots/, model_card.md, report.html, repro.sh
+    answers.sqlite  what people said, kept for ever         scores.parquet       scores to ask by
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -206,6 +208,13 @@ class Run:
         kind = np.array(["train", "validation"])[part]
         with replacing(self / "split.parquet") as temporary:
             pq.write_table(pa.table({"image": images, "part": pa.array(kind).dictionary_encode()}), temporary)
+
+    def read_split(self) -> dict[str, int]:
+        """0 for images that were trained on, 1 for those held out, by name."""
+        import pyarrow.parquet as pq
+
+        columns = pq.read_table(self / "split.parquet").to_pydict()
+        return {image: int(part == "validation") for image, part in zip(*columns.values(), strict=True)}
 
     def write_predictions(self, images: Sequence[str], classes: Sequence[str], scores: NDArray[np.float32]) -> None:
         """One row per image with a list of C scores; the class names stand in the file's metadata."""
