@@ -429,9 +429,12 @@ def test_a_stopped_training_says_how_to_go_on(
         os.kill(os.getpid(), kind)
         time.sleep(5)  # the signal comes at once
 
+    # A shell that runs the tests in the background has them ignore Ctrl-C.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patched:
         patched.setattr(TrainingBar, "epoch_ends", stop)
         result = run(*words, "--out", out)
+    signal.signal(signal.SIGINT, interrupt)
     assert result.exit_code == code
     assert result.stderr.strip() == f"Stopped; go on with:  halflabel train --resume '{out}'"
     assert signal.getsignal(signal.SIGTERM) is before
