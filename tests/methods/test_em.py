@@ -69,7 +69,7 @@ def test_em_apl_equals_the_slow_loop_sweep_after_sweep(shape, tied):
     labels = make_labels(*shape)
     table = LabelTable.from_dense(labels.numpy(), images=[f"photo {i * 7 % 13}" for i in range(shape[0])])
     rank = np.argsort(np.argsort(hash_names(table.images.array))).tolist()
-    method = recipe("em-apl").make(alpha=0.3, beta=0.4, theta=0.8, apl_from=2, apl_to=5)
+    method = recipe("em-apl").make(alpha=0.3, beta=0.4, theta=0.8, apl_from=2, apl_to=5, few_absent=1.0)
     method.start(table)
     generator = torch.Generator().manual_seed(2)
     soft: list[list[float | None]] = [[None] * shape[1] for _ in labels]
@@ -204,3 +204,15 @@ def test_large_tables_are_refused():
     table = LabelTable.from_entries(Names.numbered(600_000), Names.numbered(1000), nothing, nothing, nothing)
     with pytest.raises(UserError, match=r"em-apl would remember 2\.4 GB.*such as em"):
         recipe("em-apl").make().start(table)
+
+
+def test_few_known_negatives_are_charged_little_and_many_in_full():
+    logits = torch.zeros((1, 4), dtype=torch.float64)
+    for labels, charged in (([[1, 1, -1, 0]], 0.1), ([[1, -1, -1, 0]], 1.0), ([[1, -1, 0, 0]], 1.0)):
+        held = torch.tensor(labels, dtype=torch.int8)
+        for name in ("em", "em-apl"):
+            relabel = recipe(name).make().relabel
+            relabel.start(LabelTable.from_dense(held.numpy()))
+            pos, neg = relabel(Batch(torch.arange(1), (), held), logits, 1)
+            assert torch.equal(pos > 0, held > 0)
+            assert torch.equal(neg, charged * (held < 0).double())
