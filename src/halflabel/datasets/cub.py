@@ -56,5 +56,12 @@ def _not_visible(base: Path) -> LabelTable:
 def _filled(table: LabelTable, unseen: LabelTable) -> LabelTable:
     """The labels of a table, and of its images those of `unseen` where it has none."""
     mine = unseen.subset(unseen.images.index(table.images.array))
-    parts = [np.concatenate(pair) for pair in zip(mine.entries(), table.entries(), strict=True)]
-    return LabelTable.from_entries(table.images, table.classes, *parts)
+    image, column, value = mine.entries()
+    own_image, own_column, own_value = table.entries()
+    return LabelTable.from_entries(
+        table.images,
+        table.classes,
+        np.concatenate([image, own_image]),
+        np.concatenate([column, own_column]),
+        np.concatenate([value, own_value]),
+    )
