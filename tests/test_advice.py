@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from halflabel import drop
 from halflabel.advice import Advice, advise
+from halflabel.auto import choose
 from halflabel.labels.table import LabelTable
 
 
@@ -30,10 +33,10 @@ def kinds(advice: Advice) -> list[str]:
 @pytest.mark.parametrize(
     ("table", "begins", "methods"),
     [
-        (full(), "Full labels", ["bce", "asl", "rml"]),
-        (drop.single_positive(full()), "Single positive", ["em-apl", "role", "wan", "an", "rml"]),
+        (full(), "Full labels", ["bce", "asl", "focal", "rml"]),
+        (drop.single_positive(full()), "Single positive", ["em-apl", "em", "gr", "ll-cp", "wan", "an", "rml"]),
         (drop.positives(full(), number=2), "Positives only", ["em-apl", "role", "splc", "ll-r", "wan", "an", "rml"]),
-        (drop.partial(full(), 0.25), "Partial labels", ["plcl", "srcr", "imcl", "bn-bce", "rml"]),
+        (drop.partial(full(), 0.25), "Partial labels", ["csl", "bn-bce", "plcl", "srcr", "imcl", "an", "rml"]),
         (drop.partial(full(), 0.95), "Partial labels", ["bce", "asl", "plcl", "srcr", "imcl", "bn-bce", "rml"]),
         (LabelTable.from_dense(np.zeros((3, 2))), "No labels", []),
     ],
@@ -51,8 +54,8 @@ def test_methods_follow_from_the_regime(table: LabelTable, begins: str, methods:
 
 def test_images_without_labels_bring_in_propagation() -> None:
     some, most = (of(drop.semi_supervised(full(), share=share)) for share in (0.25, 0.9))
-    assert names(some) == ["bce", "asl", "ss-rml", "rml"]
-    assert names(most) == ["ss-rml", "bce", "asl", "rml"]
+    assert names(some) == ["bce", "asl", "focal", "rml", "ss-rml"]
+    assert names(most) == ["bce", "ss-rml", "plcl", "srcr", "imcl", "rml"]
     message = next(caution.message for caution in some.cautions if caution.kind == "unlabelled images")
     assert message == "50 images (25 %) have no label at all."
 
@@ -102,3 +105,9 @@ def test_unlisted_read_as_absent_looks_odd() -> None:
     assert "assumed absent" not in kinds(of(drop.partial(full(200, 100), 0.5)))
     two_classes = LabelTable.from_dense(np.where(np.eye(2)[np.arange(60) % 2] > 0, 1, -1))
     assert "assumed absent" not in kinds(of(two_classes))
+
+
+@pytest.mark.parametrize("hide", [drop.single_positive, lambda t: drop.partial(t, 0.25), lambda t: t])
+def test_inspect_advises_first_what_auto_trains(hide: Any) -> None:
+    stats = hide(full()).stats()
+    assert advise(stats).methods[0].method == choose(stats).method

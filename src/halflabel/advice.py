@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.labels.stats import Regime, Stats
+from halflabel.auto import suited
+from halflabel.labels.stats import Stats
 
 __all__ = ["Advice", "Caution", "Suggestion", "advise"]
 
 FEW_POSITIVES = 5
 MANY_CLASSES = 100  # nobody looks at every image for more classes than this
-NEARLY_FULL = 0.9  # share of the classes known per labelled image from which there is little left to guess
 
 
 class Suggestion(NamedTuple):
@@ -41,39 +41,6 @@ class Advice:
     cautions: tuple[Caution, ...]
 
 
-_FULL = (
-    Suggestion("bce", "every label is known: plain binary cross-entropy has nothing to guess"),
-    Suggestion("asl", "plays down the many easy negatives, which helps rare classes"),
-)
-_EM_APL = Suggestion("em-apl", "needs positives only: unknown labels are not assumed to be absent")
-_ROLE = Suggestion("role", "estimates the unknown labels from the expected number of positives per image")
-_WAN = Suggestion("wan", "assumes that unknown is absent but charges little for it: simple and fast")
-_AN = Suggestion("an", "the baseline to beat: unknown is taken as absent")
-_PARTIAL = (
-    Suggestion("plcl", "learns from known labels only, scaled by their number, and adds easy unknown ones in steps"),
-    Suggestion("srcr", "labels what is unknown from two views of the image: strong when few labels are known"),
-    Suggestion("imcl", "fills in unknown labels from similar images and related classes"),
-    Suggestion("bn-bce", "the baseline to beat: binary cross-entropy over the known labels of the batch"),
-)
-_METHODS: dict[Regime, tuple[Suggestion, ...]] = {
-    "full": _FULL,
-    "single-positive": (_EM_APL, _ROLE, _WAN, _AN),
-    "positives-only": (
-        _EM_APL,
-        _ROLE,
-        Suggestion("splc", "takes unknown labels as present once the model is sure of them"),
-        Suggestion("ll-r", "leaves out assumed negatives with a large loss: they are likely to be present"),
-        _WAN,
-        _AN,
-    ),
-    "partial": _PARTIAL,
-    "empty": (),
-}
-_NEARLY_FULL = (
-    Suggestion("bce", "nearly every label is known: leaving out the rest costs little"),
-    _FULL[1],
-    *_PARTIAL,
-)
 _PROPAGATE = Suggestion("ss-rml", "hands labels on to the images that have none, from their nearest labelled images")
 _ROBUST = Suggestion("rml", "if labels may be wrong, which a table cannot show: its loss limits the harm each can do")
 
@@ -81,19 +48,16 @@ _ROBUST = Suggestion("rml", "if labels may be wrong, which a table cannot show: 
 def advise(stats: Stats) -> Advice:
     """Methods to try and things to check, from counts of the known labels alone.
 
-    The methods follow from the regime. `ss-rml` comes first where most images have no label at all, after the regime's
-    own where some have none. `rml` is always last, for labels that may be wrong: a table cannot show that.
+    The methods are those of `halflabel.auto`, so that `inspect` advises what `train --method auto` does. `ss-rml` is
+    added where some images have no label at all, and `rml` always, for labels that may be wrong: a table cannot show
+    that.
     """
-    methods = _METHODS[stats.regime]
-    if stats.regime == "partial" and _known_per_image(stats) >= NEARLY_FULL * stats.classes:
-        methods = _NEARLY_FULL
+    methods = [Suggestion(choice.method, choice.why) for choice in suited(stats)]
+    also = [_PROPAGATE] if stats.unlabelled_share > 0 else []
     if methods:
-        if stats.unlabelled_share > 0.5:
-            methods = (_PROPAGATE, *methods)
-        elif stats.unlabelled_share > 0:
-            methods = (*methods, _PROPAGATE)
-        methods = (*methods, _ROBUST)
-    return Advice(_sentence(stats), methods, tuple(_cautions(stats)))
+        listed = {suggestion.method for suggestion in methods}
+        methods += [suggestion for suggestion in (*also, _ROBUST) if suggestion.method not in listed]
+    return Advice(_sentence(stats), tuple(methods), tuple(_cautions(stats)))
 
 
 def _known_per_image(stats: Stats) -> float:

@@ -14,7 +14,19 @@ from typing import Any
 from halflabel.errors import UserError
 from halflabel.labels.stats import Stats
 
-__all__ = ["EPOCHS", "MOST", "RULES", "WHOLE", "WHOLE_FIRST", "Choice", "Rule", "choose", "epochs_for", "short_list"]
+__all__ = [
+    "EPOCHS",
+    "MOST",
+    "RULES",
+    "WHOLE",
+    "WHOLE_FIRST",
+    "Choice",
+    "Rule",
+    "choose",
+    "epochs_for",
+    "short_list",
+    "suited",
+]
 
 MOST = 6  # methods on a short list
 
@@ -116,6 +128,11 @@ def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Ch
     return replace(best, settings=WHOLE, config=start)
 
 
+def suited(stats: Stats) -> tuple[Choice, ...]:
+    """The choices of the first rule that fits, as they stand there; none where nothing is known."""
+    return next((rule.choices for rule in RULES if rule.fits(stats)), ())
+
+
 def short_list(*tables: Stats) -> tuple[Choice, ...]:
     """Methods to compare for these labels, at most `MOST`, the likeliest first.
 
@@ -141,10 +158,7 @@ def _candidates(stats: Stats) -> tuple[Choice, ...]:
     from halflabel.method import recipes
 
     known = recipes()
-    for rule in RULES:
-        if rule.fits(stats):
-            here = [choice for choice in rule.choices if choice.method in known]
-            fit = tuple(choice for choice in here if stats.regime in known[choice.method].serves)
-            if fit:
-                return fit
+    fit = [c for c in suited(stats) if c.method in known and stats.regime in known[c.method].serves]
+    if fit:
+        return tuple(fit)
     raise UserError("no label is known, so no method can learn", "label some images, or check how the file was read")

@@ -6,7 +6,8 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -138,32 +139,28 @@ def compare(
     from halflabel.cli.progress import Bar
 
     where = escape(str(out))
-    try:
-        with GridBar() as watch, Bar("features") as bar:
-            result = compare_methods(
-                table,
-                images,
-                _words(methods),
-                out=out,
-                shares=_numbers(shares),
-                protocols=protocol or (),
-                seeds=seeds,
-                test=other,
-                test_images=test_images,
-                test_share=test_share,
-                select=select.value,  # type: ignore[arg-type]  # typer has checked it
-                search=search.value,  # type: ignore[arg-type]
-                budget=budget,
-                lr=lr,
-                config=config,
-                force=force,
-                watch=watch,
-                say=console.print,
-                progress=bar,
-            )
-    except KeyboardInterrupt:
-        typer.echo(f"Stopped; what is finished is in {out}: the same command goes on", err=True)
-        raise typer.Exit(130) from None
+    with kept(out), GridBar() as watch, Bar("features") as bar:
+        result = compare_methods(
+            table,
+            images,
+            _words(methods),
+            out=out,
+            shares=_numbers(shares),
+            protocols=protocol or (),
+            seeds=seeds,
+            test=other,
+            test_images=test_images,
+            test_share=test_share,
+            select=select.value,  # type: ignore[arg-type]  # typer has checked it
+            search=search.value,  # type: ignore[arg-type]
+            budget=budget,
+            lr=lr,
+            config=config,
+            force=force,
+            watch=watch,
+            say=console.print,
+            progress=bar,
+        )
     show_comparison(result)
     if not result.rows:
         raise UserError("not one run could be finished", "see the reasons above")
@@ -176,6 +173,16 @@ def compare(
     for name, value in best.options.items():
         words += ["--" + name.replace("_", "-"), str(value)]
     console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
+
+
+@contextmanager
+def kept(place: Path) -> Iterator[None]:
+    """Let Ctrl-C end a grid of runs with one line: what is finished is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped; what is finished is in {place}: the same command goes on", err=True)
+        raise typer.Exit(130) from None
 
 
 class GridBar:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.compare import GridBar
+from halflabel.cli.compare import GridBar, kept
 from halflabel.cli.screen import console
 from halflabel.cli.training import Device, Hold, Precision, Tune
 from halflabel.errors import UserError
@@ -93,25 +93,21 @@ def reproduce(
         **choices,
     )
     place = out if out is not None else Path("runs") / "reproduce" / table
-    try:
-        with GridBar() as watch, Bar("features") as bar:
-            found = run_table(
-                table,
-                data,
-                out=place,
-                rows=rows or (),
-                conditions=conditions or (),
-                changes=changes,
-                seeds=seeds,
-                budget=budget,
-                force=force,
-                watch=watch,
-                say=console.print,
-                progress=bar,
-            )
-    except KeyboardInterrupt:
-        typer.echo(f"Stopped; what is finished is in {place}: the same command goes on", err=True)
-        raise typer.Exit(130) from None
+    with kept(place), GridBar() as watch, Bar("features") as bar:
+        found = run_table(
+            table,
+            data,
+            out=place,
+            rows=rows or (),
+            conditions=conditions or (),
+            changes=changes,
+            seeds=seeds,
+            budget=budget,
+            force=force,
+            watch=watch,
+            say=console.print,
+            progress=bar,
+        )
     _show(found)
     console.print(f"Wrote [bold]{escape(str(place))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)
     if not found.finished and found.failures:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.compare import GridBar
+from halflabel.cli.compare import GridBar, kept
 from halflabel.cli.options import takes_policy
 from halflabel.cli.screen import console, number, show_audit
 from halflabel.cli.training import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune
@@ -130,18 +130,14 @@ def study(
         "force": force,
         "say": console.print,
     }
-    try:
-        with GridBar() as watch, Bar("features") as bar:
-            how |= {"watch": watch, "progress": bar}
-            result: Study | Growth
-            if grow:
-                result = studies.grow(table, images, shares=shares or studies.GROWTH, worth=worth, **how)
-            else:
-                names = [word.strip() for word in strategies.split(",") if word.strip()]
-                result = studies.study(table, images, budgets=shares or studies.BUDGETS, strategies=names, **how)
-    except KeyboardInterrupt:
-        typer.echo(f"Stopped; what is finished is in {place}: the same command goes on", err=True)
-        raise typer.Exit(130) from None
+    with kept(place), GridBar() as watch, Bar("features") as bar:
+        how |= {"watch": watch, "progress": bar}
+        result: Study | Growth
+        if grow:
+            result = studies.grow(table, images, shares=shares or studies.GROWTH, worth=worth, **how)
+        else:
+            names = [word.strip() for word in strategies.split(",") if word.strip()]
+            result = studies.study(table, images, budgets=shares or studies.BUDGETS, strategies=names, **how)
     _show(result)
     if not result.points and result.failures:
         raise UserError("not one run could be finished", "see the reasons above")

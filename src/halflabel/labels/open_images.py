@@ -24,6 +24,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import existing, first_line, records
+from halflabel.labels.standing import standing
 
 __all__ = ["USES", "display_names", "read", "sniff", "write"]
 
@@ -355,10 +356,7 @@ def _take(rows: Rows, order: NDArray[np.int64]) -> Rows:
 
 def _standing(rows: Rows) -> Rows:
     """Of several rows for one (image, class) the last; none where it retracts. Images in their order."""
-    key = rows.image.astype(np.int64) * len(rows.classes) + rows.column
-    _, from_end = np.unique(key[::-1], return_index=True)
-    last = np.sort(len(key) - 1 - from_end)
-    last = last[rows.value[last] != 0]
+    last = np.sort(standing(rows))
     seen, first = np.unique(rows.image[last], return_index=True)
     if len(seen) and np.any(np.diff(first) < 0):
         last = last[np.argsort(rows.image[last], kind="stable")]
