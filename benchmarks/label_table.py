@@ -1,65 +1,233 @@
-"""How a label table of Open Images' size behaves: memory, and the time to fetch a batch of rows.
+"""How a label table of Open Images' size behaves: time and peak memory of what is done with one.
 
-python benchmarks/label_table.py [--images 9000000] [--classes 5000] [--known 60000000]
+    python benchmarks/label_table.py [--images 9000000] [--classes 5000] [--known 60000000] [--only NAME ...]
+
+Makes a random table, writes it in the packed form, and does each thing in a process of its own that opens that file, so
+that its peak is its own. `import` writes the Open Images CSV first and reads it. Files go to a temporary folder
+(--folder keeps them). Prints a table and writes benchmarks/out/label_table.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from halflabel.labels import formats, packed
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 
+HERE = Path(__file__).resolve()
+
 
 def make(images: int, classes: int, known: int, seed: int = 0) -> LabelTable:
-    """A random table with image ids of 16 hexadecimal digits, as Open Images has them."""
+    """A random table with image ids of 16 hexadecimal digits, as Open Images has them; a few entries fall together."""
     rng = np.random.default_rng(seed)
-    counts = rng.multinomial(known, np.full(images, 1 / images))
-    start = np.zeros(images + 1, np.int64)
-    np.cumsum(counts, out=start[1:])
-    image = np.repeat(np.arange(images, dtype=np.int32), counts)
-    column = rng.integers(0, classes, known, dtype=np.int16)
-    column = column[np.lexsort((column, image))]
-    value = np.where(rng.random(known, dtype=np.float32) < 0.3, 1, -1).astype(np.int8)
+    # Some classes are far more frequent than others: the density falls with the square root.
+    key = np.sort(rng.integers(0, images, known) * classes + (classes * rng.random(known) ** 2).astype(np.int64))
+    key = key[np.append(True, key[1:] != key[:-1])]
+    start = np.searchsorted(key, np.arange(images + 1) * classes)
+    column = (key % classes).astype(np.int16 if classes < 1 << 15 else np.int32)
+    value = np.where(rng.random(len(key), dtype=np.float32) < 0.3, 1, -1).astype(np.int8)
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    text = np.empty((images, 16), np.uint8)
-    for place in range(16):
-        text[:, place] = digits[(np.arange(images) * 0x9E3779B1 >> (2 * place)) & 15]
-    text[:, :8] = digits[(np.arange(images)[:, None] >> (4 * np.arange(8))) & 15]  # makes them distinct
-    offsets = pa.py_buffer(np.arange(0, 16 * images + 1, 16, dtype=np.int32))
-    names = pa.Array.from_buffers(pa.string(), images, [None, offsets, pa.py_buffer(text)])
-    return LabelTable(Names(names), Names(f"/m/{c:05d}" for c in range(classes)), start, column, value)
+    number = np.arange(images, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # odd, so that all differ
+    text = digits[(number[:, None] >> np.arange(0, 64, 4, dtype=np.uint64)) & np.uint64(15)]
+    offset = np.arange(0, 16 * images + 1, 16, dtype=np.int32)
+    names = Names.from_parts(offset, np.ascontiguousarray(text).ravel())
+    return LabelTable(names, Names(f"/m/{c:05d}" for c in range(classes)), start, column, value)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=9_000_000)
-    parser.add_argument("--classes", type=int, default=5_000)
-    parser.add_argument("--known", type=int, default=60_000_000)
-    asked = parser.parse_args()
-    table = make(asked.images, asked.classes, asked.known)
+def rows_of_256(table: LabelTable) -> str:
     rng = np.random.default_rng(1)
     seconds = []
     for _ in range(200):
-        index = rng.integers(0, asked.images, 256)
+        index = rng.integers(0, len(table), 256)
         began = time.perf_counter()
         table.rows(index)
         seconds.append(time.perf_counter() - began)
-    result = {
-        "table": repr(table),
-        "megabytes": table.nbytes / 1e6,
-        "rows_256_ms_median": 1e3 * float(np.median(seconds)),
-        "rows_256_ms_90th": 1e3 * float(np.quantile(seconds, 0.9)),
+    return f"median {1e3 * np.median(seconds):.3f} ms, 90th {1e3 * np.quantile(seconds, 0.9):.3f} ms"
+
+
+def drop(protocol: str, **options: Any) -> Callable[[LabelTable], str]:
+    def run(table: LabelTable) -> str:
+        from halflabel.drop import apply
+
+        return f"{apply(protocol, table, **options).known:,} known"
+
+    return run
+
+
+def stats(table: LabelTable) -> str:
+    found = table.stats()
+    return f"{found.regime}, {found.positives.sum():,} positives"
+
+
+def pairs(table: LabelTable) -> str:
+    from halflabel.labels.stats import top_pairs
+
+    return f"{top_pairs(table, 50)[0].together} images show the first"
+
+
+def graph(table: LabelTable) -> str:
+    from halflabel.label_graph import from_cooccurrence
+
+    return f"{len(from_cooccurrence(table, 50).rows):,} edges"
+
+
+def groups(table: LabelTable) -> str:
+    """G1–G5 of some values per class, by the number of known labels."""
+    from halflabel.metrics import group_means
+
+    known = table.stats()
+    found = group_means(np.linspace(0, 1, len(table.classes)), known.positives + known.negatives)
+    return " ".join(f"{value:.3f}" for value in found.groups.tolist())
+
+
+def subset(table: LabelTable) -> str:
+    return f"{table.subset(np.arange(0, len(table), 2)).known:,} known"
+
+
+def split(table: LabelTable) -> str:
+    return " + ".join(f"{len(part):,}" for part in table.split((0.9, 0.1)))
+
+
+def inspect(path: Path) -> str:
+    out = subprocess.run(
+        [sys.executable, "-c", "from halflabel.cli import main; main()", "inspect", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return out.stdout.splitlines()[0]
+
+
+DO: dict[str, Callable[[LabelTable], str]] = {
+    "open": repr,
+    "rows (256)": rows_of_256,
+    "stats": stats,
+    "groups": groups,
+    "top 50 pairs": pairs,
+    "graph, top 50": graph,
+    "drop partial 0.1": drop("partial", share=0.1),
+    "drop single-positive": drop("single-positive"),
+    "drop dense 0.1": drop("dense", share=0.1),
+    "drop per-class 20 + 20": drop("per-class", positives=20, negatives=20),
+    "drop corrupt 0.1": drop("corrupt", share=0.1),
+    "subset": subset,
+    "split 0.9 + 0.1": split,
+    "digest": lambda table: table.digest()[:8],
+}
+
+
+def do(name: str, file: Path) -> dict[str, Any]:
+    """One thing done in this process: seconds without the opening, and the peak of all memory, opening included."""
+    began = time.perf_counter()
+    if name == "import":
+        source = file.with_name("train-annotations-human-labels.csv")
+        rows = formats.read(source).rows
+        said = f"{len(rows):,} rows, {len(rows) / (time.perf_counter() - began) / 1e6:.2f} M rows/s"
+    elif name == "convert":
+        formats.write(
+            formats.read(file.with_name("train-annotations-human-labels.csv")).rows, file.with_name("b.labels")
+        )
+        said = f"{file.with_name('b.labels').stat().st_size / 1e6:,.0f} MB"
+    elif name == "inspect":
+        said = inspect(file)
+    else:
+        table = packed.open_table(file)
+        if name != "open":
+            began = time.perf_counter()
+        said = DO[name](table)
+    seconds = time.perf_counter() - began
+    used = resource.getrusage(resource.RUSAGE_CHILDREN if name == "inspect" else resource.RUSAGE_SELF)
+    return {
+        "name": name,
+        "seconds": seconds,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "peak_gib": peak_gib(children=name == "inspect"),
+        "result": said,
     }
-    for name, value in result.items():
-        print(f"{name:20} {value if isinstance(value, str) else round(value, 3)}")
-    out = Path(__file__).parent / "out"
+
+
+def peak_gib(*, children: bool = False) -> float:
+    status = Path("/proc/self/status")
+    if status.exists() and not children:  # what getrusage says also counts the process that started this one
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / (1 << 20)
+    who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
+    return resource.getrusage(who).ru_maxrss / (1 << 30 if sys.platform == "darwin" else 1 << 20)
+
+
+def write_csv(table: LabelTable, path: Path) -> None:
+    """The table as Open Images publishes labels."""
+    import pyarrow.csv as pa_csv
+
+    image, column, value = table.entries()
+    kinds = pa.array(["verification", "crowdsource-verification"])
+    with open(path, "wb") as file:
+        file.write(b"ImageID,Source,LabelName,Confidence\n")
+        for first in range(0, len(value), 1 << 20):
+            part = slice(first, first + (1 << 20))
+            block = pa.table(
+                {
+                    "ImageID": table.images.array.take(pa.array(image[part])),
+                    "Source": kinds.take(pa.array(np.arange(len(value[part])) % 2)),
+                    "LabelName": table.classes.array.take(pa.array(column[part])),
+                    "Confidence": pa.array((value[part] > 0).astype(np.int8)),
+                }
+            )
+            pa_csv.write_csv(block, file, pa_csv.WriteOptions(include_header=False, quoting_style="none"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=9_000_000)
+    parser.add_argument("--classes", type=int, default=5_000)
+    parser.add_argument("--known", type=int, default=60_000_000)
+    parser.add_argument("--only", nargs="*", help="the things to do; all but import, convert and inspect otherwise")
+    parser.add_argument("--folder", type=Path, help="where to keep the files, used again where they are there")
+    parser.add_argument("--do", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.do:
+        print(json.dumps(do(asked.do, asked.folder / "a.labels")))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = asked.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "a.labels"
+        if not file.exists():
+            formats.write(make(asked.images, asked.classes, asked.known), file)
+        names = asked.only or list(DO)
+        source = file.with_name("train-annotations-human-labels.csv")
+        if {"import", "convert"} & set(names) and not source.exists():
+            write_csv(packed.open_table(file), source)
+        result: dict[str, Any] = {
+            "table": repr(packed.open_table(file)),
+            "file_mb": file.stat().st_size / 1e6,
+            "done": [],
+        }
+        print(f"{result['table']}, {result['file_mb']:,.0f} MB, {os.cpu_count()} cores")
+        for name in names:
+            command = [sys.executable, str(HERE), "--folder", str(folder), "--do", name]
+            line = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            result["done"].append(line)
+            print(
+                f"{name:24}{line['seconds']:9.2f} s ({line['cpu_seconds']:.1f} s of processor time)"
+                f"{line['peak_gib']:8.2f} GiB   {line['result']}",
+                flush=True,
+            )
+    out = HERE.parent / "out"
     out.mkdir(exist_ok=True)
     (out / "label_table.json").write_text(json.dumps(result, indent=1) + "\n")
 

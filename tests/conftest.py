@@ -6,7 +6,59 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import ipaddress
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("halflabel", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("halflabel")
+
+
+def _stays_here(host: Any) -> bool:
+    """Whether an address is this machine's own."""
+    text = host.decode() if isinstance(host, bytes) else host
+    if text in (None, "", "localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(str(text).partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def _outside(what: str) -> None:
+    # No Exception, so that no `except Exception` on the way can make an ordinary fault of it.
+    pytest.fail(f"a test tried to reach the network: {what}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Only this machine can be reached from a test: other addresses fail, and so do names that one would ask for."""
+    look_up, patch = socket.getaddrinfo, pytest.MonkeyPatch()
+
+    def guarded(call: Any) -> Any:
+        def checked(self: socket.socket, *given: Any) -> Any:
+            if self.family in (socket.AF_INET, socket.AF_INET6) and not _stays_here(given[-1][0]):
+                _outside(f"{call.__name__} to {given[-1]}")
+            return call(self, *given)
+
+        return checked
+
+    def getaddrinfo(host: Any, *given: Any, **more: Any) -> Any:
+        if isinstance(host, str) and host.endswith(".invalid"):  # no such name exists, by RFC 2606
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        if not _stays_here(host):
+            _outside(f"getaddrinfo of {host!r}")
+        return look_up(host, *given, **more)
+
+    for name in ("connect", "connect_ex", "sendto"):
+        patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
+    patch.setattr(socket, "getaddrinfo", getaddrinfo)
+    for name in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr"):
+        patch.setattr(socket, name, lambda host: _outside(f"a look-up of {host!r}"))
+    yield
+    patch.undo()

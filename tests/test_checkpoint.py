@@ -97,7 +97,7 @@ def test_a_failing_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(UserError, match="No space left"):
             checkpoint.save(tmp_path, 2, made(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001.json", "0000000001.safetensors"]
     found = checkpoint.newest(tmp_path)

@@ -292,5 +292,14 @@ def test_refusals_say_what_to_do():
 def test_large_tables_are_refused():
     nothing = np.zeros(0, np.int64)
     table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
-    with pytest.raises(UserError, match=r"would remember 2\.5 GB"):
+    with pytest.raises(UserError, match=r"would remember 2\.1 GB"):
         Curriculum("d", snapshots=2).start(table)
+    table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(5000), nothing, nothing, nothing)
+    with pytest.raises(UserError, match=r"500000 images × 5000 classes at once: 10\.0 GB"):
+        Curriculum("a").start(table)
+
+
+def test_a_label_takes_two_bits():
+    relabel = Curriculum("a")
+    relabel.start(make_table(make_labels(25, 9)))
+    assert sum(value.nbytes for value in relabel.state_dict().values()) == 25 * 3

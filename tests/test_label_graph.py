@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
 
-from halflabel.errors import LabelError
-from halflabel.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, identity
+from halflabel.errors import LabelError, UserError
+from halflabel.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, from_wordnet, identity
 from halflabel.labels.names import Names
 from halflabel.labels.stats import conditional
 from halflabel.labels.table import LabelTable
@@ -180,3 +183,49 @@ def test_faults_are_named_with_their_line(tmp_path, text, said):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(LabelError, match="no such file"):
         from_file(tmp_path / "none.csv", CLASSES)
+
+
+def test_cut_reweighted_and_turned_by_hand():
+    given = Edges(np.array([0, 0, 1, 2]), np.array([1, 2, 2, 2]), np.array([0.4, 0.9, 0.39, 1.0]))
+    cut = given.at_least(0.4)
+    assert dense(cut, 3).tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 1]]
+    found = cut.reweighted(3, 0.2)
+    np.testing.assert_allclose(found.dense(3), [[0.8, 0.1, 0.1], [0, 0.8, 0], [0, 0, 0.8]])
+    np.testing.assert_allclose(found.turned().dense(3), found.dense(3).T)
+    assert (np.diff(found.turned().rows) >= 0).all()
+
+
+class Meaning:
+    """A synset of a toy WordNet: near those whose name starts alike."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def wup_similarity(self, other):
+        return 0.9 if self.name[0] == other.name[0] else 0.2
+
+
+def test_wordnet_graph_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nltk.corpus", None)
+    with pytest.raises(UserError, match="pip install nltk"):
+        from_wordnet(Names(["cat"]))
+
+    def synsets(name, pos):
+        assert pos == "n"
+        return [] if name == "x_y" else [Meaning(name)]
+
+    loaded = types.SimpleNamespace(synsets=synsets, ensure_loaded=lambda: None)
+    monkeypatch.setitem(sys.modules, "nltk", types.ModuleType("nltk"))
+    monkeypatch.setitem(sys.modules, "nltk.corpus", types.SimpleNamespace(wordnet=loaded))
+    found = from_wordnet(Names(["cat", "dog", "cow", "x y"]), least=0.1)
+    assert dense(found, 4).tolist() == [[0, 0.2, 0.9, 0], [0.2, 0, 0.2, 0], [0.9, 0.2, 0, 0], [0, 0, 0, 0]]
+    assert dense(from_wordnet(Names(["cat", "dog", "cow"]), 1), 3).tolist() == [[0, 0, 0.9], [0.2, 0, 0], [0.9, 0, 0]]
+    with pytest.raises(UserError, match="not one of the classes"):
+        from_wordnet(Names(["x y"]))
+
+    def gone():
+        raise LookupError
+
+    loaded.ensure_loaded = gone
+    with pytest.raises(UserError, match="no WordNet data"):
+        from_wordnet(Names(["cat"]))

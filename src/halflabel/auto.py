@@ -99,8 +99,8 @@ RULES: tuple[Rule, ...] = (
 EPOCHS: tuple[tuple[float, int], ...] = ((500, 80), (2_000, 40), (math.inf, 20))
 
 
-# A whole network: the head first on frozen features, then all of it, slowly, and the average of its weights is kept.
-# VOC 2012, EfficientNet-Lite0 at 224 px, last epoch, test mAP: benchmarks/RESULTS.md has the ingredients one by one.
+# A whole network: the head first on frozen features, then all of it, slowly; the average of its weights is kept, and
+# mirror images are scored too. benchmarks/RESULTS.md has what each ingredient gives on VOC 2012.
 WHOLE: Mapping[str, Any] = {"epochs": 10, "lr": 1e-4, "backbone_lr": 1.0, "ema": 0.998}
 WHOLE_FIRST = ("srcr", "em")  # what did best there, of those that fit the labels
 
@@ -124,7 +124,7 @@ def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Ch
     from halflabel.method import recipe
 
     best = next((choice for choice in found if choice.method in WHOLE_FIRST), found[0])
-    start = {"linear_init": epochs_for(stats.images), "linear_lr": recipe(best.method).lr, "crop": 0.5}
+    start = {"linear_init": epochs_for(stats.images), "linear_lr": recipe(best.method).lr, "crop": 0.5, "mirror": True}
     return replace(best, settings=WHOLE, config=start)
 
 

@@ -28,7 +28,7 @@ from halflabel.errors import UserError
 __all__ = ["Backbone", "Preprocess", "build", "fingerprint", "load_lite"]
 
 DEFAULT = "efficientnet-lite0"
-SMALLEST = 32
+SMALLEST, LARGEST = 32, 8192
 
 _LITE = {f"efficientnet-lite{variant}": variant for variant in range(3)}
 # The weights were converted from TensorFlow's, whose efficientnet_lite_builder.py has MEAN_RGB = 127 and STDDEV_RGB =
@@ -140,6 +140,8 @@ def build(
     """
     if size is not None and size < SMALLEST:
         raise UserError(f"image size {size} is too small for a backbone", f"use {SMALLEST} pixels or more")
+    if size is not None and size > LARGEST:
+        raise UserError(f"image size {size} is too large", f"use {LARGEST} pixels or fewer")
     fetch = pretrained and weights is None
     if name == "tiny":
         with _fixed_seed():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ class Checkpoint(NamedTuple):
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> str:
     """Write tensors to one safetensors file, whole or not at all; return its sha256."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -39,7 +42,11 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
             plain[name] = tensor.clone()
         seen.add(tensor.untyped_storage().data_ptr())
     with replacing(path) as temporary:
-        save_file(plain, temporary, dict(metadata or {}))
+        try:
+            save_file(plain, temporary, dict(metadata or {}))
+        except SafetensorError as error:  # it wraps what the system says
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from None
         return _sha256(temporary)
 
 
@@ -69,17 +76,21 @@ def clear(folder: Path) -> None:
 
 def newest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint whose checksum holds; a damaged one is passed over with a warning. None: there is none."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     found = sorted(folder.glob("*.json"), reverse=True)
     for path in found:
         try:
-            meta = json.loads(path.read_text())
             tensors_path = path.with_suffix(".safetensors")
+            if not (path.is_file() and tensors_path.is_file()):  # a pipe would be waited for
+                raise ValueError("a file of it is missing")
+            meta = json.loads(path.read_text())
             if _sha256(tensors_path) != meta.pop("sha256"):
                 raise ValueError("its checksum does not hold")
             return Checkpoint(load_file(tensors_path), meta)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # A header that does not fit its tensors makes safetensors raise its own kind of error.
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             warnings.warn(f"checkpoint {path.stem} is passed over: {error}", stacklevel=2)
     if found:
         raise UserError(f"no checkpoint in {folder} is whole", "start again without --resume")

@@ -14,6 +14,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.relabel import Relabeler, check_size
 from halflabel.rng import hash_names
 from halflabel.types import Batch, Passes, Sweep, Targets
+from halflabel.weak import Packed
 
 __all__ = ["STRATEGIES", "Curriculum"]
 
@@ -50,10 +51,11 @@ class Curriculum(Relabeler):
     the sweeps after the last K epochs (those since the last labelling). Images that could not be read stay unknown.
 
     `before` empty: before the epochs at half and three quarters, as in the paper (10 and 15 of 20).
-    Memory: 1 byte per image and class, 8 per image; with snapshots 4 more per image and class.
+    Memory: 1/4 byte per image and class, 8 bytes per image; with snapshots 4 more per image and class. While it labels,
+    the scores of all images are there too: 4 bytes per image and class.
     """
 
-    labels: Tensor  # (N, C) int8: known and weak labels
+    labels: Packed  # (N, C): known and weak labels
     summed: Tensor  # (N, C) float32: logits added up over snapshots
     snapshots_taken: Tensor  # () int64
     order: Tensor  # (N,) int64: images by the hash of their names
@@ -98,7 +100,8 @@ class Curriculum(Relabeler):
         if strategy == "e":
             self.passes = Passes(passes, cast(Literal["logit", "score"], of))
         self.plan(20)
-        for name in ("labels", "summed", "snapshots_taken"):
+        self.labels = Packed()
+        for name in ("summed", "snapshots_taken"):
             self.register_buffer(name, None)
         self.register_buffer("order", None, persistent=False)
 
@@ -109,20 +112,20 @@ class Curriculum(Relabeler):
             self.before = self.before[:1]
 
     def start(self, table: LabelTable) -> None:
-        check_size(table, 5 if self.snapshots else 1, "curriculum labelling")
+        check_size(table, 4.25 if self.snapshots else 0.25, "curriculum labelling", sweeps=True)
         self.table = table
-        self.labels = torch.from_numpy(table.dense())
+        self.labels.start(table, "curriculum labelling")
         self.order = torch.from_numpy(np.argsort(hash_names(table.images.array), kind="stable"))
         if self.snapshots:
             self.summed = torch.zeros(table.shape)
             self.snapshots_taken = torch.zeros((), dtype=torch.int64)
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        labels = torch.where(batch.labels != 0, batch.labels, self.labels[batch.index])
+        labels = torch.where(batch.labels != 0, batch.labels, self.labels.rows(batch.index))
         return Targets((labels > 0).to(logits.dtype), (labels < 0).to(logits.dtype))
 
     def guesses(self) -> Tensor:
-        return self.labels
+        return self.labels.dense()
 
     def wants_sweep(self, epoch: int) -> bool:
         nothing_unknown = self.table.known == self.table.shape[0] * self.table.shape[1]
@@ -140,8 +143,8 @@ class Curriculum(Relabeler):
         if epoch + 1 not in self.before:
             return {}
         if self.redecide:
-            self.labels.copy_(torch.from_numpy(self.table.dense()))
-        size = self.block if self.strategy == "b" else max(_BLOCK // max(self.labels.shape[1], 1), 1)
+            self.labels.reset(self.table)
+        size = self.block if self.strategy == "b" else max(_BLOCK // max(self.table.shape[1], 1), 1)
         for first in range(0, len(self.order), size):
             images = self.order[first : first + size]
             self._label(images, self._evidence(sweep, images))
@@ -151,7 +154,7 @@ class Curriculum(Relabeler):
         return self._counts()
 
     def _evidence(self, sweep: Sweep, images: Tensor) -> _Evidence:
-        device = self.labels.device
+        device = self.labels.codes.device
 
         def rows(values: Tensor) -> Tensor:
             return values[images.to(values.device)].to(device)
@@ -169,7 +172,7 @@ class Curriculum(Relabeler):
     def _label(self, images: Tensor, evidence: _Evidence) -> None:
         """Turn the easy ones of these images' unknown entries into weak labels."""
         score, doubt = evidence
-        before = self.labels[images]
+        before = self.labels.rows(images).to(score.device)
         unknown = (before == 0) & ~score.isnan()
         present, absent = score >= 0, score < 0
         match self.strategy:
@@ -188,13 +191,13 @@ class Curriculum(Relabeler):
             case _:
                 easy = (score >= self.theta) | (score < -self.theta)
         weak = (present.to(torch.int8) - absent.to(torch.int8)) * (unknown & easy)
-        self.labels[images] = before + weak
+        self.labels.set_rows(images, before + weak)
 
     def _counts(self) -> dict[str, float]:
         known = self.table.value
-        present, absent = int((self.labels > 0).sum()), int((self.labels < 0).sum())
+        present, absent = self.labels.counts()
         return {
-            "label_proportion": (present + absent) / max(self.labels.numel(), 1),
+            "label_proportion": (present + absent) / max(math.prod(self.table.shape), 1),
             "weak_positives": float(present - int((known > 0).sum())),
             "weak_negatives": float(absent - int((known < 0).sum())),
         }

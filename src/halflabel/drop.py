@@ -172,8 +172,7 @@ def corrupt(table: LabelTable, share: float, *, seed: int = 0) -> LabelTable:
         raise UserError("only one image would be corrupted", "use a larger share: labels are exchanged between images")
     source = np.arange(len(table.images))
     source[order] = order[_exchange(_row_hashes(table)[order], hash_names(table.images.array)[order], seed)]
-    moved = table.subset(source)
-    return LabelTable(table.images, table.classes, moved.start, moved.column, moved.value)
+    return LabelTable(table.images, table.classes, *table.gather(source))
 
 
 def semi_supervised(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["LabelError", "UserError"]
+__all__ = ["LabelError", "OwnHead", "UserError"]
+
+_LONGEST = 2000  # characters: a name in a damaged file may have millions
 
 
 class UserError(Exception):
     """Something the user can put right: `message` says what is wrong, `fix` what to do about it."""
 
     def __init__(self, message: str, fix: str = "") -> None:
+        message, fix = _short(message), _short(fix)
         super().__init__(message, fix)
         self.message = message
         self.fix = fix
@@ -38,3 +41,11 @@ class LabelError(UserError):
         self.file = str(file)
         self.line = line
         self.column = column
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+
+
+class OwnHead(UserError):
+    """A method's step asks for more than the output, and the model has another head than the method makes."""

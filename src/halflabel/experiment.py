@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +16,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel import metrics
+from halflabel import metrics, processes
 from halflabel.backbones import Backbone, build
 from halflabel.calibrate import Platt, fit_platt
 from halflabel.checkpoint import newest, save_tensors
 from halflabel.data.cache import cache_features
 from halflabel.data.decode import Quarantine, find_images, locate
+from halflabel.data.packed import OnDevice, open_packed
 from halflabel.data.resident import load_images
+from halflabel.data.shards import is_pack
 from halflabel.data.sources import Arrays, Images, Part, Source
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.errors import UserError
 from halflabel.evaluate import Evaluation, Judge, evaluate
+from halflabel.files import check_fields
 from halflabel.heads import Head, Model
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign
@@ -56,6 +60,8 @@ class Config:
     max_bad: float = 0.01  # the share of unreadable images that is too much
     workers: int = 0
     hold: Literal["files", "device"] = "files"  # where images are kept when all is tuned: decoded once, on the device
+    views_on: Literal["workers", "device"] = "workers"  # where views are made of images that are not held there
+    decode_on: Literal["workers", "device"] = "workers"  # where the JPEGs of a pack are decoded
     mirror: bool = False  # score the mirror image too, and take the mean
     copies: int = 4  # cached strong views per image, for methods that ask for them on a frozen backbone
     settings: Settings = field(default_factory=Settings)
@@ -67,8 +73,10 @@ class Config:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Config:
         try:
+            check_fields(Settings, found["settings"])
+            check_fields(cls, {name: value for name, value in found.items() if name != "settings"})
             return cls(**{**found, "settings": Settings(**found["settings"])})
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, AttributeError) as error:
             raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
 
 
@@ -82,9 +90,11 @@ def make_views(size: int, resize: Literal["squash", "crop"], backbone: Backbone,
 
 
 def open_images(names: Names, folder: Path, views: Mapping[str, View], config: Config) -> Images:
-    """The image files of a label table. An image without a file is unreadable, as a broken one is."""
+    """The image files of a label table, or its images in a pack. One that is not there is unreadable, as if broken."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder", "name the folder with the images")
+    if is_pack(folder):
+        return open_packed(names, folder, views, workers=config.workers, max_bad=config.max_bad)
     listed = list(names)
     paths = locate(listed, folder)
     missing = [name for name, path in zip(listed, paths, strict=True) if path is None]
@@ -113,7 +123,7 @@ def train(
     """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 ones, and write the run directory.
 
     `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
-    Returns the evaluation on the held-out images, if any."""
+    Returns the evaluation on the held-out images, if any. Of several processes the first one writes."""
     how = recipe(config.method)
     method = how.make(**config.options)
     how.check_regime(table.stats().regime)
@@ -138,6 +148,7 @@ def train(
     if not resume:  # what is wrong with the settings or the images has been said by now
         truth = _align(truth, table) if truth is not None else None
         run.start(table, {**config.as_dict(), "size": size}, truth)
+    run.tidy()
     run.write_env(device)
     run.write_split(table.images.array, part if part is not None else np.zeros(len(table), np.int8))
 
@@ -189,24 +200,28 @@ def train(
             source, tuned = raw, Model(backbone, head)
             if config.hold == "device" and isinstance(raw, Images):
                 source = load_images(raw, device, progress)
-            if config.linear_init and newest(run.checkpoints / "all") is None:
+            elif config.views_on == "device" and isinstance(raw, Images):
+                source = OnDevice(raw, device, decode=config.decode_on == "device")
+            begun = processes.on_first(lambda: newest(run.checkpoints / "all") is not None)
+            if config.linear_init and not begun:
                 say(f"linear init: {config.linear_init} epochs of the head on frozen features")
                 rate = settings.lr if config.linear_lr is None else config.linear_lr
                 first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, compile="no")
                 tune(Model(None, head), features(), first, run.checkpoints / "head")
             log = tune(tuned, source, settings, run.checkpoints / "all")
     finally:  # also when there are too many of them
-        if isinstance(raw, Images):
+        if isinstance(raw, Images) and processes.is_first():
             raw.quarantine.write(run / "bad_images.csv")
     run.write_log(log)
-    _write_model(run, Model(backbone, head), table.classes, config, size)
+    if processes.is_first():
+        _write_model(run, Model(backbone, head), table.classes, config, size)
     run.write_text("repro.sh", _repro(run, config))
     if not len(outside):
         return None
     if config.mirror:  # features of mirror images are not cached
         tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
     logits = score(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
-    return _finish(run, logits, hidden, log, config, _annotations(known))
+    return processes.on_first(lambda: _finish(run, logits, hidden, log, config, _annotations(known)))
 
 
 def _start_from(run: Run, model: Model, classes: Names) -> None:
@@ -311,6 +326,12 @@ class _LogWatch:
         self.run, self.other = run, other
         self.lines: list[Epoch] = []
 
+    def _written(self) -> list[dict[str, Any]]:
+        try:
+            return self.run.read_log()
+        except UserError:  # a damaged log: checkpoints hold another, which replaces it at the end
+            return []
+
     def epoch_starts(self, epoch: int, images: int) -> None:
         if self.other is not None:
             self.other.epoch_starts(epoch, images)
@@ -321,7 +342,7 @@ class _LogWatch:
 
     def epoch_ends(self, line: Epoch) -> None:
         if not self.lines:
-            self.lines = [Epoch(old) for old in self.run.read_log() if old["epoch"] < line["epoch"]]
+            self.lines = [Epoch(old) for old in self._written() if old.get("epoch", math.inf) < line["epoch"]]
         self.lines.append(line)
         self.run.write_log(self.lines)
         if self.other is not None:
@@ -354,16 +375,17 @@ class Predictor:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         except SafetensorError as error:
             raise UserError(f"{run.weights} is damaged ({error})", "train again, or resume the run") from None
-        if "halflabel" not in about:
-            raise UserError(f"{run.weights} does not say its classes", "train again")
-        self.classes = Names(json.loads(about["halflabel"])["classes"])
-        backbone = build(self.config.backbone, pretrained=False, size=self.config.size)
-        method = recipe(self.config.method).make(**self.config.options)
-        self.model = Model(backbone, method.head(backbone.channels, len(self.classes)))
         try:
+            self.classes = Names(json.loads(about["halflabel"])["classes"])
+        except (KeyError, TypeError, ValueError, RecursionError):
+            raise UserError(f"{run.weights} does not say its classes", "train again") from None
+        backbone = build(self.config.backbone, pretrained=False, size=self.config.size)
+        try:
+            method = recipe(self.config.method).make(**self.config.options)
+            self.model = Model(backbone, method.head(backbone.channels, len(self.classes)))
             self.model.load_state_dict(state)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+        except (RuntimeError, TypeError, ValueError) as error:  # options of other kinds fail in their own ways
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"{run.weights} is of another model ({reason})", "train again") from None
         # A run that was trained on a GPU serves on a machine without one.
         self.device = _device(self.config.settings) if self.config.settings.device != "cuda" else _device(Settings())
@@ -374,8 +396,10 @@ class Predictor:
         if (run / "labels.parquet").exists():
             self.annotations = _annotations(run.read_labels())
         if (run / "calibration.json").exists():
-            self.platt = Platt(**run.read_json("calibration.json"))
-            cuts = run.read_json("thresholds.json")
+            self.platt = run.read_calibration()
+            cuts = run.read_thresholds()
+            if missing := [name for name in self.classes if cuts.get(name) is None]:
+                raise UserError(f"{run / 'thresholds.json'} has none for the class {missing[0]!r}", "train again")
             self.thresholds = torch.tensor([cuts[name] for name in self.classes])
 
     def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
@@ -399,13 +423,15 @@ class Predictor:
         source = open_images(table.images, images, self.views, dataclasses.replace(self.config, max_bad=1.0))
         labels = torch.from_numpy(table.dense())
         logits = self.logits(source, progress)
-        return evaluate(
-            logits,
-            labels,
-            table.classes,
-            thresholds=self.thresholds,
-            platt=self.platt,
-            annotations=self.annotations,
+        return processes.on_first(
+            lambda: evaluate(
+                logits,
+                labels,
+                table.classes,
+                thresholds=self.thresholds,
+                platt=self.platt,
+                annotations=self.annotations,
+            )
         )
 
 
@@ -419,14 +445,19 @@ def predict_files(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Prediction]:
     """Score files and the images of folders; the path "-" stands for names that come line by line."""
-    paths: list[Path] = []
-    for path in given:
-        if str(path) == "-":
-            paths += [Path(line) for line in stdin if line.strip()]
-        elif path.is_dir():
-            paths += find_images(path)
-        else:
-            paths.append(path)
+
+    def listed() -> list[Path]:
+        paths: list[Path] = []
+        for path in given:
+            if str(path) == "-":
+                paths += [Path(line) for line in stdin if line.strip()]
+            elif path.is_dir():
+                paths += find_images(path)
+            else:
+                paths.append(path)
+        return paths
+
+    paths = processes.on_first(listed)  # of several processes one alone reads the lines
     if not paths:
         raise UserError("there is no image to look at", "name image files, or folders that hold some")
     source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from halflabel.errors import UserError
+from halflabel.errors import OwnHead, UserError
 from halflabel.types import Output
 
-__all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "pool"]
+__all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "own_head", "pool"]
 
 
 def pool(features: Tensor) -> Tensor:
@@ -33,6 +33,7 @@ class Head(nn.Module):
 
 
 HeadMaker = Callable[[int, int], Head]  # (D, C) -> head
+H = TypeVar("H", bound=Head)
 
 
 class Linear(Head):
@@ -120,6 +121,14 @@ class Ensemble(Head):
 
     def class_maps(self, maps: Tensor) -> Tensor:
         return torch.stack([cast(Head, head).class_maps(maps) for head in self.heads]).mean(0)
+
+
+def own_head(model: nn.Module, kind: type[H]) -> H:
+    """The head of that kind of a model, whatever training has wrapped around it."""
+    for part in model.modules():
+        if isinstance(part, kind):
+            return part
+    raise OwnHead(f"the step needs a head of the kind {kind.__name__}", "use the head that the method makes")
 
 
 class Model(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
-from halflabel.errors import LabelError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.sheet import delimiter_of, existing, first_line, records
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import LabelTable, count_before
 
-__all__ = ["Edges", "LabelGraph", "from_cooccurrence", "from_file", "identity"]
+__all__ = ["Edges", "LabelGraph", "from_cooccurrence", "from_file", "from_wordnet", "identity"]
 
 _BLOCK = 256  # classes counted at a time
 _AT_ONCE = 1 << 23  # products of gradients and labels at a time
@@ -49,6 +50,30 @@ class Edges(NamedTuple):
         total = np.bincount(self.rows, self.weights, int(self.rows.max(initial=-1)) + 1)[self.rows]
         return self._replace(weights=np.divide(self.weights, total, out=np.zeros_like(self.weights), where=total > 0))
 
+    def turned(self) -> Edges:
+        """Each edge the other way round."""
+        return _by_row(self.cols, self.rows, self.weights)
+
+    def at_least(self, tau: float) -> Edges:
+        """The edges of weight τ or more, each with weight 1. Chen 2019 (ML-GCN), eq. 7."""
+        kept = self.weights >= tau
+        return Edges(self.rows[kept], self.cols[kept], np.ones(int(kept.sum())))
+
+    def reweighted(self, classes: int, p: float) -> Edges:
+        """A label keeps 1 − p of itself and takes p from the others, in proportion to their weights.
+
+        Chen 2019 (ML-GCN), eq. 8: with p near 1 a label's own features drown in those of its neighbours, with p near 0
+        they say nothing. A label without others keeps 1 − p.
+        """
+        others = self.without_loops().normalised()
+        return others._replace(weights=p * others.weights).with_loops(classes, 1 - p)
+
+    def dense(self, classes: int) -> NDArray[np.float64]:
+        """The C × C matrix of the weights, 8·C² bytes; row j holds what label j is inferred from."""
+        found = np.zeros((classes, classes))
+        found[self.rows, self.cols] = self.weights
+        return found
+
 
 def identity(classes: int) -> Edges:
     """Every label is inferred from itself alone, with weight 1."""
@@ -66,27 +91,33 @@ def from_cooccurrence(table: LabelTable, k: int | None = None, *, prior: float =
     once or twice from outranking frequent ones; with 0, weights are the plain P(j | j'). Pairs never present together
     have no edge. Where nothing is known to be absent, all P are near 1, and the number of images that show both ranks.
 
-    Memory: counts of 256 classes at a time, never C × C; time about 2 Σ_images present · known.
+    Memory: 8 bytes per known entry, 16 per known positive, and counts of 256 classes at a time, never C × C; time about
+    2 Σ_images present · known.
     """
     present, known = _matrix(table, table.value > 0), _matrix(table, np.ones(table.known, bool))
-    columns_present, columns_known = present.tocsc(), known.tocsc()
-    parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
+    columns = present.tocsc()
+    parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))]
     for first in range(0, len(table.classes), _BLOCK):
-        block = slice(first, first + _BLOCK)
-        here = columns_present[:, block].T.tocsr()
-        together = (here @ present).tocoo()
-        apart = together.row + first != together.col
-        row, col, count = together.row[apart], together.col[apart], together.data[apart]
-        if not len(row):
-            continue
-        seen_col = np.asarray((here @ known).tocsr()[row, col]).ravel()
-        seen_row = np.asarray((columns_known[:, block].T.tocsr() @ present).tocsr()[row, col]).ravel()
-        rate = count / (seen_col + prior)
+        here = columns[:, first : first + _BLOCK].T
+        together = (here @ present).toarray()
+        own = np.arange(len(together))
+        together[own, own + first] = 0
+        row, col = np.nonzero(together)
+        count = together[row, col]
+        rate = count / ((here @ known).toarray()[row, col] + prior)
         order = np.lexsort((col, -count, -rate, row))
         place = np.arange(len(order)) - np.searchsorted(row[order], row[order])
         kept = order if k is None else order[place < k]
-        parts.append((row[kept] + first, col[kept], count[kept] / (seen_row[kept] + prior)))
-    rows, cols, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
+        parts.append((row[kept] + first, col[kept], count[kept].astype(np.int64)))
+    rows, cols, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
+    # A weight is counted from the other end of its edge, so in the block of the column: known entries by class, which
+    # would do it in one go, take as much memory again.
+    weights = np.zeros(len(rows))
+    by_column = np.argsort(cols, kind="stable")
+    for first in range(0, len(table.classes), _BLOCK):
+        edges = by_column[slice(*np.searchsorted(cols, (first, first + _BLOCK), sorter=by_column))]
+        seen = (columns[:, first : first + _BLOCK].T @ known).toarray()
+        weights[edges] = counts[edges] / (seen[cols[edges] - first, rows[edges]] + prior)
     return Edges(rows.astype(np.int64), cols.astype(np.int64), weights)
 
 
@@ -108,6 +139,45 @@ def from_file(path: str | Path, classes: Names) -> Edges:
         raise LabelError("there is not one edge", "add rows such as dog,cat,0.5", path)
     ends = np.array(list(read), np.int64).reshape(-1, 2)
     return _by_row(ends[:, 0], ends[:, 1], np.array([weight for _, weight in read.values()]))
+
+
+def from_wordnet(classes: Names, k: int | None = None, *, least: float = 0.0) -> Edges:
+    """To each label the k others (None = all) nearest in WordNet, by the similarity of Wu and Palmer 1994.
+
+    weight = 2 · depth of the closest common ancestor / (depth of one + depth of the other), from 0 to 1, of the first
+    noun meaning of each name; pairs below `least` have no edge, and neither have names that WordNet does not know.
+    Needs the package nltk and its WordNet data. Time: C² / 2 look-ups, 200 classes in about a second.
+    """
+    wordnet = _wordnet()
+    meanings = []
+    for name in classes:
+        found = wordnet.synsets("_".join(name.replace("_", " ").split()), pos="n")
+        meanings.append(found[0] if found else None)
+    if not any(meanings):
+        raise UserError("WordNet knows not one of the classes", "use another --graph, or English nouns as names")
+    near = np.zeros((len(meanings), len(meanings)))
+    for row, one in enumerate(meanings):
+        for col in range(row):
+            other = meanings[col]
+            if one is not None and other is not None:
+                near[row, col] = near[col, row] = one.wup_similarity(other) or 0.0
+    order = np.argsort(-near, axis=1, kind="stable")[:, :k]
+    rows, cols = np.repeat(np.arange(len(meanings)), order.shape[1]), order.ravel()
+    kept = (near[rows, cols] > 0) & (near[rows, cols] >= least)
+    return Edges(rows[kept], cols[kept], near[rows, cols][kept])
+
+
+def _wordnet() -> Any:
+    fix = "pip install nltk, then python -m nltk.downloader wordnet; or use --graph cooccurrence"
+    try:
+        wordnet: Any = import_module("nltk.corpus").wordnet
+    except ImportError:
+        raise UserError("the WordNet graph needs the package nltk, which is not installed", fix) from None
+    try:
+        wordnet.ensure_loaded()
+    except LookupError:
+        raise UserError("the package nltk has no WordNet data", fix) from None
+    return wordnet
 
 
 class LabelGraph(nn.Module):
@@ -197,9 +267,10 @@ def _matrix(table: LabelTable, chosen: NDArray[np.bool_]) -> Any:
     """The chosen known entries as ones in a sparse (N, C) matrix."""
     from scipy.sparse import csr_array
 
-    before = np.append(0, np.cumsum(chosen, dtype=np.int64))[table.start]
     column = table.column[chosen].astype(np.int32)
-    return csr_array((np.ones(len(column), np.int64), column, before), shape=table.shape)
+    start = count_before(chosen, table.start)
+    # No count can be above the number of images, and that number fits 32 bits.
+    return csr_array((np.ones(len(column), np.int32), column, start), shape=table.shape)
 
 
 def _rows(path: Path, classes: dict[str, int]) -> Iterator[tuple[int, list[str]]]:

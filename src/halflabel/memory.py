@@ -1,11 +1,12 @@
-"""How the C library hands out memory: the difference between waiting for page faults and computing, on a CPU."""
+"""How much memory there is, and how the C library hands it out: on a CPU, waiting for page faults or computing."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["keep_freed_memory", "physical"]
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # glibc's numbers for mallopt
 
@@ -25,3 +26,11 @@ def keep_freed_memory() -> None:
         return
     mallopt(_MMAP_THRESHOLD, 1 << 30)
     mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def physical() -> int:
+    """Bytes of memory that the machine has; 16 GiB where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 34

@@ -149,6 +149,7 @@ _WHY = {
 }
 
 _REGISTRY: dict[str, Recipe] = {}
+_ALIASES: dict[str, str] = {}  # names without the signs a shell would take for its own
 
 
 def method(
@@ -159,23 +160,30 @@ def method(
     weight_decay: float = 1e-4,
     linear_init: int = 0,
     tune: Mapping[str, Sequence[Any]] | None = None,
+    name: str | None = None,
 ) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a function as the method of its name (underscores become hyphens).
 
-    Its keyword defaults are the hyper-parameters, its docstring is the page in the gallery. `serves` names the label
-    regimes it can learn from; `lr`, `weight_decay` and `linear_init` (epochs of the head alone before all is tuned) are
-    its defaults in training; `tune` offers values of its one key hyper-parameter.
+    `name` is for methods whose paper gives them one that no function can have, such as sarb*; the function's own name
+    then finds the method too. Its keyword defaults are the hyper-parameters, its docstring is the page in the gallery.
+    `serves` names the label regimes it can learn from; `lr`, `weight_decay` and `linear_init` (epochs of the head alone
+    before all is tuned) are its defaults in training; `tune` offers values of its one key hyper-parameter.
     """
     unknown = set(serves) - set(REGIMES)
     if unknown:
         raise ValueError(f"no such regimes: {sorted(unknown)}")
 
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
-        name = build.__name__.replace("_", "-")
-        if name in _REGISTRY:
-            raise ValueError(f"two methods are called {name!r}")
+        own = build.__name__.replace("_", "-")
+        called = name or own
+        if taken := {called, own} & {*_REGISTRY, *_ALIASES}:
+            raise ValueError(f"two methods are called {min(taken)!r}")
         options = dict(inspect.signature(build).parameters)
-        _REGISTRY[name] = Recipe(name, build, options, tuple(serves), paper, lr, weight_decay, linear_init, tune or {})
+        _REGISTRY[called] = Recipe(
+            called, build, options, tuple(serves), paper, lr, weight_decay, linear_init, tune or {}
+        )
+        if called != own:
+            _ALIASES[own] = called
         return build
 
     return register
@@ -200,6 +208,7 @@ def recipes() -> Mapping[str, Recipe]:
 def recipe(name: str) -> Recipe:
     """The method of that name, or an error that suggests one."""
     known = recipes()
+    name = _ALIASES.get(name, name)
     if name not in known:
         close = get_close_matches(name, known, 3)
         hint = f"did you mean {' or '.join(close)}? " if close else ""

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halflabel.backbones import build
-from halflabel.data.sources import Source, sequential
-from halflabel.data.views import View
+from halflabel import processes
+from halflabel.backbones import LARGEST, SMALLEST, build
+from halflabel.data.sources import Source, agree_on_bad, sequential
+from halflabel.data.views import Plain, View
 from halflabel.errors import UserError
 from halflabel.experiment import Config, Predictor
 from halflabel.export.about import About
+from halflabel.files import check_fields, read_json
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.method import recipe
@@ -45,12 +47,8 @@ class HubPredictor(Predictor):
         from safetensors.torch import load_file
 
         where = folder / "config.json"
-        try:
-            content = json.loads(where.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{where} cannot be read ({error})", "export the run again") from None
-        about = About.from_dict(content, str(where))
-        _adopt(self, about)
+        about = About.from_dict(read_json(where, "export the run again"), str(where))
+        _adopt(self, about, str(where))
         weights = folder / "model.safetensors"
         if not weights.is_file():
             raise UserError(f"{folder} has no model.safetensors", "export the run again, or download the whole folder")
@@ -84,35 +82,61 @@ class OnnxPredictor(Predictor):
             raise UserError(f"{path} cannot be opened as ONNX ({reason})", "export the run again") from None
         try:
             content = {key: json.loads(value) for key, value in props.items() if value[:1] in '{["'}
-        except ValueError:
+        except (ValueError, RecursionError):
             content = {}
-        _adopt(self, About.from_dict(content, str(path)))
+        self.path = path
+        _adopt(self, About.from_dict(content, str(path)), str(path))
         self.device = "cpu"
 
     def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Logits of every image of a source (N, C); NaN for unreadable ones."""
+        processes.start()
         found = torch.full((len(source), len(self.classes)), math.nan)
         plan = sequential(len(source), 16)
+        own = plan[processes.rank() :: processes.count()]
         read = 0
-        for planned, (images, views) in zip(plan, source.fetch(plan, ("plain",)), strict=True):
+        for planned, (images, views) in zip(own, source.fetch(own, ("plain",)), strict=True):
             if progress is not None:
                 progress(int(planned[-1]) + 1, len(source))
             if len(images):
-                (logits,) = self.session.run(["logits"], {"images": views[0].numpy()})
-                found[torch.from_numpy(images)] = torch.from_numpy(logits)
+                found[torch.from_numpy(images)] = self._run(views[0])
                 read += len(images)
-        if not read:
+        agree_on_bad(source)
+        found = processes.merge({"logits": found}, plan)["logits"]
+        if not sum(processes.gather(read)):
             raise UserError("not one image could be read", "check the image folder")
         return found
 
+    def _run(self, images: Tensor) -> Tensor:
+        try:
+            (logits,) = self.session.run(["logits"], {"images": images.numpy()})
+            return torch.from_numpy(logits).reshape(len(images), len(self.classes))
+        except Exception as error:  # the runtime's own types, or an output that is something else than logits
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{self.path} cannot score images ({reason})", "export the run again") from None
 
-def _adopt(predictor: Predictor, about: About) -> None:
-    """Give a predictor all that an About says."""
+
+def _adopt(predictor: Predictor, about: About, where: str) -> None:
+    """Give a predictor all that an About says; `where` is named if the parts do not fit together."""
+    fix = "export the run again"
+    try:
+        check_fields(Plain, vars(about.view))
+        predictor.classes = Names(about.classes)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} is damaged ({error})", fix) from None
+    if not (SMALLEST <= about.view.size <= LARGEST and 0 < about.view.crop_pct <= 1):
+        raise UserError(
+            f"{where} asks for images of {about.view.size} pixels, {about.view.crop_pct:g} of them seen", fix
+        )
     choices: dict[str, Any] = {"resize": about.view.resize, "tune": about.tune}
     predictor.config = Config(
-        method=about.method, options=about.options, backbone=about.backbone, size=about.view.size, **choices
+        method=about.method,
+        options=about.options,
+        backbone=about.backbone,
+        size=about.view.size,
+        mirror=about.mirror,
+        **choices,
     )
-    predictor.classes = Names(about.classes)
     view: View = about.view
     predictor.views = {"plain": view}
     predictor.platt = about.calibration

@@ -313,7 +313,10 @@ def write_questions(questions: Sequence[Question], table: LabelTable, path: str 
 def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
     """Questions from CSV; images and classes must be those of the run, probability and why may be left out."""
     try:
-        with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+        if not Path(path).is_file():  # a pipe would be waited for
+            raise UserError(f"{path} is no file", "make it with `halflabel next`")
+        # A name that is no text is not in the labels; replaced, it is refused below as any other unknown one.
+        with open(path, newline="", encoding="utf-8", errors="replace") as file:
             reader = csv.DictReader(file)
             rows = [(reader.line_num, row) for row in reader]
             header = reader.fieldnames or []

@@ -12,6 +12,7 @@ from halflabel.types import Batch, Passes, Sweep, Targets
 __all__ = ["AssumeNegative", "Ignore", "Relabeler", "check_size"]
 
 LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
+LARGEST_SWEEP = 8 * 10**9  # bytes that the scores of all images may take, for a moment
 
 
 class Relabeler(nn.Module):
@@ -63,12 +64,17 @@ class AssumeNegative(Relabeler):
         return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)
 
 
-def check_size(table: LabelTable, bytes_per_entry: int, method: str) -> None:
-    """Refuse a table for which a method would have to remember more than 2·10⁹ bytes."""
+def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps: bool = False) -> None:
+    """Refuse a table for which a method would have to remember more than 2·10⁹ bytes.
+
+    A method that `sweeps` also needs the scores of all images at once, 4 bytes each: at most 8·10⁹ bytes.
+    """
     images, classes = table.shape
-    needed = images * classes * bytes_per_entry
+    needed, scores = images * classes * bytes_per_entry, 4 * images * classes
+    advice = "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes"
     if needed > LARGEST:
-        raise UserError(
-            f"{method} would remember {needed / 1e9:.1f} GB about {images} images × {classes} classes",
-            "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes",
-        )
+        message = f"{method} would remember {needed / 1e9:.1f} GB about {images} images × {classes} classes"
+        raise UserError(message, advice)
+    if sweeps and scores > LARGEST_SWEEP:
+        message = f"{method} would score {images} images × {classes} classes at once: {scores / 1e9:.1f} GB"
+        raise UserError(message, advice)

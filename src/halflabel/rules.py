@@ -137,7 +137,7 @@ def _hierarchy(path: Path, classes: Names) -> Rules:
     """
     try:
         root = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise LabelError(f"not JSON ({error})", "download the hierarchy again", path) from None
     number = {name: position for position, name in enumerate(classes)}
     for file in sorted(path.parent.glob("*class-descriptions*.csv")):
@@ -179,8 +179,11 @@ def _nodes(root: Any, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield name, above
         if name in above:
             raise LabelError(f"{name!r} is below itself: a circle", "remove one of the two places", path)
-        waiting += [(child, (*above, name)) for child in node.get("Subcategory", ())]
-        waiting += [(child, ()) for child in node.get("Part", ())]
+        below = node.get("Subcategory", []), node.get("Part", [])
+        if not all(isinstance(children, list) for children in below):
+            raise LabelError(f"what is below {name!r} is no list", "write a list of nodes", path)
+        waiting += [(child, (*above, name)) for child in below[0]]
+        waiting += [(child, ()) for child in below[1]]
 
 
 def _class(name: str, classes: dict[str, int], path: Path, line: int) -> int:

@@ -6,23 +6,30 @@ import csv
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel import processes
 from halflabel.errors import UserError
-from halflabel.files import plain, replacing, write_json
+from halflabel.files import check_fields, plain, read_json, read_text, replacing, write_json
 
 if TYPE_CHECKING:
+    from halflabel.calibrate import Platt
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
 
 __all__ = ["Run"]
 
+_LARGEST_CONFIG = 1 << 20  # bytes
+_MOST_SETTINGS = 10_000
 
+
+_BEGINNING = ("config.yaml", "env.json", "labels.parquet", "data.hash", "split.parquet")
 _RESULTS = (
     "best.safetensors",
     "log.jsonl",
@@ -39,6 +46,20 @@ _RESULTS = (
     "scores.parquet",
     "truth.parquet",
 )
+
+
+P = ParamSpec("P")
+
+
+def _by_the_first(write: Callable[P, None]) -> Callable[P, None]:
+    """Of several processes the first one writes."""
+
+    @wraps(write)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        if processes.is_first():
+            write(*args, **kwargs)
+
+    return guarded
 
 
 class Run:
@@ -87,6 +108,7 @@ class Run:
             )
         return run
 
+    @_by_the_first
     def start(self, table: LabelTable, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:
         """Clear what an earlier run left here, then write labels and settings: from now on it can be resumed."""
         import shutil
@@ -103,6 +125,16 @@ class Run:
             formats.write(truth, self / "truth.parquet")
         self.write_config(config)
 
+    @_by_the_first
+    def tidy(self) -> None:
+        """Remove what a training that was killed had begun to write; of other files nothing, others may write them."""
+        for folder in (self.checkpoints / "head", self.checkpoints / "all", self.plots):
+            for path in folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+        for name in (*_BEGINNING, *_RESULTS):
+            for path in self.folder.glob(f".{name}.*.tmp"):
+                path.unlink(missing_ok=True)
+
     @classmethod
     def open(cls, folder: str | Path) -> Run:
         """An existing run, or an error that says what is missing."""
@@ -114,34 +146,61 @@ class Run:
     def read_config(self) -> dict[str, Any]:
         import yaml
 
+        text = read_text(self / "config.yaml", "train again", most=_LARGEST_CONFIG)
         try:
-            config = yaml.safe_load((self / "config.yaml").read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            reason = str(error).splitlines()[0]
+            config = yaml.safe_load(text)
+        except Exception as error:  # besides its own kinds, whatever a date or a number that is none makes Python raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"{self / 'config.yaml'} cannot be read ({reason})", "train again") from None
-        if not isinstance(config, dict):
+        if not isinstance(config, dict) or not _is_small(config):
             raise UserError(f"{self / 'config.yaml'} holds no settings", "train again")
         return config
 
+    @_by_the_first
     def write_config(self, config: Mapping[str, Any]) -> None:
         import yaml
 
         with replacing(self / "config.yaml") as temporary:
             temporary.write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
+    @_by_the_first
     def write_json(self, name: str, content: Any) -> None:
         write_json(self / name, content)
 
     def read_json(self, name: str) -> Any:
+        fix = "finish the run with `train --resume`"
         try:
-            return json.loads((self / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise UserError(f"{self / name} is missing or damaged", "finish the run with `train --resume`") from None
+            return read_json(self / name, fix)
+        except UserError:
+            raise UserError(f"{self / name} is missing or damaged", fix) from None
 
+    def read_calibration(self) -> Platt:
+        """How logits become probabilities."""
+        from halflabel.calibrate import Platt
+
+        found = self.read_json("calibration.json")
+        try:
+            check_fields(Platt, found)
+            return Platt(**found)
+        except (TypeError, AttributeError):
+            raise UserError(f"{self / 'calibration.json'} is damaged", "train again") from None
+
+    def read_thresholds(self) -> dict[str, float | None]:
+        """The probability from which a class is said to be present, by class; None where nothing is known of it."""
+        found = self.read_json("thresholds.json")
+        cuts: list[Any] = list(found.values()) if isinstance(found, dict) else [""]
+        if not all(cut is None or (type(cut) in (int, float) and 0 <= cut <= 1) for cut in cuts):
+            raise UserError(
+                f"{self / 'thresholds.json'} is damaged: it maps no classes to probabilities", "train again"
+            )
+        return dict(found)
+
+    @_by_the_first
     def write_text(self, name: str, text: str) -> None:
         with replacing(self / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
+    @_by_the_first
     def write_env(self, device: str) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
@@ -156,6 +215,7 @@ class Run:
             {"python": sys.version.split()[0], "system": platform.platform(), "device": device, **versions},
         )
 
+    @_by_the_first
     def write_log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """The whole log, as JSON lines and as CSV."""
         self.write_text("log.jsonl", "".join(json.dumps(plain(dict(line))) + "\n" for line in lines))
@@ -164,14 +224,24 @@ class Run:
 
     def read_log(self) -> list[dict[str, Any]]:
         path = self / "log.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        try:
+            lines = [json.loads(line) for line in read_text(path, "remove the file").splitlines()]
+        except (ValueError, RecursionError):
+            lines = [None]
+        if not all(isinstance(line, dict) for line in lines):
+            raise UserError(f"{path} is damaged", "remove the file: the log is lost, nothing else")
+        return lines
 
+    @_by_the_first
     def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         with replacing(self / name) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(header)
             writer.writerows([plain(cell) for cell in row] for row in rows)
 
+    @_by_the_first
     def write_labels(self, table: LabelTable) -> None:
         """The labels trained on: a run can be resumed whatever becomes of the file they came from."""
         from halflabel.labels import formats
@@ -184,7 +254,7 @@ class Run:
         from halflabel.labels import formats
 
         table = formats.read(self / "labels.parquet", format="long").table()
-        if (self / "data.hash").read_text().strip() != table.digest():
+        if read_text(self / "data.hash", "start a new run").strip() != table.digest():
             raise UserError(f"{self / 'labels.parquet'} is not what was trained on", "start a new run")
         return table
 
@@ -201,6 +271,7 @@ class Run:
         path = self / "truth.parquet"
         return formats.read(path, format="long").table() if path.exists() else None
 
+    @_by_the_first
     def write_split(self, images: Sequence[str], part: NDArray[Any]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -211,11 +282,21 @@ class Run:
 
     def read_split(self) -> dict[str, int]:
         """0 for images that were trained on, 1 for those held out, by name."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns = pq.read_table(self / "split.parquet").to_pydict()
-        return {image: int(part == "validation") for image, part in zip(*columns.values(), strict=True)}
+        path = self / "split.parquet"
+        try:
+            if not path.is_file():  # a pipe would be waited for
+                raise ValueError("no such file")
+            found = pq.read_table(path)
+            columns = [found[name].to_pylist() for name in ("image", "part")]
+        except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{path} cannot be read ({reason})", "start a new run") from None
+        return {str(image): int(part == "validation") for image, part in zip(*columns, strict=True)}
 
+    @_by_the_first
     def write_predictions(self, images: Sequence[str], classes: Sequence[str], scores: NDArray[np.float32]) -> None:
         """One row per image with a list of C scores; the class names stand in the file's metadata."""
         import pyarrow as pa
@@ -226,3 +307,16 @@ class Run:
         table = table.replace_schema_metadata({"classes": json.dumps(list(classes))})
         with replacing(self / "predictions.parquet") as temporary:
             pq.write_table(table, temporary, compression="zstd")
+
+
+def _is_small(config: Any) -> bool:
+    """Whether settings stay few when repeated ones are counted each time: ten lines of YAML can stand for billions."""
+    waiting, seen = [config], 0
+    while waiting and seen < _MOST_SETTINGS:
+        seen += 1
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, list | tuple | set):
+            waiting += item
+    return not waiting

@@ -1,18 +1,21 @@
 """The training loop. The only file that imports the engine (Accelerate).
 
 Order, augmentation and dropout come from (seed, epoch, image or step), never from a stream of random numbers: a run
-that is killed and resumed ends bit for bit where the unbroken one does.
+that is killed and resumed ends bit for bit where the unbroken one does. Of several processes (`torchrun`) each trains
+on its slice of every batch, and all on what one process would see: see split.py.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,21 +23,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from halflabel import checkpoint as checkpoints
+from halflabel import interrupt, processes
 from halflabel.average import Average
 from halflabel.checkpoint import Checkpoint
-from halflabel.data.sources import Plan, Source, sequential
+from halflabel.data.sources import Fetched, Plan, Source, agree_on_bad, own_order, sequential
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import Method
 from halflabel.metrics import completion_rates
+from halflabel.optimizer import make_optimizer, parameter_groups
 from halflabel.quick import quicken
+from halflabel.relabel import Relabeler
 from halflabel.rng import bits
+from halflabel.room import Kept, Room, no_room
+from halflabel.split import Split
 from halflabel.types import Batch, Output, Passes, Sweep
+
+if TYPE_CHECKING:
+    from halflabel.shard import Sharded
 
 __all__ = ["Epoch", "Fitted", "Settings", "Watch", "fit", "score"]
 
 _SMALL = 1 << 26  # entries
+_RUNS_OUT = ("cuda", "xpu", "mps")  # devices whose memory may: on a CPU the copies for it would be for nothing
 
 _ORDER, _STEP, _PASSES = 1, 2, 3  # tags that keep the random numbers of different purposes apart
 
@@ -60,6 +72,8 @@ class Settings:
     accumulate: int = 1  # batches per optimizer step
     channels_last: bool = True  # memory layout of convolutions: faster on CPUs and GPUs
     compile: Literal["no", "graph", "inductor", "full"] = "no"  # how launches are saved: see quick.py
+    shard: bool = False  # weights in parts, one in each of several processes: for backbones too large for one GPU
+    deterministic: bool = False  # on a GPU too, sums in the same order each time, where torch has a way: slower
     patience: int = 0  # stop after so many epochs without a better validation metric; 0 = never
     save_every: int = 0  # optimizer steps between checkpoints within an epoch; 0 = at the end of epochs only
     seed: int = 0
@@ -129,15 +143,19 @@ def score(
     seed: int = 0,
     mirror: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    room: Room | None = None,
 ) -> Sweep:
     """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
 
     With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). With `passes`,
     the head goes over the same features so many times more with its dropout on, drawn from `seed`.
-    `progress` is told (images done, of how many).
+    `progress` is told (images done, of how many). Several processes score different batches, and each gets all.
+    Where memory runs out the backbone gets fewer images at once, from then on as `room` remembers.
     """
+    processes.start()
     if mirror and model.backbone is None:
         raise ValueError("cached features have no mirror image")
+    room = Room() if room is None else room
     was_training = model.training
     model.eval()
     found: dict[str, Tensor] = {}
@@ -149,18 +167,21 @@ def score(
 
     with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
         plan = sequential(len(source), batch_size)
-        fetched = zip(plan, source.fetch(plan, ("plain",)), strict=True)
-        for number, (planned, (images, views)) in enumerate(fetched):
+        numbers = range(len(plan))[processes.rank() :: processes.count()]
+        fetched = source.fetch([plan[number] for number in numbers], ("plain",))
+        for number, (images, views) in zip(numbers, fetched, strict=True):
             if progress is not None:
-                progress(int(planned[-1]) + 1, len(source))
+                progress(min((number + processes.count()) * batch_size, len(source)), len(source))
             if not len(images):
                 continue
             at = torch.from_numpy(images)
             view = views[0].to(device, non_blocking=True)
             with autocast():
-                body = model.features(view)
+                body = room.run(model.features, view)
                 output: Output = model.head(body)
-                logits = (output.logits + model(view.flip(-1)).logits) / 2 if mirror else output.logits
+                logits = output.logits
+                if mirror:
+                    logits = (logits + model.head(room.run(model.features, view.flip(-1))).logits) / 2
             keep("logits", at, logits)
             keep("features", at, output.features)
             if passes is not None:
@@ -171,6 +192,8 @@ def score(
                 keep("mean", at, drawn.mean(0))
                 keep("spread", at, drawn.std(0, correction=0))
     model.train(was_training)
+    agree_on_bad(source)
+    found = processes.merge(found, plan)
     if not found:
         raise UserError("not one image could be read", "check the image folder")
     return Sweep(**found)
@@ -204,88 +227,156 @@ class _Training:
         truth: LabelTable | None = None,
     ) -> None:
         self.source, self.table, self.settings = source, table, settings
-        self.validation, self.judge, self.watch, self.truth, self.folder = validation, judge, watch, truth, folder
+        self.validation, self.judge, self.truth, self.folder = validation, judge, truth, folder
+        self.watch = watch if processes.is_first() else None
         self.engine = _engine(settings)
         device = self.engine.device
-        if settings.channels_last:
+        self.sharded = _shard(model, device) if settings.shard and processes.several() else None
+        if settings.channels_last and self.sharded is None:  # parts have no such layout
             model = model.to(memory_format=torch.channels_last)
-        self.plain = model.to(device)
+        self.plain = model if self.sharded is not None else model.to(device)
+        trained = self.plain if self.sharded is None else self.sharded.model
         self.method = method
         self.method.plan(settings.epochs)
         self.method.start(table)
         self.method.to(device)
-        self.groups = _parameter_groups(self.plain, self.method, settings)
-        optimizer = _optimizer(self.groups, settings)
+        self.groups = parameter_groups(trained, self.method, settings)
+        optimizer = make_optimizer(self.groups, settings)
         self.average = Average(self.plain, settings.ema) if settings.ema else None
         self.autocast = nullcontext if settings.precision == "no" else self.engine.autocast
         # The optimizer stays as it is: the engine's wrapper looks for packages on the disk at every step.
         self.optimizer = optimizer
-        self.model: Any = quicken(self.engine.prepare(self.plain), settings.compile, settings.batch_size, device)
+        self.split = Split(trained) if processes.several() else None
+        self.model: Any = self.split
+        if self.split is None:
+            self.model = quicken(self.engine.prepare(self.plain), settings.compile, settings.batch_size, device)
         # A small table is looked up more quickly spelled out; a large one stays sparse.
         small = len(table) * len(table.classes) <= _SMALL
         self.dense = torch.from_numpy(table.dense()).to(device) if small else None
         self.epoch = 1  # the epoch under way
         self.done = 0  # batches of it that are trained
         self.steps = 0  # optimizer steps so far
-        self.summed = 0.0  # loss summed over the batches of this epoch
+        self.running = torch.zeros((), device=device)  # loss summed over the batches of this epoch
+        self.saved = (1, 0)  # epoch and batches of the newest checkpoint; the beginning needs none
+        self.at_once, self.scoring = Room(), Room()  # how many images fit into memory, in training and in scoring
+        splits = self.split is None and settings.compile == "no"  # else a smaller batch is another model's
+        self.kept = Kept(self.plain, self.method) if splits and device.type in _RUNS_OUT else None
         self.factor = 1.0  # what "plateau" has made of the learning rate
         self.best, self.best_epoch, self.stale, self.previous = -math.inf, 0, 0, -math.inf
         self.best_weights: dict[str, Tensor] = {}
         self.log: list[Epoch] = []
 
     def run(self, resume: bool) -> Fitted:
-        if resume and self.folder is not None and (found := checkpoints.newest(self.folder)) is not None:
-            self._load(found)
-        elif not resume and self.folder is not None and self.engine.is_main_process:
+        try:
+            with _repeatable() if self.settings.deterministic else nullcontext():
+                return self._run(resume)
+        except KeyboardInterrupt:
+            # What stands is whole: nothing is lost. Of several processes the others may be gone, with parts of it.
+            if not interrupt.is_held() and self.sharded is None and self.saved != (self.epoch, self.done):
+                self._save()
+            raise
+        finally:
+            interrupt.forget()
+
+    def _run(self, resume: bool) -> Fitted:
+        interrupt.hold()
+        if resume and self.folder is not None:
+            if (found := checkpoints.newest(self.folder)) is not None:
+                self._load(found)
+            if len(set(processes.gather((self.epoch, self.done, self.steps)))) > 1:
+                raise UserError(
+                    f"not every process finds the same checkpoints in {self.folder}",
+                    "put the run into a folder that all machines share",
+                )
+        elif self.folder is not None and processes.is_first():
             checkpoints.clear(self.folder)
+        interrupt.release()
         while self.epoch <= self.settings.epochs and not self._stalled():
             self._train_epoch()
             line = self._finish_epoch()
-            self.epoch, self.done, self.summed = self.epoch + 1, 0, 0.0
+            self.epoch, self.done = self.epoch + 1, 0
+            self.running.zero_()
             self._save()
             if self.watch is not None:
                 self.watch.epoch_ends(line)
+            interrupt.release()
         if not self.best_weights:
             self.best_weights, self.best_epoch = self._weights(), self.epoch - 1
         self.plain.load_state_dict(self.best_weights)
+        if self.sharded is not None:
+            self.plain.to(self.engine.device)
+        processes.gather(None)  # who reads the last checkpoint next must find it written
         return Fitted(self.best_weights, self.best_epoch, self.log)
 
     def _train_epoch(self) -> None:
-        settings, epoch = self.settings, self.epoch
-        plan = self._plan(epoch)
+        plan = self._plan(self.epoch)
         if self.watch is not None:
-            self.watch.epoch_starts(epoch, sum(map(len, plan)))
+            self.watch.epoch_starts(self.epoch, sum(map(len, plan)))
         self.model.train()
         self.method.train()
         self.started, self.seen = time.perf_counter(), 0
-        running = torch.tensor(self.summed, device=self.engine.device)
+        while self.done < len(plan):
+            try:
+                self._train_batches(plan)
+            except torch.OutOfMemoryError:
+                pass  # whoever handles an error still holds what it was about: nothing is freed in here
+            else:
+                break
+            self._make_room()  # then again from the last whole step
+
+    def _train_batches(self, plan: Plan) -> None:
+        """Train on what is left of the plan; between optimizer steps, all that a checkpoint holds is whole."""
+        settings, epoch = self.settings, self.epoch
         step_seeds = (bits(settings.seed, _STEP, epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
-        batches = self.source.fetch(plan[self.done :], self.method.views, seed=settings.seed, epoch=epoch)
-        for number, (images, views) in enumerate(batches, self.done):
+        for number, (images, views) in enumerate(self._fetch(plan[self.done :]), self.done):
+            if number % settings.accumulate == 0:
+                interrupt.hold()
+                before = self.running.clone()
+                if self.kept is not None:
+                    self.kept.take()
             _seed_generators(step_seeds[number], self.engine.device)
             last = number + 1 == len(plan)
             self._set_rate((epoch - 1) + number / len(plan))
             if len(images):  # none, when not one file of the batch could be read
-                running += self._backward(images, views, epoch, self._share(plan, number)).detach()
+                try:
+                    self.running += self._backward(images, views, epoch, self._share(plan, number))
+                except torch.OutOfMemoryError:
+                    self.running = before
+                    raise
             updates = (number + 1) % settings.accumulate == 0 or last
             if updates:
                 self._update()
-            self.done = number + 1
+                self.done = number + 1
             self.seen += len(images)
             # Within an epoch only where no gradient is pending: a checkpoint holds none.
             saves = updates and not last and settings.save_every > 0 and self.steps % settings.save_every == 0
             look = number % 20 == 0 or last or saves
-            if look and not math.isfinite(float(running)):
+            if look and not math.isfinite(float(self.running)):
                 raise UserError(
                     f"the loss is not finite (epoch {epoch}, batch {number + 1})",
                     f"lower --lr (now {settings.lr:g}), or add --clip 1",
                 )
             if self.watch is not None:
-                self.watch.step_done(len(images), float(running) / (number + 1) if look else None)
+                self.watch.step_done(len(images), float(self.running) / (number + 1) if look else None)
             if saves:
-                self.summed = float(running)
                 self._save()
-        self.summed = float(running) / max(len(plan), 1)
+            if updates:
+                interrupt.release()
+
+    def _make_room(self) -> None:
+        """Undo what a step without enough memory has changed; give the model half as many images from now on."""
+        if self.kept is None:
+            size = self.settings.batch_size
+            raise no_room(f"for batches of {size}, which several processes and --compile do not split")
+        self.optimizer.zero_grad(set_to_none=True)
+        self.kept.put_back()
+        also = ", added up before each step; batch norm, and a method that ranks or counts in a batch, see the pieces"
+        self.at_once.halve(self.settings.batch_size, also)
+
+    def _fetch(self, plan: Plan) -> Iterator[Fetched]:
+        """The numbers of all images of each batch, and the views of those that are this process's."""
+        take = self.source.fetch if self.split is None else partial(self.split.fetch, self.source)
+        return take(plan, self.method.views, seed=self.settings.seed, epoch=self.epoch)
 
     def _share(self, plan: Plan, number: int) -> float:
         """The batch's share of the images that one optimizer step sees: the step is then that of one large batch."""
@@ -293,6 +384,20 @@ class _Training:
         return len(plan[number]) / sum(map(len, plan[first : first + self.settings.accumulate]))
 
     def _backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
+        """Add the gradient of the batch, in as many pieces as memory asks for; its loss."""
+        pieces = self.at_once.pieces(len(images))
+        if pieces == 1:
+            return self._backward_at_once(images, views, epoch, share)
+        loss = torch.zeros((), device=self.engine.device)
+        for part in np.array_split(np.arange(len(images)), pieces):
+            rows = slice(int(part[0]), int(part[-1]) + 1)
+            own = len(part) / len(images)
+            loss += own * self._backward_at_once(images[rows], tuple(v[rows] for v in views), epoch, share * own)
+        return loss
+
+    def _backward_at_once(
+        self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float
+    ) -> Tensor:
         device = self.engine.device
         moved = tuple(self._format(view.to(device, non_blocking=True)) for view in views)
         index = torch.from_numpy(images).to(device, non_blocking=True)
@@ -301,19 +406,25 @@ class _Training:
         with self.autocast():
             loss = self.method.step(self.model, batch, epoch)
         self.engine.backward(loss if share == 1 else loss * share)
-        return loss
+        return loss.detach()
 
     def _update(self) -> None:
+        if self.split is not None and self.sharded is None:  # who splits the weights takes the mean itself
+            self.split.average_gradients()
         if self.settings.clip:
             parameters = [p for group in self.groups for p in group["params"]]
             if self.engine.scaler is not None:
                 self.engine.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip)
-        if self.engine.scaler is not None:
-            self.engine.scaler.step(self.optimizer)
-            self.engine.scaler.update()
-        else:
-            self.optimizer.step()
+            clip = torch.nn.utils.clip_grad_norm_ if self.sharded is None else self.sharded.clip
+            clip(parameters, self.settings.clip)
+        try:
+            if self.engine.scaler is not None:
+                self.engine.scaler.step(self.optimizer)
+                self.engine.scaler.update()
+            else:
+                self.optimizer.step()
+        except torch.OutOfMemoryError:  # some weights may have moved, and fewer images would not help
+            raise no_room(f"for the state of {self.settings.optimizer}") from None
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         if self.average is not None:
@@ -322,15 +433,29 @@ class _Training:
     def _finish_epoch(self) -> Epoch:
         """Relabel, validate, remember the best weights, write the line of the log."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
-        line = Epoch(epoch=self.epoch, loss=self.summed, lr=self.optimizer.param_groups[0]["lr"])
+        batches = math.ceil(len(self.source) / self.settings.batch_size)
+        line = Epoch(epoch=self.epoch, loss=float(self.running) / max(batches, 1))
+        line["lr"] = self.optimizer.param_groups[0]["lr"]
         line["images_per_s"] = self.seen / seconds
+        if self.at_once.most:
+            line["images_at_once"] = self.at_once.most
+        # First all that takes long and changes nothing, so that a signal in it finds a state to save.
+        agree_on_bad(self.source)
+        processes.agree(self._state())
         relabel = self.method.relabel
+        sweep = logits = None
         if relabel.wants_sweep(self.epoch):
             seed = int(bits(self.settings.seed, _PASSES, self.epoch)[0])
-            line.update(relabel.absorb(self._score(self.plain, self.source, relabel.passes, seed), self.epoch))
-            line.update(self._guessed(relabel.guesses()))
+            sweep = self._score(self._whole(), self.source, relabel.passes, seed)
         if self.validation is not None and self.judge is not None:
-            line.update(self.judge(self._score(self._evaluated(), self.validation).logits))
+            logits = self._score(self._evaluated(), self.validation).logits
+        interrupt.hold()
+        if sweep is not None:
+            line.update(relabel.absorb(sweep, self.epoch))
+            line.update(self._guessed(relabel))
+            processes.agree(self.method.state_dict().values())
+        if logits is not None and (judge := self.judge) is not None:
+            line.update(processes.on_first(lambda: judge(logits)))
             value = line.get("select", math.nan)
             if value > self.best:
                 self.best, self.best_epoch, self.stale = value, self.epoch, 0
@@ -345,9 +470,10 @@ class _Training:
         return line
 
     def _plan(self, epoch: int) -> Plan:
-        """All images in an order that is a function of seed, epoch and names alone."""
-        key = bits(self.settings.seed, _ORDER, epoch, self.source.hashes)
-        order = np.argsort(key, kind="stable")
+        """All images in an order that is a function of seed, epoch and names alone, or of the source's own making."""
+        order = own_order(self.source, self.settings.seed, epoch)
+        if order is None:
+            order = np.argsort(bits(self.settings.seed, _ORDER, epoch, self.source.hashes), kind="stable")
         size = self.settings.batch_size
         return [order[first : first + size] for first in range(0, len(order), size)]
 
@@ -364,40 +490,73 @@ class _Training:
     def _score(self, model: Model, source: Source, passes: Passes | None = None, seed: int = 0) -> Sweep:
         size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
         device, autocast = self.engine.device, self.autocast
-        return score(model, source, device=device, batch_size=size, autocast=autocast, passes=passes, seed=seed)
+        if self.sharded is not None:  # the whole takes room on the device while it scores
+            model.to(device)
+        found = score(
+            model,
+            source,
+            device=device,
+            batch_size=size,
+            autocast=autocast,
+            passes=passes,
+            seed=seed,
+            room=self.scoring,
+        )
+        if self.sharded is not None:
+            model.cpu()
+        return found
 
-    def _guessed(self, guesses: Tensor | None) -> dict[str, float]:
+    def _guessed(self, relabel: Relabeler) -> dict[str, float]:
         """How much of what the method has guessed is true."""
-        if self.truth is None or guesses is None:
+        if self.truth is None or (guesses := relabel.guesses()) is None:
             return {}
         return completion_rates(guesses.cpu(), self.truth.dense(), self.table.dense())._asdict()
 
+    def _whole(self) -> Model:
+        """The model as it stands."""
+        return self.plain if self.sharded is None else self.sharded.gather_into(self.plain)
+
     def _evaluated(self) -> Model:
-        return self.plain if self.average is None else self.average.model
+        return self._whole() if self.average is None else self.average.model
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._evaluated().state_dict().items()}
+
+    def _state(self) -> Iterator[Tensor]:
+        """All that training changes: the same in every process."""
+        for module in (self._whole(), self.method, self.average):
+            yield from module.state_dict().values() if module is not None else ()
+        if self.sharded is not None:
+            return
+        for slots in self.optimizer.state.values():
+            yield from (value for value in slots.values() if isinstance(value, Tensor))
 
     def _stalled(self) -> bool:
         return bool(self.settings.patience) and self.stale >= self.settings.patience
 
     def _save(self) -> None:
-        if self.folder is None or not self.engine.is_main_process:
+        if self.folder is None or not (processes.is_first() or self.sharded):
             return
-        tensors = checkpoints.flatten("model", self.plain.state_dict())
+        tensors = checkpoints.flatten("model", self._whole().state_dict())
         tensors |= checkpoints.flatten("method", self.method.state_dict())
         tensors |= checkpoints.flatten("best", self.best_weights)
         if self.average is not None:
             tensors |= checkpoints.flatten("average", self.average.state_dict())
         slots, groups = checkpoints.pack_optimizer(self.optimizer)
+        if self.sharded is not None:
+            slots = self.sharded.whole(slots)
         meta = {
             **{name: getattr(self, name) for name in _COUNTERS},
+            "summed": float(self.running),
+            "images_at_once": self.at_once.most,
             "groups": groups,
             "log": self.log,
             "scaler": self.engine.scaler.state_dict() if self.engine.scaler is not None else None,
         }
         place = (self.epoch - 1) * (math.ceil(len(self.source) / self.settings.batch_size) + 1) + self.done
-        checkpoints.save(self.folder, place, Checkpoint(tensors | slots, meta))
+        if processes.is_first():
+            checkpoints.save(self.folder, place, Checkpoint(tensors | slots, meta))
+        self.saved = (self.epoch, self.done)
 
     def _load(self, found: Checkpoint) -> None:
         tensors, meta = found
@@ -406,7 +565,13 @@ class _Training:
             self.method.load_state_dict(checkpoints.restore("method", tensors))
             if self.average is not None:
                 self.average.load_state_dict(checkpoints.restore("average", tensors))
-            checkpoints.unpack_optimizer(self.optimizer, tensors, meta["groups"])
+            if self.sharded is not None:
+                self.sharded.take_from(self.plain)
+                tensors = self.sharded.deal_out(tensors, self.optimizer)
+            # Whether steps are fused depends on where weights lie now, not on where they lay.
+            now = [{name: group[name] for name in ("fused",) if name in group} for group in self.optimizer.param_groups]
+            groups = [then | own for then, own in zip(meta["groups"], now, strict=True)]
+            checkpoints.unpack_optimizer(self.optimizer, tensors, groups)
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"the checkpoint is of another model ({reason})", "resume with the same options") from None
@@ -415,12 +580,15 @@ class _Training:
         }
         for name in _COUNTERS:
             setattr(self, name, meta[name])
+        self.running.fill_(meta["summed"])
+        self.at_once.most = meta.get("images_at_once", 0)
+        self.saved = (self.epoch, self.done)
         self.log = [Epoch(line) for line in meta["log"]]
         if self.engine.scaler is not None and meta["scaler"] is not None:
             self.engine.scaler.load_state_dict(meta["scaler"])
 
 
-_COUNTERS = ("epoch", "done", "steps", "summed", "factor", "best", "best_epoch", "stale", "previous")
+_COUNTERS = ("epoch", "done", "steps", "factor", "best", "best_epoch", "stale", "previous")
 
 
 def _rate(progress: float, settings: Settings) -> float:
@@ -435,27 +603,22 @@ def _rate(progress: float, settings: Settings) -> float:
     return 1.0
 
 
-def _parameter_groups(model: Model, method: Method, settings: Settings) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = [{"params": list(model.head.parameters()), "base_lr": settings.lr}]
-    if model.backbone is not None:
-        backbone = [p for p in model.backbone.parameters() if p.requires_grad]
-        groups.append({"params": backbone, "base_lr": settings.lr * settings.backbone_lr})
-    groups += method.parameter_groups(settings.lr)
-    return [{**group, "lr": group["base_lr"]} for group in groups if group["params"]]
+def _shard(model: Model, device: torch.device) -> Sharded:
+    from halflabel.shard import Sharded  # what it needs is slow to import
+
+    return Sharded(model, device)
 
 
-def _optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
-    decay = settings.weight_decay
-    match settings.optimizer:
-        case "adamw":
-            return torch.optim.AdamW(groups, weight_decay=decay, fused=True)
-        case "adam":
-            return torch.optim.Adam(groups, weight_decay=decay, fused=True)
-        case "sgd":
-            return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=True)
-        case "rmsprop":
-            return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
-    raise UserError(f"no optimizer is called {settings.optimizer!r}", "use adamw, adam, sgd or rmsprop")
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Let torch take the ways that give the same each time, and warn where it has none."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or products of matrices may differ
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _seed_generators(seed: int, device: torch.device) -> None:
@@ -470,6 +633,11 @@ def _engine(settings: Settings) -> Any:
     from accelerate.state import AcceleratorState
     from accelerate.utils import AutocastKwargs
 
+    if processes.several() and settings.compile != "no":
+        raise UserError(f"--compile {settings.compile} is for one process", "leave --compile out")
+    if settings.shard and (settings.ema or settings.precision == "fp16"):
+        raise UserError("--shard goes neither with --ema nor with --precision fp16", "use --ema 0 and --precision bf16")
+    processes.start()
     # One process may train several times, with another precision or on another device.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     try:

@@ -26,6 +26,7 @@ class Output(NamedTuple):
     features: Tensor  # (B, D)
     maps: Tensor | None = None  # (B, C, h, w) class maps, from heads that score places
     members: Tensor | None = None  # (K, B, C) logits of each member, from heads that are ensembles
+    per_class: Tensor | None = None  # (B, C, D') features of each class, from heads that look for each by itself
 
 
 class Targets(NamedTuple):

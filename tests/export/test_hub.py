@@ -109,6 +109,19 @@ def test_all_three_kinds_predict_the_same(
         assert predictor.evaluate(table, pictures).overall == pytest.approx(wanted, abs=1e-4, nan_ok=True)
 
 
+def test_mirror_images_are_scored_where_the_run_scored_them(run: Run, copied: Path, pictures: Path) -> None:
+    own, config = Predictor(run), copied / "config.json"
+    plain = predict_files(open_predictor(copied), [pictures], [])
+    own.config = dataclasses.replace(own.config, mirror=True)
+    wanted = predict_files(own, [pictures], [])
+    config.write_text(json.dumps(About.of(own).as_dict()))
+    assert predict_files(open_predictor(copied), [pictures], []) == wanted != plain
+    before = About.of(own).as_dict()
+    del before["mirror"]  # as exports were when mirror images were not scored yet
+    config.write_text(json.dumps(before))
+    assert predict_files(open_predictor(copied), [pictures], []) == plain
+
+
 def test_the_hub_folder_exports_to_onnx(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from halflabel.backbones import build
 from halflabel.calibrate import Platt
 from halflabel.cli import app
 from halflabel.data.views import Plain
+from halflabel.embedding import Bilinear
 from halflabel.errors import UserError
 from halflabel.experiment import Predictor
 from halflabel.export.about import About
@@ -26,8 +28,11 @@ from halflabel.graph import Graph
 from halflabel.heads import Ensemble, Head, Linear, Model, Weldon
 from halflabel.methods.boostlu import BoostedMaps
 from halflabel.methods.srcr import Saliency
+from halflabel.noise import LatentNoise
 from halflabel.predictor import OnnxPredictor, open_predictor
 from halflabel.run import Run
+from halflabel.semantic import GraphClassifier, SemanticHead, TaughtHead
+from halflabel.sequence import Sequence
 from halflabel.types import Output
 
 CLASSES = ("a", "b", "c", "d")
@@ -88,9 +93,28 @@ def test_the_file_computes_what_the_run_computes(run: Run, exported: Path) -> No
         np.testing.assert_allclose(scores, 1 / (1 + np.exp(-(slope * wanted.numpy() + offset))), atol=1e-5)
 
 
+def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
+    model = Model(build("tiny", size=32), spread(Linear(64, 4))).eval()
+    write_onnx(model, replace(about_of(model, 32), mirror=True), tmp_path / "both.onnx")
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        plain, turned = model(images).logits, model(images.flip(-1)).logits
+    assert (plain - turned).abs().max() > 1e-2
+    np.testing.assert_allclose(run_file(tmp_path / "both.onnx", images)[0], (plain + turned) / 2, atol=1e-5)
+
+
+def told(head: TaughtHead) -> Head:
+    rng = np.random.default_rng(0)
+    head.tell(rng.normal(size=tuple(head.vectors.shape)), rng.random((4, 4)) / 4)
+    return head
+
+
 HEADS: dict[str, Head] = {
     "maps": Ensemble([BoostedMaps(64, 4), Saliency(64, 4)]),
     "graph": Graph(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
+    "noise": Ensemble([LatentNoise(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
+    "paths": Sequence(64, 4, dimensions=8, hidden=8, beam=3, length=2),
+    "labels": Ensemble([told(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), told(GraphClassifier(64, 4))]),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,11 @@ def test_s2_relabelling_is_measured_against_the_truth(
 
 
 def test_s1_validates_on_its_own_split_and_groups_classes(
-    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]
+    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    table = TABLES["S1-table1"]
+    rows = tuple(replace(row, method="not-here") if row.name == "CNN-RNN" else row for row in table.rows)
+    monkeypatch.setitem(TABLES, "S1-table1", replace(table, rows=rows))
     found = reproduce("S1-table1", open_images, out=tmp_path, rows=["logistic", "CNN-RNN"], changes=TINY)
     opened = open_dataset("open-images", open_images)
     assert len(fits) == 2  # end to end and with fixed features
@@ -210,7 +214,7 @@ def test_s1_validates_on_its_own_split_and_groups_classes(
     assert np.mean([one.ours for one in groups]) == pytest.approx(whole.ours)
     assert whole.published == 75.85
     assert figure(found, "Logistic", "All classes", "fixed features").difference != whole.difference
-    assert found.skipped == ("CNN-RNN: the method 'cnn-rnn' is not here yet",)
+    assert found.skipped == ("CNN-RNN: the method 'not-here' is not here yet",)
     skipped = figure(found, "CNN-RNN", "All classes", "end to end")
     assert (skipped.published, skipped.runs) == (75.16, 0)
     assert math.isnan(skipped.ours)
@@ -266,8 +270,6 @@ def test_s3_random_weights_trials_and_noise(
 
 def _small_cifar(table: Table) -> Table:
     """The same with six labelled images of each batch in place of 4,000."""
-    from dataclasses import replace
-
     conditions = tuple(
         replace(one, options={**one.options, "labelled": 6}) if one.dataset == "cifar10" else one
         for one in table.conditions
@@ -375,3 +377,16 @@ def test_rows_and_conditions_are_found_by_name_part_or_method() -> None:
     assert chosen("plcl") == [row.name for row in rows]
     with pytest.raises(UserError, match="'nothing'"):
         chosen("nothing")
+
+
+def test_s1_the_two_classifiers_of_latent_noise_are_two_rows(open_images: Path, tmp_path: Path) -> None:
+    rows = ["Latent Noise (relevance)", "Latent Noise (visual)"]
+    found = reproduce("S1-table1", open_images, out=tmp_path, rows=rows, conditions=["fixed features"], changes=TINY)
+    assert not found.skipped
+    seen, there = (figure(found, row, "All classes") for row in rows)
+    assert (seen.published, there.published) == (75.54, 75.86)
+    assert not math.isnan(seen.ours)
+    assert not math.isnan(there.ours)
+    logits = [np.load(path) for path in sorted(tmp_path.glob("*/tasks/*.npy"))]
+    assert len(logits) == 2
+    assert not np.allclose(*logits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,11 +11,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from halflabel import __version__
+from halflabel import __version__, processes
 from halflabel.errors import UserError
 from halflabel.memory import keep_freed_memory
 
 __all__ = ["app", "main"]
+
+_TOGETHER = ("train", "evaluate", "predict", "fill")  # what several processes can do as one
 
 
 class Commands(TyperGroup):
@@ -25,7 +29,13 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            show_error(error)
+            if processes.claim("error"):  # each process may have met it
+                show_error(error)
+        except RuntimeError as error:
+            if not (why := processes.lost(error)):
+                raise
+            if processes.claim("error"):
+                show_error(UserError(f"another process of this job ended ({why})", "start again"))
         except BrokenPipeError:
             raise  # `halflabel ... | head`: the reader has seen enough, and typer ends quietly
         except OSError as error:
@@ -61,6 +71,11 @@ def start(
         from halflabel.cli.screen import show_next_step
 
         show_next_step(Path())
+    elif processes.several() and ctx.invoked_subcommand not in _TOGETHER:
+        raise UserError(
+            f"{ctx.invoked_subcommand} is work for one process, not for {processes.count()}",
+            f"start it without torchrun; together they can {', '.join(_TOGETHER)}",
+        )
 
 
 def main() -> None:
@@ -71,7 +86,39 @@ def main() -> None:
         is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     keep_freed_memory()
-    app()
+    if processes.several():
+        _join()
+    else:
+        app()
+
+
+def _join() -> None:
+    """Be one of several processes: the first one alone prints results; all end when one does."""
+    from halflabel.cli.screen import show_error
+
+    def stop(*_: object) -> None:
+        if processes.claim("error"):  # else another has said why all end
+            show_error(UserError("stopped: another process of this job ended, or all were told to", "start again"))
+        os._exit(143)
+
+    signal.signal(signal.SIGTERM, stop)
+    code: object = 0
+    try:
+        processes.start()
+        if not processes.is_first():
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # to the end of the process
+        app()
+    except SystemExit as end:
+        code = end.code
+    except UserError as error:
+        show_error(error)
+        code = 2
+    if code in (0, None):
+        processes.leave()
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)  # not by way of libraries that wait for the others
 
 
 from halflabel.cli import labels as _labels  # noqa: E402, F401  # these register their commands on `app`
@@ -82,6 +129,7 @@ from halflabel.cli import compare as _compare  # noqa: E402, F401  # after the o
 from halflabel.cli import export as _export  # noqa: E402, F401
 from halflabel.cli import fill as _fill  # noqa: E402, F401
 from halflabel.cli import next as _next  # noqa: E402, F401
+from halflabel.cli import pack as _pack  # noqa: E402, F401
 from halflabel.cli import report as _report  # noqa: E402, F401
 from halflabel.cli import reproduce as _reproduce  # noqa: E402, F401
 from halflabel.cli import review as _review  # noqa: E402, F401

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from halflabel import processes
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
 from halflabel.cli.screen import ABSENT, PRESENT, UNKNOWN, console, number, percent
@@ -65,7 +66,8 @@ def fill(
     To take it back: halflabel fill runs/first --undo labels.csv
     """
     if undo is not None:
-        _undo(undo, source, run, retract)
+        if processes.is_first():
+            _undo(undo, source, run, retract)
         return
     for flag, given in (("--source", source is not None), ("--retract", retract)):
         if given:
@@ -97,7 +99,7 @@ def fill(
             say=console.print,
         )
     base = (rows if rows is not None else Rows.from_table(filling.table)) if complete else None
-    tally = write_filled(filling, path, base=base)
+    tally = processes.on_first(lambda: write_filled(filling, path, base=base))
     _show(filling, tally, top)
     where = shlex.quote(str(path))
     known = "the known labels and the filled ones" if complete else "rows to append to the label file"

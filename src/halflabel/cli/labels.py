@@ -61,7 +61,7 @@ def inspect(
 @takes_policy
 def import_labels(
     labels: LabelFile,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write: .csv or .parquet, in long rows.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write: .csv, .parquet or .labels.")],
     read: Callable[[Path], Any],
     images: Annotated[Path | None, typer.Option(help="Also check that each image has a file in this folder.")] = None,
     force: Force = False,
@@ -88,7 +88,7 @@ def convert(
     labels: LabelFile,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
     read: Callable[[Path], Any],
-    to: Annotated[str, typer.Option(help="The format to write; see below.")] = "long",
+    to: Annotated[str, typer.Option(help="The format to write; see below. auto: by the ending of OUT.")] = "auto",
     image_url: Annotated[
         str | None, typer.Option(help="label-studio: what stands before an image's path in its address.")
     ] = None,
@@ -96,14 +96,15 @@ def convert(
 ) -> None:
     """Turn labels from one format into another; what the other cannot hold is refused, never lost.
 
-    Formats: long, wide, coco, lvis, open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive,
-    label-studio, fiftyone.
+    Formats: packed (.labels: opened in place, for millions of images), long (all other endings), wide, coco, lvis,
+    open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive, label-studio, fiftyone.
 
     Example: halflabel convert labels.csv labels.json --to lvis
     """
     from halflabel.labels import formats
 
     _check_free(out, force)
+    to = formats.format_for(out) if to == "auto" else to
     found: Import = read(labels)
     formats.write(found.rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
     show_audit(found.audit, found.table())
@@ -116,7 +117,7 @@ def convert(
 @takes_policy
 def drop(
     labels: LabelFile,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write what is left: .csv or .parquet.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write what is left: .csv, .parquet, .labels.")],
     read: Callable[[Path], Any],
     protocol: Annotated[str, typer.Option(help="How to hide or spoil labels; see below.")] = "partial",
     keep: Annotated[float | None, typer.Option(help="The share to keep: partial, dense, positives.")] = None,

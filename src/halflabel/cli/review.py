@@ -90,7 +90,7 @@ def _export(run: Run, place: Path, out: Path, with_labels: bool) -> None:
     finally:
         store.close()
     present = int((rows.value > 0).sum())
-    formats.write(Rows.from_table(table).append(rows) if with_labels else rows, out)
+    formats.write(Rows.from_table(table).append(rows) if with_labels else rows.named(), out)
     console.print(
         f"Wrote [bold]{escape(str(out))}[/]: {len(rows)} answers, {present} present and {len(rows) - present} absent; "
         f"{unsure} unsure left out",

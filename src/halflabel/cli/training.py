@@ -7,7 +7,7 @@ import json
 import shlex
 import signal
 import sys
-import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
+from halflabel import interrupt, processes
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
 from halflabel.cli.screen import console, show_audit, show_evaluation
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from halflabel.run import Run
 
 LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
-ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")]
+ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files, or a pack.")]
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="What `train --out` wrote, or `export`: a folder or an .onnx file.")
 ]
@@ -52,6 +53,7 @@ Schedule = StrEnum("Schedule", ["cosine", "step", "plateau", "constant"])
 Precision = StrEnum("Precision", ["no", "bf16", "fp16"])
 Compile = StrEnum("Compile", ["no", "graph", "inductor", "full"])
 Hold = StrEnum("Hold", ["files", "device"])
+Where = StrEnum("Where", ["workers", "device"])
 Device = StrEnum("Device", ["auto", "cpu", "cuda"])
 
 
@@ -86,7 +88,7 @@ def train(
     ctx: typer.Context,
     read: Callable[[Path], Any],
     labels: Annotated[Path | None, typer.Argument(help="A label file or folder of any known format.")] = None,
-    images: Annotated[Path | None, typer.Argument(help="The folder with the image files.")] = None,
+    images: Annotated[Path | None, typer.Argument(help="The folder with the image files, or a pack.")] = None,
     method: Annotated[
         str, typer.Option(help="How to learn: auto picks by the kind of labels; `halflabel methods` lists all.")
     ] = "auto",
@@ -115,8 +117,12 @@ def train(
     size: Annotated[int | None, typer.Option(help="Image size in pixels (default: the backbone's own).")] = None,
     resize: Annotated[Resize, typer.Option(help="squash: whole image; crop: centre square.")] = Resize.squash,
     mirror: Annotated[
-        bool, typer.Option("--mirror/--no-mirror", help="Score mirror images too and take the mean: twice the time.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--mirror/--no-mirror",
+            help="Score mirror images too and take the mean: twice the time (default: where auto tunes all).",
+        ),
+    ] = None,
     held_out: Annotated[float, typer.Option(help="Share of the images kept for validation.", min=0, max=0.9)] = 0.2,
     max_bad: Annotated[float, typer.Option(help="Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
     linear_init: Annotated[
@@ -155,9 +161,21 @@ def train(
         Compile,
         _panel(SPEED, "graph: replay CUDA graphs, quick for small batches; inductor: torch.compile; full: both."),
     ] = Compile.no,
+    shard: Annotated[
+        bool, _panel(SPEED, "With torchrun: split the weights over the processes, for large backbones.")
+    ] = False,
+    deterministic: Annotated[
+        bool, _panel(SPEED, "On a GPU too: the same result each time, more slowly, where torch has a way.")
+    ] = False,
     hold: Annotated[
         Hold, _panel(SPEED, "device: with --tune all, decode once and keep images on the GPU.")
     ] = Hold.files,
+    views_on: Annotated[
+        Where, _panel(SPEED, "device: with --tune all, workers only decode, and crops and colours are the GPU's work.")
+    ] = Where.workers,
+    decode_on: Annotated[
+        Where, _panel(SPEED, "device: with --views-on device, the JPEGs of a pack are decoded on the GPU too.")
+    ] = Where.workers,
     copies: Annotated[int, _panel(SPEED, "Strong views cached per image, if the method asks for them.")] = 4,
     save_every: Annotated[int, _panel(SPEED, "Steps between checkpoints within an epoch; 0 = none.")] = 0,
     tensorboard: Annotated[bool, _panel(SPEED, "Also log for TensorBoard.", "--tensorboard")] = False,
@@ -184,7 +202,8 @@ def train(
     if after is not None:
         _check_alone(ctx, "--continue", {"after", "answers", "images", "out", "force", "tensorboard"})
         before = Run.open(after)
-        run = Run.create(out or after.with_name(f"{after.name}-next"), force=force)
+        place = out or after.with_name(f"{after.name}-next")
+        run = processes.on_first(lambda: Run.create(place, force=force))
         rows = before.read_rows()
         if answers is not None:
             rows = rows.append(read(answers).rows)
@@ -197,9 +216,11 @@ def train(
         raise UserError("--answers means nothing without --continue", "name the run to train on from")
     if labels is None or images is None:
         raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
+    if decode_on is Where.device and views_on is not Where.device:
+        raise UserError("--decode-on device means nothing without --views-on device", "add --views-on device")
     if method != "auto":
         recipe(method)  # a wrong name is said before anything is read
-    run = Run.create(out or Path("runs") / method, force=force)
+    run = processes.on_first(lambda: Run.create(out or Path("runs") / method, force=force))
     found: Import = read(labels)
     table = found.table()
     show_audit(found.audit, table)
@@ -211,13 +232,14 @@ def train(
     given = {"epochs": epochs, "lr": lr, "backbone_lr": backbone_lr, "weight_decay": weight_decay, "ema": ema}
     decided = {"lr": how.lr, "weight_decay": how.weight_decay, **picked.settings}
     decided |= {name: value for name, value in given.items() if value is not None}
-    asked = {"linear_init": linear_init, "linear_lr": linear_lr, "crop": crop}
+    asked = {"linear_init": linear_init, "linear_lr": linear_lr, "crop": crop, "mirror": mirror}
     begun = {"linear_init": how.linear_init, **picked.config}
     begun |= {name: value for name, value in asked.items() if value is not None}
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"optimizer": optimizer.value, "schedule": schedule.value, "precision": precision.value}
     choices["compile"] = compile.value
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value, "hold": hold.value}
+    shapes |= {"views_on": views_on.value, "decode_on": decode_on.value}
     settings = Settings(
         batch_size=batch_size,
         momentum=momentum,
@@ -229,6 +251,8 @@ def train(
         channels_last=channels_last,
         patience=patience,
         save_every=save_every,
+        shard=shard,
+        deterministic=deterministic,
         seed=seed,
         device=device.value,
         **choices,
@@ -245,7 +269,6 @@ def train(
         max_bad=max_bad,
         workers=workers,
         copies=copies,
-        mirror=mirror,
         settings=settings,
         images=str(images.absolute()),
         **shapes,
@@ -270,10 +293,11 @@ def _run_training(
     from halflabel.track import Several, TensorBoard
 
     watch = TrainingBar(config.settings.epochs)
-    watches = Several(watch, TensorBoard(run / "tensorboard")) if tensorboard else watch
+    logs = tensorboard and processes.is_first()
+    watches = Several(watch, TensorBoard(run / "tensorboard")) if logs else watch
     what = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {what} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
-    with _resumable(run), watch, Bar("features") as bar:
+    with _resumable(run), _warnings_in_a_line(), watch, Bar("features") as bar:
         found = train_run(
             table, images, config, run, watch=watches, say=console.print, progress=bar, truth=truth, resume=resume
         )
@@ -297,30 +321,62 @@ def _check_alone(ctx: typer.Context, way: str, stays: set[str]) -> None:
         raise UserError(f"{ctx.args[0]} means nothing with {way}", "leave it out, or start a new run")
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM came: what a machine that shuts down, or a queue whose time is up, sends."""
+def _how_to_go_on(run: Run) -> str:
+    begun = (run / "config.yaml").exists()
+    return f"go on with:  halflabel train --resume {shlex.quote(str(run.folder))}" if begun else "nothing was written"
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Show what training warns of without the place in the code that says it."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def say(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category is UserWarning:
+                console.print(f"Warning: {message}", markup=False, soft_wrap=True)
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = say
+        yield
+
+
+@contextmanager
+def _lost_processes(run: Run) -> Iterator[None]:
+    """Say how to go on when another process of the job is gone, or when memory does not do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, where fewer images at once do not help
+            from halflabel.room import no_room
+
+            raise no_room("for this model") from None
+        if "DataLoader worker" in str(error):
+            raise UserError(
+                "a process that decodes images was ended from outside, as systems do when memory is short",
+                f"{_how_to_go_on(run)}  (or start anew with fewer --workers)",
+            ) from None
+        if not (why := processes.lost(error)):
+            raise
+        raise UserError(f"another process of this job ended ({why})", _how_to_go_on(run)) from None
 
 
 @contextmanager
 def _resumable(run: Run) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end training with one line on how to go on, and with the usual exit codes."""
-
-    def stop(*_: Any) -> None:
-        raise _Terminated
-
-    in_main = threading.current_thread() is threading.main_thread()  # only there signals can be handled
-    before = signal.signal(signal.SIGTERM, stop) if in_main else None
     try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        where = shlex.quote(str(run.folder))
-        begun = (run / "config.yaml").exists()
-        how = f"go on with:  halflabel train --resume {where}" if begun else "nothing was written"
-        typer.echo(f"Stopped; {how}", err=True)
-        raise typer.Exit(143 if isinstance(interrupt, _Terminated) else 130) from None
-    finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+        with interrupt.heeded(), _lost_processes(run):
+            yield
+    except KeyboardInterrupt as stopped:
+        if processes.claim("error"):  # a signal may reach several processes
+            typer.echo(f"Stopped; {_how_to_go_on(run)}", err=True)
+        number = stopped.number if isinstance(stopped, interrupt.Stopped) else signal.SIGINT
+        raise typer.Exit(128 + number) from None
+    except UserError:
+        if processes.several():  # whoever started them may end all before the message is out
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
 
 
 @app.command()
@@ -346,7 +402,7 @@ def evaluate(
     with Bar("scores") as bar:
         result = predictor.evaluate(table, images, bar)
     show_evaluation(result)
-    if out is not None:
+    if out is not None and processes.is_first():
         content = {"protocol": result.protocol, **result.overall, "per_class": result.per_class}
         write_json(out, content)
         console.print(f"Wrote {escape(str(out))}")

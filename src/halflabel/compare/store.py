@@ -88,7 +88,7 @@ class Store:
             found = json.loads(self._json(task).read_text(encoding="utf-8"))["outcome"]
             numbers = {name: math.nan if found[name] is None else found[name] for name in ("select", "known")}
             outcome = Outcome(**{**found, **numbers, "log": tuple(found["log"])})
-            if outcome.error or np.load(self._npy(task), mmap_mode="r").shape != shape:
+            if outcome.error or np.load(self._npy(task), mmap_mode="r", allow_pickle=False).shape != shape:
                 return None
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
@@ -112,7 +112,7 @@ class Store:
         shutil.rmtree(self.unfinished(task), ignore_errors=True)
 
     def logits(self, task: Task) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = np.load(self._npy(task))
+        logits: NDArray[np.float32] = np.load(self._npy(task), allow_pickle=False)
         return logits
 
     def unfinished(self, task: Task) -> Path:

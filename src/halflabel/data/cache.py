@@ -9,20 +9,23 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from halflabel import processes
 from halflabel.backbones import Backbone, fingerprint
-from halflabel.data.sources import Arrays, Features, Images, sequential
+from halflabel.data.packed import Packed
+from halflabel.data.sources import Arrays, Features, Images, Plan, sequential
 from halflabel.errors import UserError
-from halflabel.files import write_json
+from halflabel.files import FULL, no_space, write_json
 from halflabel.heads import pool
+from halflabel.room import Room
 
 __all__ = ["cache_features"]
 
@@ -51,6 +54,7 @@ def cache_features(
     later. They are an approximation: a few fixed augmentations in the place of a fresh one each time an image is seen.
     (1 + copies) · 2·D bytes per image for pooled features, · h·w for maps: efficientnet-lite0 at 224 px takes 2.5 kB
     and 125 kB per view. `progress` is told (images done, of how many), `say` why a cache is built anew.
+    Several processes build it together; the first one writes, and all must be able to read the folder.
     """
     if copies and "strong" not in source.views:
         raise UserError("these images have no strong view to keep copies of", "give the source one, or copies=0")
@@ -61,7 +65,7 @@ def cache_features(
     for copy in range(copies):
         made_of = {"weights": weights, "strong view": source.views["strong"].describe(), "images": images}
         shelves.append(_Shelf(place / f"strong-{copy}", "strong", copy, made_of))
-    faults = [shelf.fault() for shelf in shelves]
+    faults = processes.on_first(lambda: [shelf.fault() for shelf in shelves])
     for reason in dict.fromkeys(faults):  # each once
         if reason and say is not None:
             say(f"the feature cache is stale ({reason}): computing it again")
@@ -74,6 +78,10 @@ def cache_features(
                 progress(before + done, total)
 
         shelf.build(backbone, source, maps, device, batch_size, tell)
+    if not all(processes.gather(all(shelf.values.exists() for shelf in shelves))):
+        raise UserError(
+            f"not every process can read the feature cache in {folder}", "put the run into a folder all machines share"
+        )
     bad: dict[int, list[str]] = {}
     for shelf in shelves:
         bad |= shelf.bad()
@@ -120,48 +128,130 @@ class _Shelf:
         batch_size: int,
         tell: Callable[[int], None],
     ) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "cache.json").unlink(missing_ok=True)
-        so_far = _read_json(self.folder / "building.json")
         partial = self.folder / "values.partial.npy"
-        fresh = so_far.get("made_of") != self.made_of or not partial.exists()
-        done: int = 0 if fresh else so_far["done"]
+
+        def begin() -> tuple[bool, dict[str, Any]]:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "cache.json").unlink(missing_ok=True)
+            for stale in self.folder.glob(".*.tmp"):  # of a build that was killed while it wrote
+                stale.unlink(missing_ok=True)
+            so_far = _read_json(self.folder / "building.json")
+            return so_far.get("made_of") != self.made_of or not _is_whole(partial, so_far), so_far
+
+        fresh, so_far = processes.on_first(begin)
+        writes = processes.is_first()
+        done: int = 0 if fresh else so_far["done"] // batch_size * batch_size  # whole batches, whatever they were then
         bad: dict[str, list[str]] = {} if fresh else so_far["bad"]
-        values: Any = None if fresh else np.lib.format.open_memmap(partial, mode="r+")
-        noted = done
+        values: Any = np.lib.format.open_memmap(partial, mode="r+") if writes and not fresh else None
+        noted, crc = done, zlib.crc32(values[:done].tobytes()) if done and writes else 0
+        room = Room()
+
+        def note() -> None:
+            nonlocal noted, crc
+            values.flush()
+            crc = zlib.crc32(values[noted:done].tobytes(), crc)
+            noted = done
+            content = {"made_of": self.made_of, "done": done, "crc32": crc, "bad": bad}
+            write_json(self.folder / "building.json", content)
+
         backbone = backbone.to(device).to(memory_format=torch.channels_last).eval()
-        with torch.inference_mode():
-            for planned, (images, views) in zip(
-                rest := sequential(len(source), batch_size)[done // batch_size :],
-                source.fetch(rest, (self.view,), seed=_COPY_SEED, epoch=self.copy),
-                strict=True,
-            ):
-                if len(images):
-                    features = backbone(views[0].to(device))
-                    out = (features if maps else pool(features)).to(torch.float16).cpu().numpy()
+        plan = sequential(len(source), batch_size)[done // batch_size :]
+        try:
+            for planned, images, out, why in _together(plan, self._compute(backbone, source, plan, maps, device, room)):
+                bad |= why
+                if out is not None:
                     if values is None:
-                        shape = (len(source), *out.shape[1:])
-                        values = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float16, shape=shape)
+                        values = _allocate(partial, (len(source), *out.shape[1:]))
                     values[images] = out
                 done = int(planned[-1]) + 1
-                if isinstance(source, Images):
-                    bad |= {str(number): list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
                 if values is not None and done - noted >= _KEEP:
-                    values.flush()
-                    write_json(self.folder / "building.json", {"made_of": self.made_of, "done": done, "bad": bad})
-                    noted = done
+                    note()
                 tell(done)
-        if values is None:
-            raise UserError("not one image could be read", "check the image folder")
-        values.flush()
-        del values
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, self.values)
-        crc = _checksum(self.values)
-        note = {"made_of": self.made_of, "crc32": crc, "bad": bad, "backbone": backbone.name}
-        write_json(self.folder / "cache.json", note)
-        (self.folder / "building.json").unlink(missing_ok=True)
+        except KeyboardInterrupt:
+            if values is not None and done > noted:
+                note()
+            raise
+
+        def end() -> None:
+            if values is None:
+                raise UserError("not one image could be read", "check the image folder")
+            values.flush()
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, self.values)
+            crc = _checksum(self.values)
+            note = {"made_of": self.made_of, "crc32": crc, "bad": bad, "backbone": backbone.name}
+            write_json(self.folder / "cache.json", note)
+            (self.folder / "building.json").unlink(missing_ok=True)
+
+        processes.on_first(end)
+
+    def _compute(
+        self,
+        backbone: Backbone,
+        source: Images | Arrays,
+        plan: Plan,
+        maps: bool,
+        device: torch.device | str,
+        room: Room,
+    ) -> Iterator[_Computed]:
+        """What the backbone says of this process's batches of the plan."""
+
+        def look(view: torch.Tensor) -> torch.Tensor:
+            features = backbone(view)
+            return (features if maps else pool(features)).to(torch.float16)
+
+        plan = plan[processes.rank() :: processes.count()]
+        fetched = source.fetch(plan, (self.view,), seed=_COPY_SEED, epoch=self.copy)
+        for planned, (images, views) in zip(plan, fetched, strict=True):
+            out, why = None, {}
+            if len(images):
+                with torch.inference_mode():
+                    out = room.run(look, views[0].to(device)).cpu().numpy()
+            if isinstance(source, Images):
+                why = {str(number): list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
+            yield _Computed(planned, images, out, why)
+
+
+class _Computed(NamedTuple):
+    """One batch: the images planned, those read, their features (B, …) float16, and why others could not be read."""
+
+    planned: NDArray[np.int64]
+    images: NDArray[np.int64]
+    out: NDArray[np.float16] | None
+    why: dict[str, list[str]]
+
+
+def _allocate(path: Path, shape: tuple[int, ...]) -> Any:
+    """A mapped file with all its room on the disk: writing into one without would end the process when it is full."""
+    values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # not on every system
+        try:
+            with open(path, "rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            path.unlink()
+            if error.errno in FULL:
+                raise no_space(path, error) from None
+            raise
+    return values
+
+
+def _is_whole(partial: Path, so_far: dict[str, Any]) -> bool:
+    """Whether a half-built file holds what was noted of it."""
+    try:
+        values = np.lib.format.open_memmap(partial, mode="r")
+        return zlib.crc32(values[: so_far["done"]].tobytes()) == so_far["crc32"] and isinstance(so_far["bad"], dict)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _together(plan: Plan, own: Iterator[_Computed]) -> Iterator[_Computed]:
+    """The batches of all processes in the order of the plan, in the first one; nothing in the others."""
+    for _ in range(0, len(plan), processes.count()):
+        for found in processes.to_first(next(own, None)):
+            if found is not None:
+                yield found
 
 
 def _name(backbone: Backbone, source: Images | Arrays, maps: bool) -> str:
@@ -175,6 +265,8 @@ def _stamp(source: Images | Arrays) -> str:
     sha = hashlib.sha256()
     if isinstance(source, Arrays):
         sha.update(source.images.contiguous().numpy().data)
+    elif isinstance(source, Packed):
+        sha.update(source.stamp())
     else:
         for path in source.paths:
             try:

@@ -9,6 +9,7 @@ import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +30,20 @@ from PIL import (
 from halflabel.errors import UserError
 from halflabel.files import replacing
 
-__all__ = ["MAX_PIXELS", "SUFFIXES", "BadImage", "Quarantine", "find_images", "locate", "read_image"]
+__all__ = [
+    "MAX_PIXELS",
+    "SUFFIXES",
+    "BadImage",
+    "Quarantine",
+    "decode_image",
+    "find_images",
+    "list_images",
+    "locate",
+    "match",
+    "open_image",
+    "read_image",
+    "split_suffixes",
+]
 
 MAX_PIXELS = 100_000_000
 
@@ -73,30 +87,58 @@ class BadImage(Exception):
         return f"{self.path}: {self.reason}"
 
 
-def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+def open_image(path: str | Path) -> IO[bytes]:
+    """The bytes of an image file, or of an image in a pack (`PACK/name`); BadImage or OSError where there is none."""
+    # Opening a pipe would wait for ever, so look before opening.
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        from halflabel.data.shards import find_member
+
+        found = find_member(path)
+        if found is None:
+            raise
+        shards, number = found
+        return shards.file(number)
+    if not stat.S_ISREG(status.st_mode):
+        raise BadImage(path, "not a file")
+    if status.st_size == 0:
+        raise BadImage(path, "empty file")
+    return open(path, "rb")
+
+
+def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, least: int = 0) -> torch.Tensor:
     """The picture in a JPEG, PNG, WebP, GIF (first frame), BMP or TIFF file: uint8 (3, H, W), RGB, upright.
 
     Transparent pixels are laid on white. 16-bit grey is divided by 257; 32-bit grey is read on the scale 0..65535, and
     floating grey on 0..1, 0..255 or 0..65535, whichever is the first to hold all values, else stretched from its least
     to its greatest value. The size is checked from the header, before any pixel is decoded. The memory is laid out
-    (H, W, 3), as decoded: resizing is four times as fast on it, and the views give contiguous tensors.
+    (H, W, 3), as decoded: resizing is four times as fast on it, and the views give contiguous tensors. With `least`, a
+    JPEG may come at a half, a quarter or an eighth of its size, its sides not under `least`: a fraction of the time.
 
     Raises BadImage, and nothing else, for whatever is wrong with the file.
     """
     try:
-        # Opening a pipe would wait for ever, so look before opening.
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadImage(path, "not a file")
-        if status.st_size == 0:
-            raise BadImage(path, "empty file")
-        with _quiet(), open(path, "rb") as file:
+        with open_image(path) as file:
+            return decode_image(file, path, max_pixels=max_pixels, least=least)
+    except BadImage:
+        raise
+    except Exception as error:
+        raise BadImage(path, _reason(error)) from error
+
+
+def decode_image(file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, least: int = 0) -> torch.Tensor:
+    """`read_image` of an open file; `path` is what BadImage calls it."""
+    try:
+        with _quiet():
             image = _header(path, file)
             width, height = image.size
             if width < 1 or height < 1:
                 raise BadImage(path, "no pixels")
             if width * height > max_pixels:
                 raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
+            if least:
+                image.draft("RGB", (least, least))  # of other formats than JPEG, nothing comes of it
             image.load()
             pixels = _rgb(_upright(image))
     except BadImage:
@@ -204,9 +246,57 @@ def _split(path: str) -> tuple[str, str]:
     return (base, suffix) if base and not base.endswith("/") and suffix in _RANK else (path, "")
 
 
+def split_suffixes(names: Any) -> tuple[Any, NDArray[np.int64]]:
+    """`_split` of a whole pyarrow column: the bases, and the rank of each ending in SUFFIXES, their number for none."""
+    import pyarrow.compute as pc
+
+    endings = "|".join(suffix[1:] for suffix in SUFFIXES)
+    bases = pc.replace_substring_regex(names, pattern=rf"(?is)([^/])\.(?:{endings})$", replacement=r"\1")
+    cut = pc.not_equal(bases, names).to_numpy(zero_copy_only=False)
+    lower = pc.utf8_lower(names)
+    rank = np.full(len(names), len(SUFFIXES), np.int64)
+    for suffix, number in _RANK.items():
+        rank[cut & pc.ends_with(lower, suffix).to_numpy(zero_copy_only=False)] = number
+    return bases, rank
+
+
+def list_images(folder: str | Path) -> tuple[Any, list[str]]:
+    """The sorted relative paths of `find_images` as one pyarrow column, so that millions take little room.
+
+    Beside it those that are no UTF-8, which a column of text cannot hold.
+    """
+    import pyarrow as pa
+
+    found = (path for path in _walk(Path(folder)) if _split(path)[1])
+    chunks: list[Any] = []
+    odd: list[str] = []
+    while some := list(islice(found, 1 << 16)):
+        try:
+            chunks.append(pa.array(some, pa.large_string()))
+        except UnicodeEncodeError:
+            odd += [path for path in some if not _is_text(path)]
+            chunks.append(pa.array([path for path in some if _is_text(path)], pa.large_string()))
+    column = pa.concat_arrays(chunks) if chunks else pa.array([], pa.large_string())
+    return column.sort(), sorted(odd)
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def find_images(folder: str | Path) -> list[Path]:
-    """All image files below `folder`, told by their suffix in any case, in the order of their relative paths."""
+    """All image files below `folder`, told by their suffix in any case, in the order of their relative paths.
+
+    Of a pack, its images: `PACK/name`, which `read_image` reads."""
+    from halflabel.data.shards import is_pack, open_pack
+
     folder = Path(folder)
+    if is_pack(folder):
+        return [folder / name for name in sorted(open_pack(folder).names.to_pylist())]
     return [folder / path for path in sorted(path for path in _walk(folder) if _split(path)[1])]
 
 
@@ -216,10 +306,20 @@ def locate(names: Sequence[str], folder: str | Path) -> list[Path | None]:
     In this order: the id as a relative path; the same less its image suffix, with any image suffix; for an id without
     a folder, the only image of that stem anywhere below. An id that names a folder is not sought elsewhere
     (`train/1.jpg` is never `val/1.jpg`), but may repeat the end of `folder` itself (`images/1.jpg` in `…/images`).
-    Ids that are absolute or contain `..` get None.
+    Ids that are absolute or contain `..` get None. In a pack, ids are those of the folder that was packed.
     """
+    from halflabel.data.shards import is_pack, open_pack
+
     folder = Path(folder)
-    files = sorted(_walk(folder))
+    if is_pack(folder):
+        shards = open_pack(folder)
+        return [folder / shards.name(number) if number >= 0 else None for number in shards.find(names).tolist()]
+    found = match(names, sorted(_walk(folder)), folder.resolve().parts)
+    return [None if path is None else folder / path for path in found]
+
+
+def match(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...]) -> list[str | None]:
+    """`locate` among relative paths in sorted order; `tail` are the parts of the path of their folder."""
     exact = set(files)
     by_base: dict[str, str] = {}
     by_stem: dict[str, str | None] = {}
@@ -231,7 +331,6 @@ def locate(names: Sequence[str], folder: str | Path) -> list[Path | None]:
                 by_base[base] = path
             stem = base.rpartition("/")[2]
             by_stem[stem] = None if stem in by_stem else path
-    tail = folder.resolve().parts
 
     def find(name: str) -> str | None:
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
@@ -250,8 +349,7 @@ def locate(names: Sequence[str], folder: str | Path) -> list[Path | None]:
                     return found
         return None
 
-    found = map(find, names)
-    return [None if path is None else folder / path for path in found]
+    return [find(name) for name in names]
 
 
 class Quarantine:

@@ -21,7 +21,7 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.rng import hash_names
 
-__all__ = ["Resident", "load_images", "strong_views", "weak_views"]
+__all__ = ["Resident", "load_images", "strong_views", "view_of", "weak_views"]
 
 _BINS = 31
 _GREY = 128.0
@@ -50,16 +50,7 @@ class Resident:
                 index = np.setdiff1d(index, self.bad, assume_unique=True)
             images = self.images[torch.from_numpy(index).to(self.images.device, non_blocking=True)]
             keys = view_keys(seed, epoch, self.hashes[index], len(views))
-            yield Fetched(
-                index, tuple(self._view(self.views[name], images, keys[:, v]) for v, name in enumerate(views))
-            )
-
-    def _view(self, view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        if isinstance(view, Strong):
-            return strong_views(view, images, keys)
-        if isinstance(view, Weak):
-            return weak_views(view, images, keys)
-        return images
+            yield Fetched(index, tuple(view_of(self.views[name], images, keys[:, v]) for v, name in enumerate(views)))
 
 
 def load_images(
@@ -86,6 +77,15 @@ def load_images(
         if progress is not None:
             progress(int(planned[-1]) + 1, len(source))
     return Resident(images, source.names, source.views, sorted(source.bad))
+
+
+def view_of(view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    """A view of plain ones, made where they are: (B, 3, S, S) uint8 to the same."""
+    if isinstance(view, Strong):
+        return strong_views(view, images, keys)
+    if isinstance(view, Weak):
+        return weak_views(view, images, keys)
+    return images
 
 
 def weak_views(view: Weak, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:

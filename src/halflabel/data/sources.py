@@ -15,12 +15,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from halflabel import processes
 from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, read_image
 from halflabel.data.views import View, view_keys
 from halflabel.labels.names import Names
 from halflabel.rng import hash_names
 
-__all__ = ["Arrays", "Features", "Fetched", "Images", "Part", "Plan", "Source", "sequential"]
+__all__ = [
+    "Arrays",
+    "Features",
+    "Fetched",
+    "Images",
+    "Part",
+    "Plan",
+    "Source",
+    "agree_on_bad",
+    "own_order",
+    "sequential",
+]
 
 Plan = Sequence[NDArray[np.int64]]  # image numbers, batch by batch
 
@@ -43,6 +55,15 @@ class Source(Protocol):
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
         """The batches of the plan in turn, with the named views ("plain", "weak", "strong") of each image."""
         ...
+
+
+def own_order(source: Source, seed: int, epoch: int) -> NDArray[np.int64] | None:
+    """The order in which a source likes to be trained on, a function of seed and epoch; None: any order will do."""
+    if isinstance(source, Part):
+        whole = own_order(source.whole, seed, epoch)
+        return None if whole is None else source.numbers(whole)
+    ask: Callable[[int, int], NDArray[np.int64] | None] | None = getattr(source, "order", None)
+    return None if ask is None else ask(seed, epoch)
 
 
 def sequential(count: int, batch_size: int) -> Plan:
@@ -144,6 +165,11 @@ class Part:
     def __len__(self) -> int:
         return len(self.index)
 
+    def numbers(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers here of those images of the whole that are in this part, in their order."""
+        found: NDArray[np.int64] = self._number[index]
+        return found[found >= 0]
+
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
         for images, tensors in self.whole.fetch([self.index[at] for at in plan], views, seed=seed, epoch=epoch):
             yield Fetched(self._number[images], tensors)
@@ -167,7 +193,7 @@ class Images:
         max_pixels: int = MAX_PIXELS,
         quarantine: Quarantine | None = None,
     ) -> None:
-        self.paths = [str(path) for path in paths]
+        self.paths: Sequence[str] = [str(path) for path in paths]
         self.names = names
         self.views = views
         self.workers = workers
@@ -185,7 +211,7 @@ class Images:
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
         if self._loader is None:
             self._loader = DataLoader(
-                _Files(self.paths, self.views, self.max_pixels),
+                self._decoder(),
                 batch_sampler=self._plan,
                 num_workers=self.workers,
                 persistent_workers=self.workers > 0,
@@ -205,12 +231,26 @@ class Images:
                 self.put_aside(number, path, reason)
             yield Fetched(np.asarray(images, dtype=np.int64), tuple(stacked))
 
+    def _decoder(self) -> Dataset[Any]:
+        """What the workers hold: it turns an item of the plan into views."""
+        return _Files(self.paths, self.views, self.max_pixels)
+
     def put_aside(self, number: int, path: str, reason: str) -> None:
         """Note that an image cannot be read, once; too many of them are an error."""
         if number not in self.bad:
             self.bad[number] = (self.names[number], path, reason)
             self.quarantine.add(*self.bad[number])
             self.quarantine.check(len(self), self.max_bad)
+
+
+def agree_on_bad(source: Source) -> None:
+    """Let every process know which images any of them could not read; too many together are an error in all."""
+    while (whole := getattr(source, "whole", None)) is not None:  # of a part, or of one with its views on the device
+        source = whole
+    if processes.several() and isinstance(source, Images):
+        for found in processes.gather(source.bad):
+            for number, (_, path, reason) in sorted(found.items()):
+                source.put_aside(number, path, reason)
 
 
 _Item = tuple[int, tuple[str, ...], list[int]]  # image number, names and keys of its views
@@ -231,7 +271,7 @@ class _PlanSampler(Sampler[list[_Item]]):
 
 
 class _Files(Dataset[Any]):
-    def __init__(self, paths: list[str], views: Mapping[str, View], max_pixels: int) -> None:
+    def __init__(self, paths: Sequence[str], views: Mapping[str, View], max_pixels: int) -> None:
         self.paths, self.views, self.max_pixels = paths, views, max_pixels
 
     def __getitem__(self, item: _Item) -> Any:

@@ -35,6 +35,7 @@ class About:
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     tune: str = "head"
+    mirror: bool = False  # whether the mirror image is scored too, and the mean taken
 
     @classmethod
     def of(cls, predictor: Predictor) -> About:
@@ -53,6 +54,7 @@ class About:
             config.method,
             dict(config.options),
             config.tune,
+            config.mirror,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,6 +79,7 @@ class About:
             "method": self.method,
             "options": dict(self.options),
             "tune": self.tune,
+            "mirror": self.mirror,
         }
 
     @classmethod
@@ -101,10 +104,11 @@ class About:
                 str(found["method"]),
                 dict(found["options"]),
                 str(found["tune"]),
+                bool(found.get("mirror", False)),
             )
             finite = [*about.thresholds, about.calibration.slope, about.calibration.offset, *about.mean, *about.std]
             whole = all(math.isfinite(number) for number in finite) and len(about.mean) == len(about.std) == 3
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{where} lacks something, or is damaged ({error})", fix) from None
         if not whole or not about.classes or len(about.classes) != len(about.thresholds):
             raise UserError(f"{where} does not fit together", fix)

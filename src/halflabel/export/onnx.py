@@ -43,15 +43,21 @@ class Parity(NamedTuple):
 
 
 class Served(nn.Module):
-    """What goes into the file: (B, 3, S, S) uint8 -> logits x and probabilities σ(slope · x + offset), both (B, C)."""
+    """What goes into the file: (B, 3, S, S) uint8 -> logits x and probabilities σ(slope · x + offset), both (B, C).
 
-    def __init__(self, model: Model, platt: Platt) -> None:
+    With `mirror`, x is the mean over the image and its mirror image.
+    """
+
+    def __init__(self, model: Model, platt: Platt, *, mirror: bool = False) -> None:
         super().__init__()
         self.model = model
         self.platt = platt
+        self.mirror = mirror
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(images).logits
+        if self.mirror:
+            logits = (logits + self.model(images.flip(-1)).logits) / 2
         return logits, self.platt.scores(logits)
 
 
@@ -72,7 +78,7 @@ def write_onnx(model: Model, about: About, path: Path, *, tolerance: float = TOL
     need("onnxruntime")
     # A copy: the model itself may be on a GPU, in another memory layout, and is not ours to change.
     plain = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
-    served = Served(plain, about.calibration).eval()
+    served = Served(plain, about.calibration, mirror=about.mirror).eval()
     proto = _translate(served, about.view.size)
     _name_batch(proto)
     onnx.helper.set_model_props(proto, {key: json.dumps(value) for key, value in about.as_dict().items()})

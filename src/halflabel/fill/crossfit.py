@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from halflabel.backbones import build
 from halflabel.data.cache import cache_features
 from halflabel.data.decode import Quarantine, locate
+from halflabel.data.packed import open_packed
+from halflabel.data.shards import is_pack, open_pack
 from halflabel.data.sources import Features, Images, Part, Source
 from halflabel.errors import UserError
 from halflabel.experiment import Config, Predictor, make_views
@@ -205,9 +207,11 @@ def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:
     """The files of all images, in the folder given or else in the one that the run was trained on."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder", "name the folder with the images")
+    before = Path(config.images) if config.images else folder
+    if is_pack(folder) and (before == folder or (open_pack(folder).find(names.array) >= 0).all()):
+        return open_packed(names, folder, views, workers=config.workers, max_bad=1.0)
     listed = list(names)
     paths = locate(listed, folder)
-    before = Path(config.images) if config.images else folder
     if before != folder and before.is_dir() and any(path is None for path in paths):
         paths = [path or other for path, other in zip(paths, locate(listed, before), strict=True)]
     if all(path is None for path in paths):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
-from halflabel.labels.json_file import Id, Record, head_and_tail, identifier, load, name, records
+from halflabel.labels.json_file import Id, Record, as_score, head_and_tail, identifier, load, name, records
 from halflabel.labels.long import complete
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -133,6 +133,9 @@ def parse(path: str | Path) -> Parsed:
         place = f"categories[{number}]"
         _enter(class_at, identifier(record, "id", path, place), number, path, f"{place}.id")
         _enter(class_names, name(record.get("name"), path, f"{place}.name"), number, path, f"{place}.name")
+    for number, record in enumerate(annotations):
+        if "score" in record:
+            as_score(record["score"], path, f"annotations[{number}].score")
     return Parsed(
         Names(image_names),
         Names(class_names),

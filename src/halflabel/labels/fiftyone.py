@@ -27,7 +27,7 @@ import numpy as np
 from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
-from halflabel.labels.json_file import Record, head_and_tail, load, name
+from halflabel.labels.json_file import Record, as_score, head_and_tail, load, name
 from halflabel.labels.long import complete
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -197,12 +197,11 @@ class _Reading:
             label = classes[target]
         else:
             label = name(target, path, place)
-        confidence, attributes = more.get("confidence"), more.get("attributes")
-        score = float(confidence) if isinstance(confidence, (int, float)) else math.nan
+        confidence, attributes = as_score(more.get("confidence"), path, place), more.get("attributes")
         source = attributes.get("source") if isinstance(attributes, dict) else None
         column = self.classes.setdefault(label, len(self.classes))
         by = self.sources.setdefault(source if isinstance(source, str) else "", len(self.sources))
-        self.found.append((image, column, sign, by, score))
+        self.found.append((image, column, sign, by, confidence))
 
     def rows(self) -> Rows:
         parts: Iterator[Any] = zip(*self.found, strict=True) if self.found else iter([()] * 5)

@@ -13,10 +13,11 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-__all__ = ["FORMATS", "find_format", "read", "write"]
+__all__ = ["FORMATS", "find_format", "format_for", "read", "write"]
 
 # Name -> what a user would call it. The order is that of recognition: the particular before the general.
 FORMATS = {
+    "packed": "halflabel's packed form (.labels): opened in place, for millions of images",
     "label-studio": "Label Studio JSON: tasks to be answered, and people's answers",
     "fiftyone": "FiftyOne folder: labels.json, and negatives.json for what is absent",
     "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
@@ -41,8 +42,7 @@ def _module(name: str) -> ModuleType:
 
 def find_format(path: Path) -> str:
     """The name of the format that a file or folder is in."""
-    if not path.exists():
-        raise LabelError("no such file or folder", "check the path", path)
+    _check_there(path)
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
     for name in FORMATS:
@@ -51,22 +51,44 @@ def find_format(path: Path) -> str:
     raise LabelError("this is no label format we know", f"state it with --format: {', '.join(FORMATS)}", path)
 
 
+def _check_there(path: Path) -> None:
+    try:
+        there = path.exists()
+    except OSError:  # such as a name that is too long
+        there = False
+    if not there:
+        raise LabelError("no such file or folder", "check the path", path)
+    if not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise LabelError("this is a pipe or a device", "name a file or a folder", path)
+
+
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> Import:
     """Read a label file or folder of any known format, with an audit of what became what."""
     path, policy = Path(path), policy or Policy()
     name = find_format(path) if format == "auto" else format
     module = _module(name)
+    _check_there(path)
     policy.check(module.USES, name)
     found: Import = module.read(path, policy)
     return found
 
 
-def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "long", **options: Any) -> None:
+def format_for(path: str | Path) -> str:
+    """The format that labels are written in where none is named: packed for a name in .labels, long for any other."""
+    return "packed" if Path(path).suffix == ".labels" else "long"
+
+
+def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "auto", **options: Any) -> None:
     """Write labels in any format that can hold them; a format that would lose some refuses and names another.
 
-    `options` are the format's own, such as `image_url` of label-studio; those of another format are refused.
+    "auto" goes by the ending of the name: .labels is the packed form, any other long rows. `options` are the format's
+    own, such as `image_url` of label-studio; those of another format are refused.
     """
+    format = format_for(path) if format == "auto" else format
     module = _module(format)
+    if format != "packed" and format_for(path) == "packed":
+        ending = "a name that ends in .labels says that it is packed"
+        raise UserError(f"{path} cannot be written as {format}: {ending}", "choose another ending, or --to packed")
     for name in options:
         if name not in getattr(module, "OPTIONS", ()):
             flag = "--" + name.replace("_", "-")

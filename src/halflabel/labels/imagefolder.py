@@ -25,7 +25,7 @@ from halflabel.labels.json_file import JsonLines
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE, ZERO, Meaning, Policy, Undecided, read_value
 from halflabel.labels.rows import Rows
-from halflabel.labels.sheet import Sheet, existing, first_line
+from halflabel.labels.sheet import Sheet, existing, first_line, read_parquet
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -304,15 +304,8 @@ class _Parquet(Sheet):
     """Columns of a Parquet file, of single values or of lists; a line is the row's number, from 1."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow.parquet as pq
-
         self.path = existing(path)
-        try:
-            self.table = pq.read_table(self.path)
-            self.table.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            reason = (str(error).splitlines() or ["no reason given"])[0]
-            raise LabelError(f"cannot be read as Parquet ({reason})", "write the file again", self.path) from None
+        self.table = read_parquet(self.path)
         self.header = list(self.table.column_names)
         self._check_header()
         if not len(self.table):

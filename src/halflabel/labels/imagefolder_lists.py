@@ -74,6 +74,8 @@ def read(path: Path, policy: Policy) -> Import:
                 rows.append((image, column, sign, sources.setdefault(source, len(sources)), score))
     if not classes:
         raise sheet.error("every list is empty, so there is not one class", "export the labels again")
+    for texts, what in ((images, IMAGE), (classes, "labels"), (sources, "sources")):
+        sheet._encode(list(texts), "a name", what)  # half a character is refused
     image_at, column_at, value, source_at, score_at = (np.array(part) for part in zip(*rows, strict=True))
     result = Rows.build(Names(images), Names(classes), image_at, column_at, value, source_at, score_at, list(sources))
     audit = Audit("imagefolder-lists", [str(file)])

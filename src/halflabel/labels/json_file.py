@@ -6,6 +6,7 @@ A place in an object is written as in `annotations[3].category_id`; in JSON Line
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError
 from halflabel.labels.sheet import Sheet, existing
 
-__all__ = ["Id", "JsonLines", "Record", "head_and_tail", "identifier", "load", "name", "records"]
+__all__ = ["Id", "JsonLines", "Record", "as_score", "head_and_tail", "identifier", "load", "name", "records"]
 
 Id: TypeAlias = int | str
 Record: TypeAlias = dict[str, Any]
 
 _SNIFFED = 1 << 20
+_LARGEST_SCORE = 3.4e38
 _WORDS: dict[Any, str] = {True: "true", False: "false", None: ""}
 
 
@@ -44,6 +46,8 @@ def load(path: str | Path, without: Collection[str] = ()) -> Record:
     path = existing(path)
     try:
         raw = path.read_bytes()
+    except MemoryError:
+        raise LabelError("the file is larger than the memory", "split the file", path) from None
     except OSError as error:
         raise LabelError(f"cannot be read: {error.strerror}", "check that you may read the file", path) from None
     try:
@@ -109,6 +113,15 @@ def name(value: Any, path: str | Path, place: str) -> str:
             message = f"the name {value!r} has half a character in it"
             raise LabelError(message, "write the name again", path, column=place) from None
     return value
+
+
+def as_score(value: Any, path: str | Path, place: str) -> float:
+    """A score, NaN where there is none; a number that no float of 32 bits can hold is refused."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    if abs(value) > _LARGEST_SCORE:  # a whole number may have hundreds of digits
+        raise LabelError("this is no score", "give it a number from 0 to 1", path, column=place)
+    return float(value)
 
 
 class JsonLines(Sheet):

@@ -25,7 +25,7 @@ import numpy as np
 from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
-from halflabel.labels.json_file import Record, head_and_tail
+from halflabel.labels.json_file import Record, as_score, head_and_tail
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -226,8 +226,7 @@ def _read_task(found: _Found, task: Record, number: int, policy: Policy, answere
             raise found.error("this is no prediction", "export the project again, with its predictions", where)
         by = "" if "name" in data else str(prediction.get("model_version") or "model")
         for group, answer, result in _answers(found, prediction, where):
-            score = result.get("score")
-            given = float(score) if isinstance(score, (int, float)) and not isinstance(score, bool) else math.nan
+            given = as_score(result.get("score"), found.path, f"{where}.result")
             _say(found, image, group, answer, str(sources.get(group, by)), given)
 
 
@@ -320,6 +319,8 @@ def _complete_looked_at(rows: Rows, found: _Found, answered: bool) -> Rows:
 def _declared(path: Path) -> list[str]:
     """The classes in the labelling interface beside the file, so that one without an answer keeps its place."""
     try:
+        if not config_path(path).is_file():  # a pipe would be waited for
+            return []
         # The interface is a flat file of our own making; another one names no class of ours.
         tags = ElementTree.parse(config_path(path)).getroot().iter("Choices")
         named = [_class(tag.get("name", "")) for tag in tags]
@@ -415,7 +416,7 @@ def _load(path: Path) -> list[Record]:
     except json.JSONDecodeError as fault:
         message = f"this is not JSON: {fault.msg} at character {fault.colno}"
         raise LabelError(message, "export the project again", path, line=fault.lineno) from None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, MemoryError):
         raise LabelError("this is not JSON in UTF-8", "export the project again", path) from None
     tasks = [tasks] if isinstance(tasks, dict) and "data" in tasks else tasks  # target storages keep a file per task
     if not isinstance(tasks, list) or not tasks:

@@ -14,6 +14,8 @@ from halflabel.errors import UserError
 
 __all__ = ["Names"]
 
+_PIECE = 1 << 16
+
 
 class Names:
     """Distinct strings in a fixed order, held as one Arrow array: 4 bytes and the text itself per name.
@@ -38,16 +40,54 @@ class Names:
     @classmethod
     def numbered(cls, count: int) -> Names:
         """The names "0", "1", … for tables made from plain arrays."""
-        return cls(pa.array(np.arange(count)).cast(pa.string()))
+        return cls._trusted(pa.array(np.arange(count)).cast(pa.string()))
+
+    @classmethod
+    def from_parts(cls, offset: NDArray[Any], text: NDArray[np.uint8]) -> Names:
+        """Names given as UTF-8 `text`, one after the other, that of number i from offset[i] to offset[i + 1].
+
+        The arrays are used as they are. That names are distinct is the promise of whoever gives them: to look costs
+        seconds and half a gigabyte where there are millions. ValueError where they cannot be names at all.
+        """
+        if not len(offset) or offset.dtype.itemsize not in (4, 8) or offset[0] != 0 or offset[-1] != len(text):
+            raise ValueError("names")
+        kind = pa.string() if offset.dtype.itemsize == 4 else pa.large_string()
+        array = pa.Array.from_buffers(kind, len(offset) - 1, [None, pa.py_buffer(offset), pa.py_buffer(text)])
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise ValueError(str(error)) from None
+        return cls._trusted(array)
+
+    @classmethod
+    def _trusted(cls, array: pa.Array) -> Names:
+        names = cls.__new__(cls)
+        names.array = array
+        return names
+
+    def parts(self) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """(N + 1 offsets, UTF-8 text) as `from_parts` takes them."""
+        if not len(self.array):
+            return np.zeros(1, np.int32), np.zeros(0, np.uint8)
+        _, offsets, text = self.array.buffers()
+        kind = np.dtype(np.int32 if pa.types.is_string(self.array.type) else np.int64)
+        offset = np.frombuffer(offsets, kind, len(self.array) + 1, self.array.offset * kind.itemsize)
+        first, end = int(offset[0]), int(offset[-1])
+        own = np.frombuffer(text, np.uint8)[first:end] if end > first else np.zeros(0, np.uint8)
+        return offset - kind.type(first) if first else offset, own
 
     def __len__(self) -> int:
         return len(self.array)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and bool(pc.index(self.array, pa.scalar(name, self.array.type)).as_py() >= 0)
 
     def __getitem__(self, position: int) -> str:
         return str(self.array[int(position)].as_py())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.array.to_pylist())
+        for first in range(0, len(self.array), _PIECE):  # millions of Python strings at once would be gigabytes
+            yield from self.array.slice(first, _PIECE).to_pylist()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Names) and len(self) == len(other) and bool(self.array.equals(other.array))
@@ -67,11 +107,17 @@ class Names:
         return np.asarray(pc.fill_null(found, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def take(self, positions: NDArray[Any]) -> Names:
-        return Names(self.array.take(pa.array(np.asarray(positions, dtype=np.int64))))
+        positions = np.asarray(positions, dtype=np.int64)
+        chosen = self.array.take(pa.array(positions))
+        # Distinct places have distinct names. To compare the names themselves takes seconds where there are millions.
+        if len(positions) > 1 and np.bincount(positions).max() > 1:
+            return Names(chosen)
+        return Names._trusted(chosen)
 
     def union(self, other: Names) -> Names:
         """These names, then those of `other` that are new, in their order."""
         if self == other:
             return self
         fresh = np.flatnonzero(self.index(other.array) < 0)
-        return Names(pa.concat_arrays([self.array, other.array.cast(self.array.type).take(pa.array(fresh))]))
+        new = other.array.cast(self.array.type).take(pa.array(fresh))
+        return Names._trusted(pa.concat_arrays([self.array, new]))

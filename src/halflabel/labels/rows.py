@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,18 @@ class Rows:
         # both. Looked at in slices, so that no second array of this size is needed.
         slices = (codes[start : start + (1 << 20) + 1] for start in range(0, len(codes), 1 << 20))
         return sum(int(np.count_nonzero((part[1:] ^ part[:-1]) == 1)) for part in slices)
+
+    def named(self) -> Rows:
+        """The same rows, with the images and classes alone that they speak of."""
+        images, image = np.unique(self.image, return_inverse=True)
+        classes, column = np.unique(self.column, return_inverse=True)
+        return replace(
+            self,
+            images=self.images.take(images),
+            classes=self.classes.take(classes),
+            image=image.astype(np.int32),
+            column=column.astype(np.int32),
+        )
 
     def append(self, other: Rows) -> Rows:
         """These rows, then those of `other`: on disk, in memory, newest last."""

@@ -19,8 +19,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
+from halflabel.memory import physical
 
-__all__ = ["ParquetSheet", "Sheet", "csv_line", "delimiter_of", "existing", "first_line", "lines", "records"]
+__all__ = [
+    "ParquetSheet",
+    "Sheet",
+    "csv_line",
+    "delimiter_of",
+    "existing",
+    "first_line",
+    "lines",
+    "read_parquet",
+    "records",
+]
 
 _DELIMITERS = ",;\t|"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -39,6 +50,8 @@ def existing(path: str | Path, *, folder: bool = False) -> Path:
         there = False
     if not there:
         raise LabelError("no such file or folder", "check the path", path)
+    if not (path.is_file() or path.is_dir()):
+        raise LabelError("this is a pipe or a device", "name a file or a folder", path)
     if path.is_dir() != folder:
         kind, wanted = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
         raise LabelError(f"this is {kind}, but {wanted} is needed", f"name {wanted}, or state --format", path)
@@ -53,6 +66,8 @@ def first_line(path: Path) -> str:
     Bytes that are not UTF-8, or UTF-16 with its mark, are replaced.
     """
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return ""
         with open(path, "rb") as file:
             if file.read(2) in _UTF_16:
                 file.seek(0)
@@ -92,6 +107,8 @@ def csv_line(fields: Iterable[str]) -> str:
 def lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
     """The lines of a text file with their line ends; a byte that does not decode is an error with its line."""
     number = 0
+    if not path.is_file():  # a pipe would be waited for
+        raise LabelError("this is not a file" if path.exists() else "no such file", "put the file in its place", path)
     # Line ends stay as they are, so that quoted ones survive; a bare carriage return ends a line too.
     with open(path, encoding=encoding, errors="surrogateescape", newline="") as file:
         try:
@@ -272,14 +289,8 @@ class ParquetSheet(Sheet):
     """Columns of strings from a Parquet file; a "line" is the row's number, from 1."""
 
     def __init__(self, path: str | Path) -> None:
-        import pyarrow.parquet as pq
-
         self.path = existing(path)
-        try:
-            table = pq.read_table(self.path)
-        except (pa.ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise LabelError(f"cannot be read as Parquet ({reason})", "write the file again", self.path) from None
+        table = read_parquet(self.path)
         self.header = list(table.column_names)
         self.columns = [self._text(name, column) for name, column in zip(self.header, table.columns, strict=True)]
         self._check_header()
@@ -295,6 +306,38 @@ class ParquetSheet(Sheet):
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             message = f"a column of type {column.type} cannot hold labels"
             raise LabelError(message, "store text or numbers", self.path, column=name) from None
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """The table in a Parquet file, text as dictionaries; what would not fit into half of the memory is refused.
+
+    A file of a few kilobytes can stand for billions of rows, or for one long text in each of millions.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            about = file.metadata
+            parts = [about.row_group(k) for k in range(about.num_row_groups)]
+            _check_room(4 * sum(part.column(c).num_values for part in parts for c in range(part.num_columns)), path)
+            names = [item.name for item in file.schema_arrow if item.type in (pa.string(), pa.large_string())]
+        table = pq.read_table(path, read_dictionary=names)
+        table.validate(full=True)
+        for column in table.columns:
+            if pa.types.is_dictionary(column.type):
+                lengths = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks)
+                _check_room(sum(pc.sum(length).as_py() or 0 for length in lengths), path)
+    # Damage shows as nearly anything, a size that cannot be had among it.
+    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LabelError(f"cannot be read as Parquet ({reason})", "write the file again", path) from None
+    return table
+
+
+def _check_room(size: int, path: Path) -> None:
+    if size > physical() // 2:
+        message = f"what is in this file takes {size / 1e9:.3g} GB of memory, more than half of what there is"
+        raise LabelError(message, "split the file, or read it on a larger machine", path)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -193,7 +193,7 @@ def _images(path: Path) -> Names:
         texts = [name.decode() for name in names.tolist()] if names.dtype.kind == "S" else names.astype(str).tolist()
         array = pa.array(texts, pa.string())
         array.validate(full=True)  # an array may hold numbers beyond the last character of Unicode
-    except (UnicodeError, ValueError):
+    except (UnicodeError, ValueError, SystemError):  # the last, of numbers far beyond it, is NumPy's
         raise LabelError("a name is not Unicode text", "save the names again, as strings", path) from None
     return _distinct(array, path, "image")
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.rows import Rows
+from halflabel.labels.table import last_of_each
 
 __all__ = ["standing"]
 
@@ -18,8 +19,8 @@ def standing(rows: Rows) -> NDArray[np.int64]:
     >>> standing(Rows.build(Names("ab"), Names("xy"), image, column, value)).tolist()
     [1, 2]
     """
-    key = rows.image.astype(np.int64) * len(rows.classes) + rows.column
-    _, from_end = np.unique(key[::-1], return_index=True)
-    last = len(key) - 1 - from_end
+    last = last_of_each(rows.image, rows.column)
+    if isinstance(last, slice):
+        return np.flatnonzero(rows.value)
     kept: NDArray[np.int64] = last[rows.value[last] != 0]
     return kept

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import LabelTable, count_before
 
 __all__ = ["Conditional", "Pair", "Regime", "Stats", "conditional", "cooccurrence", "describe", "top_pairs"]
+
+_PIECE = 1 << 22  # entries counted at a time
 
 Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
 
@@ -74,9 +76,12 @@ def describe(table: LabelTable) -> Stats:
     """Count what is known of each class and each image."""
     images, classes = table.shape
     present = table.value > 0
-    known = np.bincount(table.column, minlength=classes)
-    positives = np.bincount(table.column[present], minlength=classes)
-    before = np.append(0, np.cumsum(present, dtype=np.int64))[table.start]
+    known, positives = np.zeros((2, classes), np.int64)
+    for first in range(0, table.known, _PIECE):  # counting makes 8 bytes of each number
+        column = table.column[first : first + _PIECE]
+        known += np.bincount(column, minlength=classes)
+        positives += np.bincount(column[present[first : first + _PIECE]], minlength=classes)
+    before = count_before(present, table.start)
     return Stats(
         images=images,
         classes=classes,
@@ -92,8 +97,7 @@ def describe(table: LabelTable) -> Stats:
 
 def cooccurrence(table: LabelTable) -> Any:
     """How many images have both classes as known positives: sparse (C, C) int64, own counts on the diagonal."""
-    present = _matrix(table, table.value > 0)
-    return (present.T @ present).tocsr()
+    return _together(table).astype(np.int64)
 
 
 class Conditional(NamedTuple):
@@ -118,6 +122,7 @@ def conditional(table: LabelTable) -> Conditional:
     present = _matrix(table, table.value > 0)
     together = (present.T @ present).tocsr()
     seen = (present.T @ _matrix(table, np.ones(table.known, np.bool_))).tocsr()
+    together, seen = together.astype(np.int64), seen.astype(np.int64)
     # Where both are present j is known, so the pairs of `together` all lie in `seen`: divide entry by entry.
     of = seen.multiply(together.astype(np.bool_)).tocsr()
     for matrix in (together, of):
@@ -143,26 +148,45 @@ def top_pairs(table: LabelTable, n: int = 20) -> list[Pair]:
     `first` is the class with fewer known positives, so that P is the larger of the two where all is known. P(second) is
     the share of positives among its known labels. Equal counts come in the order of the classes.
     """
-    from scipy.sparse import triu
-
-    probability, together, _ = conditional(table)
-    upper = triu(together, k=1).tocoo()
-    order = np.lexsort((upper.col, upper.row, -upper.data))[:n]
     stats = describe(table)
+    i, j, count = _most_frequent(_together(table), n)
+    if not len(i):
+        return []
+    turned = stats.positives[j] < stats.positives[i]
+    i, j = np.where(turned, j, i), np.where(turned, i, j)
+    # Of these classes alone: how often the second is known where the first is present.
+    firsts, seconds = np.isin(np.arange(stats.classes), i), np.isin(np.arange(stats.classes), j)
+    present = _matrix(table, (table.value > 0) & firsts[table.column])
+    seen = (present.T @ _matrix(table, seconds[table.column])).tocsr()[i, j]
+    chance = count / np.asarray(seen).ravel()
     base = stats.positives / np.maximum(stats.positives + stats.negatives, 1)
-    pairs = []
-    for i, j, count in zip(upper.row[order], upper.col[order], upper.data[order], strict=True):
-        if stats.positives[j] < stats.positives[i]:
-            i, j = j, i
-        chance = float(probability[i, j])
-        pairs.append(Pair(table.classes[i], table.classes[j], int(count), chance, chance / float(base[j])))
-    return pairs
+    return [
+        Pair(table.classes[first], table.classes[second], int(both), float(p), float(p / base[second]))
+        for first, second, both, p in zip(i, j, count, chance, strict=True)
+    ]
+
+
+def _together(table: LabelTable) -> Any:
+    present = _matrix(table, table.value > 0)
+    return (present.T @ present).tocsr()
+
+
+def _most_frequent(together: Any, n: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """(i, j, count) of the n largest counts above the diagonal, equal ones by i, then j."""
+    row = np.repeat(np.arange(together.shape[0], dtype=np.int32), np.diff(together.indptr))
+    upper = np.flatnonzero(together.indices > row)
+    if len(upper) > n:  # those that could be among them, before any sorting
+        count = together.data[upper]
+        upper = upper[count >= np.partition(count, len(count) - n)[len(count) - n]]
+    row, col, count = row[upper], together.indices[upper], together.data[upper]
+    order = np.lexsort((col, row, -count))[:n]
+    return row[order], col[order], count[order]
 
 
 def _matrix(table: LabelTable, chosen: NDArray[np.bool_]) -> Any:
-    """The chosen known entries as ones in a sparse (N, C) matrix; int64, so that products are counts."""
+    """The chosen known entries as ones in a sparse (N, C) matrix; int32, which holds any count of images."""
     from scipy.sparse import csr_array
 
-    before = np.append(0, np.cumsum(chosen, dtype=np.int64))[table.start]
     column = table.column[chosen].astype(np.int32)
-    return csr_array((np.ones(len(column), np.int64), column, before), shape=table.shape)
+    start = count_before(chosen, table.start)
+    return csr_array((np.ones(len(column), np.int32), column, start), shape=table.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,9 @@ from halflabel.labels.names import Names
 if TYPE_CHECKING:
     from halflabel.labels.stats import Stats
 
-__all__ = ["LabelTable"]
+__all__ = ["LabelTable", "count_before", "last_of_each"]
+
+_PIECE = 1 << 22  # entries looked at together where there are many
 
 
 class LabelTable:
@@ -60,12 +62,8 @@ class LabelTable:
                 raise ValueError(f"{name} numbers must lie in 0 … {size - 1}")
         if len(value) and not (int(value.min()) >= -1 and int(value.max()) <= 1):
             raise ValueError("values must be −1, 0 or +1")
-        key = image.astype(np.int64) * len(classes) + column
-        if not np.all(key[1:] > key[:-1]):
-            order = np.argsort(key, kind="stable")
-            key = key[order]
-            last = np.append(key[1:] != key[:-1], True) if len(key) else np.zeros(0, bool)
-            order = order[last]
+        order = last_of_each(image, column)
+        if not isinstance(order, slice):
             image, column, value = image[order], column[order], value[order]
         if not np.all(value):
             known = value != 0
@@ -155,18 +153,16 @@ class LabelTable:
 
     def keep(self, mask: NDArray[np.bool_]) -> LabelTable:
         """The same images and classes with only the known entries where `mask` (one per entry) is true."""
-        before = np.append(0, np.cumsum(mask, dtype=np.int64))
-        return LabelTable(self.images, self.classes, before[self.start], self.column[mask], self.value[mask])
+        return LabelTable(
+            self.images, self.classes, count_before(mask, self.start), self.column[mask], self.value[mask]
+        )
 
     def subset(self, images: ArrayLike | None = None, classes: ArrayLike | None = None) -> LabelTable:
         """Some images and classes, by number and in the order given."""
         table = self
         if images is not None:
             index = _numbers(images, len(table.images))
-            _, at = table._spans(index)
-            start = np.zeros(len(index) + 1, np.int64)
-            np.cumsum(table.start[index + 1] - table.start[index], out=start[1:])
-            table = LabelTable(table.images.take(index), table.classes, start, table.column[at], table.value[at])
+            table = LabelTable(table.images.take(index), table.classes, *table.gather(index))
         if classes is not None:
             wanted = _numbers(classes, len(table.classes))
             position = np.full(len(table.classes), -1, np.int64)
@@ -177,6 +173,19 @@ class LabelTable:
                 table.images, table.classes.take(wanted), image[stays], position[column[stays]], value[stays]
             )
         return table
+
+    def gather(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8]]:
+        """(start, column, value) of some images, by number and in the order given: their labels without their names."""
+        start = np.zeros(len(index) + 1, np.int64)
+        np.cumsum(self.start[index + 1] - self.start[index], out=start[1:])
+        column, value = np.empty(start[-1], self.column.dtype), np.empty(start[-1], self.value.dtype)
+        step = max(_PIECE // 8, 1)
+        for first in range(0, len(index), step):
+            part = index[first : first + step]
+            here = slice(start[first], start[first + len(part)])
+            _, at = self._spans(part)
+            column[here], value[here] = self.column[at], self.value[at]
+        return start, column, value
 
     def merge(self, other: LabelTable) -> LabelTable:
         """All images and classes of both; where both know an entry, `other` wins."""
@@ -214,12 +223,11 @@ class LabelTable:
         sha = hashlib.sha256()
         for names in (self.images, self.classes):
             sha.update(len(names).to_bytes(8, "little"))
-            for first in range(0, len(names), 65536):
-                for name in names.array[first : first + 65536].to_pylist():
-                    text = name.encode()
-                    sha.update(len(text).to_bytes(4, "little") + text)
+            for words in _with_lengths(*names.parts()):
+                sha.update(words.data)
         for array, kind in ((self.start, "<i8"), (self.column, "<i4"), (self.value, "<i1")):
-            sha.update(np.ascontiguousarray(array.astype(kind, copy=False)).data)
+            for first in range(0, len(array), _PIECE):
+                sha.update(np.ascontiguousarray(array[first : first + _PIECE], kind).data)
         return sha.hexdigest()
 
     def _spans(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -240,6 +248,62 @@ def _numbers(index: ArrayLike, size: int) -> NDArray[np.int64]:
     if array.size and not (array.min() >= 0 and array.max() < size):
         raise IndexError(f"numbers must lie in 0 … {size - 1}")
     return array
+
+
+def last_of_each(image: NDArray[Any], column: NDArray[Any]) -> NDArray[np.int64] | slice:
+    """Which entries hold: the last one of each (image, class), by image and class; all of them if they stand so.
+
+    Entries whose images ascend, as those of most files do, are ordered some millions at a time.
+    """
+    ascends = all(
+        bool(np.all(image[first : first + _PIECE][1:] >= image[first : first + _PIECE][:-1]))
+        for first in range(0, len(image), _PIECE - 1)
+    )
+    found: list[NDArray[np.int64]] = []
+    first, plain = 0, True
+    while first < len(image):
+        end = len(image)
+        if ascends and first + _PIECE < end:
+            # To the end of the image that the piece would cut in two.
+            end = int(np.searchsorted(image, image[first + _PIECE], side="right"))
+        key = image[first:end].astype(np.int64) * (int(column[first:end].max()) + 1) + column[first:end]
+        if np.all(key[1:] > key[:-1]):
+            found.append(np.arange(first, end))
+        else:
+            plain = False
+            order = np.argsort(key, kind="stable")
+            key = key[order]
+            found.append(order[np.append(key[1:] != key[:-1], True)] + first)
+        first = end
+    return slice(None) if plain else np.concatenate(found)
+
+
+def count_before(mask: NDArray[np.bool_], start: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of the entries before each of the places `start` (ascending) are marked, a piece at a time."""
+    out = np.zeros(len(start), np.int64)
+    total = 0
+    for first in range(0, len(mask), _PIECE):
+        running = total + np.cumsum(mask[first : first + _PIECE], dtype=np.int64)
+        here = slice(*np.searchsorted(start, (first + 1, first + len(running) + 1)))
+        out[here] = running[start[here] - first - 1]
+        total = int(running[-1])
+    return out
+
+
+def _with_lengths(offset: NDArray[Any], text: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    """Names as bytes, each after its length in 4 little-endian bytes; some at a time."""
+    for first in range(0, len(offset) - 1, 1 << 16):
+        ends = offset[first : first + (1 << 16) + 1].astype(np.int64)
+        length = np.diff(ends)
+        is_text = np.ones(int(length.sum()) + 4 * len(length), bool)
+        at = ends[:-1] - ends[0] + 4 * np.arange(len(length))  # where each name's length goes
+        lengths = length.astype("<u4").view(np.uint8).reshape(-1, 4)
+        out = np.empty(len(is_text), np.uint8)
+        place = at[:, None] + np.arange(4)
+        is_text[place] = False
+        out[place] = lengths
+        out[is_text] = text[ends[0] : ends[-1]]
+        yield out
 
 
 def _column_type(classes: int) -> type[np.int16] | type[np.int32]:

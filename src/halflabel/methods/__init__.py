@@ -12,6 +12,8 @@ def names() -> set[str]:
     """The names of all methods, read from the files' text: without importing torch, for quick commands."""
     found: set[str] = set()
     for path in Path(__file__).parent.glob("*.py"):
-        functions = re.findall(r"^@method\(.*?^def (\w+)", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-        found.update(name.replace("_", "-") for name in functions)
+        text = path.read_text(encoding="utf-8")
+        for given, function in re.findall(r"^@method\((.*?)^def (\w+)", text, re.DOTALL | re.MULTILINE):
+            named = re.search(r'^    name="([^"]+)"', given, re.MULTILINE)
+            found.add(named[1] if named else function.replace("_", "-"))
     return found

@@ -13,11 +13,12 @@ from halflabel.losses import BCE
 from halflabel.method import REGIMES, Method, method
 from halflabel.relabel import Relabeler
 from halflabel.types import Batch, Targets
+from halflabel.weak import Packed
 
 __all__ = ["LargeLoss", "largest", "ll_cp", "ll_ct", "ll_r"]
 
 _PAPER = "Kim 2022 (Large Loss Matters in Weakly Supervised Multi-Label Classification)"
-_MOST = 2_000_000_000  # bytes of flips that still fit beside a model
+_MOST = 80_000_000_000  # entries, four to a byte: what a scratch file may hold
 
 
 def largest(values: Tensor, among: Tensor, count: int) -> Tensor:
@@ -37,10 +38,10 @@ class LargeLoss(Relabeler):
 
     Scheme "reject" drops these → (0, 0); "correct" takes them as present for this step → (1, 0); "keep" from now on.
     k = ceil(B·C·Δ·(epoch − 1)); for "keep" ceil(B·C·Δ), and none in the first epoch. Known labels stay.
-    Memory: none; for "keep" one byte per entry (N·C bytes), in `flipped`.
+    Memory: none; for "keep" 1/4 byte per image and class, in `flipped`.
     """
 
-    flipped: Tensor  # (N, C) bool
+    flipped: Packed  # (N, C): present where flipped
 
     def __init__(self, scheme: str, delta: float) -> None:
         super().__init__()
@@ -53,10 +54,11 @@ class LargeLoss(Relabeler):
         images, classes = table.shape
         if images * classes > _MOST:
             raise UserError(
-                f"remembering flips for {images} images × {classes} classes takes {images * classes / 1e9:.1f} GB",
+                f"remembering flips for {images} images × {classes} classes takes {images * classes / 4e9:.1f} GB",
                 "use ll-ct, which flips for one step at a time and remembers nothing",
             )
-        self.register_buffer("flipped", torch.zeros(images, classes, dtype=torch.bool))
+        self.flipped = Packed()
+        self.flipped.start(table, "ll-cp", known=False)
 
     def count(self, entries: int, epoch: int) -> int:
         """k for a batch of so many entries."""
@@ -67,7 +69,7 @@ class LargeLoss(Relabeler):
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         present, unknown = batch.labels > 0, batch.labels == 0
         if self.scheme == "keep":
-            before = self.flipped[batch.index]
+            before = self.flipped.rows(batch.index) > 0
             present, unknown = present | before, unknown & ~before
         # The loss of an absent entry, softplus(x), grows with x: the largest logits have the largest losses, and
         # still differ where rounding has made the losses equal.
@@ -75,7 +77,7 @@ class LargeLoss(Relabeler):
         if self.scheme != "reject":
             present = present | large
         if self.scheme == "keep" and self.training:
-            self.flipped[batch.index] = before | large
+            self.flipped.set_rows(batch.index, before | large)
         return Targets(present.to(logits.dtype), (~present & ~large).to(logits.dtype))
 
 
@@ -121,7 +123,7 @@ def ll_cp(delta: float = 0.1) -> Method:
     """Unknown entries count as absent, but those with the largest losses become present and stay so.
 
     The boldest of the three large-loss schemes: labels are corrected for good, a few per batch from the second epoch
-    on. It remembers one byte per entry (images × classes; above 2 GB it refuses: use `ll-ct`).
+    on. It remembers two bits per entry (images × classes; above 20 GB it refuses: use `ll-ct`).
 
         L = 1/(B·C) Σ ℓ,   ℓ = −log p (present, or flipped) or −log(1 − p) (absent or unknown);
         flipped: the k = ceil(B·C·Δ) largest ℓ of the batch's unknowns, and all that were flipped before

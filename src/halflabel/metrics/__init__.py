@@ -7,6 +7,7 @@ Tensors on any device, or NumPy arrays.
 
 from __future__ import annotations
 
+from .blocks import Blockwise, blockwise
 from .completion import Completion, completion_rates
 from .intervals import Bootstrap, bootstrap, resample
 from .logs import format_value, summary
@@ -29,6 +30,7 @@ from .thresholded import (
 )
 
 __all__ = [
+    "Blockwise",
     "Bootstrap",
     "Completion",
     "Counts",
@@ -38,6 +40,7 @@ __all__ = [
     "accuracy",
     "average_precision",
     "best_thresholds",
+    "blockwise",
     "bootstrap",
     "calibration_error",
     "completion_rates",

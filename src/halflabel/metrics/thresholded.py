@@ -85,7 +85,11 @@ def precision_recall_f1(
 
     Arguments and decisions as in `decision_counts`.
     """
-    counts = decision_counts(scores, labels, thresholds, top_k=top_k)
+    return rates(decision_counts(scores, labels, thresholds, top_k=top_k))
+
+
+def rates(counts: Counts) -> PrecisionRecallF1:
+    """Precision, recall and F1 from the counts of each class: see `precision_recall_f1`."""
     total = counts.total()
     cp, cr = mean_known(counts.precision), mean_known(counts.recall)
     of1 = float(total.f1)
@@ -127,6 +131,14 @@ def exact_match(
 
     Images without a known entry are left out; NaN if none is left. Arguments and decisions as in `decision_counts`.
     """
+    right, images = matches(scores, labels, thresholds, top_k=top_k)
+    return right / images if images else float("nan")
+
+
+def matches(
+    scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5, *, top_k: int | None = None
+) -> tuple[int, int]:
+    """The images whose known entries are all decided right, and those that have any: the parts of `exact_match`."""
     table, known = as_pair(scores, labels)
     right = images = 0
     for rows, decided in _decisions(table, thresholds, top_k):
@@ -135,7 +147,7 @@ def exact_match(
         counted = labelled.any(1)
         images += int(counted.sum())
         right += int((counted & ~wrong.any(1)).sum())
-    return right / images if images else float("nan")
+    return right, images
 
 
 def accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
@@ -176,6 +188,11 @@ def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> f
 
     scores, labels: (N, C).
     """
+    return error_of(calibration_sums(scores, labels, bins))
+
+
+def calibration_sums(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> Tensor:
+    """Of each bin the known entries, the sum of their scores and the number of +1: (3, bins) float64."""
     if bins < 1:
         raise UserError(f"{bins} bins cannot be formed", "ask for at least one")
     table, known = as_pair(scores, labels)
@@ -192,6 +209,11 @@ def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> f
         present = (known[rows][labelled] > 0).double()
         for total, weight in zip(sums, (torch.ones_like(score), score, present), strict=True):
             total += torch.bincount(number, weight, minlength=bins)
+    return sums
+
+
+def error_of(sums: Tensor) -> float:
+    """The calibration error from the sums of its bins: see `calibration_error`."""
     entries, score_sum, present_sum = sums
     return float((present_sum - score_sum).abs().sum() / entries.sum())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from halflabel.errors import UserError
+from halflabel.errors import OwnHead, UserError
 from halflabel.report.labels import COLOURS
 from halflabel.report.training import BLUE, GREY, save_figure
 from halflabel.rng import uniform
@@ -130,7 +130,7 @@ def gradient_regimes(names: Sequence[str] | None = None, *, epoch: int = 5, poin
         method = known.make()
         if type(method.loss).pair is Loss.pair:
             continue
-        with suppress(_OwnHead):
+        with suppress(OwnHead):
             found[name] = _regime(method, epoch, points)
     return found
 
@@ -298,8 +298,8 @@ def _wasserstein(scores: Floats, present: NDArray[np.bool_], absent: NDArray[np.
     return distance
 
 
-class _OwnHead(UserError, AttributeError):
-    """A method's step asks the head for more than its output."""
+class _Asked(OwnHead, AttributeError):
+    """A step asked the head for something by name."""
 
 
 def _regime(method: Method, epoch: int, points: int) -> Regime:
@@ -325,7 +325,7 @@ def _regime(method: Method, epoch: int, points: int) -> Regime:
             return Output(logits, features, logits[:, :, None, None])
 
         def __getattr__(self, name: str) -> Any:
-            raise _OwnHead(f"the step uses {name!r} of its own head", "choose methods that need only scores")
+            raise _Asked(f"the step uses {name!r} of its own head", "choose methods that need only scores")
 
     model = Model(None, Fixed())
     batch = Batch(torch.arange(len(labels)), (features,) * len(method.views), torch.from_numpy(labels))

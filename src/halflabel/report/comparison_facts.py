@@ -127,7 +127,7 @@ def class_gaps(told: Told, first: Row, second: Row, most: int = 8) -> list[Class
     if not seeds:
         return []
     labels = torch.from_numpy(told.test.dense())
-    logits = [[torch.from_numpy(np.load(found[seed])) for seed in seeds] for found in tasks]
+    logits = [[torch.from_numpy(np.load(found[seed], allow_pickle=False)) for seed in seeds] for found in tasks]
     readable = ~torch.stack([torch.isnan(one).any(1) for side in logits for one in side]).any(0)
     labels = labels[readable]
     logits = [[one[readable] for one in side] for side in logits]

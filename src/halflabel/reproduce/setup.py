@@ -120,8 +120,9 @@ def _scaled(given: dict[str, Any], before: int | None, now: int | None) -> tuple
     """
     options = dict(given)
     if before and now and before != now:
-        if "apl_from" in options:
-            options["apl_from"] = max(round(options["apl_from"] * now / before), 1)
+        for name in ("apl_from", "warm"):
+            if name in options:
+                options[name] = max(round(options[name] * now / before), 1)
         if options.get("relabel_at"):
             # Not before the second epoch: a model that has learned nothing has nothing to say.
             epochs = {max(round(int(epoch) * now / before), 2) for epoch in options["relabel_at"].split(",")}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class Pictures:
     def __init__(self, folder: Path, paths: Sequence[str | None], limit: int = 64 << 20) -> None:
         self.folder = folder
         self.paths = paths
+        self.is_pack = (folder / "pack.json").exists() and (folder / "index.arrow").exists()
         self.shelf = Shelf(limit)
         self._room = threading.Semaphore(_AT_ONCE)
 
@@ -72,7 +74,11 @@ class Pictures:
             raise NoPicture("the image has no file")
         try:
             root = self.folder.resolve(strict=True)
-            path = (root / name).resolve(strict=True)
+            path = root / name
+            # An image in a pack is no file: there is no link to follow.
+            if self.is_pack and not os.path.lexists(path) and path.is_relative_to(root) and ".." not in path.parts:
+                return path
+            path = path.resolve(strict=True)
         except (OSError, RuntimeError):
             raise NoPicture("the image has no file") from None
         if not path.is_relative_to(root) or not path.is_file():
@@ -95,7 +101,7 @@ def _shrink(path: Path, side: int) -> bytes:
     from PIL import Image, ImageOps
 
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             picture: Any = Image.open(file, formats=_FORMATS)
             if picture.width * picture.height > MAX_PIXELS:
                 raise NoPicture("the image has too many pixels")
@@ -117,6 +123,14 @@ def _shrink(path: Path, side: int) -> bytes:
     except Exception as error:  # whatever a damaged file makes a decoder raise
         raise NoPicture(f"the image cannot be read ({type(error).__name__})") from None
     return stream.getvalue()
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.exists():
+        return open(path, "rb")
+    from halflabel.data.decode import open_image  # an image in a pack; it brings torch along, which takes seconds
+
+    return open_image(path)
 
 
 def _deep(path: Path) -> Any:

@@ -137,6 +137,7 @@ def _features(run: Run, predictor: Predictor, source: Images, progress: Progress
 def _compute(
     run: Run, table: LabelTable, folder: Path, progress: Progress | None
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
+    from halflabel.data.decode import locate
     from halflabel.experiment import Predictor
     from halflabel.heads import Model
     from halflabel.train import score
@@ -147,11 +148,12 @@ def _compute(
         cached = _features(run, predictor, source, progress)
         found = score(Model(None, predictor.model.head), cached, device=predictor.device, batch_size=256)
     else:
-        found = score(predictor.model, source, device=predictor.device, batch_size=32, progress=progress)
+        mirror = predictor.config.mirror
+        found = score(predictor.model, source, device=predictor.device, batch_size=32, mirror=mirror, progress=progress)
     wide = found.features.flatten(1).numpy()
     features = _project(wide)
     scores: NDArray[np.float32] = predictor.platt.scores(found.logits).numpy().astype(np.float32)
-    paths = [_relative(Path(path), folder) for path in source.paths]
+    paths = [_relative(path, folder) for path in locate(list(table.images), folder)]
     return paths, scores, features
 
 
@@ -164,8 +166,8 @@ def _project(wide: NDArray[Any]) -> NDArray[np.float16]:
     return np.asarray(flat / (spread if spread > 0 else 1), dtype=np.float16)
 
 
-def _relative(path: Path, folder: Path) -> str | None:
-    return path.relative_to(folder).as_posix() if path.exists() else None
+def _relative(path: Path | None, folder: Path) -> str | None:
+    return None if path is None else path.relative_to(folder).as_posix()
 
 
 def _held_out(run: Run, table: LabelTable) -> NDArray[np.bool_]:
@@ -185,14 +187,18 @@ def _held_out(run: Run, table: LabelTable) -> NDArray[np.bool_]:
 def _thresholds(run: Run, table: LabelTable) -> NDArray[np.float64]:
     if not (run / "thresholds.json").exists():
         return np.full(len(table.classes), 0.5)
-    cuts = run.read_json("thresholds.json")
-    return np.array([0.5 if cuts.get(name) is None else float(cuts[name]) for name in table.classes])
+    found = run.read_thresholds()
+    cuts = [found.get(name) for name in table.classes]
+    return np.array([0.5 if cut is None else cut for cut in cuts])
 
 
 def _stamp(run: Run, folder: Path, paths: Sequence[str | None]) -> str:
     """Changes with the weights, the calibration, the folder or any image: by size and time of change."""
     sha = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape"))
-    for path in (run.weights, run / "calibration.json", *(None if name is None else folder / name for name in paths)):
+    # In a pack there is no file to look at but that with all checksums; in a folder it is missing, for good.
+    pack = folder / "index.arrow"
+    files = (None if name is None else folder / name for name in paths)
+    for path in (run.weights, run / "calibration.json", *([pack] if pack.exists() else ()), *files):
         try:
             found = os.stat(path) if path is not None else None
             sha.update(b"none" if found is None else f"{found.st_size} {found.st_mtime_ns}\n".encode())

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -155,6 +156,13 @@ def make_app(desk: Desk, pictures: Pictures, maps: Maps | None, *, token: str, h
         if maps is None or not 0 <= column < len(desk.classes):
             return JSONResponse({"error": "no such map"}, 404)
         return _picture(desk, public, lambda image: maps.png(image, column), "image/png")
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        # Without what was sent: it need not be text, nor a number that JSON has.
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))[:200].encode("utf-8", "replace").decode()
+        return JSONResponse({"error": f"{place}: {first['msg']}"}, 422)
 
     return Guard(app, token, host, port)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -94,7 +94,7 @@ class Answers:
                 self._db.execute("INSERT INTO project VALUES (?, ?)", (uuid.uuid4().hex, _VERSION))
             self._db.execute("COMMIT")
             self.project, version = self._db.execute("SELECT id, version FROM project").fetchone()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # a damaged file brings odd values, and texts
             raise UserError(
                 f"{self.path} cannot be used for answers ({error})", "name another file: --answers"
             ) from None
@@ -124,7 +124,7 @@ class Answers:
         )
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
-        with self._lock:
+        with self._lock, self._sound():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 before = self._db.total_changes
@@ -132,8 +132,21 @@ class Answers:
                 self._db.execute("COMMIT")
                 return self._db.total_changes - before
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a damaged file may have ended it
+                    self._db.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        """Say in words that the file is damaged, or that it cannot be written."""
+        try:
+            yield
+        except (sqlite3.Error, ValueError) as error:
+            if isinstance(error, sqlite3.IntegrityError) and "CHECK" in str(error):
+                raise  # a value that is none is the caller's mistake, not the file's
+            raise UserError(
+                f"{self.path} cannot be used for answers ({error})", "put back a copy, or name another file: --answers"
+            ) from None
 
     def standing(self, entry: tuple[str, str] | None = None) -> list[Standing]:
         """The answers that hold, oldest first, of one (image, class) or of all: each the last one not taken back."""
@@ -143,17 +156,21 @@ class Answers:
             f"(SELECT MAX(number) FROM answer WHERE key NOT IN (SELECT answer FROM undo) {only}GROUP BY image, class) "
             "ORDER BY number"
         )
-        with self._lock, closing(self._db.execute(query, entry or ())) as found:
-            return [Standing(*row) for row in found]
+        with self._lock, self._sound(), closing(self._db.execute(query, entry or ())) as found:
+            standing = [Standing(*row) for row in found]
+            for item in standing:
+                if item.value not in (-1, 0, 1) or not all(isinstance(text, str) for text in (item.image, item.label)):
+                    raise ValueError("a row is no answer")
+            return standing
 
     def version(self) -> int:
         """A number that changes when another process writes."""
-        with self._lock:
+        with self._lock, self._sound():
             return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
     def count(self) -> tuple[int, int]:
         """How many answers and how many undos were ever written."""
-        with self._lock:
+        with self._lock, self._sound():
             said = self._db.execute("SELECT COUNT(*) FROM answer").fetchone()[0]
             undone = self._db.execute("SELECT COUNT(*) FROM undo").fetchone()[0]
         return int(said), int(undone)

@@ -165,7 +165,7 @@ class _Service:
         """Labels over their threshold and the `top` most likely, or all, as `halflabel predict` gives them."""
         present = scores >= self.predictor.thresholds
         order = torch.argsort(scores, descending=True, stable=True)
-        shown = order if every else order[(torch.arange(len(order)) < top) | present[order]]
+        shown = order if every else order[(torch.arange(len(order)) < min(top, len(order))) | present[order]]
         return [
             {"class": self.predictor.classes[c], "probability": float(scores[c]), "present": bool(present[c])}
             for c in shown.tolist()

@@ -1,0 +1,168 @@
+"""How fast images reach the model: images/s of four ways to feed it, in turns in one run, without any model.
+
+python benchmarks/input_speed.py --photos DIR [--size 448] [--images 512] [--workers 2] [--batch 64] [--device cpu]
+
+a) torchvision: a plain Dataset and DataLoader: open, resize, mirror, to float, normalise
+b) folder: halflabel's source of image files, weak view
+c) pack: the same images packed at this size, weak view made by the workers
+d) pack, views on the device: the workers decode, the weak view of a batch is made on the device
+e) pack, decoded on the device: a GPU decodes the JPEGs too (left out without one)
+
+b) to e) end as bytes, (a) as normalised floats: in halflabel the model normalises, and what is sent is a quarter as
+large. That step is added to b) to e) on the device, so that all end with the same kind of tensor in the same place.
+Every number is the median of --repeats passes; the first pass of each, which starts the workers, does not count.
+Packing itself is timed once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from halflabel.data.decode import find_images
+from halflabel.data.packed import OnDevice, open_packed
+from halflabel.data.packing import pack_images
+from halflabel.data.shards import Stored
+from halflabel.data.sources import Images, Source
+from halflabel.data.views import Plain, Strong, View, Weak
+from halflabel.labels.names import Names
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Plainly(Dataset[Tensor]):
+    """What most training scripts do."""
+
+    def __init__(self, paths: list[Path], size: int) -> None:
+        from torchvision.transforms import v2
+
+        self.paths = paths
+        self.transform = v2.Compose(
+            [
+                v2.PILToTensor(),
+                v2.Resize((size, size), antialias=True),
+                v2.RandomHorizontalFlip(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(MEAN, STD),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> Tensor:
+        from PIL import Image
+
+        with Image.open(self.paths[number]) as image:
+            made: Tensor = self.transform(image.convert("RGB"))
+        return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("--size", type=int, default=448)
+    parser.add_argument("--images", type=int, default=512, help="How many photos, repeated where there are fewer.")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--view", choices=["weak", "strong"], default="weak")
+    parser.add_argument("--store", choices=["jpeg", "png", "raw"], default="jpeg")
+    parser.add_argument("--resize", choices=["short", "squash"], default="squash")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="Also write the numbers as JSON.")
+    asked = parser.parse_args()
+
+    paths = find_images(asked.photos)[: asked.images]
+    if not paths:
+        parser.error(f"there is no image in {asked.photos}")
+    device = torch.device(asked.device)
+    views: dict[str, View] = {
+        "plain": Plain(asked.size),
+        "weak": Weak(asked.size),
+        "strong": Strong(asked.size),
+    }
+    names = Names(str(path.relative_to(asked.photos)) for path in paths)
+    # Fewer photos than asked for are gone through several times, so that starting and ending weigh little.
+    rounds = max(1, round(asked.images / len(paths)))
+    rng = np.random.default_rng(0)
+    order = np.concatenate([rng.permutation(len(paths)) for _ in range(rounds)])
+    plan = [order[first : first + asked.batch] for first in range(0, len(order), asked.batch)]
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+
+    def normalised(images: Tensor) -> Tensor:
+        return (images.to(device, non_blocking=True).float() / 255 - mean) / std
+
+    def from_source(source: Source) -> Callable[[int], Iterator[Tensor]]:
+        return lambda epoch: (
+            normalised(batch.views[0])
+            for batch in source.fetch(plan, (asked.view,), seed=0, epoch=epoch)
+            if batch.views
+        )
+
+    with tempfile.TemporaryDirectory() as temporary:
+        pack = Path(temporary) / "pack"
+        began = time.perf_counter()
+        stored = Stored(size=asked.size, resize=asked.resize, store=asked.store)
+        about = pack_images(
+            asked.photos, pack, stored, ids=list(names), workers=asked.workers, max_bad=1.0, shard_bytes=64 << 20
+        )
+        packing = len(paths) / (time.perf_counter() - began)
+        more: dict[str, Any] = {"workers": asked.workers, "max_bad": 1.0}
+        plainly: DataLoader[Tensor] = DataLoader(
+            Plainly(paths, asked.size),
+            batch_sampler=[batch.tolist() for batch in plan],
+            num_workers=asked.workers,
+            persistent_workers=asked.workers > 0,
+            pin_memory=device.type == "cuda",
+        )
+        ways: dict[str, Callable[[int], Iterator[Tensor]]] = {
+            "torchvision": lambda epoch: (images.to(device, non_blocking=True) for images in plainly),
+            "folder": from_source(Images(paths, names, views, **more)),
+            "pack": from_source(open_packed(names, pack, views, **more)),
+            "pack, views on the device": from_source(OnDevice(open_packed(names, pack, views, **more), device)),
+        }
+        if device.type == "cuda":
+            packed = open_packed(names, pack, views, **more)
+            ways["pack, decoded on the device"] = from_source(OnDevice(packed, device, decode=True))
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        for repeat in range(asked.repeats + 1):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                seen = sum(len(images) for images in way(repeat))
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                if repeat:
+                    took[name].append(seen / (time.perf_counter() - began))
+    rates = {name: statistics.median(found) for name, found in took.items()}
+    print(
+        f"{len(paths)} photos, {asked.size} px, {asked.view} view, {asked.workers} workers, batch {asked.batch}, "
+        f"{device.type}, torch {torch.__version__}"
+    )
+    print(f"packing {packing:.0f} images/s, {about['bytes'] / about['images'] / 1e3:.1f} kB per image\n")
+    print(f"{'':30}{'images/s':>10}{'ratio':>8}{'least':>10}{'most':>10}")
+    for name, rate in rates.items():
+        print(f"{name:30}{rate:10.0f}{rate / rates['torchvision']:8.2f}{min(took[name]):10.0f}{max(took[name]):10.0f}")
+    if asked.out is not None:
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(asked).items()}
+        settings.pop("out")
+        settings.pop("photos")
+        asked.out.write_text(
+            json.dumps({"settings": settings, "packing": packing, "images_per_s": took}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

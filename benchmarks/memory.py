@@ -1,0 +1,146 @@
+"""What every method takes in memory with thousands of classes: one step's peak, and what it keeps per image and class.
+
+    python benchmarks/memory.py [--classes 5000] [--size 32] [--only NAME ...]
+
+Each method runs in a process of its own, on features of 1,280 channels (maps of 7 × 7 where its head scores places).
+The peak is that of one training step, backward pass and optimizer (AdamW) included, beyond what stood there before it:
+it holds the gradient and the optimizer's averages of the head. Kept: parameters and buffers of the method and its head,
+measured with two numbers of images and two of classes and split into bytes per entry (image × class), per image and per
+class. A method that refuses says so. Linux only. Prints a table and writes benchmarks/out/memory.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.method import Method, recipe, recipes, seeded
+from halflabel.types import Batch
+
+CHANNELS, PLACES = 1280, 7
+MOST = 12 << 30  # bytes of addresses that a process may take
+LONGEST = 60  # seconds that it may take
+
+
+def table_of(regime: str, images: int, classes: int) -> LabelTable:
+    """About twenty known labels per image, a third of them present; all or one where the regime says so."""
+    rng = np.random.default_rng(0)
+    if regime == "full":
+        return LabelTable.from_dense(np.where(rng.random((images, classes)) < 0.01, 1, -1))
+    each = 1 if regime == "single-positive" else min(20, classes)
+    image, column = np.repeat(np.arange(images), each), rng.integers(0, classes, images * each)
+    value = np.where(rng.random(len(image)) < 0.3, 1, -1) if regime == "partial" else np.ones(len(image), np.int64)
+    return LabelTable.from_entries(Names.numbered(images), Names.numbered(classes), image, column, value)
+
+
+def kept(method: Method, head: torch.nn.Module) -> int:
+    """Bytes of all parameters and buffers, those that no checkpoint holds included."""
+    tensors = [*method.parameters(), *method.buffers(), *head.parameters(), *head.buffers()]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+def build(name: str, images: int, classes: int) -> tuple[Method, Model, LabelTable]:
+    how = recipe(name)
+    table = table_of("partial" if "partial" in how.serves else how.serves[-1], images, classes)
+    method = how.make()
+    method.plan(10)
+    method.start(table)
+    return method, Model(None, seeded(0, lambda: method.head(CHANNELS, classes))), table
+
+
+def measure(name: str, classes: int, size: int) -> dict[str, Any]:
+    images = 4 * size
+    method, model, table = build(name, images, classes)
+    many = [kept(*_parts(name, n, c)) for n in (images, 2 * images) for c in (classes // 2, classes)]
+    entry = (many[3] - many[2] - many[1] + many[0]) / (images * (classes - classes // 2))
+    per_image = (many[3] - many[1]) / images - entry * classes
+    per_class = (many[1] - many[0]) / (classes - classes // 2) - entry * images
+    values = torch.rand(size, CHANNELS, PLACES, PLACES) if model.head.needs_maps else torch.rand(size, CHANNELS)
+    index = torch.arange(size)
+    batch = Batch(index, (values,) * len(method.views), torch.from_numpy(table.rows(index.numpy())))
+    learned = [p for p in (*model.parameters(), *method.parameters()) if p.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=1e-4)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before, began = status("VmRSS"), time.perf_counter()
+    method.step(model, batch, 5).backward()
+    optimizer.step()
+    return {
+        "step_mb": (status("VmHWM") - before) / 1e6,
+        "seconds": time.perf_counter() - began,
+        "per_entry": entry,
+        "per_image": per_image,
+        "per_class": per_class,
+    }
+
+
+def _parts(name: str, images: int, classes: int) -> tuple[Method, torch.nn.Module]:
+    method, model, _ = build(name, images, classes)
+    return method, model.head
+
+
+def status(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
+def apart(name: str, classes: int, size: int) -> dict[str, Any]:
+    """`measure` in a process of its own, which may fail as it likes."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_AS, (MOST, MOST))
+        resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
+        try:
+            found = measure(name, classes, size)
+        except UserError as error:
+            found = {"refuses": str(error)}
+        except (RuntimeError, MemoryError) as error:
+            found = {"fails": str(error).splitlines()[0]}
+        os.write(writer, json.dumps(found).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return dict(json.loads(said)) if said else {"fails": f"took more than {LONGEST} s"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", type=int, default=5_000)
+    parser.add_argument("--size", type=int, default=32, help="images per batch")
+    parser.add_argument("--only", nargs="*", help="the methods to measure")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)  # a process with threads cannot be split in two
+    print(f"{asked.classes:,} classes, batches of {asked.size}")
+    print(f"{'':16}{'one step':>10}{'':10}{'kept per entry':>16}{'per image':>12}{'per class':>12}")
+    result = {}
+    for name in asked.only or recipes():
+        found = result[name] = apart(name, asked.classes, asked.size)
+        if "step_mb" in found:
+            print(
+                f"{name:16}{found['step_mb']:7.0f} MB{found['seconds']:8.2f} s{found['per_entry']:14.2f} B"
+                f"{found['per_image']:10.0f} B{found['per_class']:10.0f} B",
+                flush=True,
+            )
+        else:
+            print(f"{name:16}{next(iter(found))}: {next(iter(found.values()))}", flush=True)
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / "memory.json").write_text(json.dumps({"classes": asked.classes, "methods": result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

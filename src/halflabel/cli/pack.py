@@ -1,0 +1,121 @@
+"""The command that packs images for quick reading."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from halflabel.cli import app
+from halflabel.cli.options import takes_policy
+from halflabel.cli.screen import console
+from halflabel.errors import UserError
+
+if TYPE_CHECKING:
+    from halflabel.labels.audit import Import
+
+__all__ = ["pack"]
+
+Resize = StrEnum("Resize", ["short", "squash"])
+Store = StrEnum("Store", ["jpeg", "png", "raw"])
+Shuffle = StrEnum("Shuffle", ["all", "blocks"])
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@app.command()
+@takes_policy
+def pack(
+    read: Callable[[Path], Any],
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write the pack to.")],
+    size: Annotated[
+        int, typer.Option(help="Pixels of the shorter side; smaller images stay as they are.", min=8)
+    ] = 448,
+    resize: Annotated[
+        Resize, typer.Option(help="short: the shape is kept; squash: a square of SIZE × SIZE.")
+    ] = Resize.short,
+    store: Annotated[
+        Store, typer.Option(help="jpeg: small; png: nothing is lost; raw: nothing to decode, 10 times as large.")
+    ] = Store.jpeg,
+    quality: Annotated[int, typer.Option(help="Of the JPEGs.", min=1, max=100)] = 90,
+    shard: Annotated[str, typer.Option(help="Bytes per file, such as 256M or 1G.", metavar="BYTES")] = "256M",
+    labels: Annotated[Path | None, typer.Option(help="Only the images that this label file names.")] = None,
+    shuffle: Annotated[
+        Shuffle,
+        typer.Option(help="blocks: for disks that are slow to seek, training reads blocks of neighbours in turn."),
+    ] = Shuffle.all,
+    workers: Annotated[int, typer.Option(help="Processes that decode and encode.", min=0)] = 2,
+    max_bad: Annotated[float, typer.Option(help="Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
+    force: Annotated[bool, typer.Option("--force", help="Begin again in a folder that holds a pack.")] = False,
+) -> None:
+    """Make images small once and put them into a few large files: every later pass over them is quicker.
+
+    Wherever a command takes a folder of images, it takes the pack, and images go by the same names. Choose --size as
+    large as the largest --size you will train with, a seventh more where you will use `train --resize crop`. With
+    --labels, what is not labelled is left out.
+
+    Packing that is interrupted goes on when the same command is given again. The originals are only read.
+
+    Example: halflabel pack photos/ photos.pack --size 448 --workers 8
+
+    Example: halflabel train labels.csv photos.pack --tune all --size 448 --views-on device
+    """
+    from halflabel.cli.progress import Bar
+    from halflabel.data.packing import pack_images
+    from halflabel.data.shards import Stored
+
+    if not images.is_dir():
+        raise UserError(f"{images} is no folder", "name the folder with the images")
+    shard_bytes = _bytes(shard)
+    # typer has checked these against their enums; mypy cannot know.
+    choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
+    stored = Stored(size=size, quality=quality, **choices)
+    ids = None
+    if labels is not None:
+        found: Import = read(labels)
+        ids = found.table().images
+    try:
+        with Bar("packing") as bar:
+            about = pack_images(
+                images,
+                out,
+                stored,
+                ids=ids,
+                shard_bytes=shard_bytes,
+                workers=workers,
+                max_bad=max_bad,
+                force=force,
+                progress=bar,
+            )
+    except KeyboardInterrupt:
+        typer.echo("Stopped; the same command goes on from here.", err=True)
+        raise typer.Exit(130) from None
+    count, bad = about["images"], about["bad"]
+    per_image = about["bytes"] / count / 1e3
+    console.print(
+        f"Wrote [bold]{escape(str(out))}[/]: {count:,} images in {about['shards']} file{'s' * (about['shards'] > 1)}, "
+        f"{about['bytes'] / 1e6:,.1f} MB, {per_image:,.1f} kB per image",
+        soft_wrap=True,
+        highlight=False,
+    )
+    if ids is not None and count + bad < len(ids):
+        console.print(f"{len(ids) - count - bad} labelled images have no file in {escape(str(images))}", soft_wrap=True)
+    if bad:
+        console.print(f"{bad} images could not be read: see {escape(str(out / 'bad_images.csv'))}", soft_wrap=True)
+    where = shlex.quote(str(labels)) if labels is not None else "labels.csv"
+    console.print(f"Next:  halflabel train {escape(where)} {escape(shlex.quote(str(out)))}", soft_wrap=True)
+
+
+def _bytes(text: str) -> int:
+    """256M, 1G or 100000 as a number of bytes."""
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
+    if match is None or int(match[1]) == 0:
+        raise UserError(f"--shard {text!r} is no number of bytes", "write it as 256M or 1G")
+    return int(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,262 @@
+"""Label vectors: what a label is like, as numbers; from co-occurrence, a file of word vectors, or a text encoder."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+
+__all__ = ["from_cooccurrence", "from_encoder", "from_file", "label_vectors", "sentence_encoder"]
+
+Vectors = NDArray[np.float64]  # (C, d)
+
+_DENSE = 1500  # classes up to which all eigenvectors are as quick as some
+_BLOCK = 256  # classes counted at a time
+_MOST = 20_000  # classes of which a co-occurrence matrix is decomposed
+
+
+def label_vectors(source: str, table: LabelTable, size: int, *, missing: str = "error") -> Vectors:
+    """(C, size) vectors of the table's classes, all scaled by one number so that their mean squared length is 1.
+
+    `source`: "graph" = `from_cooccurrence`; "text:NAME" = a sentence-transformers model by name; else a file of word
+    vectors. `size` is fixed by whoever makes the head, before any of this is read: other sizes are refused, but the
+    vectors of a graph fill up with zeros.
+    """
+    if source == "graph":
+        vectors = from_cooccurrence(table, size)
+    elif source.startswith("text:"):
+        vectors = from_encoder(table.classes, sentence_encoder(source.removeprefix("text:")))
+    elif Path(source).exists():
+        vectors = from_file(source, table.classes, missing=missing)
+    else:
+        raise UserError(
+            f"there are no label vectors {source!r}",
+            "use --vectors graph, --vectors text:MODEL, or name a file of word vectors (GloVe or word2vec as text)",
+        )
+    if vectors.shape[1] != size:
+        raise UserError(
+            f"{source} has vectors of {vectors.shape[1]} numbers, not {size}", f"add --vector-size {vectors.shape[1]}"
+        )
+    length = math.sqrt(float(np.square(vectors).sum(1).mean())) if len(vectors) else 0.0
+    return vectors / length if length > 0 else vectors
+
+
+def from_cooccurrence(table: LabelTable, size: int, *, prior: float = 1.0, shift: float = 0.0) -> Vectors:
+    """Vectors whose inner products say how much more often than by chance two labels are present together.
+
+        M_ij = max(log((n_ij + prior) / (m_ij p_i p_j + prior)) − shift, 0)     (shifted positive PMI)
+        vectors = U √S of the `size` largest singular values of M; columns beyond C are 0
+
+    n_ij = images that show both, m_ij = images where both are known, p_i = positives_i / known_i. Images where either
+    is unknown are counted in neither: missing labels pull nothing apart. `prior` keeps pairs seen once or twice near 0.
+    M_ii is high for rare labels, so labels that never meet others have a direction of their own. Where nothing is known
+    to be absent, both known means both present and m says nothing: unknown counts as absent then.
+
+    Memory: pairs that are present together, and 8·C² bytes up to 1,500 classes. Each vector's sign is fixed by its
+    largest component, so the same table gives the same vectors.
+    """
+    classes = len(table.classes)
+    if classes > _MOST:
+        raise UserError(
+            f"{classes} classes are too many for vectors from their co-occurrence", "give a file of word vectors"
+        )
+    found = np.zeros((classes, size))
+    images, positives_only = float(len(table)), not (table.value < 0).any()
+    present = np.bincount(table.column[table.value > 0], minlength=classes).astype(np.float64)
+    known = np.bincount(table.column, minlength=classes).astype(np.float64)
+    known = np.full(classes, images) if positives_only else known
+    share = present / known.clip(1)
+    rows, cols = [np.arange(classes)], [np.arange(classes)]
+    values = [np.log((present + prior) / (known * share**2 + prior))]
+    for row, col, together, both in _pairs(table):
+        seen = images if positives_only else both
+        rows.append(row)
+        cols.append(col)
+        values.append(np.log((together + prior) / (seen * share[row] * share[col] + prior)))
+    matrix = _sparse(np.concatenate(rows), np.concatenate(cols), np.concatenate(values) - shift, classes)
+    kept = min(size, classes)
+    if kept:
+        value, vector = _eigen(matrix, kept)
+        # The matrix is symmetric: its singular values are the sizes of its eigenvalues.
+        vector = vector * np.sign(vector[np.abs(vector).argmax(0), np.arange(kept)] + 1e-300)
+        found[:, :kept] = vector * np.sqrt(np.abs(value))
+    return found
+
+
+def from_file(path: str | Path, classes: Names, *, missing: str = "error") -> Vectors:
+    """Vectors from a text file of lines `word number number …`, as GloVe and word2vec write them.
+
+    A first line of two numbers (how many, how long) is passed over. A name is looked up as it is, then with _ or - for
+    blanks, then as the mean of its words; each also in lower case. Names that are not there raise, or with `missing`
+    "mean" get the mean of all others. The file is read line by line: only wanted words are kept.
+    """
+    if missing not in ("error", "mean"):
+        raise UserError(f"missing words cannot be {missing!r}", "use error or mean")
+    path = Path(path)
+    if not path.is_file():
+        raise LabelError("there is no such file", "give a text file of word vectors", path)
+    names = list(classes)
+    spelled = {name: _spellings(name) for name in names}
+    wanted = {word for ways in spelled.values() for way in ways for word in way}
+    words, size = _read(path, wanted)
+    if not size:
+        raise LabelError("there is not one vector", "give a text file of lines: word number number …", path)
+    found = np.zeros((len(names), size))
+    lost = []
+    for number, name in enumerate(names):
+        way = next((way for way in spelled[name] if way and all(word in words for word in way)), None)
+        if way is None:
+            lost.append(number)
+        else:
+            found[number] = np.mean([words[word] for word in way], axis=0)
+    if lost and missing == "error":
+        raise _lost(path, [names[number] for number in lost])
+    if lost:
+        there = np.setdiff1d(np.arange(len(names)), lost)
+        if not len(there):
+            raise _lost(path, names)
+        found[lost] = found[there].mean(0)
+    return found
+
+
+def from_encoder(classes: Names, encode: Callable[[list[str]], ArrayLike]) -> Vectors:
+    """Vectors from any function that turns a list of C texts into C vectors; underscores of names become blanks."""
+    texts = [" ".join(name.replace("_", " ").split()) or name for name in classes]
+    found = np.asarray(encode(texts), np.float64)
+    if found.ndim != 2 or len(found) != len(texts) or not np.isfinite(found).all():
+        raise UserError(
+            f"the encoder gave shape {found.shape} for {len(texts)} classes, or numbers that are not finite",
+            "give a function that returns one vector of finite numbers per text",
+        )
+    return found
+
+
+def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
+    """A sentence-transformers model, by name or folder. The package is optional; it may download the model."""
+    try:
+        package: Any = import_module("sentence_transformers")
+    except ImportError:
+        raise UserError(
+            f"label vectors text:{name} need the package sentence-transformers, which is not installed",
+            "pip install sentence-transformers, or use --vectors graph or a file of word vectors",
+        ) from None
+    try:
+        model = package.SentenceTransformer(name)
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"there is no text encoder {name!r} ({reason})", "name a model, or its folder") from None
+
+    def encode(texts: list[str]) -> ArrayLike:
+        vectors: ArrayLike = model.encode(texts, show_progress_bar=False)
+        return vectors
+
+    return encode
+
+
+def _pairs(table: LabelTable) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Pairs of classes (row, col) that are present together, in how many images, and in how many both are known."""
+    from scipy.sparse import csr_array
+
+    image, column, value = table.entries()
+    shape, at = table.shape, column.astype(np.int64)
+    known = csr_array((np.ones(len(value), np.int64), (image, at)), shape=shape)
+    over = value > 0
+    present = csr_array((np.ones(int(over.sum()), np.int64), (image[over], at[over])), shape=shape)
+    columns_present, columns_known = present.tocsc(), known.tocsc()
+    for first in range(0, len(table.classes), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        together = (columns_present[:, block].T.tocsr() @ present).tocoo()
+        apart = together.row + first != together.col
+        row, col, count = together.row[apart], together.col[apart], together.data[apart]
+        if len(row):
+            both = (columns_known[:, block].T.tocsr() @ known).tocsr()[row, col]
+            yield row + first, col, count, np.asarray(both).ravel()
+
+
+def _sparse(rows: NDArray[Any], cols: NDArray[Any], values: NDArray[Any], classes: int) -> Any:
+    from scipy.sparse import csr_array
+
+    over = values > 0
+    return csr_array((values[over], (rows[over], cols[over])), shape=(classes, classes))
+
+
+def _eigen(matrix: Any, kept: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The `kept` eigenvalues of largest size, largest first, and their vectors."""
+    classes = matrix.shape[0]
+    if classes <= _DENSE or kept >= classes - 1:
+        value, vector = np.linalg.eigh(matrix.toarray())
+    else:
+        from scipy.sparse.linalg import eigsh
+
+        value, vector = eigsh(matrix, kept, v0=np.ones(classes))
+    order = np.argsort(-np.abs(value), kind="stable")[:kept]
+    return value[order], vector[:, order]
+
+
+def _spellings(name: str) -> list[list[str]]:
+    """Ways to look a name up, best first: each a list of words whose mean it is."""
+    parts = re.findall(r"[^\W_]+", name)
+    ways = [[name], *([sign.join(parts)] for sign in ("_", "-")), parts]
+    lower = [[word.lower() for word in way] for way in ways]
+    return [way for pair in zip(ways, lower, strict=True) for way in pair]
+
+
+def _read(path: Path, wanted: set[str]) -> tuple[dict[str, NDArray[np.float64]], int]:
+    """The vectors of the wanted words, and how long vectors are."""
+    words: dict[str, NDArray[np.float64]] = {}
+    size = 0
+    for number, line in _lines(path):
+        fields = line.split(" ") if " " in line else line.split("\t")
+        if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
+            continue
+        size = size or len(fields) - 1
+        word = " ".join(fields[: len(fields) - size])  # some files have words with blanks in them
+        if word not in wanted or word in words:
+            continue
+        try:
+            vector = np.array(fields[len(fields) - size :], np.float64)
+        except ValueError:
+            vector = np.zeros(0)
+        if len(vector) != size or not size or not np.isfinite(vector).all():
+            raise LabelError(f"the vector of {word!r} is not {size} numbers", "repair the line", path, line=number)
+        words[word] = vector
+    return words, size
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if text := line.rstrip():
+                yield number, text
+
+
+def _lost(path: Path, names: Sequence[str]) -> LabelError:
+    """Which names have no vector, and what words of the file are like them."""
+    shown = names[:5]
+    starts = {name[:3].lower() for name in shown}
+    near: set[str] = set()
+    for _, line in _lines(path):
+        word = line.split(" ", 1)[0]
+        if word[:3].lower() in starts:
+            near.add(word)
+    hints = []
+    for name in shown:
+        close = get_close_matches(name.lower(), near, 2)
+        hints.append(f"{name!r}" + (f" (near: {', '.join(close)})" if close else ""))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return LabelError(
+        f"no vector for {', '.join(hints)}{more}",
+        "rename these classes to words of the file, or add --missing mean, or use --vectors graph",
+        path,
+    )

@@ -1,0 +1,75 @@
+"""A graph convolutional network over the labels makes their classifiers (Chen 2019, ML-GCN)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from halflabel.errors import UserError
+from halflabel.label_graph import Edges
+from halflabel.labels.table import LabelTable
+from halflabel.method import Method, method
+from halflabel.semantic import GraphClassifier, SemanticMethod, label_edges
+
+__all__ = ["gcn_ml"]
+
+
+@method(
+    serves=("full", "partial"),
+    paper="Chen, Wei, Wang, Guo 2019: Multi-Label Image Recognition with Graph Convolutional Networks (ML-GCN)",
+    lr=3e-4,
+    tune={"tau": (0.2, 0.4, 0.6)},
+)
+def gcn_ml(
+    tau: float = 0.4,
+    p: float = 0.2,
+    graph: str = "cooccurrence",
+    vectors: str = "graph",
+    vector_size: int = 300,
+    missing: str = "error",
+    hidden: int = 1024,
+    pooling: str = "max",
+) -> Method:
+    """Label vectors go through a graph of labels that come together, and come out as the labels' classifiers.
+
+    Labels that come together get classifiers that are like each other, so a label with few examples learns from its
+    neighbours. Use it for labels in plenty that depend on each other. It was made for full labels; of partly known ones
+    it takes the known, and its graph is counted among images where both labels are known. With few known labels the
+    graph is a guess, as later papers say: here, with 2 of 20 labels of 800 VOC 2012 photos known and frozen features,
+    it had mAP 48.9 against 56.0 of `bn-bce` (one seed, 800 others).
+
+        P_ij = P(label j | label i),   A_ij = 1 if P_ij ≥ τ, else 0                                      (eq. 7)
+        A'_ij = p A_ij / Σ_{j ≠ i} A_ij for j ≠ i,   A'_ii = 1 − p,   Â = D^−½ A' D^−½                    (eq. 8)
+        H = LeakyReLU(Â Z W₀),   W = Â H W₁,   x = W · (maximum over places of the features)             (eq. 3 to 5)
+        L = BCE on known labels, divided by the known labels of the batch
+
+    tau (τ) and p as above; hidden: columns of H. graph: cooccurrence; a CSV file of rows class,class,weight, where the
+    first class is told by the second; wordnet (needs nltk and its data); or identity. tau cuts every one of them.
+    vectors (Z): graph = from the labels' co-occurrence, which needs nothing; a text file of word vectors (GloVe, as in
+    the paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: how many numbers they have, 300
+    in the paper. missing: what becomes of names that the file does not have: error, or mean (of all others). pooling:
+    max, which needs features with places (maps), or mean.
+
+    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.4, VG-200 39.3, VOC 2007 88.9.
+
+    Differs from the released code: that normalises by columns, adds 1 instead of 1 − p to the diagonal with 0.25 for p
+    (the same up to a factor), and counts P_ij on full labels. Eq. 8 as printed gives weight to every pair; edges alone
+    are meant. P_ij counts one image more, so that pairs seen once make no edge.
+    """
+    if not 0 < tau <= 1 or not 0 <= p < 1:
+        raise UserError(f"tau {tau:g} and p {p:g} do not fit", "use 0 < tau ≤ 1 and 0 ≤ p < 1")
+
+    def edges(table: LabelTable) -> Edges:
+        classes = len(table.classes)
+        kept = label_edges(graph, table).at_least(tau).reweighted(classes, p)
+        total = np.bincount(kept.rows, kept.weights, classes)
+        return kept._replace(weights=kept.weights / np.sqrt(total[kept.rows] * total[kept.cols]))
+
+    return SemanticMethod(
+        partial(GraphClassifier, vector_size=vector_size, hidden=hidden, pooling=pooling),
+        edges,
+        vectors=vectors,
+        vector_size=vector_size,
+        missing=missing,
+    )

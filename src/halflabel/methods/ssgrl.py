@@ -1,0 +1,62 @@
+"""Each label looks for itself, and what it finds travels over a graph of the labels (Chen 2019, SSGRL)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from halflabel.method import Method, method
+from halflabel.semantic import SemanticHead, SemanticMethod, label_edges
+
+__all__ = ["ssgrl"]
+
+
+@method(
+    serves=("full", "partial"),
+    paper="Chen, Xu, Hui, Wu, Lin 2019: Learning Semantic-Specific Graph Representation for Multi-Label Image "
+    "Recognition (SSGRL)",
+    lr=3e-4,
+    tune={"steps": (1, 3)},
+)
+def ssgrl(
+    steps: int = 3,
+    width: int = 256,
+    rank: int = 256,
+    graph: str = "cooccurrence",
+    vectors: str = "graph",
+    vector_size: int = 300,
+    missing: str = "error",
+) -> Method:
+    """Every label attends to the places that look like it, and its findings travel over a graph of the labels.
+
+    Use it when objects are small or many in a picture, and labels depend on each other. It was made for full labels; of
+    partly known ones it takes the known. It needs features with places (maps). Its pictures of where a class is seen
+    show where the label looked.
+
+        f_c = Σ_p α_cp x_p,   α_c = softmax over places of w · tanh((U x_p) ⊙ (V v_c)),   v_c the label's vector
+        T times: a_c = [Σ_c' A_cc' h_c', Σ_c' A_c'c h_c'],  h_c ← gated update of h_c by a_c,   h_c⁰ = f_c
+        x_c = w_c · tanh(F [h_c, f_c]) + b_c,   A_cc' = P(c' | c)                                        (eq. 1 to 8)
+        L = BCE on known labels, divided by the known labels of the batch
+
+    steps (T); width: of x and h, to which the features are projected (0: as wide as they are); rank: of U and V. The
+    paper has features of 2,048, as wide as ResNet's, and rank 1,024. 256 is for speed, time growing with the square of
+    width; wider is better where there is time for it. graph: cooccurrence, counted among images where both
+    labels are known; a CSV file of rows class,class,weight, where the first class is told by the second; wordnet
+    (needs nltk and its data); or identity. vectors (v): graph = from the labels' co-occurrence, which needs nothing; a
+    text file of word vectors (GloVe, as in the paper, or word2vec); or text:MODEL, a sentence-transformers model.
+    vector_size: how many numbers they have, 300 in the paper. missing: what becomes of names that the file does not
+    have: error, or mean (of all others).
+
+    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.1, VG-200 39.7, VOC 2007 89.5.
+
+    Measured here (800 VOC 2012 photos, 2 of 20 labels known, frozen pooled features, no graph, one seed, mAP on 600
+    others): width 256 53.5 (rate 3e-4), as wide as the features 60.6 (rate 1e-4), `bn-bce` 56.9.
+
+    The two linear layers after tanh are one vector here, which is the same function. The paper trains with Adam, 1e-5.
+    """
+    return SemanticMethod(
+        partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps),
+        partial(label_edges, graph),
+        vectors=vectors,
+        vector_size=vector_size,
+        missing=missing,
+    )

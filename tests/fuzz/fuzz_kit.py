@@ -1,0 +1,81 @@
+"""What all readers under fire share: the good files they begin from, and the way they are read."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from halflabel.data.decode import BadImage
+from halflabel.errors import UserError
+
+__all__ = [
+    "CLASSES",
+    "IMAGES",
+    "TESTS",
+    "Files",
+    "Reader",
+    "Refusal",
+    "Rng",
+    "gather",
+    "load",
+    "refusals",
+    "small_table",
+]
+
+TESTS = Path(__file__).parents[1]
+CLASSES = ("cat", "dog", "büé, x")
+IMAGES = ("a.jpg", "b/c.png", "d e.jpg", "7")
+
+Rng = random.Random
+Files = dict[str, bytes]
+
+
+class Refusal(Exception):
+    """An answer of status 4xx: a refusal that is no exception of its own."""
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    from halflabel.review.pictures import NoPicture
+
+    return UserError, BadImage, NoPicture, Refusal
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Good files by name, and `read`, which is given the folder they lie in and may choose among its options."""
+
+    name: str
+    files: Files
+    read: Callable[[Path, Rng], Any]
+    fixed: tuple[str, ...] = ()  # files that are not mutated
+    others: tuple[bytes, ...] = field(default=(), repr=False)  # to splice from
+
+    @property
+    def targets(self) -> list[str]:
+        return sorted(name for name in self.files if name not in self.fixed)
+
+
+def gather(folder: Path) -> Files:
+    """All files below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def load(name: str, path: Path) -> Any:
+    """A module that is in no package."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def small_table() -> Any:
+    from halflabel.labels.table import LabelTable
+
+    labels = [[1, -1, 0], [0, 1, 1], [-1, 0, -1], [1, 1, 0]]
+    return LabelTable.from_dense(labels, IMAGES, CLASSES)

@@ -1,0 +1,214 @@
+"""Models and servers: what is read of a run, of an exported model, and of a request."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzz_kit import CLASSES, TESTS, Reader, Refusal, Rng, gather, load, small_table
+
+__all__ = ["models", "pages"]
+
+
+def models(place: Path) -> Iterator[Reader]:
+    import torch
+
+    from halflabel.backbones import build
+    from halflabel.checkpoint import Checkpoint, save, save_tensors
+    from halflabel.experiment import Config, train
+    from halflabel.export.hub import export_hub
+    from halflabel.labels.table import LabelTable
+    from halflabel.run import Run
+    from halflabel.train import Settings
+
+    made = load("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "digits.py").scenes(12, size=32)
+    table = LabelTable.from_dense(made.labels[:, :3], made.names, CLASSES)
+    run = Run(place / "runs" / "run")
+    settings = Settings(epochs=1, batch_size=4, device="cpu")
+    config = Config(backbone="tiny", size=32, held_out=0.4, settings=settings, images="photos")
+    train(table, made.images, config, run)
+    files = gather(run.folder)
+    for unread in [name for name in files if name.startswith(("plots/", "last/", "report"))]:
+        del files[unread]
+    yield Reader("run", files, read_run)
+    export_hub(run, place / "hub")
+    yield Reader("hub", gather(place / "hub"), read_model, ("README.md",))
+    with contextlib.suppress(ImportError):
+        yield Reader("onnx", {"model.onnx": _onnx(run)}, partial(read_model, name="model.onnx"))
+    for step in (1, 2):
+        tensors = {"a": torch.ones(3, 2), "b": torch.zeros(0), "c": torch.tensor([1, 2])}
+        save(place / "last", step, Checkpoint(tensors, {"step": step, "log": [{"epoch": 1}]}))
+    yield Reader("checkpoint", gather(place / "last"), read_checkpoint)
+    weights = build("tiny").model.state_dict()
+    torch.save({"state_dict": weights}, place / "w.pt")
+    save_tensors(weights, place / "w.safetensors")
+    both = {name: (place / name).read_bytes() for name in ("w.pt", "w.safetensors")}
+    yield Reader("weights", both, read_weights)
+
+
+def _onnx(run: Any) -> bytes:
+    """The least network with the names, types and metadata of our own exports."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    from halflabel.experiment import Predictor
+    from halflabel.export.about import About
+
+    given = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", 3, 32, 32])
+    gives = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])
+    axes = numpy_helper.from_array(np.array([2, 3], np.int64), "axes")
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["floats", "axes"], ["logits"], keepdims=0),
+    ]
+    graph = helper.make_graph(nodes, "small", [given], [gives], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    about = About.of(Predictor(run)).as_dict()
+    helper.set_model_props(model, {key: json.dumps(value) for key, value in about.items()})
+    return bytes(model.SerializeToString())
+
+
+def read_run(folder: Path, rng: Rng) -> None:
+    from halflabel.review.scores import score_run
+    from halflabel.run import Run
+
+    run = Run.open(folder)
+    if rng.random() < 0.6:
+        read_model(folder, rng)
+        return
+    choices: tuple[Callable[[], Any], ...] = (
+        run.read_labels, run.read_rows, run.read_truth, run.read_log, run.read_split, run.read_config,
+        lambda: run.read_json("metrics.json"), lambda: score_run(run, folder),
+    )  # fmt: skip
+    rng.choice(choices)()
+
+
+def read_model(folder: Path, rng: Rng, name: str = "") -> None:
+    import torch
+
+    from halflabel.data.sources import Arrays
+    from halflabel.labels.names import Names
+    from halflabel.predictor import open_predictor
+
+    predictor = open_predictor(folder / name)
+    size = predictor.views["plain"].size
+    images = torch.zeros((1, 3, size, size), dtype=torch.uint8)
+    scores = predictor.scores(Arrays(images, Names(["x"]), predictor.views))
+    assert scores.shape == (1, len(predictor.classes))
+    (scores >= predictor.thresholds).tolist()
+
+
+def read_checkpoint(folder: Path, rng: Rng) -> None:
+    from halflabel.checkpoint import newest
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a damaged one is passed over with a warning
+        newest(folder)
+
+
+def read_weights(folder: Path, rng: Rng) -> None:
+    from halflabel.backbones import build
+
+    build("tiny", weights=folder / rng.choice(("w.pt", "w.safetensors")))
+
+
+# ---- servers: the files are bodies of requests
+
+
+def review_client(place: Path) -> Any:
+    """A client of the review page, over made-up scores of a small table; its answers lie in the folder."""
+    from fastapi.testclient import TestClient
+
+    from halflabel.questions import choose
+    from halflabel.review.desk import Desk
+    from halflabel.review.guard import TOKEN_HEADER
+    from halflabel.review.pictures import Pictures
+    from halflabel.review.scores import Scored
+    from halflabel.review.server import make_app
+    from halflabel.review.store import Answers
+
+    table = small_table()
+    scores, features = np.random.default_rng(0).random(table.shape, np.float32), np.zeros((4, 64), np.float16)
+    paths = [None, "x.png", "../up.png", "y"]
+    scored = Scored(table, scores, features, np.zeros(4, bool), np.full(3, 0.5), place, paths)
+    asked = choose(scores, table, scored.thresholds, 6, control=0.5)
+    desk = Desk(scored, asked, Answers(place / "answers.sqlite"), who="me", run="first")
+    app: Any = make_app(desk, Pictures(place, paths), None, token="t" * 43, host="127.0.0.1", port=8765)
+    return TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})
+
+
+def pages(place: Path) -> Iterator[Reader]:
+    from fastapi.testclient import TestClient
+    from PIL import Image
+
+    from halflabel.predictor import open_predictor
+    from halflabel.serve import Limits, make_app
+
+    review = review_client(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
+    bodies: dict[str, Any] = {
+        "next": {"tab": "a", "count": 3, "label": "cat", "state": "open", "low": 0.1, "high": 0.9, "skip": [1]},
+        "hold": {"tab": "a", "entries": [0, 1]},
+        "release": {"tab": "a", "entries": [0, 1]},
+        "say": {"tab": "a", "steps": [{"kind": "answer", "key": "abcdefgh", "entry": 1, "value": 1}]},
+    }
+    for name, body in bodies.items():
+        files = {f"{name}.json": json.dumps(body).encode()}
+        yield Reader(f"review {name}", files, partial(read_review, review, name))
+    limits = Limits(file_bytes=100_000, request_bytes=150_000, files=4, pixels=300_000, seconds=8.0)
+    service = TestClient(make_app(open_predictor(place / "runs" / "run"), "run", limits))
+    service.__enter__()
+    photo = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(photo, "JPEG")
+    yield Reader("serve body", {"photo.jpg": photo.getvalue()}, partial(read_served, service, "photo.jpg"))
+    bench = load("fuzz_serve", TESTS.parent / "benchmarks" / "serve.py")
+    form, _ = bench.form(("a.jpg", photo.getvalue()), ("b.txt", b"no image"))
+    yield Reader("serve form", {"form.bin": form}, partial(read_served, service, "form.bin"))
+
+
+def _body(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+
+
+def judge(reply: Any) -> None:
+    if reply.status_code >= 500:
+        raise AssertionError(f"status {reply.status_code}: {reply.text[:200]}")
+    if reply.status_code >= 400:
+        raise Refusal(f"status {reply.status_code}: {reply.text[:200]}")
+
+
+_WORDS = ("missing", "wrong", "x", "", "0", "-1", "9" * 30, "%00", "%ff", "cat", "../..", "NaN", "1e9", "[]", "a" * 600)
+
+
+def read_review(client: Any, name: str, folder: Path, rng: Rng) -> None:
+    what = rng.random()
+    if what < 0.6:
+        kind = rng.choice(
+            ("application/json", "application/json", "text/plain", "", "application/json; charset=utf-16")
+        )
+        content = _body(folder / f"{name}.json")
+        judge(client.post(f"/api/{name}", content=content, headers={"content-type": kind}))
+    elif what < 0.8:
+        words = "&".join(f"{key}={rng.choice(_WORDS)}" for key in ("kind", "label", "start", "count", "size"))
+        judge(client.get(f"/api/gallery?{words}"))
+    else:
+        paths = ("picture/{}", "map/{}/{}", "state/{}", "{}", "../{}")
+        judge(client.get("/api/" + rng.choice(paths).format(rng.choice(_WORDS), rng.choice(_WORDS))))
+
+
+def read_served(client: Any, name: str, folder: Path, rng: Rng) -> None:
+    kinds: tuple[str, ...] = ("image/jpeg", "", "application/octet-stream", "text/plain", "multipart/mixed; boundary=x")
+    if name == "form.bin":
+        mark = "halflabel-bench-4711"
+        kinds = (f"multipart/form-data; boundary={mark}",) * 6 + (
+            "multipart/form-data", f"multipart/form-data; boundary={mark}; charset=cp037",
+            "multipart/form-data; boundary=", f'multipart/form-data; boundary="{mark}',
+        )  # fmt: skip
+    query = rng.choice(("", "", f"?top={rng.choice(_WORDS)}", f"?all={rng.choice(_WORDS)}"))
+    judge(client.post(f"/predict{query}", content=_body(folder / name), headers={"content-type": rng.choice(kinds)}))

@@ -1,0 +1,267 @@
+"""Everything that reads what somebody else wrote: good files of each kind, and how they are read.
+
+The only right ends of reading are success and a refusal: a UserError, an image put aside, an answer of status 4xx.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzz_kit import CLASSES, IMAGES, TESTS, Reader, Rng, gather, load, small_table
+from fuzz_models import models, pages
+
+from halflabel.errors import UserError
+
+__all__ = ["all_readers"]
+
+GOLDEN = TESTS / "golden"
+
+
+def all_readers() -> list[Reader]:
+    """Every reader; the files are made once, in a folder of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        found = [*labels(place), *datasets(place), *pictures(), *lists(place), *models(place), *pages(place)]
+    contents = tuple(data[:20_000] for reader in found for data in reader.files.values())
+    return [Reader(r.name, r.files, r.read, r.fixed, contents) for r in found]
+
+
+# ---- label files
+
+
+def labels(place: Path) -> Iterator[Reader]:
+    """The golden files of each format, and what its writer makes of a small table."""
+    from halflabel.labels import formats
+
+    for name in formats.FORMATS:
+        found: dict[tuple[bytes, ...], Path] = {}  # each content once
+        for folder in _golden(name, place):
+            found.setdefault(tuple(sorted(gather(folder).values())), folder)
+        for ending in ("", ".csv", ".json", ".parquet", f".{name}"):
+            made = place / f"{name}{ending}-made"
+            made.mkdir()
+            path = made / ("labels" + ending if name != "imagefolder" or not ending else f"metadata{ending}")
+            with contextlib.suppress(UserError):
+                formats.write(small_table(), path, format=name)
+                if formats.find_format(path) == name:
+                    found.setdefault(tuple(sorted(gather(made).values())), made)
+        for number, folder in enumerate(found.values()):
+            ways = list(_ways(name, folder))
+            if ways:
+                yield Reader(f"labels {name} {number}", gather(folder), partial(read_labels, name, ways))
+
+
+def _golden(name: str, place: Path) -> Iterator[Path]:
+    """Folders of golden files that are read by themselves; tables are single files."""
+    own = GOLDEN / name.replace("-", "_")
+    if not own.is_dir():
+        return
+    if name in ("long", "wide"):
+        for path in sorted(own.iterdir()):
+            (place / f"{name}-{path.name}").mkdir()
+            shutil.copy(path, place / f"{name}-{path.name}")
+            yield place / f"{name}-{path.name}"
+    elif any(path.is_file() for path in own.iterdir()):
+        yield own
+    else:
+        yield from [path for path in sorted(own.iterdir()) if path.is_dir()] if name != "nus-wide" else [own]
+
+
+_POLICIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"unlisted": "unknown"},
+    {"unlisted": "absent"},
+    {"zero": "unknown", "minus_one": "absent"},
+    {"split": "train"},
+    {"split": "trainval"},
+    {"split": "Train"},
+    {"machine": 0.5},
+    {"difficult": "absent", "split": "test"},
+    {"encoding": "latin-1", "zero": "absent"},
+    {"encoding": "utf-16"},
+    {"ignore": ("width",)},
+)
+
+
+def _ways(name: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Which paths below a folder can be read as a format, and with what stated."""
+    from halflabel.labels import formats
+    from halflabel.labels.policy import Policy
+
+    uses = formats._module(name).USES
+    stated = [choice for choice in _POLICIES if set(choice) <= set(uses)]
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        for choice in stated:
+            with contextlib.suppress(UserError):
+                formats.read(path, Policy(**choice), format=name)
+                yield path.relative_to(folder).as_posix(), choice
+
+
+def read_labels(name: str, ways: list[tuple[str, dict[str, Any]]], folder: Path, rng: Rng) -> None:
+    from halflabel.labels import formats
+    from halflabel.labels.policy import Policy
+
+    place, stated = rng.choice(ways)
+    if rng.random() < 0.1:
+        place = rng.choice([".", *(path.name for path in sorted(folder.iterdir()))])
+    found = formats.read(folder / place, Policy(**stated), format=rng.choice((name, name, "auto")))
+    table = found.table()
+    table.stats()
+    table.digest()
+    said = [found.audit.notes, found.audit.became, list(table.images), list(table.classes)]
+    json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+# ---- public data sets
+
+
+def datasets(place: Path) -> Iterator[Reader]:
+    from halflabel.datasets import DATASETS
+
+    written = load("fuzz_datasets", TESTS / "datasets" / "test_datasets.py")
+    writers = {
+        "voc2007": partial(written.write_voc, year=2007),
+        "coco2017": partial(written.write_coco, year=2017),
+        "nus-wide": written.write_nus,
+        "cub": written.write_cub,
+        "open-images": written.write_open_images,
+        "vg200": written.write_vg,
+        "cifar10": written.write_cifar,
+        "stl10": written.write_stl,
+    }
+    for name in DATASETS:
+        if name in writers:
+            folder = place / "datasets" / name
+            writers[name](folder)
+            files = gather(folder)
+            fixed = tuple(file for file in files if file.endswith((".jpg", ".png")))
+            yield Reader(f"dataset {name}", files, partial(read_dataset, name), fixed)
+
+
+_OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "cifar10": ({"batch": 2}, {"labelled": 3, "unlabelled": False}),
+    "stl10": ({"fold": 0}, {"unlabelled": True}, {"fold": 9}),
+    "cub": ({"certainty": "ignored"},),
+    "coco2017": ({"unannotated": "drop"},),
+}
+
+
+def read_dataset(name: str, folder: Path, rng: Rng) -> None:
+    from halflabel.datasets import Pixels, open_dataset
+
+    opened = open_dataset(name, folder, **rng.choice(({}, *_OPTIONS.get(name, ()))))
+    for split in opened.splits.values():
+        split.labels.stats()
+        if isinstance(split.images, Pixels) and len(split):
+            split.images.of(split.labels.images)
+
+
+# ---- images
+
+
+def pictures() -> Iterator[Reader]:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    colour = Image.fromarray(rng.integers(0, 256, (40, 52, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    makes: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
+        "photo.jpg": (colour, "JPEG", {"exif": exif, "quality": 60}),
+        "progressive.jpg": (colour, "JPEG", {"progressive": True}),
+        "grey.png": (colour.convert("L"), "PNG", {}),
+        "deep.png": (Image.fromarray(rng.integers(0, 65536, (20, 20)).astype(np.uint16)), "PNG", {}),
+        "clear.png": (colour.convert("RGBA"), "PNG", {}),
+        "palette.gif": (colour.convert("P"), "GIF", {"save_all": True, "append_images": [colour.convert("P")]}),
+        "lossy.webp": (colour, "WEBP", {}),
+        "plain.bmp": (colour, "BMP", {}),
+        "packed.tif": (colour, "TIFF", {"compression": "tiff_lzw"}),
+        "float.tif": (Image.fromarray(rng.random((16, 16), np.float32)), "TIFF", {}),
+        "several.mpo": (colour, "MPO", {"save_all": True, "append_images": [colour]}),
+    }
+    for name, (image, form, more) in makes.items():
+        stream = io.BytesIO()
+        image.save(stream, form, **more)
+        yield Reader(f"image {name}", {name: stream.getvalue()}, partial(read_picture, name))
+
+
+def read_picture(name: str, folder: Path, rng: Rng) -> None:
+    from halflabel.data.decode import find_images, locate, read_image
+    from halflabel.review.pictures import Pictures
+
+    find_images(folder)
+    locate([name, "../x", "", "a\0b", "/etc/passwd"], folder)
+    if rng.random() < 0.5:
+        image = read_image(folder / name, max_pixels=1_000_000)
+        assert image.ndim == 3
+        assert image.shape[0] == 3
+    else:
+        Pictures(folder, [name]).jpeg(0, "small")
+
+
+# ---- small files that name classes
+
+
+def lists(place: Path) -> Iterator[Reader]:
+    from halflabel.review.store import Answer, Answers
+
+    graph = 'to,from,weight\ncat,dog,0.5\ndog,cat,\n"büé, x",cat,2\n'
+    rules = 'cat,excludes,dog\n"büé, x",implies,dog\n'
+    tree = {"LabelName": "x", "Subcategory": [{"LabelName": "dog", "Subcategory": [{"LabelName": "cat"}]}]}
+    asked = 'image,class,probability,why\na.jpg,cat,0.25,near the threshold\n7,"büé, x",,\n'
+    yield Reader("label graph", {"graph.csv": graph.encode()}, read_graph)
+    yield Reader("rules", {"rules.csv": rules.encode()}, partial(read_rules_file, "rules.csv"))
+    described = b"/m/1,cat\n/m/2,dog\n"
+    hierarchy = {"tree.json": json.dumps(tree).encode(), "class-descriptions.csv": described}
+    yield Reader("hierarchy", hierarchy, partial(read_rules_file, "tree.json"))
+    yield Reader("questions", {"next.csv": asked.encode()}, read_questions_file)
+    folder = place / "answers"
+    store = Answers(folder / "answers.sqlite")
+    store.say([Answer(f"key-{n:08}", IMAGES[n], CLASSES[n % 3], n - 1, 0.5, "near") for n in range(3)], "me", "run")
+    store.undo(["key-00000001"], "me")
+    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    yield Reader("answers", {"answers.sqlite": (folder / "answers.sqlite").read_bytes()}, read_answers)
+
+
+def read_graph(folder: Path, rng: Rng) -> None:
+    from halflabel.label_graph import from_file
+
+    from_file(folder / "graph.csv", small_table().classes)
+
+
+def read_rules_file(name: str, folder: Path, rng: Rng) -> None:
+    from halflabel.rules import read_rules
+
+    read_rules(folder / name, small_table().classes).consequences(small_table().dense())
+
+
+def read_questions_file(folder: Path, rng: Rng) -> None:
+    from halflabel.questions import read_questions
+
+    read_questions(folder / "next.csv", small_table())
+
+
+def read_answers(folder: Path, rng: Rng) -> None:
+    from halflabel.review.store import Answer, Answers, answered
+
+    table = small_table()
+    answered(folder / "answers.sqlite", table)
+    store = Answers(folder / "answers.sqlite")
+    try:
+        store.rows(table.images, table.classes)
+        store.say([Answer("key-new-1", "7", "cat", 1)], "me")
+        store.undo(["key-00000000"], "me")
+        store.count()
+        store.version()
+    finally:
+        store.close()

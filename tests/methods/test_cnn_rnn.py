@@ -1,0 +1,217 @@
+"""CNN-RNN against one path at a time: the loss, the beam search, and what is known of an image."""
+
+import importlib.util
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.data.sources import Features
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.methods.cnn_rnn import Ordered
+from halflabel.sequence import Sequence
+from halflabel.train import Settings, fit, score
+from halflabel.types import Batch
+
+_spec = importlib.util.spec_from_file_location(
+    "reference_cnn_rnn", Path(__file__).parent.parent / "reference" / "cnn_rnn.py"
+)
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+SMALL = {"dimensions": 4, "hidden": 3, "dropout": 0.0}
+
+
+def _head(classes, channels=5, seed=0, **options):
+    torch.manual_seed(seed)
+    head = Sequence(channels, classes, **{**SMALL, **options}).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return head
+
+
+def _features(images, channels=5):
+    return torch.randn(images, channels, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def _labels(images, classes, seed=1):
+    labels = np.random.default_rng(seed).integers(-1, 2, (images, classes)).astype(np.int8)
+    labels[0] = 0
+    labels[-1] = -1
+    return labels
+
+
+@pytest.mark.parametrize("order", ["frequent", "rare", "learned"])
+@pytest.mark.parametrize(("images", "classes"), [(7, 5), (1, 4), (4, 1), (2, 2)])
+def test_value_and_gradient_are_those_of_one_path_at_a_time(images, classes, order):
+    labels = _labels(images, classes)
+    method = recipe("cnn-rnn").make(order=order, **SMALL)
+    method.start(LabelTable.from_dense(labels))
+    head = _head(classes).train()
+    features = _features(images)
+    batch = Batch(torch.arange(images), (features,), torch.from_numpy(labels))
+    found = method.step(Model(None, head), batch, 1)
+    positives = (labels > 0).sum(0)
+    expected = 0.0 * head.labels.sum()
+    for i in range(images):
+        first = [value.item() for value in slow.scores(head, features[i], [])]
+        key = {"frequent": -positives, "rare": positives, "learned": [-value for value in first[:-1]]}[order]
+        ranked = sorted(range(classes), key=lambda c, key=key: key[c])
+        expected = expected + slow.loss(head, features[i], labels[i].tolist(), ranked) / images
+    assert found.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
+    parameters = list(head.parameters())
+    ours = torch.autograd.grad(found, parameters, allow_unused=True, materialize_grads=True)
+    theirs = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_positives_only_take_unknown_as_absent():
+    labels = np.eye(4, dtype=np.int8)
+    method = recipe("cnn-rnn").make(**SMALL)
+    method.start(LabelTable.from_dense(labels))
+    head, features = _head(4).train(), _features(4)
+    found = method.step(Model(None, head), Batch(torch.arange(4), (features,), torch.from_numpy(labels)), 1)
+    assumed = np.where(labels > 0, 1, -1).tolist()
+    expected = sum(slow.loss(head, features[i], assumed[i], range(4)).item() for i in range(4)) / 4
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_is_unknown_has_no_gradient():
+    labels = np.array([[1, 0, -1, 1, 0]], np.int8)
+    method = recipe("cnn-rnn").make(**SMALL)
+    method.start(LabelTable.from_dense(labels))
+    head = _head(5).train()
+    method.step(Model(None, head), Batch(torch.arange(1), (_features(1),), torch.from_numpy(labels)), 1).backward()
+    moved = head.labels.grad.abs().sum(1) > 0
+    assert moved.tolist() == [True, False, True, True, False, True, True]
+
+
+def test_gradcheck():
+    labels = torch.from_numpy(_labels(3, 4))
+    method = recipe("cnn-rnn").make(**SMALL)
+    method.start(LabelTable.from_dense(labels.numpy()))
+    head = _head(4).train()
+    features = _features(3).requires_grad_()
+    index = torch.arange(3)
+    assert torch.autograd.gradcheck(
+        lambda view: method.step(Model(None, head), Batch(index, (view,), labels), 1), features
+    )
+
+
+def _probabilities(head, features):
+    with torch.no_grad():
+        return torch.sigmoid(head.eval()(features).logits)
+
+
+@pytest.mark.parametrize("kind", ["sum", "max"])
+@pytest.mark.parametrize(("beam", "length"), [(1, 1), (1, 3), (2, 3), (3, 6), (4, 2)])
+def test_the_beam_is_that_of_lists_of_paths(beam, length, kind):
+    head = _head(6, beam=beam, length=length, score=kind)
+    features = _features(5)
+    found = _probabilities(head, features)
+    for i in range(5):
+        expected = slow.beam_search(head, features[i], beam, length, kind)
+        np.testing.assert_allclose(found[i], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+def test_a_beam_that_drops_nothing_gives_the_chance_to_be_named(classes):
+    """64 > 4! paths: every path is followed to its end."""
+    head = _head(classes, beam=64)
+    features = _features(3)
+    found = _probabilities(head, features)
+    for i in range(3):
+        np.testing.assert_allclose(found[i], slow.named(head, features[i]), rtol=1e-9)
+
+
+def test_a_wider_or_longer_beam_finds_more():
+    features = _features(4)
+    sizes = [(1, 1), (1, 3), (3, 3), (9, 3), (9, 6)]
+    found = [_probabilities(_head(6, beam=beam, length=length), features) for beam, length in sizes]
+    for less, more in pairwise(found):
+        assert (more >= less - 1e-12).all()
+    assert (found[-1] > found[0] + 1e-3).any()
+
+
+def test_scores_do_not_depend_on_the_other_images():
+    head = _head(6, channels=8, length=6).eval()
+    head.labels.data[-1] *= 30  # ends are certain for some images, so that their search stops early
+    features = 3 * _features(12, 8)
+    with torch.no_grad():
+        together = head(features).logits
+        alone = torch.cat([head(row[None]).logits for row in features])
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_certain_labels_have_finite_logits():
+    head = _head(3).eval()
+    head.from_image.bias.data += 1e4
+    with torch.no_grad():
+        logits = head(_features(2)).logits
+    assert logits.isfinite().all()
+
+
+def test_paths_follow_the_order():
+    table = LabelTable.from_dense(np.array([[1, 0, 1], [0, 0, 1], [-1, 1, 1], [1, 0, 0]]))
+    present = torch.tensor([[True, True, True], [True, False, True], [False, False, False]])
+    logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 9.0, 6.0], [1.0, 2.0, 3.0]])
+    expected = {
+        "frequent": [[2, 0, 1], [2, 0, 3], [3, 3, 3]],
+        "rare": [[1, 0, 2], [0, 2, 3], [3, 3, 3]],
+        "learned": [[1, 2, 0], [2, 0, 3], [3, 3, 3]],
+    }
+    for order, paths in expected.items():
+        ordered = Ordered(order, "auto")
+        ordered.start(table)
+        assert ordered.path(present, logits).tolist() == paths
+    assert ordered.path(present[2:], logits[2:]).shape == (1, 0)
+
+
+def test_class_maps_are_the_first_step_of_every_place():
+    head = _head(4).eval()
+    maps = torch.randn(2, 5, 3, 2, dtype=torch.float64)
+    shown = head.class_maps(maps)
+    assert shown.shape == (2, 4, 3, 2)
+    expected = slow.scores(head, maps[1, :, 2, 0], [])
+    np.testing.assert_allclose(
+        shown[1, :, 2, 0].detach(), [(value - expected[-1]).item() for value in expected[:-1]], rtol=1e-9
+    )
+
+
+def test_it_learns_that_one_label_brings_another():
+    """Label 1 is there whenever label 0 is; nothing in the image tells but what tells of 0. Label 2 never is."""
+    rng = np.random.default_rng(0)
+    there = rng.random(200) < 0.5
+    labels = np.where(np.stack([there, there, np.zeros(200, bool)], 1), 1, -1)
+    features = torch.from_numpy(np.where(there, 1.0, -1.0)[:, None] + 0.1 * rng.normal(size=(200, 2))).float()
+    table = LabelTable.from_dense(labels)
+    method = recipe("cnn-rnn").make(dimensions=8, hidden=8)
+    torch.manual_seed(0)
+    model = Model(None, method.head(2, 3))
+    source = Features(features, table.images)
+    fit(model, method, source, table, Settings(epochs=12, lr=0.02, device="cpu"))
+    found = torch.sigmoid(score(model, source).logits)
+    assert ((found > 0.5).numpy() == (labels > 0)).mean() > 0.97
+
+
+@pytest.mark.parametrize(
+    "options", [{"order": "alphabetical"}, {"score": "mean"}, {"beam": 0}, {"hidden": 0}, {"dropout": 1.5}]
+)
+def test_options_that_lead_nowhere_are_refused(options):
+    with pytest.raises(UserError):
+        recipe("cnn-rnn").make(**options).head(4, 3)
+
+
+def test_the_logit_is_that_of_the_probability():
+    head = _head(3, beam=1, length=1).eval()
+    features = _features(1)
+    p = slow.next_probabilities(head, features[0], ())[2]
+    with torch.no_grad():
+        assert head(features).logits[0, 2].item() == pytest.approx(math.log(p / (1 - p)), rel=1e-9)

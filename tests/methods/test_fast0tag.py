@@ -1,0 +1,159 @@
+"""Fast0Tag against the pair loop, and its label vectors."""
+
+import gc
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel import label_vectors as vectors_module
+from halflabel.embedding import Semantic
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.methods import fast0tag as module
+from halflabel.methods.fast0tag import RankNet
+from halflabel.types import Batch, Targets
+
+_file = Path(__file__).parent.parent / "reference" / "fast0tag.py"
+_spec = importlib.util.spec_from_file_location("reference_fast0tag", _file)
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+
+def _example(images, classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-6, 7, (images, classes), generator=generator).double() / 2  # with ties
+    labels = torch.randint(-1, 2, (images, classes), generator=generator)
+    labels[0] = 0
+    return x, labels
+
+
+def _targets(labels, dtype=torch.float64):
+    return Targets((labels > 0).to(dtype), (labels < 0).to(dtype))
+
+
+@pytest.mark.parametrize("at_once", [1 << 22, 7], ids=["whole", "in parts"])
+@pytest.mark.parametrize(("images", "classes"), [(8, 9), (2, 5), (6, 1), (12, 2), (1, 3)])
+def test_value_and_gradient_are_those_of_the_pair_loop(images, classes, at_once, monkeypatch):
+    monkeypatch.setattr(module, "_AT_ONCE", at_once)
+    x, labels = _example(images, classes, seed=classes)
+    x.requires_grad_()
+    loss = RankNet()(x, _targets(labels))
+    loss.sum().backward()
+    for i in range(images):
+        value, gradient = slow.loss(x[i].tolist(), labels[i].tolist())
+        assert loss[i].sum().item() == pytest.approx(value, rel=1e-9, abs=1e-9)
+        np.testing.assert_allclose(x.grad[i], gradient, rtol=1e-9, atol=1e-9)
+    assert (loss[labels <= 0] == 0).all()
+
+
+def test_gradcheck():
+    x, labels = _example(4, 6, seed=1)
+    assert torch.autograd.gradcheck(lambda x: RankNet()(x, _targets(labels)).sum(), x.requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_logits_in_half_precision(dtype):
+    x = torch.tensor([[1e4, -1e4, 1e4, -1e4]]).to(dtype).requires_grad_()
+    loss = RankNet()(x, _targets(torch.tensor([[-1, 1, 1, 0]]), dtype))
+    loss.sum().backward()
+    assert loss.sum().item() == pytest.approx(1e4, rel=1e-2)  # one pair 2e4 apart, one level: their mean
+    assert x.grad.isfinite().all()
+
+
+def _table(classes=4):
+    rng = np.random.default_rng(0)
+    return LabelTable.from_dense(rng.integers(-1, 2, (30, classes)))
+
+
+@pytest.mark.parametrize("hidden", [(), (5,), (5, 3)])
+def test_scores_are_inner_products_with_the_label_vectors(hidden):
+    torch.manual_seed(0)
+    head = Semantic(6, 4, 7, hidden, 0.5).double().eval()
+    head.place(torch.randn(4, 7))
+    features = torch.randn(3, 6, dtype=torch.float64)
+    layers = [(part.weight.tolist(), part.bias.tolist()) for part in head.to_space if hasattr(part, "weight")]
+    assert len(layers) == len(hidden) + 1
+    expected = [slow.score(row, layers, head.vectors.tolist()) for row in features.tolist()]
+    np.testing.assert_allclose(head(features).logits.detach(), expected, rtol=1e-9)
+    maps = features[:, :, None, None].expand(-1, -1, 2, 2)
+    torch.testing.assert_close(head.class_maps(maps)[:, :, 1, 0], head(features).logits)
+
+
+def test_heads_learn_the_vectors_whichever_comes_first():
+    table = _table()
+    method = recipe("fast0tag").make(vector_size=6)
+    early = method.head(5, 4)
+    assert not early.vectors.any()
+    gone = method.head(5, 4)
+    del gone
+    gc.collect()
+    method.start(table)
+    late = method.head(5, 4)
+    expected = vectors_module.label_vectors("graph", table, 6)
+    for head in (early, late):
+        np.testing.assert_allclose(head.vectors, expected, rtol=1e-6, atol=1e-7)
+        assert "vectors" in head.state_dict()
+    # The head is the model's: the method neither trains nor saves it.
+    assert not list(method.parameters())
+    assert not any("vectors" in name for name in method.state_dict())
+
+
+def test_a_model_is_loaded_without_the_labels():
+    method = recipe("fast0tag").make(vector_size=6, hidden="5")
+    trained = method.head(5, 4).eval()
+    method.start(_table())
+    fresh = recipe("fast0tag").make(vector_size=6, hidden="5").head(5, 4).eval()
+    fresh.load_state_dict(trained.state_dict())
+    features = torch.randn(3, 5)
+    assert torch.equal(fresh(features).logits, trained(features).logits)
+
+
+def test_vectors_a_model_was_trained_with_stay():
+    trained = recipe("fast0tag").make(vector_size=6)
+    kept = trained.head(5, 4)
+    trained.start(_table())
+    other = LabelTable.from_dense(np.random.default_rng(1).integers(-1, 2, (30, 4)))
+    method = recipe("fast0tag").make(vector_size=6)
+    going_on, fresh = method.head(5, 4), method.head(5, 4)
+    going_on.load_state_dict(kept.state_dict())
+    method.start(other)
+    assert torch.equal(going_on.vectors, kept.vectors)
+    assert not torch.equal(fresh.vectors, kept.vectors)
+    method.start(_table())  # the same method on other labels: what it has set itself, it sets anew
+    assert torch.equal(fresh.vectors, kept.vectors)
+
+
+def test_vectors_from_a_file(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("dog 1 0 0\ncat 0 1 0\ncar 0 0 1\nnone 5 5 5\n", encoding="utf-8")
+    table = LabelTable.from_dense(np.array([[1, -1, 0], [0, 1, -1]]), classes=["car", "cat", "dog"])
+    method = recipe("fast0tag").make(vectors=str(words), vector_size=3)
+    head = method.head(5, 3)
+    method.start(table)
+    assert head.vectors.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    with pytest.raises(UserError, match="--vector-size 3"):
+        recipe("fast0tag").make(vectors=str(words)).start(table)
+
+
+def test_the_whole_step():
+    table = _table(5)
+    method = recipe("fast0tag").make(hidden="", dropout=0.0)
+    method.start(table)
+    head = method.head(6, 5).double()
+    labels = torch.from_numpy(table.rows(np.arange(8)))
+    features = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = method.step(Model(None, head), Batch(torch.arange(8), (features,), labels), 1)
+    logits = head(features).logits.tolist()
+    expected = sum(slow.loss(x, row)[0] for x, row in zip(logits, labels.tolist(), strict=True)) / 8
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"hidden": "wide"}, {"hidden": "0"}, {"vector_size": 0}, {"dropout": 1.0}])
+def test_options_that_make_no_head_are_refused(options):
+    with pytest.raises(UserError):
+        recipe("fast0tag").make(**options)

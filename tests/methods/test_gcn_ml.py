@@ -1,0 +1,106 @@
+"""ML-GCN against slow loops: its graph, its classifiers, its loss."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.semantic import GraphClassifier
+from halflabel.types import Batch
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+slow, shared = checks.reference("gcn_ml"), checks.reference("semantic")
+
+
+def make(images=6, classes=4, channels=5, seed=0, **options):
+    """A method on a small table, its model in float64, and a batch."""
+    rng = np.random.default_rng(seed)
+    table = LabelTable.from_dense(rng.choice([-1, 0, 1, 1], (images, classes)))
+    method = recipe("gcn-ml").make(vector_size=6, hidden=7, **options)
+    method.start(table)
+    torch.manual_seed(seed)
+    model = Model(None, method.head(channels, classes)).double()
+    features = torch.from_numpy(rng.normal(size=(images, channels, 2, 3)))
+    return table, method, model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
+
+
+@pytest.mark.parametrize(("tau", "p"), [(0.4, 0.2), (0.7, 0.5), (1.0, 0.2)])
+def test_the_graph_is_the_slow_count(tau, p):
+    table, _, model, _ = make(images=40, classes=6, tau=tau, p=p)
+    wanted = slow.graph(table.dense().tolist(), tau, p)
+    np.testing.assert_allclose(model.head.graph.numpy(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(6, 4), (1, 3), (5, 1), (1, 1)])
+def test_step_and_gradient_are_the_slow_loop(images, classes):
+    _, method, model, batch = make(images, classes)
+    logits = [slow.logits(image, model.head) for image in batch.views[0]]
+    wanted = shared.bce(logits, shared.known(batch.labels.tolist()))
+    found = method.step(model, batch, 1)
+    torch.testing.assert_close(found, torch.as_tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    if (batch.labels == 0).all():
+        return
+    weights = list(model.parameters())
+    for mine, theirs in zip(*(torch.autograd.grad(loss, weights) for loss in (found, wanted)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_gradcheck_and_class_maps():
+    _, _, model, batch = make()
+    features = batch.views[0].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: model(x).logits, features)
+    maps = model.head.class_maps(features)
+    assert maps.shape == (6, 4, 2, 3)
+    torch.testing.assert_close(maps[:, :, 0, 0], features[:, :, 0, 0] @ model.head.classifiers().T)
+
+
+def test_mean_pooling_takes_pooled_features():
+    head = GraphClassifier(5, 3, vector_size=2, hidden=4, pooling="mean")
+    assert not head.needs_maps
+    maps = torch.randn(2, 5, 3, 3)
+    torch.testing.assert_close(head(maps).logits, head(maps.mean((2, 3))).logits)
+    assert GraphClassifier(5, 3).needs_maps
+
+
+def test_neighbours_share_a_classifier_more_the_more_p():
+    labels = np.repeat([[1, 1, -1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], (20, 5, 5, 20), 0)
+
+    def near(p):
+        method = recipe("gcn-ml").make(p=p)
+        method.start(LabelTable.from_dense(labels))
+        torch.manual_seed(0)
+        weights = method.head(8, 3).classifiers().detach()
+        return float(torch.cosine_similarity(weights[0], weights[1], dim=0))
+
+    assert near(0.5) > near(0.2) > near(0.0)
+
+
+@pytest.mark.parametrize("options", [{"tau": 0.0}, {"p": 1.0}, {"pooling": "median"}, {"hidden": 0}])
+def test_options_that_do_not_fit_are_told(options):
+    with pytest.raises(UserError):
+        recipe("gcn-ml").make(**options).head(4, 3)
+
+
+def test_a_graph_that_is_not_there_is_told(tmp_path):
+    table = LabelTable.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
+    with pytest.raises(UserError, match=r"no label graph 'nowhere\.csv'"):
+        recipe("gcn-ml").make(graph="nowhere.csv").start(table)
+    path = tmp_path / "graph.csv"
+    path.write_text("cat,dog,0.9\ndog,cat,0.1\n")
+    method = recipe("gcn-ml").make(graph=str(path))
+    method.start(table)
+    graph = method.head(4, 2).graph
+    assert float(graph[0, 1]) > 0
+    assert float(graph[1, 0]) == 0

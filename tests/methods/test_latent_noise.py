@@ -1,0 +1,120 @@
+"""Latent noise against the loop over entries."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.noise import LatentNoise, relevance
+from halflabel.types import Batch
+
+_file = Path(__file__).parent.parent / "reference" / "latent_noise.py"
+_spec = importlib.util.spec_from_file_location("reference_latent_noise", _file)
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+
+def _logits(seed, *shape):
+    return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_relevance_is_what_is_reported_either_way():
+    visual, present, absent = _logits(0, 3, 4, 5)
+    found = torch.sigmoid(relevance(visual, present, absent))
+    for at in np.ndindex(4, 5):
+        expected = slow.relevance(visual[at].item(), present[at].item(), absent[at].item())
+        assert found[at].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_nothing_is_lost_where_probabilities_round_to_0_or_1():
+    one = torch.tensor([80.0, -80.0, 80.0, 1e4], dtype=torch.float64)
+    present = torch.tensor([80.0, 3.0, -80.0, -1e4], dtype=torch.float64)
+    absent = torch.tensor([-80.0, -90.0, -80.0, -1e4], dtype=torch.float64)
+    # h = 1 − 2e^−80;  h = e^−80 r₁ + e^−90 ≈ e^−80 r₁ (1 + e^−10 / r₁);  h = e^−80;  h = e^−10000
+    r1 = 1 / (1 + math.exp(-3))
+    expected = [80 - math.log(2), -80 + math.log(r1) + math.log1p(math.exp(-10) / r1), -80.0, -1e4]
+    np.testing.assert_allclose(relevance(one, present, absent), expected, rtol=1e-12)
+
+
+def test_gradcheck():
+    assert torch.autograd.gradcheck(relevance, [part.requires_grad_() for part in _logits(1, 3, 2, 3)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_finite_in_half_precision(dtype):
+    parts = [torch.tensor([1e4, -1e4, 1e4, -1e4]), torch.tensor([1e4, 1e4, -1e4, -1e4]), torch.full((4,), -1e4)]
+    parts = [part.to(dtype).requires_grad_() for part in parts]
+    found = relevance(*(part.float() for part in parts))
+    found.sum().backward()
+    assert found.isfinite().all()
+    assert all(part.grad.isfinite().all() for part in parts)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(6, 5), (1, 4), (5, 1)])
+def test_the_whole_step(images, classes):
+    labels = np.random.default_rng(images).integers(-1, 2, (images, classes)).astype(np.int8)
+    labels[0], labels[-1, -1] = 0, -1  # an image of which nothing is known, and at least one known absence
+    method = recipe("latent-noise").make(noise_rate=0.5)
+    method.start(LabelTable.from_dense(labels))
+    head = method.head(3, classes).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+    features = _logits(2, images, 3)
+    batch = Batch(torch.arange(images), (features,), torch.from_numpy(labels))
+    found = method.step(Model(None, head).train(), batch, 1)
+    at = [features @ head.visual.weight.T + head.visual.bias]
+    at += [0.5 * features @ layer.weight.T + layer.bias for layer in (head.present, head.absent)]
+    assert found.item() == pytest.approx(slow.loss(*(part.tolist() for part in at), labels.tolist()), rel=1e-9)
+
+
+def test_training_scores_relevance_and_evaluation_what_was_asked_for():
+    features = _logits(3, 4, 6).float()
+    head = LatentNoise(6, 3)
+    for parameter in (head.present.weight, head.absent.bias):
+        torch.nn.init.normal_(parameter)
+    reported = head.train()(features).logits
+    visual = head.eval()(features).logits
+    torch.testing.assert_close(visual, head.visual(features))
+    assert not torch.allclose(visual, reported)
+    head.score = "relevance"
+    torch.testing.assert_close(head(features).logits, reported)
+    maps = features[:, :, None, None].expand(-1, -1, 2, 3)
+    torch.testing.assert_close(head.class_maps(maps)[:, :, 1, 2], visual)
+    with pytest.raises(UserError, match="use visual or relevance"):
+        recipe("latent-noise").make(score="both").head(6, 3)
+
+
+def test_at_first_nearly_all_is_reported_as_it_is():
+    head = LatentNoise(6, 3, score="relevance", first=20.0).eval()
+    features = _logits(4, 4, 6).float()
+    torch.testing.assert_close(head(features).logits, head.visual(features), rtol=1e-4, atol=1e-4)
+
+
+def test_the_noise_finds_how_much_is_kept_back():
+    """A visual classifier that is right, and labels of which two thirds are kept back: r₁ = 1/3, r₀ = 0."""
+    generator = torch.Generator().manual_seed(0)
+    there = torch.rand(4000, 1, generator=generator) < 0.5
+    reported = there & (torch.rand(4000, 1, generator=generator) < 1 / 3)
+    features = torch.where(there, 1.0, -1.0)
+    head = LatentNoise(1, 1).train()
+    torch.nn.init.constant_(head.visual.weight, 10.0)
+    torch.nn.init.zeros_(head.visual.bias)
+    head.visual.requires_grad_(False)
+    optimizer = torch.optim.Adam([*head.present.parameters(), *head.absent.parameters()], lr=0.1)
+    for _ in range(150):
+        optimizer.zero_grad()
+        torch.nn.functional.binary_cross_entropy_with_logits(head(features).logits, reported.float()).backward()
+        optimizer.step()
+    assert torch.sigmoid(head.present.bias).item() == pytest.approx(1 / 3, abs=0.03)
+    assert torch.sigmoid(head.absent.bias).item() < 0.02
+    head.eval()
+    assert torch.sigmoid(head(torch.ones(1, 1)).logits).item() > 0.99
+    head.score = "relevance"
+    assert torch.sigmoid(head(torch.ones(1, 1)).logits).item() == pytest.approx(1 / 3, abs=0.03)

@@ -1,0 +1,144 @@
+"""SARB and SARB*: whole steps against a slow loop with the same draws, and what the star means."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.methods.sarb import draw_unknown, quadrants
+from halflabel.types import Batch
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+shared = checks.reference("semantic")
+SMALL = {"vector_size": 6, "width": 3, "rank": 4, "bank": 5, "warm": 1}
+
+
+def make(name, images=5, classes=3, channels=4, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([-1, 0, 0, 1], (images, classes))
+    labels[0] = 0
+    labels[-1, 0] = 1
+    table = LabelTable.from_dense(labels)
+    method = recipe(name).make(**{**SMALL, **options})
+    method.start(table)
+    torch.manual_seed(seed)
+    model = Model(None, method.head(channels, classes)).double().eval()
+    features = torch.from_numpy(rng.normal(size=(images, channels, 2, 2)))
+    return method.double(), model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
+
+
+def looped(method, model, batch, draws):
+    """The step of the paper, given what was drawn: partners, chosen labels, numbers of prototypes."""
+    partner, chosen, number = draws
+    scored = [shared.head(image, model.head) for image in batch.views[0]]
+    logits, found = [row for row, _ in scored], [row for _, row in scored]
+    labels = batch.labels.tolist()
+    loss = shared.bce(logits, shared.known(labels)) + method.contrast_weight * shared.contrast(found, labels)
+    for share, weight, instance in (
+        (method.alpha, method.instance_weight, True),
+        (method.beta, method.prototype_weight, False),
+    ):
+        blended, targets = [], shared.known(labels)
+        for n, row in enumerate(labels):
+            m, line = int(partner[n]), list(found[n])
+            for c, y in enumerate(row):
+                other = found[m][c] if instance else method.prototypes.centres[c, int(number[n, c])]
+                if y == 0 and (labels[m][c] == 1 if instance else bool(chosen[n, c])):
+                    line[c] = share * found[n][c] + (1 - share) * other
+                    targets[n][c] = (1 - share, share)
+            blended.append(shared.classify(line, model.head))
+        loss = loss + weight * shared.bce(blended, targets)
+    return loss
+
+
+@pytest.mark.parametrize("name", ["sarb", "sarb*"])
+def test_steps_are_the_slow_loop_with_the_same_draws(name, monkeypatch):
+    method, model, batch = make(name, instance_weight=0.7, prototype_weight=0.4)
+    first = method.step(model, batch, 1)
+    plain = shared.bce(
+        [shared.head(image, model.head)[0] for image in batch.views[0]], shared.known(batch.labels.tolist())
+    )
+    found = model(batch.views[0]).per_class
+    near = method.contrast_weight * shared.contrast(found, batch.labels.tolist())
+    torch.testing.assert_close(first, plain + near, rtol=1e-9, atol=1e-9)
+
+    partner = torch.tensor([4, 2, 0, 1, 3])
+    number = torch.from_numpy(np.random.default_rng(3).integers(0, 4, (5, 3)))
+    chosen = (batch.labels == 0) & torch.tensor([True, False, True])
+    monkeypatch.setattr("torch.randperm", lambda count, device=None: partner)
+    monkeypatch.setattr("halflabel.methods.sarb.draw_unknown", lambda *given: chosen)
+    monkeypatch.setattr(type(method), "_drawn", lambda self, labels, quadrant: number)
+    loss = method.step(model, batch, 2)
+    wanted = looped(method, model, batch, (partner, chosen, number))
+    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
+    weights = [*model.parameters(), method.alpha, method.beta]
+    for mine, theirs in zip(*(torch.autograd.grad(value, weights) for value in (loss, wanted)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+
+
+def test_the_star_draws_another_quarter_than_its_own():
+    method, _, batch = make("sarb*")
+    quadrant = torch.tensor([[0, 1, 2]] * 5)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        drawn = method._drawn(batch.labels, quadrant)
+        assert bool((drawn != quadrant).all())
+        assert int(drawn.min()) >= 0
+        assert int(drawn.max()) <= 3
+
+
+def test_quadrants_by_hand():
+    maps = torch.zeros(1, 4, 4, 5)
+    for label, (row, column) in enumerate([(1, 1), (0, 2), (2, 0), (3, 4)]):
+        maps[0, label, row, column] = 1
+    assert quadrants(maps).tolist() == [[0, 1, 2, 3]]
+
+
+def test_drawn_labels_are_unknown_usable_and_as_many_as_asked():
+    labels = torch.tensor([[0, 0, 0, 0], [0, 1, -1, 0], [1, 1, 1, 1], [0, 1, 1, 1]])
+    usable = torch.tensor([False, True, True, True])
+    seen = torch.zeros(4, 4, dtype=torch.bool)
+    for seed in range(30):
+        torch.manual_seed(seed)
+        drawn = draw_unknown(labels, 2, usable)
+        assert drawn.sum(1).tolist() == [2, 1, 0, 0]
+        assert not (drawn & ((labels != 0) | ~usable)).any()
+        seen |= drawn
+    assert seen[0].tolist() == usable.tolist()
+    assert draw_unknown(labels[:, :1], 3, usable[1:2]).sum(1).tolist() == [1, 1, 0, 1]
+
+
+def test_shares_are_learned_without_decay_or_stay():
+    method, _, _ = make("sarb")
+    (group,) = method.parameter_groups(0.1)
+    assert group["weight_decay"] == 0
+    assert {id(p) for p in group["params"]} == {id(method.alpha), id(method.beta)}
+    method, model, batch = make("sarb", learn=False)
+    assert method.parameter_groups(0.1)[0]["params"] == []
+    method.alpha.data.fill_(3.0)
+    method.step(model, batch, 2)
+    assert float(method.alpha) == 1
+
+
+def test_the_star_is_found_by_both_names():
+    assert recipe("sarb-star") is recipe("sarb*")
+    assert recipe("sarb*").name == "sarb*"
+    assert "prototypes" not in recipe("sarb*").options
+
+
+@pytest.mark.parametrize("options", [{"share": 2.0}, {"blends": 0}, {"warm": -1}, {"every": 0}, {"width": 0}])
+def test_options_that_do_not_fit_are_told(options):
+    with pytest.raises(UserError):
+        recipe("sarb").make(**options)

@@ -1,0 +1,170 @@
+"""SSGRL's head against slow loops; what it is told, and that it is loaded without being told again."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.heads import Model, own_head
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.semantic import SemanticHead, TaughtHead
+from halflabel.types import Batch
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+slow = checks.reference("semantic")
+SMALL = {"vector_size": 6, "width": 3, "rank": 4}
+
+
+def labels(images=6, classes=4, seed=0):
+    return np.random.default_rng(seed).choice([-1, 0, 1, 1], (images, classes))
+
+
+def make(images=6, classes=4, channels=5, seed=0, **options):
+    table = LabelTable.from_dense(labels(images, classes, seed))
+    method = recipe("ssgrl").make(**{**SMALL, **options})
+    method.start(table)
+    torch.manual_seed(seed)
+    model = Model(None, method.head(channels, classes)).double().eval()
+    features = torch.from_numpy(np.random.default_rng(1).normal(size=(images, channels, 2, 3)))
+    return table, method, model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
+
+
+def test_it_is_told_conditional_probabilities_and_vectors_of_length_one():
+    rows = np.array([[1, 1], [1, -1], [1, 0], [-1, -1], [0, 1]])
+    method = recipe("ssgrl").make(**SMALL)
+    method.start(LabelTable.from_dense(rows))
+    head = method.head(5, 2)
+    # Row c, column c': P(c' | c) among images where both are known, one image more counted.
+    torch.testing.assert_close(head.graph, torch.tensor([[0, 1 / 3], [1 / 2, 0]]))
+    assert float(head.vectors.square().sum(1).mean()) == pytest.approx(1)
+
+
+def both(mine, theirs):
+    """Two gradients, zero where a weight has no part in the loss."""
+    size = mine if mine is not None else theirs
+    zero = torch.zeros(()) if size is None else torch.zeros_like(size)
+    return tuple(zero if one is None else one for one in (mine, theirs))
+
+
+@pytest.mark.parametrize(("images", "classes"), [(4, 4), (1, 3), (3, 1), (1, 1)])
+@pytest.mark.parametrize("options", [{}, {"width": 0}, {"steps": 0}])
+@pytest.mark.parametrize("parts", [1 << 24, 1])
+def test_step_and_gradient_are_the_slow_loop(images, classes, options, parts, monkeypatch):
+    monkeypatch.setattr("halflabel.semantic._TOGETHER", parts)
+    _, method, model, batch = make(images, classes, **options)
+    batch.labels[0, 0] = 1
+    scored = [slow.head(image, model.head) for image in batch.views[0]]
+    wanted = slow.bce([row for row, _ in scored], slow.known(batch.labels.tolist()))
+    output = model(batch.views[0])
+    for image, (logits, found) in enumerate(scored):
+        torch.testing.assert_close(output.logits[image], torch.stack(logits), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(output.per_class[image], torch.stack(found), rtol=1e-9, atol=1e-9)
+    loss = method.step(model, batch, 1)
+    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
+    weights = list(model.parameters())
+    grads = (torch.autograd.grad(value, weights, allow_unused=True) for value in (loss, wanted))
+    for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(*both(mine, theirs), rtol=1e-8, atol=1e-9)
+
+
+def test_gradcheck_maps_and_one_cell():
+    _, _, model, batch = make(2, 3)
+    features = batch.views[0].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: model(x).logits, features)
+    output = model(features)
+    assert output.maps.shape == (2, 3, 2, 3)
+    torch.testing.assert_close(output.maps.sum((2, 3)), torch.ones(2, 3, dtype=torch.float64))
+    assert torch.equal(output.maps, model.head.class_maps(features))
+    pooled = features.mean((2, 3))
+    torch.testing.assert_close(output.features, pooled)
+    torch.testing.assert_close(model(pooled).logits, model(pooled[:, :, None, None]).logits)
+
+
+def test_one_place_of_one_image_can_be_trained_on():
+    _, method, model, batch = make(2, 3)
+    model.train()
+    one = Batch(batch.index[:1], (batch.views[0][:1].mean((2, 3)),), torch.ones(1, 3, dtype=torch.int8))
+    loss = method.step(model, one, 1)
+    loss.backward()
+    assert bool(loss.isfinite())
+
+
+@pytest.mark.parametrize("order", ["head first", "table first"])
+def test_a_head_loaded_without_the_table_scores_the_same(order):
+    method = recipe("ssgrl").make(**SMALL)
+    table = LabelTable.from_dense(labels(20))
+    if order == "table first":
+        method.start(table)
+    head = method.head(5, 4)
+    method.start(table)
+    assert head.vectors.any()
+    fresh = recipe("ssgrl").make(**SMALL).head(5, 4)
+    assert not fresh.vectors.any()
+    fresh.load_state_dict(head.state_dict())
+    features = torch.randn(2, 5, 3, 3)
+    assert torch.equal(fresh.eval()(features).logits, head.eval()(features).logits)
+
+
+def test_going_on_with_more_labels_keeps_the_vectors_and_counts_the_graph_anew():
+    first = recipe("ssgrl").make(**SMALL)
+    head = first.head(5, 4)
+    first.start(LabelTable.from_dense(labels(20)))
+    before = copy.deepcopy(head.state_dict())
+    method = recipe("ssgrl").make(**SMALL)
+    went_on = method.head(5, 4)
+    went_on.load_state_dict(before)
+    method.start(LabelTable.from_dense(labels(30, seed=7)))
+    assert torch.equal(went_on.vectors, before["vectors"])
+    assert not torch.equal(went_on.graph, before["graph"])
+
+
+def test_the_method_neither_trains_nor_saves_the_head():
+    _, method, _, _ = make()
+    assert not list(method.parameters())
+    assert not method.state_dict()
+
+
+def test_word_vectors_from_a_file(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("cat 1 0\ndog 0 1\n")
+    table = LabelTable.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
+    method = recipe("ssgrl").make(vectors=str(path), vector_size=2)
+    method.start(table)
+    assert method.head(5, 2).vectors.tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(UserError, match="add --vector-size 2"):
+        recipe("ssgrl").make(vectors=str(path)).start(table)
+
+
+def test_what_cannot_be_is_told():
+    with pytest.raises(UserError, match="10000 classes are the most"):
+        TaughtHead(10_001, 4)
+    for options in ({"rank": 0}, {"width": -1}, {"steps": -1}, {"vector_size": 0}):
+        with pytest.raises(UserError):
+            recipe("ssgrl").make(**options).head(5, 3)
+
+
+def test_the_head_is_found_behind_wrappers():
+    model = Model(None, SemanticHead(4, 2))
+    wrapped = torch.nn.DataParallel(model)
+    assert own_head(wrapped, SemanticHead) is model.head
+    with pytest.raises(UserError, match="a head of the kind SemanticHead"):
+        own_head(torch.nn.Linear(2, 2), SemanticHead)
+
+
+def test_half_precision_is_finite():
+    _, _, model, batch = make()
+    model.float().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(batch.views[0].float() * 100)
+    assert bool(output.logits.isfinite().all())

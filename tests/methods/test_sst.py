@@ -1,0 +1,163 @@
+"""SST and HST: whole steps against slow loops, thresholds, and what is remembered."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.types import Batch
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+slow = checks.reference("sst")
+shared = slow.shared
+SMALL = {"vector_size": 6, "width": 3, "rank": 4, "bank": 4}
+
+
+def make(name, images=5, classes=3, channels=4, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([-1, 0, 0, 1], (images, classes))
+    labels[0] = 0
+    labels[-1, 0] = 1
+    table = LabelTable.from_dense(labels)
+    method = recipe(name).make(**{**SMALL, **options})
+    method.start(table)
+    torch.manual_seed(seed)
+    model = Model(None, method.head(channels, classes)).double().eval()
+    features = torch.from_numpy(rng.normal(1, 1, size=(images, channels, 2, 2)))  # alike enough for guesses
+    return method.double(), model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
+
+
+def looped(method, model, batch, examples, thetas):
+    """The step of the paper, given what the bank holds and the two thresholds; None for no guesses."""
+    scored = [shared.head(image, model.head) for image in batch.views[0]]
+    logits, found = [row for row, _ in scored], [row for _, row in scored]
+    labels = batch.labels.tolist()
+    pairs = [slow.pair_logits(image, method.within) for image in found]
+    loss = shared.bce(logits, shared.known(labels))
+    loss = loss + method.pair_weight * slow.pair_loss(pairs, labels)
+    loss = loss + method.contrast_weight * shared.contrast(found, labels)
+    if thetas is not None:
+        for scores, theta in zip((slow.within(pairs, labels), slow.across(found, examples)), thetas, strict=True):
+            loss = loss + method.guess_weight * shared.bce(logits, slow.guessed(scores, labels, theta))
+    return loss, found
+
+
+def both(mine, theirs):
+    """Two gradients, zero where a weight has no part in the loss."""
+    size = mine if mine is not None else theirs
+    zero = torch.zeros(()) if size is None else torch.zeros_like(size)
+    return tuple(zero if one is None else one for one in (mine, theirs))
+
+
+def agree(found, wanted, weights):
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+    grads = (torch.autograd.grad(value, weights, allow_unused=True) for value in (found, wanted))
+    for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(*both(mine, theirs), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(5, 3), (2, 1)])
+def test_steps_of_sst_are_the_slow_loop(images, classes):
+    method, model, batch = make("sst", images, classes, warm=1, theta=0.1, theta_floor=0.05)
+    weights = [*model.parameters(), *method.within.parameters()]
+    examples = [[] for _ in range(classes)]
+    guessed = 0
+    for epoch in (1, 2, 3):
+        theta = {1: None, 2: 0.1, 3: 0.075}[epoch]
+        wanted, found = looped(method, model, batch, examples, None if theta is None else (theta, theta))
+        if theta is not None:
+            targets = slow.guessed(slow.across(found, examples), batch.labels.tolist(), theta)
+            guessed += targets != shared.known(batch.labels.tolist())
+        agree(method.step(model, batch, epoch), wanted, weights)
+        for image, row in zip(found, batch.labels.tolist(), strict=True):
+            for c, y in enumerate(row):
+                if y == 1:
+                    examples[c] = [*examples[c], image[c].detach()][-4:]
+    assert guessed, "nothing was guessed: the loop shows nothing"
+
+
+def test_hst_has_prototypes_in_place_of_the_bank_and_pulls_features_to_them():
+    method, model, batch = make("hst", warm=1, theta=0.5, theta_floor=0.45, thresholds="falling", prototypes=2)
+    method.step(model, batch, 1)
+    loss = method.step(model, batch, 2)
+    prototypes = method.prototypes
+    examples = [list(rows) if there else [] for rows, there in zip(prototypes.centres, prototypes.there, strict=True)]
+    wanted, found = looped(method, model, batch, examples, (0.5, 0.5))
+    total, count = 0.0, 0
+    for image, row in zip(found, batch.labels.tolist(), strict=True):
+        for c, y in enumerate(row):
+            if y and examples[c]:
+                near = sum(shared.cosine(image[c], one) for one in examples[c]) / len(examples[c])
+                total, count = total + 1 - y * near, count + 1
+    assert count
+    agree(loss, wanted + method.contrast_weight * total / count, list(model.parameters()))
+
+
+def test_thresholds_are_taught_by_known_labels():
+    """Scores that are high where labels are absent push θ up, low ones of present labels pull it down."""
+    from halflabel.methods.sst import _taught
+
+    theta = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+    scores, there = torch.tensor([[0.9, 0.2, 0.9]], dtype=torch.float64), torch.tensor([[True, True, False]])
+    for label, sign in ((-1, -1), (1, 1)):  # the step goes against the gradient
+        labels = torch.tensor([[label if label < 0 else 0, label if label > 0 else 0, label]])
+        (slope,) = torch.autograd.grad(_taught(scores, there, labels, theta), theta)
+        assert float(slope) * sign > 0
+    labels = torch.tensor([[1, -1, 1]])
+    wanted = sum(np.log1p(np.exp(-y * 10 * (s - 0.6))) for y, s in ((1, 0.9), (-1, 0.2))) / 2
+    assert float(_taught(scores, there, labels, theta).detach()) == pytest.approx(wanted)
+
+
+def test_learned_thresholds_are_parameters_and_fixed_ones_are_not():
+    for thresholds, count in (("learned", 2), ("falling", 1)):
+        method, _, _ = make("hst", thresholds=thresholds)
+        groups = method.parameter_groups(0.1)
+        assert len(groups) == count
+        named = {id(parameter) for group in groups for parameter in group["params"]}
+        assert named == {id(parameter) for parameter in method.parameters() if parameter.requires_grad}
+
+
+def test_learned_thresholds_move_and_stay_between_0_and_1():
+    method, model, batch = make("hst", warm=0, prototypes=2)
+    method.step(model, batch, 1)
+    method.theta.data.fill_(1.5)
+    method._epoch = 0
+    loss = method.step(model, batch, 2)
+    assert float(method.theta.detach().max()) <= 1
+    loss.backward()
+    assert bool(method.theta.grad.any())
+
+
+def test_starting_again_on_the_same_table_keeps_what_was_learned():
+    method, model, batch = make("sst")
+    method.step(model, batch, 1)
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    method.start(method.table)
+    assert all(torch.equal(value, before[name]) for name, value in method.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sst", {"theta": 0.7}),
+        ("sst", {"warm": -1}),
+        ("sst", {"width": 0}),
+        ("hst", {"thresholds": "none"}),
+        ("hst", {"prototypes": 0}),
+    ],
+)
+def test_options_that_do_not_fit_are_told(name, options):
+    with pytest.raises(UserError):
+        recipe(name).make(**options)

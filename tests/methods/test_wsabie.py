@@ -1,0 +1,91 @@
+"""WSABIE against the loops over numbers and pairs."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.embedding import Bilinear
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.ranking import Sampling
+from halflabel.types import Batch
+
+_spec = importlib.util.spec_from_file_location(
+    "reference_wsabie", Path(__file__).parent.parent / "reference" / "wsabie.py"
+)
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+
+def _head(channels, classes, **options):
+    torch.manual_seed(channels)
+    return Bilinear(channels, classes, **options).double()
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.7, 3.0])
+def test_scores_are_inner_products_of_bounded_vectors(norm):
+    head = _head(5, 4, dimensions=3, norm=norm)
+    features = torch.randn(6, 5, dtype=torch.float64)
+    found = head(features)
+    for i in range(6):
+        expected = slow.score(features[i].tolist(), head.images.tolist(), head.labels.tolist(), norm)
+        np.testing.assert_allclose(found.logits[i].detach(), expected, rtol=1e-9)
+    maps = features[:, :, None, None].expand(-1, -1, 2, 2)
+    torch.testing.assert_close(head.class_maps(maps)[:, :, 0, 1], found.logits)
+    torch.testing.assert_close(head(maps).logits, found.logits)
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.7])
+def test_gradcheck(norm):
+    head = _head(3, 4, dimensions=2, norm=norm)
+    features = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    weights = dict(head.named_parameters())
+
+    def score(features, images, labels):
+        given = {"images": images, "labels": labels}
+        return torch.func.functional_call(head, given, (features,)).logits
+
+    assert torch.autograd.gradcheck(score, (features, weights["images"], weights["labels"]))
+
+
+@pytest.mark.parametrize(("images", "classes"), [(6, 5), (1, 4), (5, 1), (8, 2)])
+def test_the_whole_step_with_exact_ranks(images, classes):
+    labels = np.random.default_rng(classes).integers(-1, 2, (images, classes)).astype(np.int8)
+    labels[0], labels[-1, -1] = 0, -1
+    method = recipe("wsabie").make(rank="exact", dimensions=3)
+    method.start(LabelTable.from_dense(labels))
+    head = method.head(4, classes).double()
+    features = torch.randn(images, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = Batch(torch.arange(images), (features,), torch.from_numpy(labels))
+    found = method.step(Model(None, head), batch, 1)
+    gradient = torch.autograd.grad(found, [head.images, head.labels])
+    scored = [slow.score(row, list(head.images), list(head.labels), 0.0) for row in features.tolist()]
+    expected = sum(slow.loss(x, row) for x, row in zip(scored, labels.tolist(), strict=True)) / images
+    assert found.item() == pytest.approx(slow.number(expected), rel=1e-9, abs=1e-12)
+    if torch.is_tensor(expected):
+        same = torch.autograd.grad(expected, [head.images, head.labels])
+        for ours, theirs in zip(gradient, same, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    else:
+        assert all(not part.any() for part in gradient)
+
+
+def test_sampled_ranks_draw_and_exact_ones_do_not():
+    assert isinstance(recipe("wsabie").make(), Sampling)
+    assert not isinstance(recipe("wsabie").make(rank="exact"), Sampling)
+
+
+@pytest.mark.parametrize("options", [{"dimensions": 0}, {"norm": -1.0}])
+def test_spaces_that_hold_nothing_are_refused(options):
+    with pytest.raises(UserError, match="dimensions ≥ 1"):
+        recipe("wsabie").make(**options).head(4, 3)
+
+
+def test_the_head_is_small_where_classes_are_many():
+    head = recipe("wsabie").make().head(2048, 5000)
+    assert sum(parameter.numel() for parameter in head.parameters()) == 100 * (2048 + 5000)
