@@ -29,12 +29,13 @@ from halflabel.data.sources import Arrays, Part, Source
 from halflabel.data.views import Plain, Strong, Weak
 from halflabel.demo import SIZE
 from halflabel.experiment import make_views
-from halflabel.heads import Head, Model
+from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.memory import keep_freed_memory
 from halflabel.method import recipe, seeded
-from halflabel.train import Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Settings, fit
 
 OPTIONS = {
     "partial": {"share": 0.1},
@@ -88,7 +89,6 @@ def main() -> None:
             train = drop.apply(asked.protocol, train, seed=seed, **OPTIONS.get(asked.protocol, {}))
         backbone = build("tiny") if asked.network else None
         head = seeded(seed, lambda: method.head(backbone.channels if backbone else 1280, len(full.classes)))
-        assert isinstance(head, Head)
         model = Model(backbone, head)
         inside = Part(source, np.arange(asked.images))
         settings = Settings(epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, backbone_lr=1.0)

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from halflabel import drop, metrics
 from halflabel.data.sources import Features
-from halflabel.heads import Head, Model
+from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
 from halflabel.questions import choose
 from halflabel.rng import bits, hash_names
-from halflabel.train import Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Settings, fit
 from voc_frozen import features, read
 
 Entries = NDArray[np.int64]  # (K, 2) image and class numbers
@@ -36,7 +37,6 @@ def train(name: str, known: LabelTable, source: Features, seed: int, epochs: int
     how = recipe(name)
     method = how.make()
     head = seeded(seed, lambda: method.head(int(source.values.shape[1]), len(known.classes)))
-    assert isinstance(head, Head)
     model = Model(None, head)
     settings = Settings(epochs=epochs, lr=how.lr, weight_decay=how.weight_decay, seed=seed, device="cpu")
     fit(model, method, source, known, settings)

@@ -32,7 +32,8 @@ from halflabel.heads import Linear, Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
-from halflabel.train import Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Settings, fit
 
 OUT = Path(__file__).parent / "out" / "noise.json"
 MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1", "mAP")

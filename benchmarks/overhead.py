@@ -59,9 +59,7 @@ def main() -> None:
     index = torch.arange(size)
 
     def head_of(method: Method) -> Head:
-        head = seeded(0, lambda: method.head(channels, classes))
-        assert isinstance(head, Head)
-        return head
+        return seeded(0, lambda: method.head(channels, classes))
 
     bce = recipes()["bce"].make()
     full = table_of("full", 1000, classes)

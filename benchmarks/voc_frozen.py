@@ -27,13 +27,14 @@ from halflabel.data.cache import cache_features
 from halflabel.data.sources import Features, Part
 from halflabel.evaluate import Judge
 from halflabel.experiment import Config, make_views, open_images
-from halflabel.heads import Head, Model
+from halflabel.heads import Model
 from halflabel.labels import formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
-from halflabel.train import Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Settings, fit
 
 
 def read(labels: Path, split: str) -> LabelTable:
@@ -82,7 +83,6 @@ def train_once(
     judged = (full if asked.select == "clean" else known).subset(outside)
     channels = int(train.values.shape[1])
     head = seeded(seed, lambda: method.head(channels, len(full.classes)))
-    assert isinstance(head, Head)
     model = Model(None, head)
     settings = Settings(epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, device="cpu")
     settings = replace(settings, optimizer=asked.optimizer, batch_size=asked.batch_size)

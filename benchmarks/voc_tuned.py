@@ -32,11 +32,12 @@ from halflabel.data.sources import Features, Part, Source, sequential
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.evaluate import Judge
 from halflabel.experiment import Config, make_views, open_images
-from halflabel.heads import Head, Model
+from halflabel.heads import Model
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
-from halflabel.train import Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Settings, fit
 from voc_frozen import hide, read
 
 
@@ -118,7 +119,6 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     test = Resident(data["val"], data["test_names"], views)
     backbone = resnet50(job["weights"], size) if job.get("backbone") == "resnet50" else build()
     head = seeded(seed, lambda: method.head(backbone.channels, len(full.classes)))
-    assert isinstance(head, Head)
     model = Model(backbone, head)
     seen: Source = train
     shown: Source = test

@@ -14,7 +14,7 @@ from halflabel.data.sources import Features
 from halflabel.heads import Linear, Model
 from halflabel.method import method, recipe
 from halflabel.relabel import AssumeNegative
-from halflabel.train import score
+from halflabel.score import score
 
 
 class Bounded(Loss):

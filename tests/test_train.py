@@ -25,7 +25,8 @@ from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE
 from halflabel.method import Method, seeded
 from halflabel.relabel import Ignore, Relabeler
-from halflabel.train import Epoch, Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Epoch, Settings, fit
 from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
 N, D, C = 50, 8, 5

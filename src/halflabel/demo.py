@@ -23,7 +23,8 @@ from halflabel.labels.table import LabelTable
 from halflabel.method import recipes
 from halflabel.report.demo import draw_demo, draw_scenes
 from halflabel.run import Run
-from halflabel.train import Settings, score
+from halflabel.score import score
+from halflabel.train import Settings
 
 __all__ = ["Row", "run_demo"]
 

@@ -27,11 +27,12 @@ from halflabel.data.cache import cache_features
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
 from halflabel.experiment import make_views
-from halflabel.heads import Head, Model
+from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
-from halflabel.train import Epoch, Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Epoch, Settings, fit
 
 __all__ = ["HalfLabelClassifier"]
 
@@ -120,7 +121,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on N images or rows of features and what y knows of them."""
         settings = self._settings()
         how = recipe(self.method)
-        method = how.make(**(self.options or {}))
+        method = seeded(self.seed, lambda: how.make(**(self.options or {})))
         pictures = _pictures(X)
         if pictures is None:
             X = validate_data(self, X, dtype=np.float32)
@@ -137,7 +138,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         backbone = None if pictures is None else build(self.backbone, size=self.size)
         channels = X.shape[1] if backbone is None else backbone.channels
         head = seeded(self.seed, lambda: method.head(channels, len(table.classes)))
-        assert isinstance(head, Head)
         if backbone is None and head.needs_maps:
             raise UserError(
                 f"the method {self.method!r} looks at places of images, and X has pooled features",

@@ -36,7 +36,8 @@ from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
 from halflabel.run import Run
-from halflabel.train import Epoch, Settings, Watch, fit, score
+from halflabel.score import score
+from halflabel.train import Epoch, Settings, Watch, fit
 
 __all__ = ["Config", "Prediction", "Predictor", "open_images", "predict_files", "train"]
 
@@ -125,7 +126,8 @@ def train(
     `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
     Returns the evaluation on the held-out images, if any. Of several processes the first one writes."""
     how = recipe(config.method)
-    method = how.make(**config.options)
+    # Some methods have weights of their own: they are the seed's too, whatever this process did before.
+    method = seeded(config.settings.seed, lambda: how.make(**config.options))
     how.check_regime(table.stats().regime)
     device = _device(config.settings)
 
@@ -156,7 +158,6 @@ def train(
         return method.head(backbone.channels, len(table.classes))
 
     head = seeded(config.settings.seed, make_head)
-    assert isinstance(head, Head)
     if config.begin_from is not None:
         _start_from(Run.open(config.begin_from), Model(backbone, head), table.classes)
     place = cache if cache is not None else run.folder.parent / "cache"

@@ -84,5 +84,8 @@ def _obey(number: int, frame: Any) -> None:
         raise Stopped(number)
     waits = _state.held and _state.asked is None and not processes.several()
     _state.asked = number
+    if hasattr(signal, "SIGCHLD"):
+        # Workers that the same signal has ended are no news: torch would raise an error for each, wherever this is.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if not waits:
         raise Stopped(number)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from halflabel.terms import Term
 from halflabel.types import Batch
 
 __all__ = ["REGIMES", "Method", "Recipe", "method", "recipe", "recipes"]
+
+M = TypeVar("M", bound=nn.Module)
 
 REGIMES = ("full", "partial", "positives-only", "single-positive")
 
@@ -216,7 +218,7 @@ def recipe(name: str) -> Recipe:
     return known[name]
 
 
-def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+def seeded(seed: int, make: Callable[[], M]) -> M:
     """Build a module whose first weights depend on the seed alone; the global generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

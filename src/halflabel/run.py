@@ -253,7 +253,10 @@ class Run:
         """The labels trained on, checked against their digest."""
         from halflabel.labels import formats
 
-        table = formats.read(self / "labels.parquet", format="long").table()
+        try:
+            table = formats.read(self / "labels.parquet", format="long").table()
+        except UserError as error:
+            raise UserError(error.message, "start a new run") from None
         if read_text(self / "data.hash", "start a new run").strip() != table.digest():
             raise UserError(f"{self / 'labels.parquet'} is not what was trained on", "start a new run")
         return table

@@ -139,7 +139,7 @@ class SemanticHead(TaughtHead):
         h = GatedGraph(f),   o_c = tanh(F [h_c, f_c]),   x_c = w_c · o_c + b_c      (Chen 2019, SSGRL, eq. 7 and 8)
 
     (B, D, h, w) -> logits (B, C), maps (B, C, h, w): α, and per_class (B, C, W): f. Pooled features (B, D) are maps of
-    one cell, where every f_c is the same. `width` W = 0 is D, without a projection.
+    one cell, where every f_c is the same. `width` W = 0 is D, without a projection. Dropout acts on the features.
 
     Memory: weights 4·(D·W + D·k + 11·W² + C·W) bytes; in training about 4·(9·T + 6)·C·W per image, with T = 3, W = 256
     and 80 classes 2.7 MB. Above 2^24 numbers of f (B·C·W) images go through graph and classifier in parts, which the
@@ -157,13 +157,17 @@ class SemanticHead(TaughtHead):
         width: int = 256,
         rank: int = 256,
         steps: int = 3,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(classes, vector_size)
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout {dropout:g} is no share", "use 0 ≤ dropout < 1")
         if width < 0 or rank < 1 or steps < 0:
             raise UserError(
                 f"width {width}, rank {rank} and steps {steps} make no head", "use width ≥ 0, rank ≥ 1, steps ≥ 0"
             )
         wide = width or channels
+        self.dropout = nn.Dropout(dropout)
         self.project = nn.Linear(channels, wide, bias=False) if width else None
         if self.project is not None:
             nn.init.orthogonal_(self.project.weight)  # what is near stays near
@@ -196,7 +200,7 @@ class SemanticHead(TaughtHead):
 
     def _places(self, features: Tensor) -> Tensor:
         """(B, D, h, w) or (B, D) -> (B, P, W)."""
-        places = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features[:, None]
+        places = self.dropout(features.flatten(2).transpose(1, 2) if features.ndim == 4 else features[:, None])
         return places if self.project is None else cast(Tensor, self.project(places))
 
     def _classify(self, found: Tensor) -> Tensor:

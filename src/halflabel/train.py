@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from halflabel import checkpoint as checkpoints
 from halflabel import interrupt, processes
 from halflabel.average import Average
 from halflabel.checkpoint import Checkpoint
-from halflabel.data.sources import Fetched, Plan, Source, agree_on_bad, own_order, sequential
+from halflabel.data.sources import Fetched, Plan, Source, agree_on_bad, own_order
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
@@ -37,18 +37,19 @@ from halflabel.quick import quicken
 from halflabel.relabel import Relabeler
 from halflabel.rng import bits
 from halflabel.room import Kept, Room, no_room
+from halflabel.score import PASSES, score, seed_generators
 from halflabel.split import Split
-from halflabel.types import Batch, Output, Passes, Sweep
+from halflabel.types import Batch, Passes, Sweep
 
 if TYPE_CHECKING:
     from halflabel.shard import Sharded
 
-__all__ = ["Epoch", "Fitted", "Settings", "Watch", "fit", "score"]
+__all__ = ["Epoch", "Fitted", "Settings", "Watch", "fit"]
 
 _SMALL = 1 << 26  # entries
-_RUNS_OUT = ("cuda", "xpu", "mps")  # devices whose memory may: on a CPU the copies for it would be for nothing
+_RUNS_OUT = ("cuda", "xpu")  # devices whose memory may: on a CPU the copies for it would be for nothing
 
-_ORDER, _STEP, _PASSES = 1, 2, 3  # tags that keep the random numbers of different purposes apart
+_ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
 
 
 @dataclass(frozen=True)
@@ -130,84 +131,6 @@ def fit(
     if len(source) != len(table):
         raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
     return _Training(model, method, source, table, settings, validation, judge, watch, folder, truth).run(resume)
-
-
-def score(
-    model: Model,
-    source: Source,
-    *,
-    device: torch.device | str = "cpu",
-    batch_size: int = 64,
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    passes: Passes | None = None,
-    seed: int = 0,
-    mirror: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-    room: Room | None = None,
-) -> Sweep:
-    """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
-
-    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). With `passes`,
-    the head goes over the same features so many times more with its dropout on, drawn from `seed`.
-    `progress` is told (images done, of how many). Several processes score different batches, and each gets all.
-    Where memory runs out the backbone gets fewer images at once, from then on as `room` remembers.
-    """
-    processes.start()
-    if mirror and model.backbone is None:
-        raise ValueError("cached features have no mirror image")
-    room = Room() if room is None else room
-    was_training = model.training
-    model.eval()
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str, at: Tensor, values: Tensor) -> None:
-        if name not in found:
-            found[name] = torch.full((len(source), values.shape[1]), math.nan)
-        found[name][at] = values.float().cpu()
-
-    with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
-        plan = sequential(len(source), batch_size)
-        numbers = range(len(plan))[processes.rank() :: processes.count()]
-        fetched = source.fetch([plan[number] for number in numbers], ("plain",))
-        for number, (images, views) in zip(numbers, fetched, strict=True):
-            if progress is not None:
-                progress(min((number + processes.count()) * batch_size, len(source)), len(source))
-            if not len(images):
-                continue
-            at = torch.from_numpy(images)
-            view = views[0].to(device, non_blocking=True)
-            with autocast():
-                body = room.run(model.features, view)
-                output: Output = model.head(body)
-                logits = output.logits
-                if mirror:
-                    logits = (logits + model.head(room.run(model.features, view.flip(-1))).logits) / 2
-            keep("logits", at, logits)
-            keep("features", at, output.features)
-            if passes is not None:
-                _seed_generators(int(bits(seed, _PASSES, number)[0] >> np.uint64(1)), torch.device(device))
-                with autocast(), _dropping(model.head):
-                    drawn = torch.stack([model.head(body).logits.float() for _ in range(passes.count)])
-                drawn = torch.sigmoid(drawn) if passes.of == "score" else drawn
-                keep("mean", at, drawn.mean(0))
-                keep("spread", at, drawn.std(0, correction=0))
-    model.train(was_training)
-    agree_on_bad(source)
-    found = processes.merge(found, plan)
-    if not found:
-        raise UserError("not one image could be read", "check the image folder")
-    return Sweep(**found)
-
-
-@contextmanager
-def _dropping(head: nn.Module) -> Iterator[None]:
-    """Dropout as in training, all else as in evaluation."""
-    layers = [layer for layer in head.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)]
-    for layer in layers:
-        layer.train()
-    yield
-    for layer in layers:
-        layer.eval()
 
 
 class _Training:
@@ -334,7 +257,7 @@ class _Training:
                 before = self.running.clone()
                 if self.kept is not None:
                     self.kept.take()
-            _seed_generators(step_seeds[number], self.engine.device)
+            seed_generators(step_seeds[number], self.engine.device)
             last = number + 1 == len(plan)
             self._set_rate((epoch - 1) + number / len(plan))
             if len(images):  # none, when not one file of the batch could be read
@@ -445,7 +368,7 @@ class _Training:
         relabel = self.method.relabel
         sweep = logits = None
         if relabel.wants_sweep(self.epoch):
-            seed = int(bits(self.settings.seed, _PASSES, self.epoch)[0])
+            seed = int(bits(self.settings.seed, PASSES, self.epoch)[0])
             sweep = self._score(self._whole(), self.source, relabel.passes, seed)
         if self.validation is not None and self.judge is not None:
             logits = self._score(self._evaluated(), self.validation).logits
@@ -619,13 +542,6 @@ def _repeatable() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def _seed_generators(seed: int, device: torch.device) -> None:
-    """torch.manual_seed of this device alone: the function of that name spends longer on those that are not there."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def _engine(settings: Settings) -> Any:

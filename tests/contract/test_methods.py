@@ -15,11 +15,12 @@ from torch import Tensor
 from halflabel import methods
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
-from halflabel.heads import Head, Model
+from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE
 from halflabel.method import REGIMES, Method, method, recipe, recipes, seeded
-from halflabel.train import Epoch, Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Epoch, Settings, fit
 from halflabel.types import Batch, Output, Sweep
 
 IMAGES, CLASSES, CHANNELS = 32, 6, 16
@@ -57,10 +58,9 @@ class Case:
     def __init__(self, name: str, regime: str) -> None:
         self.name = name
         self.table = make_table(regime)
-        self.method = recipe(name).make()
+        self.method = seeded(0, recipe(name).make)
         self.method.start(self.table)
         head = seeded(0, lambda: self.method.head(CHANNELS, CLASSES))
-        assert isinstance(head, Head)
         self.model = Model(None, head)
         shape = (IMAGES, CHANNELS, 4, 4) if head.needs_maps else (IMAGES, CHANNELS)
         self.values = torch.randn(shape, generator=torch.Generator().manual_seed(1))

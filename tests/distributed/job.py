@@ -28,7 +28,8 @@ from halflabel.errors import UserError
 from halflabel.heads import Head, Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, recipes, seeded
-from halflabel.train import Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Settings, fit
 from halflabel.types import Output, Passes
 
 N, SIDE, D, C = 37, 8, 6, 5

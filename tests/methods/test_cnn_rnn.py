@@ -15,8 +15,9 @@ from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe
 from halflabel.methods.cnn_rnn import Ordered
+from halflabel.score import score
 from halflabel.sequence import Sequence
-from halflabel.train import Settings, fit, score
+from halflabel.train import Settings, fit
 from halflabel.types import Batch
 
 _spec = importlib.util.spec_from_file_location(

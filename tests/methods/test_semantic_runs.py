@@ -15,7 +15,8 @@ from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
 from halflabel.run import Run
-from halflabel.train import Settings, fit, score
+from halflabel.score import score
+from halflabel.train import Settings, fit
 
 SMALL = {"vector_size": 4}
 HEAD = {**SMALL, "width": 8, "rank": 4}

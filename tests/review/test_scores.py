@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from halflabel import score as scoring
 from halflabel import train
 from halflabel.backbones import build
 from halflabel.data.digits import CLASSES, scenes
@@ -106,7 +107,7 @@ def test_what_is_missing_is_said(small, tmp_path) -> None:
 def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, monkeypatch) -> None:
     run, images = small
     trained, scored = [], []
-    fit, score = train.fit, train.score
+    fit, score = train.fit, scoring.score
 
     def spy_fit(model, method, source, known, settings):
         trained.append(set(known.images))
@@ -117,7 +118,7 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
         return score(model, source, **more)
 
     monkeypatch.setattr(train, "fit", spy_fit)
-    monkeypatch.setattr(train, "score", spy_score)
+    monkeypatch.setattr(scoring, "score", spy_score)
     found = cross_scores(run, images, folds=3)
     assert found is not None
     assert found.shape == (24, 10)

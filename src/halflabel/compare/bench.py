@@ -25,12 +25,13 @@ from halflabel.data.sources import Arrays, Features, Images, Part, Source
 from halflabel.errors import UserError
 from halflabel.evaluate import Judge
 from halflabel.experiment import Config, make_views, open_images
-from halflabel.heads import Head, Model
+from halflabel.heads import Model
 from halflabel.labels.split import assign
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
-from halflabel.train import Settings, Watch, fit, score
+from halflabel.score import score
+from halflabel.train import Settings, Watch, fit
 
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
 
@@ -176,12 +177,11 @@ class Bench:
         how = recipe(task.contender.method)
         known, inside, outside = self.divide(task.hiding, task.seed)
         how.check_regime(known.stats().regime)
-        method = how.make(**dict(task.options))
+        method = seeded(task.seed, lambda: how.make(**dict(task.options)))
         judge = self._judge(known, outside)
         settings = replace(self.config.settings, lr=task.lr, weight_decay=task.contender.weight_decay, seed=task.seed)
         backbone = self._backbone()
         made = seeded(task.seed, lambda: method.head(backbone.channels, len(self.table.classes)))
-        assert isinstance(made, Head)
         strong = "strong" in method.views
         cached = self.config.tune == "head"
         training = known.subset(inside)

@@ -22,13 +22,14 @@ from halflabel.data.shards import is_pack, open_pack
 from halflabel.data.sources import Features, Images, Part, Source
 from halflabel.errors import UserError
 from halflabel.experiment import Config, Predictor, make_views
-from halflabel.heads import Head, Model
+from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
 from halflabel.run import Run
-from halflabel.train import fit, score
+from halflabel.score import score
+from halflabel.train import fit
 
 __all__ = ["Scores", "cross_fit", "score_run"]
 
@@ -133,9 +134,8 @@ def cross_fit(
 
 
 def _train(source: Source, table: LabelTable, config: Config, channels: int) -> Model:
-    method = recipe(config.method).make(**config.options)
+    method = seeded(config.settings.seed, lambda: recipe(config.method).make(**config.options))
     head = seeded(config.settings.seed, lambda: method.head(channels, len(table.classes)))
-    assert isinstance(head, Head)
     model = Model(None, head)
     # Without a validation part the last epoch counts: no label of the fold has any say in it.
     fit(model, method, source, table, dataclasses.replace(config.settings, save_every=0, patience=0))

@@ -118,7 +118,7 @@ _SERVES = ("full", "partial")
     serves=_SERVES,
     paper="Pu, Chen, Wu, Lin 2022: Semantic-Aware Representation Blending for Multi-Label Image Recognition with "
     "Partial Labels (SARB)",
-    lr=3e-4,
+    lr=1e-3,
     tune={"warm": (2, 5, 10)},
 )
 def sarb(
@@ -133,6 +133,7 @@ def sarb(
     blends: int = 1,
     bank: int = 100,
     steps: int = 3,
+    dropout: float = 0.5,
     width: int = 256,
     rank: int = 256,
     graph: str = "cooccurrence",
@@ -155,7 +156,7 @@ def sarb(
     blending. prototypes: centres of the clusters of a label's features, made anew every so many epochs (`every`) from
     the last `bank` images that showed it. blends: how many unknown labels of an image get a prototype. Another image of
     the batch, drawn at random, is the partner. width, rank: of the head; 1,024 and 512 in the released code. steps,
-    graph, vectors, vector_size, missing: as in `ssgrl`.
+    dropout, graph, vectors, vector_size, missing: as in `ssgrl`.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 77.9, VG-200 45.6, VOC 2007 90.7.
 
@@ -170,7 +171,7 @@ def sarb(
     serves=_SERVES,
     paper="Pu, Chen, Wu, Lu, Lin 2022 (arXiv 2205.13092), later Dual-Perspective Semantic-Aware Representation "
     "Blending, 2024: SARB*",
-    lr=3e-4,
+    lr=1e-3,
     tune={"warm": (2, 5, 10)},
     name="sarb*",
 )
@@ -185,6 +186,7 @@ def sarb_star(
     blends: int = 1,
     bank: int = 100,
     steps: int = 3,
+    dropout: float = 0.5,
     width: int = 256,
     rank: int = 256,
     graph: str = "cooccurrence",
@@ -200,7 +202,8 @@ def sarb_star(
         none has it there);   f_c ← β f_c + (1 − β) (a prototype of c from another quarter than its own)
 
     All options are those of `sarb`, except that there are four prototypes: share, learn, warm, instance_weight,
-    prototype_weight, contrast_weight, every, blends, bank, steps, width, rank, graph, vectors, vector_size, missing.
+    prototype_weight, contrast_weight, every, blends, bank, steps, dropout, width, rank, graph, vectors, vector_size,
+    missing.
 
     What the star means: Wang 2023 calls SARB* an extension of SARB, cites the arXiv version of the same title, and says
     no more. The extension with that title blends prototypes "in a location-sensitive manner", and its code does it by
@@ -222,7 +225,7 @@ def _blending(by: str, prototypes: int, **options: Any) -> Method:
     least = min(options["blends"], options["bank"], options["every"], options["width"], prototypes)
     if least < 1 or options["warm"] < 0:
         raise UserError("sarb needs something to blend", "use blends, bank, every, width, prototypes ≥ 1 and warm ≥ 0")
-    head = {name: options.pop(name) for name in ("rank", "steps")} | {"width": options["width"]}
+    head = {name: options.pop(name) for name in ("rank", "steps", "dropout")} | {"width": options["width"]}
     return Blending(
         by=by,
         prototypes=prototypes,

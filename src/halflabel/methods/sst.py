@@ -121,7 +121,7 @@ _SERVES = ("full", "partial")
 @method(
     serves=_SERVES,
     paper="Chen, Pu, Wu, Xie, Lin 2022: Structured Semantic Transfer for Multi-Label Recognition with Partial Labels",
-    lr=3e-4,
+    lr=1e-3,
     tune={"theta_floor": (0.65, 0.75, 0.85)},
 )
 def sst(
@@ -134,6 +134,7 @@ def sst(
     contrast_weight: float = 0.05,
     bank: int = 100,
     steps: int = 3,
+    dropout: float = 0.5,
     width: int = 256,
     rank: int = 256,
     graph: str = "cooccurrence",
@@ -156,8 +157,9 @@ def sst(
     theta (θ) in the first epoch after the warm ones, which guess nothing; it falls by theta_fall each epoch to
     theta_floor: 0.95, 0.025 and 0.75 in the paper, after 5 epochs. guess_weight, pair_weight and contrast_weight: as
     above; 1, 10 and 0.05 in the released code. bank: images remembered per label, 4·width bytes each. width, rank: of
-    the head and of the co-occurrence network; 1,024 and 512 in the released code. steps, graph, vectors, vector_size,
-    missing: as in `ssgrl`. The co-occurrence network has 2·rank·C² bytes of weights, which training alone needs.
+    the head and of the co-occurrence network; 1,024 and 512 in the released code. steps, dropout, graph, vectors,
+    vector_size, missing: as in `ssgrl`. The co-occurrence network has 2·rank·C² bytes of weights, which training alone
+    needs.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 76.7, VG-200 41.8, VOC 2007 90.4.
 
@@ -181,7 +183,7 @@ def sst(
         contrast_weight=contrast_weight,
         guess_weight=guess_weight,
         bank=bank,
-        make=partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps),
+        make=partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps, dropout=dropout),
         edges=partial(label_edges, graph),
         vectors=vectors,
         vector_size=vector_size,
@@ -193,7 +195,7 @@ def sst(
     serves=_SERVES,
     paper="Chen, Pu, Liu, Shi, Yang, Lin 2022/24: Heterogeneous Semantic Transfer for Multi-label Recognition with "
     "Partial Labels",
-    lr=3e-4,
+    lr=1e-3,
     tune={"prototypes": (1, 10)},
 )
 def hst(
@@ -209,6 +211,7 @@ def hst(
     contrast_weight: float = 0.05,
     bank: int = 100,
     steps: int = 3,
+    dropout: float = 0.5,
     width: int = 256,
     rank: int = 256,
     graph: str = "cooccurrence",
@@ -227,7 +230,7 @@ def hst(
     prototypes: centres of the clusters of a label's features, made anew every so many epochs (`every`) after the warm
     ones, from the last `bank` images that showed the label. thresholds: learned = both θ start at theta and are learned
     from the known labels, as if these were guessed; falling = as in `sst`, by theta_fall each epoch to theta_floor.
-    All else as in `sst`: warm, guess_weight, pair_weight, contrast_weight, width, rank, steps, graph, vectors,
+    All else as in `sst`: warm, guess_weight, pair_weight, contrast_weight, width, rank, steps, dropout, graph, vectors,
     vector_size, missing.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 77.9, VG-200 44.8, VOC 2007 90.9.
@@ -255,7 +258,7 @@ def hst(
         prototypes=prototypes,
         learned=thresholds == "learned",
         every=every,
-        make=partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps),
+        make=partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps, dropout=dropout),
         edges=partial(label_edges, graph),
         vectors=vectors,
         vector_size=vector_size,

@@ -84,10 +84,11 @@ def cross_scores(
 
     from halflabel.data.sources import Part
     from halflabel.experiment import Predictor
-    from halflabel.heads import Head, Model
+    from halflabel.heads import Model
     from halflabel.labels.split import assign
     from halflabel.method import recipe, seeded
-    from halflabel.train import fit, score
+    from halflabel.score import score
+    from halflabel.train import fit
 
     predictor = Predictor(run)
     config = predictor.config
@@ -100,10 +101,9 @@ def cross_scores(
     settings = dataclasses.replace(config.settings, device=predictor.device)
     for fold in range(folds):
         inside, outside = np.flatnonzero(part != fold), np.flatnonzero(part == fold)
-        method = recipe(config.method).make(**config.options)
+        method = seeded(settings.seed, partial(recipe(config.method).make, **config.options))
         make = partial(method.head, int(features.values.shape[1]), len(table.classes))
         head = seeded(settings.seed, make)
-        assert isinstance(head, Head)
         model = Model(None, head)
         fit(model, method, Part(features, inside), table.subset(inside), settings)
         logits[torch.from_numpy(outside)] = score(model, Part(features, outside), device=predictor.device).logits
@@ -140,7 +140,7 @@ def _compute(
     from halflabel.data.decode import locate
     from halflabel.experiment import Predictor
     from halflabel.heads import Model
-    from halflabel.train import score
+    from halflabel.score import score
 
     predictor = Predictor(run)
     source = _source(table, folder, predictor)

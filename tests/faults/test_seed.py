@@ -1,0 +1,30 @@
+"""Same seed, same result: whatever the process did before."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from halflabel.data.digits import scenes
+from halflabel.drop import partial
+from halflabel.experiment import Config, train
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.run import Run
+from halflabel.train import Settings
+
+
+def test_a_methods_own_weights_are_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    made = scenes(16, size=32)
+    table = partial(LabelTable.from_dense(made.labels, Names(made.names), Names(made.classes)), 0.5)
+    settings = Settings(epochs=1, batch_size=8, device="cpu")
+    config = Config(method="sst", backbone="tiny", size=32, held_out=0, settings=settings)
+    found = []
+    for number, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(number)  # what other work leaves behind
+        run = Run(tmp_path / str(number))
+        train(table, made.images, replace(config, settings=replace(settings, seed=seed)), run)
+        found.append(run.weights.read_bytes())
+    assert found[0] == found[1] != found[2]
