@@ -50,8 +50,8 @@ def ssgrl(
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.1, VG-200 39.7, VOC 2007 89.5.
 
-    Measured here (800 VOC 2012 photos, 2 of 20 labels known, frozen pooled features, no graph, one seed, mAP on 600
-    others): width 256 53.5 (rate 3e-4), as wide as the features 60.6 (rate 1e-4), `bn-bce` 56.9.
+    Measured here (VOC 2012, 2 of 20 labels known, head on frozen pooled features, one seed, test mAP, epoch chosen on
+    held-out photos): 74.7, without dropout 69.5, `bn-bce` 73.8.
 
     The two linear layers after tanh are one vector here, which is the same function. The paper trains with Adam, 1e-5.
     """

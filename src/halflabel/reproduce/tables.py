@@ -232,7 +232,7 @@ def _top_3_table(id: str, name: str, dataset: str, rows: tuple[Row, ...]) -> Tab
     return Table(id, (Condition(name, dataset, training),), _TOP_3, rows)
 
 
-_OTHERS = ("WARP [9]", "CNN+RNN", "RLSD")
+_OTHERS = (Row("WARP [9]", None), Row("CNN+RNN", "cnn-rnn"), Row("RLSD", None))
 _S3_TABLE3 = _top_3_table(
     "S3-table3",
     "NUS-WIDE",
@@ -240,7 +240,9 @@ _S3_TABLE3 = _top_3_table(
     (
         Row("RML-CNN", "rml"),
         Row("WARP", "warp"),
-        *(Row(name, None) for name in ("Softmax", *_OTHERS, "ResNet-107 (binary relevance)")),
+        Row("Softmax", None),
+        *_OTHERS,
+        Row("ResNet-107 (binary relevance)", None),
         Row("ResNet-101 (binary relevance)", "bce"),
         Row("CNN+RMLC", "rmlc", config={"tune": "head"}),
     ),
@@ -252,7 +254,7 @@ _S3_TABLE4 = _top_3_table(
     (
         Row("RML-CNN", "rml"),
         Row("WARP", "warp"),
-        *(Row(name, None) for name in _OTHERS),
+        *_OTHERS,
         Row("ResNet-101 (binary relevance)", "bce"),
         Row("CNN+RMLC", "rmlc", config={"tune": "head"}),
     ),
