@@ -109,6 +109,28 @@ def test_pseudo_labels_never_touch_known_labels_nor_change():
     assert ((relabel.soft >= 0).sum(0).numpy() == 3 * quota).all()
 
 
+def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
+    labels = make_labels(40, 6)
+    exact, coarse = APL(0.5, 0.9, 1, 4), APL(0.5, 0.9, 1, 4)
+    exact.start(LabelTable.from_dense(labels.numpy()))
+    monkeypatch.setattr("halflabel.methods.em.LARGEST", 900)
+    coarse.start(LabelTable.from_dense(labels.numpy()))
+    assert exact.bytes is None
+    assert coarse.soft is None
+    for epoch in range(1, 4):
+        logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(epoch))
+        assert exact.absorb(Sweep(logits, logits), epoch) == coarse.absorb(Sweep(logits, logits), epoch)
+    batch = Batch(torch.arange(39, -1, -1), (), labels.flip(0))
+    found = [relabel(batch, torch.zeros(40, 6), 4) for relabel in (exact, coarse)]
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0.5 / 506 + 1e-6)
+    assert (found[0].pos != found[1].pos).any()
+    again = APL(0.5, 0.9, 1, 4)
+    again.start(LabelTable.from_dense(labels.numpy()))
+    again.load_state_dict(coarse.state_dict())
+    assert torch.equal(again(batch, torch.zeros(40, 6), 4).neg, found[1].neg)
+
+
 def test_unreadable_images_stay_unknown_and_known_labels_known_when_the_quota_exceeds_the_rest():
     relabel = APL(0.5, 1.0, 1, 2)
     labels = torch.tensor([0, 0, 0, 1, -1, 1, -1, 1, -1])[:, None]
@@ -138,12 +160,7 @@ def test_sweeping_class_by_class_gives_the_same_pseudo_labels(monkeypatch):
 
     whole, parts = APL(0.5, 0.9, 1, 3), APL(0.5, 0.9, 1, 3)
     expected = sweep(whole)
-    label = parts._label
-    monkeypatch.setattr(
-        parts,
-        "_label",
-        lambda part, at: [label(part[:, c : c + 1], slice(c, c + 1)) for c in range(part.shape[1])],
-    )
+    monkeypatch.setattr("halflabel.methods.em._AT_ONCE", 60)
     torch.testing.assert_close(sweep(parts), expected, equal_nan=True)
 
 
@@ -201,8 +218,8 @@ def test_impossible_schedules_are_refused(options):
 
 def test_large_tables_are_refused():
     nothing = np.zeros(0, np.int64)
-    table = LabelTable.from_entries(Names.numbered(600_000), Names.numbered(1000), nothing, nothing, nothing)
-    with pytest.raises(UserError, match=r"em-apl would remember 2\.4 GB.*such as em"):
+    table = LabelTable.from_entries(Names.numbered(2_100_000), Names.numbered(1000), nothing, nothing, nothing)
+    with pytest.raises(UserError, match=r"em-apl would remember 2\.1 GB.*such as em"):
         recipe("em-apl").make().start(table)
 
 

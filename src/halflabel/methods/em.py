@@ -12,12 +12,15 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE, widen
 from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import Relabeler, check_size
+from halflabel.relabel import LARGEST, Relabeler, check_size
 from halflabel.rng import hash_names
 from halflabel.terms import Entropy
 from halflabel.types import Batch, Sweep, Targets
+from halflabel.weak import Soft
 
 __all__ = ["APL", "FewAbsent", "em", "em_apl"]
+
+_AT_ONCE = 1 << 24  # entries sorted at a time, so that sorting needs little memory
 
 
 @method(
@@ -110,11 +113,13 @@ class FewAbsent(Relabeler):
 class APL(Relabeler):
     """Known + → (1, 0), known − → (0, 1), pseudo-labelled → (β s, β (1 − s)), still unknown → (0, 0).
 
-    Memory: 4 bytes per image and class, 8 per image. Equal scores are taken in an order that is a function of the
-    images' names, so the order of the table does not matter; images that cannot be read stay unknown.
+    Memory: 4 bytes per image and class, 8 per image; beyond 2 GB of these 1 byte per image and class, in which s is
+    wrong by at most 0.002. Equal scores are taken in an order that is a function of the images' names, so the order of
+    the table does not matter; images that cannot be read stay unknown.
     """
 
-    soft: Tensor  # (N, C) float32: s where pseudo-labelled, −1 where known, NaN where still unknown
+    soft: Tensor | None  # (N, C) float32: s where pseudo-labelled, −1 where known, NaN where still unknown
+    bytes: Soft | None  # the same for large tables
     quota: Tensor  # (C,) int64: pseudo-labels per sweep
     order: Tensor  # (N,) int64: images by the hash of their names
 
@@ -126,6 +131,7 @@ class APL(Relabeler):
         self.given_end = end
         self.end = end
         self.known = FewAbsent(few_absent)
+        self.bytes = None
         self.register_buffer("soft", None)
         self.register_buffer("quota", None, persistent=False)
         self.register_buffer("order", None, persistent=False)
@@ -134,11 +140,16 @@ class APL(Relabeler):
         self.end = self.given_end or epochs
 
     def start(self, table: LabelTable) -> None:
-        check_size(table, 4, "em-apl")
+        large = 4 * len(table) * len(table.classes) > LARGEST
+        check_size(table, 1 if large else 4, "em-apl", sweeps=True)
         self.known.start(table)
-        self.soft = torch.full(table.shape, math.nan)
-        image, column, _ = table.entries()
-        self.soft[torch.from_numpy(image), torch.from_numpy(column.astype(np.int64))] = -1.0
+        if large:
+            self.bytes = Soft()
+            self.bytes.start(table, "em-apl")
+        else:
+            self.soft = torch.full(table.shape, math.nan)
+            image, column, _ = table.entries()
+            self.soft[torch.from_numpy(image), torch.from_numpy(column.astype(np.int64))] = -1.0
         # The tiny addend: 0.29 · 100 is 28.999… in floating point, and 29 is meant.
         quota = np.floor(self.theta * table.stats().unknown / max(self.end - self.first, 1) + 1e-9)
         self.quota = torch.from_numpy(quota.astype(np.int64))
@@ -147,7 +158,8 @@ class APL(Relabeler):
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         wide = widen(logits)
         pos, neg = self.known(batch, wide, epoch)
-        soft = self.soft[batch.index].to(wide.dtype)
+        rows = self.bytes.rows(batch.index) if self.soft is None else self.soft[batch.index]  # type: ignore[union-attr]
+        soft = rows.to(wide.dtype)
         pseudo = soft >= 0
         pos = pos + torch.where(pseudo, self.beta * soft, 0)
         neg = neg + torch.where(pseudo, self.beta * (1 - soft), 0)
@@ -158,16 +170,21 @@ class APL(Relabeler):
 
     @torch.no_grad()
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
-        images, classes = self.soft.shape
-        step = max(2**24 // max(images, 1), 1)  # classes at a time, so that sorting needs little memory
+        images, classes = sweep.logits.shape
+        step = max(_AT_ONCE // max(images, 1), 1)  # classes
+        labelled = unknown = 0
         for first in range(0, classes, step):
-            self._label(sweep.logits[:, first : first + step].to(self.soft.device), slice(first, first + step))
-        labelled, unknown = int((self.soft >= 0).sum()), int((~(self.soft < 0)).sum())
+            at = slice(first, first + step)
+            soft = self.bytes.columns(at) if self.soft is None else self.soft[:, at]  # type: ignore[union-attr]
+            soft = soft.to(self.order.device)
+            self._label(sweep.logits[:, at].to(soft.device), soft, self.quota[at])
+            if self.bytes is not None:
+                self.bytes.set_columns(at, soft)
+            labelled, unknown = labelled + int((soft >= 0).sum()), unknown + int((~(soft < 0)).sum())
         return {"pseudo_labels": float(labelled), "pseudo_share": labelled / max(unknown, 1)}
 
-    def _label(self, logits: Tensor, classes: slice) -> None:
-        """Turn the lowest still unknown entries of some classes into pseudo-labels: (N, c) logits."""
-        soft, quota = self.soft[:, classes], self.quota[classes]
+    def _label(self, logits: Tensor, soft: Tensor, quota: Tensor) -> None:
+        """Turn the lowest still unknown entries of some classes into pseudo-labels: (N, c) logits and soft labels."""
         eligible = soft.isnan() & ~logits.isnan()
         # By logits rather than scores, which are equal where they underflow.
         keys = logits.masked_fill(~eligible, math.inf)[self.order]
