@@ -213,8 +213,8 @@ def sarb_star(
     same, at a fraction of the memory; where the peak is, is read from the attention alone.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 78.4, VG-200 46.0, VOC 2007 91.5.
-    Measured here only without dropout, on maps (VOC 2012, 2 of 20 labels known, one seed): after its fifth epoch, when
-    blending sets in, 71.3 on held-out photos against 70.1 of `sarb`; the third, before it, is the best of both.
+    Measured here (VOC 2012, 2 of 20 labels known, head on frozen maps, one seed, mAP on held-out photos): 71.5 before
+    blending, 75.4 after its first epoch; `sarb` 75.3, `bce` 72.3.
     """
     return _blending("quadrants", 4, **_given(locals()))
 
