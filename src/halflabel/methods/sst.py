@@ -233,7 +233,7 @@ def hst(
     vector_size, missing.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 77.9, VG-200 44.8, VOC 2007 90.9.
-    Measured here, as for `sst`: 75.9, the best of its kind; `sst` 74.4, `bn-bce` 73.8.
+    Measured here, as for `sst`: 75.9; `sst` 74.4, `bn-bce` 73.8.
 
     Differs from the released code: that learns θ through a score cut off at 0, which has a gradient only where a label
     is the one known in its image, and pulls features away from the prototypes of labels that are present; here both go
