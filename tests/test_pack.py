@@ -81,7 +81,15 @@ def test_pack_says_what_it_wrote_and_what_comes_next(data: Path, tmp_path: Path)
         "image,cat\n" + "".join(f"{p.stem},1\n" for p in sorted((data / "images").iterdir())[:5]) + "gone,1\n"
     )
     text = done(
-        "pack", data / "images", tmp_path / "p", "--labels", tmp_path / "labels.csv", "--shard", "1k", "--workers", "0"
+        "pack",
+        data / "images",
+        tmp_path / "p",
+        "--labels",
+        tmp_path / "labels.csv",
+        "--file-size",
+        "1k",
+        "--workers",
+        "0",
     )
     assert "5 images in" in text
     assert "kB per image" in text
@@ -95,7 +103,9 @@ def test_pack_says_what_it_wrote_and_what_comes_next(data: Path, tmp_path: Path)
 
 def test_faults_of_packing(data: Path, tmp_path: Path) -> None:
     assert "is no folder" in refused("pack", tmp_path / "none", tmp_path / "p")
-    assert "--shard 'lots' is no number of bytes" in refused("pack", data / "images", tmp_path / "p", "--shard", "lots")
+    assert "--file-size 'lots' is no number of bytes" in refused(
+        "pack", data / "images", tmp_path / "p", "--file-size", "lots"
+    )
     assert "add --force" in refused("pack", data / "images", data / "pack")
     assert "is a pack already" in refused("pack", data / "pack", tmp_path / "p")
     folder = tmp_path / "photos"
@@ -234,7 +244,7 @@ def test_packing_that_is_killed_goes_on(data: Path, tmp_path: Path) -> None:
     photo = np.random.default_rng(0).integers(0, 256, (200, 250, 3), dtype=np.uint8)
     for number in range(60):
         Image.fromarray(np.roll(photo, number, 0)).save(folder / f"{number:02d}.jpg")
-    words = ["pack", str(folder), str(tmp_path / "p"), "--size", "150", "--shard", "30k", "--workers", "0"]
+    words = ["pack", str(folder), str(tmp_path / "p"), "--size", "150", "--file-size", "30k", "--workers", "0"]
     # A process of its own, to be killed; forked, for the libraries take seconds to load.
     process = multiprocessing.get_context("fork").Process(target=run, args=words)
     process.start()

@@ -45,7 +45,7 @@ def pack(
         Store, typer.Option(help="jpeg: small; png: nothing is lost; raw: nothing to decode, 10 times as large.")
     ] = Store.jpeg,
     quality: Annotated[int, typer.Option(help="Of the JPEGs.", min=1, max=100)] = 90,
-    shard: Annotated[str, typer.Option(help="Bytes per file, such as 256M or 1G.", metavar="BYTES")] = "256M",
+    file_size: Annotated[str, typer.Option(help="Bytes per file, such as 256M or 1G.", metavar="BYTES")] = "256M",
     labels: Annotated[Path | None, typer.Option(help="Only the images that this label file names.")] = None,
     shuffle: Annotated[
         Shuffle,
@@ -73,7 +73,7 @@ def pack(
 
     if not images.is_dir():
         raise UserError(f"{images} is no folder", "name the folder with the images")
-    shard_bytes = _bytes(shard)
+    shard_bytes = _bytes(file_size)
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
     stored = Stored(size=size, quality=quality, **choices)
@@ -117,5 +117,5 @@ def _bytes(text: str) -> int:
     """256M, 1G or 100000 as a number of bytes."""
     match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
-        raise UserError(f"--shard {text!r} is no number of bytes", "write it as 256M or 1G")
+        raise UserError(f"--file-size {text!r} is no number of bytes", "write it as 256M or 1G")
     return int(match[1]) * _UNITS[match[2]]
