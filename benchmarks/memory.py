@@ -1,12 +1,17 @@
 """What every method takes in memory with thousands of classes: one step's peak, and what it keeps per image and class.
 
     python benchmarks/memory.py [--classes 5000] [--size 32] [--only NAME ...]
+    python benchmarks/memory.py --sweep 400000 [--classes 5000]
 
 Each method runs in a process of its own, on features of 1,280 channels (maps of 7 × 7 where its head scores places).
 The peak is that of one training step, backward pass and optimizer (AdamW) included, beyond what stood there before it:
 it holds the gradient and the optimizer's averages of the head. Kept: parameters and buffers of the method and its head,
 measured with two numbers of images and two of classes and split into bytes per entry (image × class), per image and per
 class. A method that refuses says so. Linux only. Prints a table and writes benchmarks/out/memory.json.
+
+With --sweep: what methods that score all images between epochs take to relabel so many of them, of random logits and
+20 known labels each. Anonymous memory (RssAnon, looked at 50 times a second) is what must fit into main memory; the
+pages of scratch files, whose size is given too, need not. Writes benchmarks/out/sweep.json.
 """
 
 from __future__ import annotations
@@ -15,23 +20,34 @@ import argparse
 import json
 import os
 import resource
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from halflabel import scratch
+from halflabel.curriculum import Curriculum
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.method import Method, recipe, recipes, seeded
-from halflabel.types import Batch
+from halflabel.methods.em import APL
+from halflabel.relabel import Relabeler
+from halflabel.types import Batch, Sweep
 
 CHANNELS, PLACES = 1280, 7
 MOST = 12 << 30  # bytes of addresses that a process may take
 LONGEST = 60  # seconds that it may take
+SWEEPS: dict[str, Callable[[], Relabeler]] = {
+    "curriculum [a]": lambda: Curriculum("a", before="2"),
+    "em-apl": lambda: APL(0.02, 0.9, 1, 10),
+    "em-apl, ties": lambda: APL(0.02, 0.9, 1, 10),
+}
 
 
 def table_of(regime: str, images: int, classes: int) -> LabelTable:
@@ -85,6 +101,41 @@ def measure(name: str, classes: int, size: int) -> dict[str, Any]:
     }
 
 
+def sweep(name: str, images: int, classes: int) -> dict[str, Any]:
+    """Seconds, anonymous memory and scratch files of one `absorb`."""
+    relabel = SWEEPS[name]()
+    table = table_of("partial", images, classes)
+    relabel.start(table)
+    logits = scratch.zeros((images, classes))
+    generator = torch.Generator().manual_seed(0)
+    for part in torch.split(logits, 200):
+        torch.randn(part.shape, generator=generator, out=part).mul_(2).sub_(4)
+        if "ties" in name:  # as half precision leaves them
+            part.copy_(part.half())
+    before, peak, done = status("RssAnon"), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.02):
+            peak = max(peak, status("RssAnon"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.perf_counter()
+    told = relabel.absorb(Sweep(logits, torch.zeros(images, 0)), 1)
+    seconds = time.perf_counter() - began
+    done.set()
+    watcher.join()
+    sizes = [value.nbytes for value in (logits, *relabel.buffers())]
+    return {
+        "seconds": seconds,
+        "anonymous_mb": peak / 1e6,
+        "added_mb": (peak - before) / 1e6,
+        "scratch_gb": sum(size for size in sizes if scratch.is_large(size)) / 1e9,
+        **told,
+    }
+
+
 def _parts(name: str, images: int, classes: int) -> tuple[Method, torch.nn.Module]:
     method, model, _ = build(name, images, classes)
     return method, model.head
@@ -95,15 +146,16 @@ def status(field: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def apart(name: str, classes: int, size: int) -> dict[str, Any]:
-    """`measure` in a process of its own, which may fail as it likes."""
+def apart(work: Callable[[], dict[str, Any]], *, limited: bool = True) -> dict[str, Any]:
+    """Work in a process of its own, which may fail as it likes."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        resource.setrlimit(resource.RLIMIT_AS, (MOST, MOST))
-        resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
+        if limited:
+            resource.setrlimit(resource.RLIMIT_AS, (MOST, MOST))
+            resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
         try:
-            found = measure(name, classes, size)
+            found = work()
         except UserError as error:
             found = {"refuses": str(error)}
         except (RuntimeError, MemoryError) as error:
@@ -117,18 +169,42 @@ def apart(name: str, classes: int, size: int) -> dict[str, Any]:
     return dict(json.loads(said)) if said else {"fails": f"took more than {LONGEST} s"}
 
 
+def sweeps(images: int, classes: int) -> None:
+    print(f"{images:,} images × {classes:,} classes")
+    print(f"{'':16}{'absorb':>10}{'anonymous memory':>20}{'of it added':>14}{'scratch files':>16}")
+    result = {}
+    for name in SWEEPS:
+        found = result[name] = apart(lambda name=name: sweep(name, images, classes), limited=False)  # type: ignore[misc]
+        if "seconds" in found:
+            print(
+                f"{name:16}{found['seconds']:8.1f} s{found['anonymous_mb']:17.0f} MB{found['added_mb']:11.0f} MB"
+                f"{found['scratch_gb']:13.2f} GB",
+                flush=True,
+            )
+        else:
+            print(f"{name:16}{next(iter(found))}: {next(iter(found.values()))}", flush=True)
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    content = {"images": images, "classes": classes, "methods": result}
+    (out / "sweep.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", type=int, default=5_000)
     parser.add_argument("--size", type=int, default=32, help="images per batch")
     parser.add_argument("--only", nargs="*", help="the methods to measure")
+    parser.add_argument("--sweep", type=int, metavar="IMAGES", help="measure relabelling of so many images instead")
     asked = parser.parse_args()
     torch.set_num_threads(1)  # a process with threads cannot be split in two
+    if asked.sweep:
+        sweeps(asked.sweep, asked.classes)
+        return
     print(f"{asked.classes:,} classes, batches of {asked.size}")
     print(f"{'':16}{'one step':>10}{'':10}{'kept per entry':>16}{'per image':>12}{'per class':>12}")
     result = {}
     for name in asked.only or recipes():
-        found = result[name] = apart(name, asked.classes, asked.size)
+        found = result[name] = apart(lambda name=name: measure(name, asked.classes, asked.size))  # type: ignore[misc]
         if "step_mb" in found:
             print(
                 f"{name:16}{found['step_mb']:7.0f} MB{found['seconds']:8.2f} s{found['per_entry']:14.2f} B"

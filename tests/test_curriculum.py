@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from halflabel import scratch
 from halflabel.curriculum import STRATEGIES, Curriculum
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
@@ -289,14 +291,51 @@ def test_refusals_say_what_to_do():
         relabel.absorb(make_sweep((4, 2), 0), 1)
 
 
-def test_large_tables_are_refused():
+def test_large_tables_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
-    table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
-    with pytest.raises(UserError, match=r"would remember 2\.1 GB"):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**10))
+    table = LabelTable.from_entries(Names.numbered(600_000), Names.numbered(1000), nothing, nothing, nothing)
+    with pytest.raises(UserError, match=r"would remember 2\.4 GB"):
         Curriculum("d", snapshots=2).start(table)
     table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(5000), nothing, nothing, nothing)
-    with pytest.raises(UserError, match=r"500000 images × 5000 classes at once: 10\.0 GB"):
-        Curriculum("a").start(table)
+    for strategy, size in (("a", "10.6"), ("e", "30.6")):
+        with pytest.raises(UserError, match=rf"500000 images × 5000 classes at once: {size} GB .*TMPDIR.*em or wan"):
+            Curriculum(strategy).start(table)
+
+
+@pytest.mark.parametrize("strategy", ["a", "b", "e"])
+def test_scratch_files_are_labelled_as_memory_is(strategy, monkeypatch, tmp_path):
+    labels = make_labels(40, 5)
+    sweep = make_sweep((40, 5), 1, tied=True, passes=True)
+    expected = Curriculum(strategy, before="2,3", redecide=True)
+    expected.start(make_table(labels))
+    told = expected.absorb(sweep, 1)
+    monkeypatch.setattr("halflabel.scratch._LARGE", 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("halflabel.curriculum._BLOCK", 33)
+    found = Curriculum(strategy, before="2,3", redecide=True)
+    found.start(make_table(labels))
+    assert found.labels.mapped
+    tables = [scratch.zeros(values.shape).copy_(values) for values in sweep]
+    assert found.absorb(Sweep(*tables), 1) == told
+    assert torch.equal(found.guesses(), expected.guesses())
+    assert told["weak_positives"] > 0
+
+
+def test_rows_are_read_in_the_order_of_the_table(monkeypatch):
+    seen = []
+    judge = Curriculum._label
+    monkeypatch.setattr(
+        Curriculum, "_label", lambda self, images, *rest: seen.append(images) or judge(self, images, *rest)
+    )
+    monkeypatch.setattr("halflabel.curriculum._BLOCK", 9)
+    for strategy in STRATEGIES:
+        seen.clear()
+        relabel = Curriculum(strategy, before="2", block=4)
+        relabel.start(make_table(make_labels(20, 3)))
+        relabel.absorb(make_sweep((20, 3), 1, passes=True), 1)
+        assert (torch.cat(seen).tolist() == list(range(20))) == (strategy != "b")
+        assert sorted(torch.cat(seen).tolist()) == list(range(20))
 
 
 def test_a_label_takes_two_bits():

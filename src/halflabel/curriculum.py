@@ -14,13 +14,13 @@ from halflabel.labels.table import LabelTable
 from halflabel.relabel import Relabeler, check_size
 from halflabel.rng import hash_names
 from halflabel.types import Batch, Passes, Sweep, Targets
-from halflabel.weak import Packed
+from halflabel.weak import Hard
 
 __all__ = ["STRATEGIES", "Curriculum"]
 
 STRATEGIES = {"a": 2.0, "b": 0.8, "c": 5.0, "d": 2.0, "e": 0.3, "2steps": 0.0}  # with the paper's θ
 _SHARES = (10 / 20, 15 / 20)  # the paper labels before epochs 10 and 15 of 20
-_BLOCK = 1 << 22  # entries looked at together
+_BLOCK = 1 << 20  # entries looked at together
 
 
 class _Evidence(NamedTuple):
@@ -51,14 +51,17 @@ class Curriculum(Relabeler):
     the sweeps after the last K epochs (those since the last labelling). Images that could not be read stay unknown.
 
     `before` empty: before the epochs at half and three quarters, as in the paper (10 and 15 of 20).
-    Memory: 1/4 byte per image and class, 8 bytes per image; with snapshots 4 more per image and class. While it labels,
-    the scores of all images are there too: 4 bytes per image and class.
+    Memory: 1/4 byte per image and class, from 256 MB on in a scratch file, and 8 bytes per image; with snapshots 4 more
+    per image and class, in memory. While it labels, the logits of all images are there too, 4 bytes per image and class
+    (12 for [e], with mean and uncertainty), from 256 MB on in scratch files. They are read in their order; by [b] in
+    that of the blocks.
     """
 
-    labels: Packed  # (N, C): known and weak labels
+    labels: Hard  # (N, C): known and weak labels
     summed: Tensor  # (N, C) float32: logits added up over snapshots
     snapshots_taken: Tensor  # () int64
     order: Tensor  # (N,) int64: images by the hash of their names
+    wants_features = False
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class Curriculum(Relabeler):
         if strategy == "e":
             self.passes = Passes(passes, cast(Literal["logit", "score"], of))
         self.plan(20)
-        self.labels = Packed()
+        self.labels = Hard()
         for name in ("summed", "snapshots_taken"):
             self.register_buffer(name, None)
         self.register_buffer("order", None, persistent=False)
@@ -112,7 +115,8 @@ class Curriculum(Relabeler):
             self.before = self.before[:1]
 
     def start(self, table: LabelTable) -> None:
-        check_size(table, 4.25 if self.snapshots else 0.25, "curriculum labelling", sweeps=True)
+        tables = 3 if self.strategy == "e" else 1
+        check_size(table, 4 if self.snapshots else 0, "curriculum labelling", sweeps=tables, stored=0.25)
         self.table = table
         self.labels.start(table, "curriculum labelling")
         self.order = torch.from_numpy(np.argsort(hash_names(table.images.array), kind="stable"))
@@ -145,8 +149,9 @@ class Curriculum(Relabeler):
         if self.redecide:
             self.labels.reset(self.table)
         size = self.block if self.strategy == "b" else max(_BLOCK // max(self.table.shape[1], 1), 1)
-        for first in range(0, len(self.order), size):
-            images = self.order[first : first + size]
+        # The others judge each entry by itself: in the order of the table, that of a scratch file's pages.
+        order = self.order if self.strategy == "b" else torch.arange(len(self.table), device=self.order.device)
+        for images in torch.split(order, size):
             self._label(images, self._evidence(sweep, images))
         if self.snapshots:
             self.summed.zero_()

@@ -24,6 +24,7 @@ __all__ = [
     "claim",
     "count",
     "gather",
+    "here",
     "is_first",
     "leave",
     "lost",
@@ -33,11 +34,12 @@ __all__ = [
     "several",
     "start",
     "to_first",
+    "whole",
 ]
 
 # Longer than what one process may do while the others wait: checksums of a large cache, metrics, plots.
 _PATIENCE = timedelta(hours=1)
-_ROWS = 1 << 16  # sent at a time
+_SENT = 1 << 26  # bytes sent at a time
 _WORDS = 1 << 20  # looked at together for a checksum
 _LOST = re.compile(r"connection (closed|reset)( by peer)?|broken pipe|timed out|gloo|nccl", re.IGNORECASE)
 
@@ -54,6 +56,11 @@ def count() -> int:
 def rank() -> int:
     """The number of this process, from 0."""
     return int(os.environ["RANK"]) if several() else 0
+
+
+def here() -> int:
+    """How many of them are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if several() else 1
 
 
 def several() -> bool:
@@ -78,11 +85,11 @@ def start() -> None:
 
     if dist.is_initialized():
         return
-    gpus, here = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
     if gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
     # NCCL wants a GPU for each process; Gloo also lets several share one.
-    backend = "cpu:gloo,cuda:nccl" if gpus >= here and dist.is_nccl_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if gpus >= here() and dist.is_nccl_available() else "gloo"
     try:
         found, number, total = next(rendezvous("env://", timeout=_PATIENCE))
         dist.init_process_group(backend, store=found, rank=number, world_size=total, timeout=_PATIENCE)
@@ -151,7 +158,8 @@ def on_first(work: Callable[[], T]) -> T:
 def merge(found: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
     """Rows (N, width) on the CPU, of which each process has those of its batches `plan[rank::count]`: give each all.
 
-    No row is sent twice, and none is made up. A process that has nothing under a name gets the whole.
+    No row is sent twice, and none is made up. A process that has nothing under a name gets the whole. What it gets goes
+    to the place where the table is, in memory or in a scratch file; 64 MB more are taken while it is sent.
     """
     if not several():
         return found
@@ -159,17 +167,26 @@ def merge(found: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> dict[s
     import torch
     from torch import distributed as dist
 
+    from halflabel import scratch
+
     shapes: dict[str, tuple[int, ...]] = {}
     for described in gather({name: tuple(value.shape) for name, value in found.items()}):
         shapes |= described
-    whole = {name: found.get(name, torch.full(shape, torch.nan)) for name, shape in sorted(shapes.items())}
-    for owner in range(count()):
-        images = torch.from_numpy(np.concatenate([np.arange(0), *plan[owner :: count()]]))
-        for rows in torch.split(images, _ROWS):
-            for values in whole.values():
+    parts = [torch.from_numpy(np.concatenate([np.arange(0), *plan[owner :: count()]])) for owner in range(count())]
+    whole = {}
+    for name, shape in sorted(shapes.items()):
+        if name in found:
+            whole[name] = found[name]
+        else:
+            whole[name] = scratch.zeros(shape, what=f"the {name} of {shape[0]} images take")
+            whole[name][parts[rank()]] = torch.nan  # it could read none of its images
+    for owner, images in enumerate(parts):
+        for values in whole.values():
+            for rows in torch.split(images, max(_SENT // max(values[:1].nbytes, 1), 1)):
                 sent = values[rows]
                 dist.broadcast(sent, owner)
-                values[rows] = sent
+                if owner != rank():
+                    values[rows] = sent
     return whole
 
 
@@ -205,6 +222,15 @@ def _checksum(value: Tensor) -> int:
         places = torch.arange(1, len(part) + 1, device=part.device)
         total = hash((total, number, int((part.to(torch.int64) * places).sum())))
     return total
+
+
+def whole(number: Tensor) -> Tensor:
+    """A sum over a weight, whose parts may lie in different processes (`--shard`), over all of it; with its gradient.
+
+    Methods that charge for weights call it, all processes in the same order. Any other number stays as it is.
+    """
+    together: Callable[[], Tensor] | None = getattr(number, "full_tensor", None)
+    return number if together is None else together()
 
 
 def claim(what: str) -> bool:

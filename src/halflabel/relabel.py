@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from halflabel import processes, scratch
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.losses import widen
@@ -12,13 +13,13 @@ from halflabel.types import Batch, Passes, Sweep, Targets
 __all__ = ["AssumeNegative", "Ignore", "Relabeler", "check_size"]
 
 LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
-LARGEST_SWEEP = 8 * 10**9  # bytes that the scores of all images may take, for a moment
 
 
 class Relabeler(nn.Module):
     """Gives (pos, neg) for a batch. State lives in buffers, so that checkpoint and resume need no code of their own."""
 
     passes: Passes | None = None  # what a sweep is to add: passes with the head's dropout on
+    wants_features = True  # whether a sweep is to hold the images' features
 
     def plan(self, epochs: int) -> None:
         """Called before `start` with the number of epochs to come, for schedules that end with them."""
@@ -64,17 +65,21 @@ class AssumeNegative(Relabeler):
         return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)
 
 
-def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps: bool = False) -> None:
-    """Refuse a table for which a method would have to remember more than 2·10⁹ bytes.
+def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps: int = 0, stored: float = 0.0) -> None:
+    """Refuse a table about which a method would have to remember more than 2·10⁹ bytes in memory.
 
-    A method that `sweeps` also needs the scores of all images at once, 4 bytes each: at most 8·10⁹ bytes.
+    And one for which the temporary folder has no room: a method that sweeps has the logits of all images at once, or
+    `sweeps` tables of 4 bytes per entry; `stored` bytes per entry are those of its own stores. Tables below 256 MB are
+    in memory and take no room there. Each process on this machine has tables of its own.
     """
     images, classes = table.shape
-    needed, scores = images * classes * bytes_per_entry, 4 * images * classes
-    advice = "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes"
+    needed = images * classes * bytes_per_entry
     if needed > LARGEST:
-        message = f"{method} would remember {needed / 1e9:.1f} GB about {images} images × {classes} classes"
-        raise UserError(message, advice)
-    if sweeps and scores > LARGEST_SWEEP:
-        message = f"{method} would score {images} images × {classes} classes at once: {scores / 1e9:.1f} GB"
-        raise UserError(message, advice)
+        raise UserError(
+            f"{method} would remember {needed / 1e9:.1f} GB about {images} images × {classes} classes",
+            "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes",
+        )
+    tables = [stored * images * classes] + [4.0 * images * classes] * sweeps
+    room = processes.here() * sum(size for size in tables if scratch.is_large(size))
+    if room:
+        scratch.check(room, f"{method} would score {images} images × {classes} classes at once:")

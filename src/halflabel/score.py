@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halflabel import processes
+from halflabel import processes, scratch
 from halflabel.data.sources import Source, agree_on_bad, sequential
 from halflabel.errors import UserError
 from halflabel.heads import Model
@@ -36,13 +36,18 @@ def score(
     mirror: bool = False,
     progress: Callable[[int, int], None] | None = None,
     room: Room | None = None,
+    features: bool = True,
 ) -> Sweep:
     """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
 
     With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). With `passes`,
     the head goes over the same features so many times more with its dropout on, drawn from `seed`.
     `progress` is told (images done, of how many). Several processes score different batches, and each gets all.
-    Where memory runs out the backbone gets fewer images at once, from then on as `room` remembers.
+    Where memory runs out the backbone gets fewer images at once, from then on as `room` remembers. Without `features`
+    those of the result have no columns.
+
+    Memory: 4·C bytes per image for the logits, 4·D for the features, 4·C each for mean and spread of the passes; each
+    of these tables lies in a scratch file from 256 MB on, one of each process.
     """
     processes.start()
     if mirror and model.backbone is None:
@@ -51,10 +56,12 @@ def score(
     was_training = model.training
     model.eval()
     found: dict[str, Tensor] = {}
+    unread = [np.arange(0)]
 
     def keep(name: str, at: Tensor, values: Tensor) -> None:
         if name not in found:
-            found[name] = torch.full((len(source), values.shape[1]), math.nan)
+            shape = len(source), values.shape[1]
+            found[name] = scratch.zeros(shape, what=f"the {name} of {len(source)} images take")
         found[name][at] = values.float().cpu()
 
     with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
@@ -64,6 +71,7 @@ def score(
         for number, (images, views) in zip(numbers, fetched, strict=True):
             if progress is not None:
                 progress(min((number + processes.count()) * batch_size, len(source)), len(source))
+            unread.append(np.setdiff1d(plan[number], images, assume_unique=True))
             if not len(images):
                 continue
             at = torch.from_numpy(images)
@@ -75,7 +83,8 @@ def score(
                 if mirror:
                     logits = (logits + model.head(room.run(model.features, view.flip(-1))).logits) / 2
             keep("logits", at, logits)
-            keep("features", at, output.features)
+            if features:
+                keep("features", at, output.features)
             if passes is not None:
                 seed_generators(int(bits(seed, PASSES, number)[0] >> np.uint64(1)), torch.device(device))
                 with autocast(), _dropping(model.head):
@@ -84,11 +93,13 @@ def score(
                 keep("mean", at, drawn.mean(0))
                 keep("spread", at, drawn.std(0, correction=0))
     model.train(was_training)
+    for values in found.values():  # not all rows at first: that would write the whole of a scratch file
+        values[torch.from_numpy(np.concatenate(unread))] = math.nan
     agree_on_bad(source)
     found = processes.merge(found, plan)
     if not found:
         raise UserError("not one image could be read", "check the image folder")
-    return Sweep(**found)
+    return Sweep(**{"features": torch.zeros(len(source), 0), **found})
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Order, augmentation and dropout come from (seed, epoch, image or step), never from a stream of random numbers: a run
 that is killed and resumed ends bit for bit where the unbroken one does. Of several processes (`torchrun`) each trains
-on its slice of every batch, and all on what one process would see: see split.py.
+on its slice of every batch, and all on what one process would see: see sliced.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from halflabel.relabel import Relabeler
 from halflabel.rng import bits
 from halflabel.room import Kept, Room, no_room
 from halflabel.score import PASSES, score, seed_generators
-from halflabel.split import Split
+from halflabel.sliced import Sliced
 from halflabel.types import Batch, Passes, Sweep
 
 if TYPE_CHECKING:
@@ -154,24 +154,26 @@ class _Training:
         self.watch = watch if processes.is_first() else None
         self.engine = _engine(settings)
         device = self.engine.device
-        self.sharded = _shard(model, device) if settings.shard and processes.several() else None
-        if settings.channels_last and self.sharded is None:  # parts have no such layout
+        in_parts = settings.shard and processes.several()
+        if settings.channels_last and not in_parts:  # parts have no such layout
             model = model.to(memory_format=torch.channels_last)
-        self.plain = model if self.sharded is not None else model.to(device)
-        trained = self.plain if self.sharded is None else self.sharded.model
+        self.plain = model if in_parts else model.to(device)
         self.method = method
         self.method.plan(settings.epochs)
         self.method.start(table)
         self.method.to(device)
+        # Only now: what a method tells its head at the start is to be in the parts too.
+        self.sharded = _shard(model, device) if in_parts else None
+        trained = self.plain if self.sharded is None else self.sharded.model
         self.groups = parameter_groups(trained, self.method, settings)
         optimizer = make_optimizer(self.groups, settings)
         self.average = Average(self.plain, settings.ema) if settings.ema else None
         self.autocast = nullcontext if settings.precision == "no" else self.engine.autocast
         # The optimizer stays as it is: the engine's wrapper looks for packages on the disk at every step.
         self.optimizer = optimizer
-        self.split = Split(trained) if processes.several() else None
-        self.model: Any = self.split
-        if self.split is None:
+        self.sliced = Sliced(trained) if processes.several() else None
+        self.model: Any = self.sliced
+        if self.sliced is None:
             self.model = quicken(self.engine.prepare(self.plain), settings.compile, settings.batch_size, device)
         # A small table is looked up more quickly spelled out; a large one stays sparse.
         small = len(table) * len(table.classes) <= _SMALL
@@ -182,7 +184,7 @@ class _Training:
         self.running = torch.zeros((), device=device)  # loss summed over the batches of this epoch
         self.saved = (1, 0)  # epoch and batches of the newest checkpoint; the beginning needs none
         self.at_once, self.scoring = Room(), Room()  # how many images fit into memory, in training and in scoring
-        splits = self.split is None and settings.compile == "no"  # else a smaller batch is another model's
+        splits = self.sliced is None and settings.compile == "no"  # else a smaller batch is another model's
         self.kept = Kept(self.plain, self.method) if splits and device.type in _RUNS_OUT else None
         self.factor = 1.0  # what "plateau" has made of the learning rate
         self.best, self.best_epoch, self.stale, self.previous = -math.inf, 0, 0, -math.inf
@@ -298,7 +300,7 @@ class _Training:
 
     def _fetch(self, plan: Plan) -> Iterator[Fetched]:
         """The numbers of all images of each batch, and the views of those that are this process's."""
-        take = self.source.fetch if self.split is None else partial(self.split.fetch, self.source)
+        take = self.source.fetch if self.sliced is None else partial(self.sliced.fetch, self.source)
         return take(plan, self.method.views, seed=self.settings.seed, epoch=self.epoch)
 
     def _share(self, plan: Plan, number: int) -> float:
@@ -326,14 +328,23 @@ class _Training:
         index = torch.from_numpy(images).to(device, non_blocking=True)
         labels = self.dense[index] if self.dense is not None else torch.from_numpy(self.table.rows(images)).to(device)
         batch = Batch(index, moved, labels)
-        with self.autocast():
-            loss = self.method.step(self.model, batch, epoch)
-        self.engine.backward(loss if share == 1 else loss * share)
+        try:
+            with self.autocast():
+                loss = self.method.step(self.model, batch, epoch)
+            self.engine.backward(loss if share == 1 else loss * share)
+        except RuntimeError as error:
+            if self.sharded is None or "DTensor" not in str(error):
+                raise
+            raise UserError(
+                f"{type(self.method).__name__} computes with the model's weights themselves, of which --shard leaves "
+                "only a part in each process",
+                "train without --shard; in a method, halflabel.processes.whole makes sums over weights whole",
+            ) from error
         return loss.detach()
 
     def _update(self) -> None:
-        if self.split is not None and self.sharded is None:  # who splits the weights takes the mean itself
-            self.split.average_gradients()
+        if self.sliced is not None and self.sharded is None:  # who splits the weights takes the mean itself
+            self.sliced.average_gradients()
         if self.settings.clip:
             parameters = [p for group in self.groups for p in group["params"]]
             if self.engine.scaler is not None:
@@ -369,7 +380,7 @@ class _Training:
         sweep = logits = None
         if relabel.wants_sweep(self.epoch):
             seed = int(bits(self.settings.seed, PASSES, self.epoch)[0])
-            sweep = self._score(self._whole(), self.source, relabel.passes, seed)
+            sweep = self._score(self._whole(), self.source, relabel.passes, seed, relabel.wants_features)
         if self.validation is not None and self.judge is not None:
             logits = self._score(self._evaluated(), self.validation).logits
         interrupt.hold()
@@ -410,7 +421,9 @@ class _Training:
             return view.contiguous(memory_format=torch.channels_last)
         return view
 
-    def _score(self, model: Model, source: Source, passes: Passes | None = None, seed: int = 0) -> Sweep:
+    def _score(
+        self, model: Model, source: Source, passes: Passes | None = None, seed: int = 0, features: bool = False
+    ) -> Sweep:
         size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
         device, autocast = self.engine.device, self.autocast
         if self.sharded is not None:  # the whole takes room on the device while it scores
@@ -424,6 +437,7 @@ class _Training:
             passes=passes,
             seed=seed,
             room=self.scoring,
+            features=features,
         )
         if self.sharded is not None:
             model.cpu()
@@ -527,6 +541,11 @@ def _rate(progress: float, settings: Settings) -> float:
 
 
 def _shard(model: Model, device: torch.device) -> Sharded:
+    if device.type == "cuda" and torch.cuda.device_count() < processes.here():
+        raise UserError(
+            f"--shard wants a GPU for each process, and {processes.here()} share {torch.cuda.device_count()}",
+            "start fewer processes (--nproc-per-node), or leave --shard out",
+        )
     from halflabel.shard import Sharded  # what it needs is slow to import
 
     return Sharded(model, device)

@@ -47,10 +47,10 @@ class Passes:
 class Sweep(NamedTuple):
     """One pass over the training set in evaluation mode, in the order of the training table.
 
-    Memory: 4·(C + D) bytes per image, and 8·C more with passes.
+    Memory: 4·(C + D) bytes per image, and 8·C more with passes; each table of 256 MB or more in a scratch file.
     """
 
     logits: Tensor  # (N, C) float32; NaN for images that could not be read
-    features: Tensor  # (N, D) float32
+    features: Tensor  # (N, D) float32; (N, 0) where a relabeler wants none
     mean: Tensor | None = None  # (N, C) over the passes, where a relabeler asked for them
     spread: Tensor | None = None  # (N, C) their standard deviation (divisor: their count)

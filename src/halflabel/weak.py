@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halflabel import scratch
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 
-__all__ = ["Packed", "Soft"]
+__all__ = ["Hard", "Soft"]
 
-_MAPPED = 1 << 28  # bytes from which on a store is a file's pages instead of memory
 LARGEST = 2 * 10**10  # bytes that a store may take, on disk
 _PIECE = 1 << 22  # entries looked at together
 
@@ -26,8 +23,7 @@ _PIECE = 1 << 22  # entries looked at together
 class _Store(nn.Module):
     """A table of bytes in one buffer, so that checkpoint and resume need no code; large ones lie in a scratch file.
 
-    The scratch file has no name any more when it is used: it goes when the process does, however it ends. A large store
-    stays in main memory's reach also where the rest of the method moves to another device.
+    A large store stays in main memory's reach also where the rest of the method moves to another device.
     """
 
     codes: Tensor  # (N, width) uint8
@@ -39,24 +35,13 @@ class _Store(nn.Module):
 
     def _make(self, rows: int, width: int, what: str) -> None:
         size = rows * width
-        self.mapped = size >= _MAPPED
-        if not self.mapped:
-            self.codes = torch.zeros(rows, width, dtype=torch.uint8)
-            return
-        folder = tempfile.gettempdir()
-        if size > min(LARGEST, shutil.disk_usage(folder).free):
+        if size > LARGEST:
             raise UserError(
-                f"{what} would remember {size / 1e9:.1f} GB in a scratch file in {folder}",
-                "make room there or set TMPDIR to a roomier disk; use a method that remembers nothing per image, such "
-                "as em or wan; or train on fewer images or classes",
+                f"{what} would remember {size / 1e9:.1f} GB about {rows} images",
+                "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes",
             )
-        handle, name = tempfile.mkstemp(prefix="halflabel-", dir=folder)
-        os.close(handle)
-        try:
-            # A new file is all zeros, and takes up no room before something else is written.
-            self.codes = torch.from_file(name, shared=True, size=size, dtype=torch.uint8).view(rows, width)
-        finally:
-            os.unlink(name)
+        self.mapped = scratch.is_large(size)
+        self.codes = scratch.zeros((rows, width), torch.uint8, f"{what} would remember")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         return self if self.mapped else super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -66,13 +51,13 @@ class _Store(nn.Module):
         return [slice(first, first + step) for first in range(0, len(self.codes), step)]
 
 
-class Packed(_Store):
+class Hard(_Store):
     """Labels +1, −1 or 0 of N images × C classes, four to a byte.
 
     Code 0 is unknown, 1 present, 2 absent; class c of an image stands in byte ⌊c/4⌋ of its row, bits 2 (c mod 4) on.
     Memory: ⌈C/4⌉ bytes per image; from 256 MB on in a scratch file.
 
-    >>> weak = Packed()
+    >>> weak = Hard()
     >>> weak.start(LabelTable.from_dense([[1, 0, -1], [0, 0, 0]]))
     >>> weak.set_rows(torch.tensor([1]), torch.tensor([[0, 1, -1]]))
     >>> weak.rows(torch.tensor([1, 0])).tolist(), weak.counts()
@@ -165,14 +150,15 @@ class Soft(_Store):
         """(B,) image numbers -> (B, C) float32, on the device of `index`."""
         return self._decode(self.codes[index.to(self.codes.device)].to(index.device))
 
-    def columns(self, classes: slice) -> Tensor:
-        """Some classes of all images: (N, c) float32."""
-        return self._decode(self.codes[:, classes])
+    def unknown(self, rows: slice, classes: slice) -> Tensor:
+        """Which entries of a part of the table are unknown: (n, c) bool."""
+        return self.codes[rows, classes] == self._UNKNOWN
 
-    def set_columns(self, classes: slice, soft: Tensor) -> None:
-        """Put (N, c) soft labels, NaN and −1 included, in the place of those of some classes."""
-        code = torch.where(soft < 0, self._KNOWN, (soft * self._STEPS).round().nan_to_num(self._UNKNOWN))
-        self.codes[:, classes] = code.to(self.codes)
+    def put(self, rows: slice, classes: slice, chosen: Tensor, soft: Tensor) -> None:
+        """Give the chosen entries of a part of the table their soft labels: (n, c) bool and (n, c)."""
+        part = self.codes[rows, classes]
+        code = (soft * self._STEPS).round().to(part)
+        part.copy_(torch.where(chosen.to(part.device), code, part))
 
     def _decode(self, code: Tensor) -> Tensor:
         soft = code.float() / self._STEPS

@@ -20,17 +20,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from halflabel import cli, processes, shard
+from halflabel import cli, processes, scratch, shard
 from halflabel import train as training
 from halflabel.data.sources import Arrays, Features
 from halflabel.data.views import Plain, Strong, Weak
 from halflabel.errors import UserError
 from halflabel.heads import Head, Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, recipes, seeded
+from halflabel.losses import BCE
+from halflabel.method import Method, recipe, recipes, seeded
 from halflabel.score import score
 from halflabel.train import Settings, fit
-from halflabel.types import Output, Passes
+from halflabel.types import Batch, Output, Passes
 
 N, SIDE, D, C = 37, 8, 6, 5
 PLAIN = Settings(epochs=3, batch_size=12, lr=0.1, optimizer="sgd", schedule="constant", device="cpu")
@@ -147,6 +148,19 @@ def sweep() -> dict[str, Tensor]:
     }
 
 
+def sweep_of_few() -> dict[str, Tensor]:
+    """Scores in scratch files, of which the second of two processes can read none of its own."""
+    bad = [image for first in range(5, N, 10) for image in range(first, min(first + 5, N))]
+    net = model(recipe("bce").make(), backbone=False)
+    large, sent = scratch._LARGE, processes._SENT
+    scratch._LARGE, processes._SENT = 1, 50  # two rows of logits at a time
+    try:
+        found = score(net, features((1, *bad)), batch_size=5)
+    finally:
+        scratch._LARGE, processes._SENT = large, sent
+    return {"logits": found.logits, "features": found.features}
+
+
 def dropped() -> dict[str, Tensor]:
     """A network with dropout, a method that draws: noise of each slice, and the same draws for all."""
     method = recipe("ss-rml").make(start=1, every=1)
@@ -175,17 +189,18 @@ CASES: dict[str, Callable[[], dict[str, Tensor]]] = {
     "sharded": lambda: train("plcl", {"strategy": "a", "theta": 0.01, "dropout": 0.0, "relabel_at": "2"}, shard=True),
     "sharded, adamw, clipped": lambda: train("role", optimizer="adamw", clip=0.05, accumulate=2, lr=1e-3, shard=True),
     "sweep": sweep,
+    "sweep of few": sweep_of_few,
 }
 
 
-def every_method() -> dict[str, Tensor]:
+def every_method(shard: bool = False) -> dict[str, Tensor]:
     """One epoch of each method there is; in single precision, for parts of some methods know no other."""
     found = {}
     for name, how in recipes().items():
         options = {"dropout": 0.0} if "dropout" in how.options else {}  # it is drawn for each slice
         if "passes" in how.options:
             options["strategy"] = "a"
-        state = train(name, options, epochs=1, lr=0.01, single=True)
+        state = train(name, options, epochs=1, lr=0.01, single=True, shard=shard)
         found |= {f"{name}.{key}": value for key, value in state.items()}
     return found
 
@@ -208,7 +223,31 @@ def agreed() -> dict[str, Tensor]:
     return {**values, "differed": torch.tensor(differed), "message": torch.tensor(list(message.encode()))}
 
 
-NOISY = {"every method": every_method, "dropped": dropped, "agreed": agreed}
+class Charged(Method):
+    """Computes with the weights of the model as if all of them were here."""
+
+    def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
+        loss = super().step(model, batch, epoch)
+        return loss + sum((weight.square().sum() for weight in model.parameters()), torch.zeros(()))
+
+
+def refused() -> dict[str, Tensor]:
+    """What such a method is told where weights are in parts."""
+    method = Charged(BCE())
+    try:
+        fit(model(method, single=True), method, images(), labels(), replace(PLAIN, shard=True))
+    except UserError as error:
+        return {"message": torch.tensor(list(str(error).encode()))}
+    return {}
+
+
+NOISY = {
+    "every method": every_method,
+    "every method, sharded": lambda: every_method(shard=True),
+    "refused": refused,
+    "dropped": dropped,
+    "agreed": agreed,
+}
 
 
 def resumed(folder: Path, epochs: int, resume: bool, **settings: Any) -> dict[str, Tensor]:

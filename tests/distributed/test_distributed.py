@@ -120,6 +120,22 @@ def test_every_method_agrees_over_processes(done: Path) -> None:
         )
 
 
+def test_every_method_is_the_same_with_weights_in_parts(done: Path) -> None:
+    whole, parts = found(done, "every method", 0), found(done, "every method, sharded", 0)
+    assert_same(parts, found(done, "every method, sharded", 1))
+    assert whole.keys() == parts.keys()
+    for key, value in whole.items():
+        torch.testing.assert_close(
+            parts[key], value, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+def test_a_method_that_needs_weights_whole_is_told_so(done: Path) -> None:
+    message = bytes(found(done, "refused", 1)["message"].tolist()).decode()
+    assert message.startswith("Charged computes with the model's weights themselves")
+    assert "without --shard" in message
+
+
 def test_dropout_differs_between_slices_and_leaves_the_state_of_all_the_same(done: Path) -> None:
     two = found(done, "dropped", 0)
     assert_same(two, found(done, "dropped", 1))

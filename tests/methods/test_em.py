@@ -5,12 +5,14 @@ import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from halflabel import scratch
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
@@ -113,7 +115,7 @@ def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
     labels = make_labels(40, 6)
     exact, coarse = APL(0.5, 0.9, 1, 4), APL(0.5, 0.9, 1, 4)
     exact.start(LabelTable.from_dense(labels.numpy()))
-    monkeypatch.setattr("halflabel.methods.em.LARGEST", 900)
+    monkeypatch.setattr("halflabel.methods.em._LARGEST", 900)
     coarse.start(LabelTable.from_dense(labels.numpy()))
     assert exact.bytes is None
     assert coarse.soft is None
@@ -160,7 +162,7 @@ def test_sweeping_class_by_class_gives_the_same_pseudo_labels(monkeypatch):
 
     whole, parts = APL(0.5, 0.9, 1, 3), APL(0.5, 0.9, 1, 3)
     expected = sweep(whole)
-    monkeypatch.setattr("halflabel.methods.em._AT_ONCE", 60)
+    monkeypatch.setattr("halflabel.methods.em._WIDE", 3)
     torch.testing.assert_close(sweep(parts), expected, equal_nan=True)
 
 
@@ -216,11 +218,73 @@ def test_impossible_schedules_are_refused(options):
         recipe("em-apl").make(**options)
 
 
-def test_large_tables_are_refused():
+def test_large_tables_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
     table = LabelTable.from_entries(Names.numbered(2_100_000), Names.numbered(1000), nothing, nothing, nothing)
-    with pytest.raises(UserError, match=r"em-apl would remember 2\.1 GB.*such as em"):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**10))
+    # Four bytes of each score and one of each soft label.
+    with pytest.raises(UserError, match=r"em-apl would score 2100000 .*: 10\.5 GB in scratch files.*such as em"):
         recipe("em-apl").make().start(table)
+
+
+LOGITS = {
+    "plain": lambda x: x,
+    "tied": lambda x: x.round(),
+    "half": lambda x: x.half().float(),
+    "all equal": lambda x: torch.zeros_like(x),
+    "signed zeros": lambda x: 0.0 * x.sign(),
+    "wide": lambda x: 1e30 * x**9,
+    "tiny": lambda x: 1e-40 * x,
+    "infinite": lambda x: torch.where(x < -3, -math.inf, x),
+}
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_path):
+    """Class by class: still unknown and readable entries in the order of logit, then of name; the first of them."""
+    for name, value in (("_BLOCK", 37), ("_WIDE", 4), ("_DIGIT", 5)):
+        monkeypatch.setattr(f"halflabel.methods.em.{name}", value)
+    if place == "file":
+        monkeypatch.setattr("halflabel.methods.em._LARGEST", 1)
+        monkeypatch.setattr("halflabel.scratch._LARGE", 1)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    labels = make_labels(50, 9)
+    labels[:, 0], labels[:, 1], labels[:, 2] = 0, 1, -1  # nothing known, everything
+    labels[3:, 3] = 1  # fewer unknown than there are images in a block
+    table = LabelTable.from_dense(labels.numpy(), images=[f"photo {i * 7 % 53}" for i in range(50)])
+    rank = np.argsort(np.argsort(hash_names(table.images.array)))
+    relabel = APL(0.5, 0.9, 1, 4)
+    relabel.start(table)
+    generator = torch.Generator().manual_seed(5)
+    expected = torch.where(labels != 0, -1.0, math.nan)
+    for epoch in range(1, 4):
+        logits = LOGITS[kind](4 * torch.randn(50, 9, generator=generator))
+        logits[torch.rand(50, generator=generator) < 0.1] = math.nan  # could not be read
+        for c in range(9):
+            quota = int(Fraction(9, 10) * int((labels[:, c] == 0).sum()) / 3)
+            free = [i for i in range(50) if expected[i, c].isnan() and not logits[i, c].isnan()]
+            for i in sorted(free, key=lambda i: (float(logits[i, c]), rank[i]))[:quota]:
+                expected[i, c] = logits[i, c].sigmoid()
+        swept = scratch.zeros(logits.shape).copy_(logits)
+        log = relabel.absorb(Sweep(swept, swept), epoch)
+        assert log["pseudo_labels"] == int((expected >= 0).sum())
+        assert log["pseudo_share"] == log["pseudo_labels"] / int((labels == 0).sum())
+    found = relabel.bytes.rows(torch.arange(50)) if place == "file" else relabel.soft
+    assert (relabel.bytes is not None and relabel.bytes.mapped) == (place == "file")
+    torch.testing.assert_close(
+        found, expected, rtol=0, atol=1 / 506 + 1e-6 if place == "file" else 1e-7, equal_nan=True
+    )
+    assert log["pseudo_labels"] > 50
+
+
+def test_soft_labels_take_one_byte_from_256_mb_on():
+    nothing = np.zeros(0, np.int64)
+    for images, large in ((67_107, False), (67_109, True)):
+        relabel = APL(0.5, 0.9, 1, 4)
+        relabel.start(LabelTable.from_entries(Names.numbered(images), Names.numbered(1000), nothing, nothing, nothing))
+        assert (relabel.bytes is not None) == large
+        assert (relabel.soft is None) == large
 
 
 def test_few_known_negatives_are_charged_little_and_many_in_full():

@@ -402,8 +402,28 @@ def test_large_memories_are_refused(monkeypatch):
     monkeypatch.setattr("halflabel.methods.imcl._LARGEST", 100)
     with pytest.raises(UserError, match=r"dictionary 6 would remember 0.0 GB about 6 images"):
         step(begin(labels, dictionary=6), view, labels)
+    fixed = begin(labels, image_similarity="fixed")
     with pytest.raises(UserError, match="image_similarity fixed would remember"):
-        begin(labels, image_similarity="fixed").relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
+        fixed.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
+    with pytest.raises(UserError, match="image_similarity fixed would remember"):
+        step(fixed, view, labels, 1)  # not only when the logistic epochs are over
+    monkeypatch.setattr("halflabel.methods.imcl._LARGEST", 95)  # too little for the labels alone
+    with pytest.raises(UserError, match="image_similarity fixed would remember"):
+        begin(labels, image_similarity="fixed")
+
+
+def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
+    view, labels = inputs(3, 7, 4)
+    view[2] = math.nan
+    found = []
+    for piece in (1 << 12, 3):
+        monkeypatch.setattr("halflabel.methods.imcl._PIECE", piece)
+        method = begin(labels, image_similarity="fixed")
+        method.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
+        found.append((method.relabel.start_features, method.relabel.start_labels))
+    assert all(map(torch.equal, *found))
+    assert torch.equal(found[0][0][3], view[3, 4:])
+    assert not found[0][0][2].any()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 from fractions import Fraction
 from math import comb
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
 from halflabel.heads import Linear, Model
+from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.losses import over_images
 from halflabel.method import recipe, seeded
@@ -317,6 +319,29 @@ def test_unreadable_images_neither_give_nor_take():
     assert relabel.neighbour[1] >= 0
     assert not (relabel.neighbour == 9).any()
     assert relabel.similarity.isfinite().all()
+
+
+def test_neighbours_are_the_same_looked_for_part_by_part(monkeypatch):
+    labels, features = _scattered()
+    features[[0, 9]] = torch.nan
+    found = []
+    for piece in (1 << 16, 2):
+        monkeypatch.setattr("halflabel.methods.rml._PIECE", piece)
+        relabel = Propagate(1, 20, 0.0, 1.0, "auto")
+        relabel.start(LabelTable.from_dense(labels))
+        log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
+        found.append((relabel.neighbour, relabel.similarity))
+    assert all(map(torch.equal, *found))
+    assert log["propagated_images"] > 2
+
+
+def test_sweeps_without_room_are_refused(monkeypatch):
+    nothing = np.zeros(0, np.int64)
+    table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**9))
+    Propagate(0, 20, 0.0, 1.0, "auto").start(table)  # it never sweeps
+    with pytest.raises(UserError, match=r"ss-rml would score 500000 images × 1000 classes at once: 2\.0 GB"):
+        Propagate(1, 20, 0.0, 1.0, "auto").start(table)
 
 
 def test_equal_features_and_too_few_labelled_images():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from halflabel import processes
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.losses import BCE, widen
@@ -183,7 +184,7 @@ class RegularisedWeights(Method):
         loss = super().step(model, batch, epoch)
         for weight in model.parameters():
             if weight.requires_grad and weight.ndim > 1:
-                loss = loss + self.strength * weight.abs().pow(self.power).sum()
+                loss = loss + self.strength * processes.whole(weight.abs().pow(self.power).sum())
         return loss
 
 

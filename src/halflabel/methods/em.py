@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE, widen
 from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import LARGEST, Relabeler, check_size
+from halflabel.relabel import Relabeler, check_size
 from halflabel.rng import hash_names
 from halflabel.terms import Entropy
 from halflabel.types import Batch, Sweep, Targets
@@ -20,7 +21,10 @@ from halflabel.weak import Soft
 
 __all__ = ["APL", "FewAbsent", "em", "em_apl"]
 
-_AT_ONCE = 1 << 24  # entries sorted at a time, so that sorting needs little memory
+_LARGEST = 1 << 28  # bytes of soft labels from which on each takes one byte instead of four
+_BLOCK = 1 << 20  # entries looked at together: few enough to stay in the processor's cache
+_WIDE = 1 << 13  # classes looked at together: counts of their digits take 64 MB
+_DIGIT = 11  # bits
 
 
 @method(
@@ -113,15 +117,20 @@ class FewAbsent(Relabeler):
 class APL(Relabeler):
     """Known + → (1, 0), known − → (0, 1), pseudo-labelled → (β s, β (1 − s)), still unknown → (0, 0).
 
-    Memory: 4 bytes per image and class, 8 per image; beyond 2 GB of these 1 byte per image and class, in which s is
-    wrong by at most 0.002. Equal scores are taken in an order that is a function of the images' names, so the order of
-    the table does not matter; images that cannot be read stay unknown.
+    Equal scores are taken in an order that is a function of the images' names, so the order of the table does not
+    matter; images that cannot be read stay unknown.
+
+    Memory: 4 bytes per image, and 4 per image and class; from 256 MB of these on 1 byte per image and class, in which s
+    is wrong by at most 0.002, and from 256 MB of those on in a scratch file. A sweep adds 4 bytes per image and class,
+    from 256 MB on in a scratch file, and up to 300 MB of memory. It goes over both tables in their order, four times
+    and, where scores are equal at a class's cut-off, two or three times more.
     """
 
     soft: Tensor | None  # (N, C) float32: s where pseudo-labelled, −1 where known, NaN where still unknown
     bytes: Soft | None  # the same for large tables
     quota: Tensor  # (C,) int64: pseudo-labels per sweep
-    order: Tensor  # (N,) int64: images by the hash of their names
+    rank: Tensor  # (N,) int32: the place of each image in the order of the hashes of their names
+    wants_features = False
 
     def __init__(self, beta: float, theta: float, first: int, end: int, few_absent: float = 0.1) -> None:
         super().__init__()
@@ -134,14 +143,14 @@ class APL(Relabeler):
         self.bytes = None
         self.register_buffer("soft", None)
         self.register_buffer("quota", None, persistent=False)
-        self.register_buffer("order", None, persistent=False)
+        self.register_buffer("rank", None, persistent=False)
 
     def plan(self, epochs: int) -> None:
         self.end = self.given_end or epochs
 
     def start(self, table: LabelTable) -> None:
-        large = 4 * len(table) * len(table.classes) > LARGEST
-        check_size(table, 1 if large else 4, "em-apl", sweeps=True)
+        large = 4 * len(table) * len(table.classes) >= _LARGEST
+        check_size(table, 0 if large else 4, "em-apl", sweeps=1, stored=1 if large else 0)
         self.known.start(table)
         if large:
             self.bytes = Soft()
@@ -151,9 +160,12 @@ class APL(Relabeler):
             image, column, _ = table.entries()
             self.soft[torch.from_numpy(image), torch.from_numpy(column.astype(np.int64))] = -1.0
         # The tiny addend: 0.29 · 100 is 28.999… in floating point, and 29 is meant.
-        quota = np.floor(self.theta * table.stats().unknown / max(self.end - self.first, 1) + 1e-9)
+        unknown = table.stats().unknown
+        self.unknown = int(unknown.sum())
+        quota = np.floor(self.theta * unknown / max(self.end - self.first, 1) + 1e-9)
         self.quota = torch.from_numpy(quota.astype(np.int64))
-        self.order = torch.from_numpy(np.argsort(hash_names(table.images.array), kind="stable"))
+        order = np.argsort(hash_names(table.images.array), kind="stable")
+        self.rank = torch.from_numpy(np.argsort(order).astype(np.int32))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         wide = widen(logits)
@@ -170,26 +182,95 @@ class APL(Relabeler):
 
     @torch.no_grad()
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
-        images, classes = sweep.logits.shape
-        step = max(_AT_ONCE // max(images, 1), 1)  # classes
-        labelled = unknown = 0
-        for first in range(0, classes, step):
-            at = slice(first, first + step)
-            soft = self.bytes.columns(at) if self.soft is None else self.soft[:, at]  # type: ignore[union-attr]
-            soft = soft.to(self.order.device)
-            self._label(sweep.logits[:, at].to(soft.device), soft, self.quota[at])
-            if self.bytes is not None:
-                self.bytes.set_columns(at, soft)
-            labelled, unknown = labelled + int((soft >= 0).sum()), unknown + int((~(soft < 0)).sum())
-        return {"pseudo_labels": float(labelled), "pseudo_share": labelled / max(unknown, 1)}
+        classes = sweep.logits.shape[1]
+        left = sum(self._label(sweep.logits, slice(first, first + _WIDE)) for first in range(0, classes, _WIDE))
+        labelled = self.unknown - left
+        return {"pseudo_labels": float(labelled), "pseudo_share": labelled / max(self.unknown, 1)}
 
-    def _label(self, logits: Tensor, soft: Tensor, quota: Tensor) -> None:
-        """Turn the lowest still unknown entries of some classes into pseudo-labels: (N, c) logits and soft labels."""
-        eligible = soft.isnan() & ~logits.isnan()
-        # By logits rather than scores, which are equal where they underflow.
-        keys = logits.masked_fill(~eligible, math.inf)[self.order]
-        lowest = self.order[keys.argsort(dim=0, stable=True)[: int(quota.max())]]
-        chosen = torch.arange(len(lowest), device=quota.device)[:, None] < quota
-        chosen &= eligible.gather(0, lowest)
-        labels = torch.where(chosen, logits.sigmoid().gather(0, lowest), soft.gather(0, lowest))
-        soft.scatter_(0, lowest, labels)
+    def _label(self, logits: Tensor, classes: slice) -> int:
+        """Turn the lowest entries still unknown of some classes into pseudo-labels; how many stay unknown."""
+        images = len(logits)
+        step = max(_BLOCK // max(len(self.quota[classes]), 1), 1)
+        parts = [slice(first, first + step) for first in range(0, images, step)]
+
+        def blocks() -> Iterator[tuple[slice, Tensor, Tensor]]:
+            """Some images after the others: their logits, and which entries can be taken."""
+            for rows in parts:
+                values = logits[rows, classes].to(self.rank.device)
+                yield rows, values, self._unknown(rows, classes) & ~values.isnan()
+
+        def keys() -> Iterator[tuple[Tensor, Tensor]]:
+            return ((_key(values), free) for _, values, free in blocks())
+
+        def ranks() -> Iterator[tuple[Tensor, Tensor]]:
+            return ((self.rank[rows, None], free & (_key(values) == cut)) for rows, values, free in blocks())
+
+        cut, wanted, there = _cut_off(keys, self.quota[classes], 32, signed=True)
+        last = torch.full_like(cut, images)
+        if bool((wanted < there).any()):  # of equal ones the first in the order of names
+            last = _cut_off(ranks, wanted, max(images - 1, 1).bit_length())[0]
+        cut = cut.where(wanted > 0, torch.iinfo(cut.dtype).min)  # lower than any
+        left = 0
+        for rows, values, free in blocks():
+            key = _key(values)
+            chosen = free & ((key < cut) | ((key == cut) & (self.rank[rows, None] <= last)))
+            self._put(rows, classes, chosen, values.sigmoid())
+            left += int(self._unknown(rows, classes).sum())
+        return left
+
+    def _unknown(self, rows: slice, classes: slice) -> Tensor:
+        if self.soft is not None:
+            return self.soft[rows, classes].isnan()
+        assert self.bytes is not None
+        return self.bytes.unknown(rows, classes).to(self.rank.device)
+
+    def _put(self, rows: slice, classes: slice, chosen: Tensor, soft: Tensor) -> None:
+        if self.soft is not None:
+            self.soft[rows, classes] = torch.where(chosen, soft, self.soft[rows, classes])
+            return
+        assert self.bytes is not None
+        self.bytes.put(rows, classes, chosen, soft)
+
+
+def _key(logits: Tensor) -> Tensor:
+    """Whole numbers in the order of the logits, equal where these are: float32 -> int32. Not for NaN.
+
+    By logits rather than scores, which are equal where they underflow.
+    """
+    bits = (logits.float() + 0.0).view(torch.int32)  # −0 + 0 is 0
+    # The size of a negative number grows downwards: all bits but the sign the other way round.
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def _cut_off(
+    blocks: Callable[[], Iterator[tuple[Tensor, Tensor]]], count: Tensor, bits: int, *, signed: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The count-th lowest value of each column of a table that is read block by block, digit by digit from the top.
+
+    A block is (b, C) or (b, 1) int32 of so many bits and a (b, C) mask of the entries that count. Returns (C,) each:
+    the value; how many of those equal to it are among the lowest `count`; how many there are. A column of fewer entries
+    gives its highest; where there are none, or count is 0, the value means nothing and the second is 0.
+    """
+    classes = len(count)
+    value: Tensor | None = None
+    found = count
+    while bits:
+        width = min(_DIGIT, bits)
+        bits -= width
+        start = -(1 << width - 1) if signed else 0
+        value = torch.full_like(count, start, dtype=torch.int32) if value is None else value << width
+        counts = torch.zeros(classes << width, dtype=torch.int32, device=count.device)
+        one = counts.new_ones(1)
+        for values, among in blocks():
+            digit = (values >> bits) - value  # outside 0 … 2^width − 1 where digits above differ
+            row, column = (among & (digit >> width == 0)).nonzero(as_tuple=True)
+            counts.index_add_(0, (column << width) + digit[row, column], one.expand(len(row)))
+        table = counts.view(classes, 1 << width)
+        total = table.cumsum(1, dtype=torch.int32)
+        count = torch.minimum(count, total[:, -1])
+        digit = (total < count[:, None]).sum(1, keepdim=True)
+        found = table.gather(1, digit).squeeze(1)
+        count = count - (total.gather(1, digit).squeeze(1) - found)
+        value = value + digit.squeeze(1).to(torch.int32)
+    assert value is not None
+    return value, count, found

@@ -26,6 +26,7 @@ __all__ = ["Interactive", "Items", "Memory", "imcl", "impute"]
 Use = Literal["off", "fixed", "learned"]
 _LARGEST = 2 * 10**9  # bytes that may be remembered about images
 _AT_ONCE = 512  # images whose neighbours are looked for together, when a whole set is asked for
+_PIECE = 1 << 12  # images whose scores are taken over together
 
 
 @method(
@@ -167,7 +168,8 @@ class Memory(Ignore):
     """Charges known labels alone, and remembers features and imputed labels: of recent images, and of a start.
 
     The last `size` images seen in training, each once, as they were then: 4·(C + D) + 8 bytes each. And, where it
-    `keeps`, all training images as they were after the logistic epochs: 4·(C + D) bytes each.
+    `keeps`, all training images as they were after the logistic epochs: 4·(C + D) bytes each, on the device, and as
+    much for the sweep that they come from, from 256 MB on in scratch files.
     """
 
     number: Tensor  # (M,) int64, image numbers, −1 for a free place
@@ -194,6 +196,7 @@ class Memory(Ignore):
         if self.table == table:
             return
         self.table = table
+        self.check(0)
         room = min(self.size, len(table))
         self.register_buffer("number", torch.full((room,), -1))
         self.register_buffer("place", torch.zeros((), dtype=torch.int64))
@@ -205,14 +208,23 @@ class Memory(Ignore):
 
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
         assert self.table is not None
-        _check_room(len(sweep.logits), sweep.features.shape[1] + sweep.logits.shape[1], "image_similarity fixed")
+        self.check(sweep.features.shape[1])
         device = self.number.device
-        # Images that could not be read are similar to none.
-        self.start_features = sweep.features.nan_to_num(0.0).to(device)
-        labels = torch.from_numpy(self.table.rows(np.arange(len(self.table))))
-        unread = sweep.logits.isnan().any(1, keepdim=True)
-        self.start_labels = impute(labels, sweep.logits).masked_fill(unread, 0).to(device)
+        self.start_features = torch.empty_like(sweep.features, device=device)
+        self.start_labels = torch.empty_like(sweep.logits, device=device)
+        for first in range(0, len(self.table), _PIECE):
+            part = slice(first, min(first + _PIECE, len(self.table)))
+            logits = sweep.logits[part]
+            labels = impute(torch.from_numpy(self.table.rows(np.arange(part.start, part.stop))), logits)
+            # Images that could not be read are similar to none.
+            self.start_features[part] = sweep.features[part].nan_to_num(0.0).to(device)
+            self.start_labels[part] = labels.masked_fill(logits.isnan().any(1, keepdim=True), 0).to(device)
         return {}
+
+    def check(self, features: int) -> None:
+        """Refuse to keep all training images with so many features each, rather before the first epoch than after."""
+        if self.keeps and self.table is not None:
+            _check_room(len(self.table), features + len(self.table.classes), "image_similarity fixed")
 
     def remember(self, batch: Items) -> None:
         """Put these images in the places of the oldest; each image is there once."""
@@ -307,6 +319,7 @@ class Interactive(Method):
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         output = model(batch.views[0])
+        self.relabel.check(output.features.shape[1])
         targets = self.relabel(batch, output.logits.detach(), epoch)
         loss = self.reduce(self.loss(output.logits, targets), targets)
         # In the order of the images' numbers: of equal neighbours the same is chosen, however a batch is shuffled.

@@ -13,7 +13,7 @@ from halflabel.losses import BCE
 from halflabel.method import REGIMES, Method, method
 from halflabel.relabel import Relabeler
 from halflabel.types import Batch, Targets
-from halflabel.weak import Packed
+from halflabel.weak import Hard
 
 __all__ = ["LargeLoss", "largest", "ll_cp", "ll_ct", "ll_r"]
 
@@ -41,7 +41,7 @@ class LargeLoss(Relabeler):
     Memory: none; for "keep" 1/4 byte per image and class, in `flipped`.
     """
 
-    flipped: Packed  # (N, C): present where flipped
+    flipped: Hard  # (N, C): present where flipped
 
     def __init__(self, scheme: str, delta: float) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class LargeLoss(Relabeler):
                 f"remembering flips for {images} images × {classes} classes takes {images * classes / 4e9:.1f} GB",
                 "use ll-ct, which flips for one step at a time and remembers nothing",
             )
-        self.flipped = Packed()
+        self.flipped = Hard()
         self.flipped.start(table, "ll-cp", known=False)
 
     def count(self, entries: int, epoch: int) -> int:

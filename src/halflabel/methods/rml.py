@@ -13,12 +13,13 @@ from halflabel.losses import over_images, widen
 from halflabel.method import REGIMES, Method, method
 from halflabel.neighbours import nearest
 from halflabel.ranking import Ranking, Sampling, UnknownAs
-from halflabel.relabel import Relabeler
+from halflabel.relabel import Relabeler, check_size
 from halflabel.terms import Term
 from halflabel.types import Batch, Output, Sweep, Targets
 
 __all__ = ["Propagate", "Transductive", "rml", "rmlc", "ss_rml", "warp"]
 
+_PIECE = 1 << 16  # images looked at together
 _PAPER = "Cevikalp, Benligiray, Gerek, Saribas 2019: Semi-Supervised Robust Deep Neural Networks for Multi-Label"
 
 
@@ -155,7 +156,8 @@ class Propagate(UnknownAs):
 
     Known + → (labelled, 0), known − → (0, labelled), passed on + → (s_i, 0), passed on − → (0, s_i), and what is still
     unknown as `UnknownAs`, with the weight of the image. Remembers the number and similarity of one image per image, 12
-    bytes each; labels are looked up in the training table.
+    bytes each; labels are looked up in the training table. A sweep has 4·(C + D) bytes per image, from 256 MB on in
+    scratch files; while neighbours are looked for, 4·D bytes per labelled image are in memory and 8·D on the device.
     """
 
     neighbour: Tensor  # (N,) int64, −1 for none
@@ -174,6 +176,8 @@ class Propagate(UnknownAs):
 
     def start(self, table: LabelTable) -> None:
         super().start(table)
+        if self.first:
+            check_size(table, 0, "ss-rml", sweeps=1)
         self.table = table
         self.register_buffer("neighbour", torch.full((len(table),), -1))
         self.register_buffer("similarity", torch.zeros(len(table)))
@@ -198,7 +202,7 @@ class Propagate(UnknownAs):
 
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
         count = np.diff(self.table.start)
-        readable = torch.isfinite(sweep.features).all(1).numpy()
+        readable = torch.cat([torch.isfinite(part).all(1) for part in torch.split(sweep.features, _PIECE)]).numpy()
         givers = np.flatnonzero((count > 0) & readable)
         takers = np.flatnonzero((count < self.table.shape[1]) & readable)
         if len(givers) < 2 or not len(takers):  # one labelled image cannot be its own neighbour
@@ -234,7 +238,12 @@ def _nearest_other(
     """The nearest giver of each taker that is not itself: image numbers and distances, (takers,) each."""
     place = np.full(len(features), -1)
     place[givers] = np.arange(len(givers))
-    at = torch.from_numpy(givers)
+    at, to = torch.from_numpy(givers), torch.from_numpy(takers)
     skip = torch.from_numpy(place[takers])
-    found = nearest(features[torch.from_numpy(takers)], features[at], skip=skip, device=device)
-    return at[found.index[:, 0]], found.distance[:, 0]
+    references = features[at].to(device)
+    found = [
+        nearest(features[part], references, skip=own, device=device)
+        for part, own in zip(torch.split(to, _PIECE), torch.split(skip, _PIECE), strict=True)
+    ]
+    index, distance = (torch.cat(parts)[:, 0] for parts in zip(*((f.index, f.distance) for f in found), strict=True))
+    return at[index], distance

@@ -1,4 +1,4 @@
-"""A model whose batches are split over processes, while the method sees whole ones.
+"""A model whose batches are sliced over processes, while the method sees whole ones.
 
 Every process runs the model on its slice of a batch and gets the outputs of all. So each computes the same loss from
 the same numbers: no method needs to know of the others, sums and ranks over the batch are exact, and what a method
@@ -26,12 +26,12 @@ from halflabel.losses import widen
 from halflabel.rng import bits
 from halflabel.types import Output
 
-__all__ = ["Split"]
+__all__ = ["Sliced"]
 
 _BUCKET = 1 << 24  # numbers sent together
 
 
-class Split(nn.Module):
+class Sliced(nn.Module):
     """The model as a method sees it in one of several processes.
 
     `fetch` gives this process's views and the numbers of all images of a batch; the model, called with views (or k of
