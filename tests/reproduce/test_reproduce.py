@@ -390,3 +390,13 @@ def test_s1_the_two_classifiers_of_latent_noise_are_two_rows(open_images: Path, 
     logits = [np.load(path) for path in sorted(tmp_path.glob("*/tasks/*.npy"))]
     assert len(logits) == 2
     assert not np.allclose(*logits)
+
+
+def test_s1_on_a_frozen_backbone_keeps_its_columns_apart(
+    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]
+) -> None:
+    """Fixed features are trained as the paper does, what it trains end to end as the library trains heads."""
+    changes = replace(TINY, tune="head", epochs=1)
+    found = reproduce("S1-table1", open_images, out=tmp_path, rows=["Logistic"], changes=changes)
+    assert [fit["settings"].optimizer for fit in fits] == ["adamw", "rmsprop"]
+    assert all(not math.isnan(one.ours) for one in found.figures)

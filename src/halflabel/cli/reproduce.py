@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.markup import escape
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.compare import GridBar, kept
+from halflabel.cli.progress import Bar
 from halflabel.cli.screen import console
 from halflabel.cli.training import Device, Hold, Precision, Tune
 from halflabel.errors import UserError
@@ -20,6 +22,7 @@ from halflabel.errors import UserError
 if TYPE_CHECKING:
     from halflabel.reproduce.outcome import Figure, Reproduction
 
+_EVERY = 60  # seconds between lines where no bar can be shown
 CHANGES, SPEED = "What to do otherwise than the paper", "Speed"
 
 
@@ -42,13 +45,25 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="The folder for results (default: runs/reproduce/TABLE); it is gone on with.")
     ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="The training labels that are known, such as a published list of single positives (CSV: image, class "
+            "by name or number), in place of drawing some.",
+            show_default=False,
+        ),
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Time for this call: 90s, 30m, 2h.", show_default=False, metavar="TIME")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start again where other settings were used.")] = False,
+    dataset: Annotated[
+        str | None,
+        _panel(CHANGES, "Run the table on this data set, such as voc2012, and show no differences."),
+    ] = None,
     backbone: Annotated[
         str | None, _panel(CHANGES, "efficientnet-lite0 comes with the package; or any timm model.")
-    ] = (None),
+    ] = None,
     weights: Annotated[Path | None, _panel(CHANGES, "A local file with the backbone's weights.")] = None,
     size: Annotated[int | None, _panel(CHANGES, "Image size in pixels.")] = None,
     tune: Annotated[Tune | None, _panel(CHANGES, "head: freeze the backbone. all: as the paper does.")] = None,
@@ -62,14 +77,15 @@ def reproduce(
 ) -> None:
     """Run a published table again, with its protocol, and see its figures beside yours.
 
-    Without a table: which there are. Whatever is not as in the paper is listed under the result. Every finished run is
-    kept: the same command goes on where it stopped.
+    Without a table: which there are. With a table alone: its protocol, its rows, and the data it needs. Whatever is not
+    as in the paper is listed under the result. Every finished run is kept: the same command goes on where it stopped.
 
     Example: halflabel reproduce S5-table data/voc2012 --conditions VOC --rows "AN loss,EM loss" --seeds 3
 
     Example: halflabel reproduce S4-table2 data/coco --conditions "10 %" --tune head --backbone efficientnet-lite0
+
+    Example: halflabel reproduce S4-table2 data/voc2012 --dataset voc2012 --tune head --backbone efficientnet-lite0
     """
-    from halflabel.cli.progress import Bar
     from halflabel.reproduce.runner import reproduce as run_table
     from halflabel.reproduce.setup import Changes
 
@@ -93,13 +109,15 @@ def reproduce(
         **choices,
     )
     place = out if out is not None else Path("runs") / "reproduce" / table
-    with kept(place), GridBar() as watch, Bar("features") as bar:
+    with kept(place), GridBar() as watch, _Features() as bar:
         found = run_table(
             table,
             data,
             out=place,
             rows=rows or (),
             conditions=conditions or (),
+            dataset=dataset,
+            labels=labels,
             changes=changes,
             seeds=seeds,
             budget=budget,
@@ -112,6 +130,27 @@ def reproduce(
     console.print(f"Wrote [bold]{escape(str(place))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)
     if not found.finished and found.failures:
         raise UserError("not one figure could be measured", "see the reasons above")
+
+
+class _Features:
+    """How far the features are: a bar in a terminal, elsewhere a line now and then, for it may take an hour."""
+
+    def __init__(self) -> None:
+        self._bar = Bar("features")
+        self._said = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.__exit__()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar(done, total)
+        now = time.monotonic()
+        if not console.is_terminal and (done >= total or now - self._said > _EVERY):
+            console.print(f"features {done}/{total}", highlight=False)
+            self._said = now
 
 
 def _show_tables() -> None:
@@ -144,6 +183,7 @@ def _show_recipe(id: str) -> None:
     from halflabel.method import recipes
     from halflabel.reproduce.published import paper_of
     from halflabel.reproduce.tables import recipe_for
+    from halflabel.reproduce.words import protocol_of
 
     table = recipe_for(id)
     console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
@@ -152,6 +192,11 @@ def _show_recipe(id: str) -> None:
     console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.method in known)), soft_wrap=True)
     for line in table.skipped(known):
         console.print(f"[bright_black]skipped: {escape(line)}[/]", soft_wrap=True)
+    console.print("\n[bold]protocol[/]")
+    for line in protocol_of(table):
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    for one in table.notes:
+        console.print(f"  {escape(one)}", soft_wrap=True)
     for name in dict.fromkeys(condition.dataset for condition in table.conditions):
         there = layout_of(name)
         console.print(f"\n[bold]{name}[/]: {escape(there.source)}", soft_wrap=True)
@@ -162,10 +207,18 @@ def _show_recipe(id: str) -> None:
 
 def _show(found: Reproduction) -> None:
     console.print(f"\n[bold]{found.id}[/]  {escape(found.paper)}\n{escape(found.caption)}", soft_wrap=True)
+    if found.on_hidden:
+        console.print(
+            f"[bold red]Epochs chosen on hidden truth[/] ({escape(', '.join(found.on_hidden))}), as the paper does: "
+            "too good for anyone who lacks those labels.",
+            soft_wrap=True,
+        )
     several = len({figure.measure for figure in found.figures}) > 1
     for condition, figures in groupby(found.figures, key=lambda figure: figure.condition):
-        console.print(f"\n[bold]{escape(condition)}[/]")
-        _show_condition(list(figures), several)
+        shown = list(figures)
+        named = "in percent" if several else f"{shown[0].measure}, in percent"
+        console.print(f"\n[bold]{escape(condition)}[/]  {escape(named)}")
+        _show_condition(shown, several)
         for line in found.protocol.get(condition, ()):
             console.print(f"[bright_black]  {escape(line)}[/]", soft_wrap=True)
     console.print()
@@ -192,17 +245,22 @@ def _show_condition(figures: list[Figure], several: bool) -> None:
     shown.add_column("row")
     if several:
         shown.add_column("measure")
-    for title in ("published", "ours", "difference", "seeds"):
+    comparable = any(not math.isnan(figure.difference) for figure in figures)
+    for title in ("published", "ours", *(["difference"] if comparable else []), "seeds"):
         shown.add_column(title, justify="right")
     shown.add_column("")
-    before = ""
+    before = note = ""
     for figure in figures:
         cells = [escape(figure.row) if figure.row != before else "", *([escape(figure.measure)] if several else [])]
-        before = figure.row
+        said = "" if figure.row == before and figure.note == note else figure.note  # once for all measures of a row
+        before, note = figure.row, figure.note
         gap = "" if math.isnan(figure.difference) else f"{figure.difference:+.2f}".replace("-", "−")
-        cells += [_number(figure.published, figure.published_spread), _number(figure.ours, figure.ours_sd), gap]
-        shown.add_row(*cells, str(figure.seeds or ""), f"[bright_black]{escape(figure.note)}[/]")
+        cells += [_number(figure.published, figure.published_spread), _number(figure.ours, figure.ours_sd)]
+        cells += [gap] if comparable else []
+        shown.add_row(*cells, str(figure.seeds or ""), f"[bright_black]{escape(said)}[/]")
     console.print(shown)
+    if elsewhere := figures[0].published_on:
+        console.print(f"  [yellow]published on {escape(elsewhere)}, ours on another data set[/]", soft_wrap=True)
 
 
 def _number(value: float, spread: float) -> str:

@@ -19,10 +19,19 @@ METRICS = {
     "group (1 to 5, by number of training annotations)",
     "exact_match": "share of images whose known entries are all decided right; option threshold",
     "accuracy": "share of images whose highest score is of their class",
-    **dict.fromkeys(
-        ("CP", "CR", "CF1", "OP", "OR", "OF1", "macro_f1", "micro_f1"),
-        "precision, recall or F1 per class or overall; options threshold, top_k",
-    ),
+    **{
+        name: f"{what}; options threshold (else 0.5), top_k"
+        for name, what in {
+            "CP": "mean over classes of the precision",
+            "CR": "mean over classes of the recall",
+            "CF1": "F1 of CP and CR",
+            "OP": "precision over all entries together",
+            "OR": "recall over all entries together",
+            "OF1": "F1 of OP and OR",
+            "macro_f1": "mean over classes of the F1",
+            "micro_f1": "F1 over all entries together",
+        }.items()
+    },
 }
 
 GUESSES = {

@@ -51,6 +51,7 @@ class Figure:
     of_runs: int  # that were asked for
     relative_to: str = ""
     note: str = ""  # why there is no figure of ours
+    published_on: str = ""  # the paper's data set, where ours is another
     per_seed: tuple[float, ...] = ()
 
 
@@ -74,6 +75,7 @@ class Reproduction:
     missing: Mapping[str, str] = field(default_factory=dict)  # conditions whose data set is not there, and why
     failures: tuple[str, ...] = ()
     left_out: int = 0  # runs that the budget had no room for
+    on_hidden: tuple[str, ...] = ()  # conditions whose epochs were chosen by labels hidden from training
 
     @property
     def finished(self) -> int:

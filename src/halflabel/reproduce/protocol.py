@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from halflabel.datasets import options_of
 from halflabel.errors import UserError
 from halflabel.reproduce.published import PUBLISHED, Number
 
-__all__ = ["Cell", "Condition", "Hiding", "Measure", "Row", "Table", "Training"]
+__all__ = ["CHOICE", "Cell", "Condition", "Hiding", "Measure", "Row", "Table", "Training"]
 
 # What chooses the epoch whose weights are tested: the mAP of images held out for that over all their labels, also those
 # that training does not see, or over the labels that it may see; or nothing, then it is the last.
 Select = Literal["all labels", "known labels", "last epoch"]
+CHOICE: dict[Select, str] = {
+    "all labels": "the epoch with the best mAP there over all their labels, also those hidden from training",
+    "known labels": "the epoch with the best mAP there over their known labels",
+    "last epoch": "the last epoch, nothing is chosen",
+}
+
+# What to do about labels that only some data sets have, where a table of another one is run on them: as the released
+# code of the partial-label and single-positive literature does.
+_ELSEWHERE = {"difficult": "absent"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,21 @@ class Condition:
     select: Select = "last epoch"
     held_out: float = 0.0
     validation: str = ""
+
+    def on(self, dataset: str) -> Condition:
+        """The same on another data set; of the options those that it has too."""
+        if dataset == self.dataset:
+            return self
+        takes = options_of(dataset)
+        options = {name: value for name, value in {**_ELSEWHERE, **self.options}.items() if name in takes}
+        same = all(name in takes for trial in self.trials for name in trial)
+        return replace(self, dataset=dataset, options=options, trials=self.trials if same else ({},))
+
+    @property
+    def tested(self) -> str:
+        """Which weights are tested, in words."""
+        held = f"{100 * self.held_out:g} % of the training images are held out, " if self.held_out else ""
+        return f"{f'on the split {self.validation}, ' if self.validation else held}{CHOICE[self.select]}"
 
 
 @dataclass(frozen=True)

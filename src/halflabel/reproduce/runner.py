@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,20 @@ from halflabel.compare.store import Store
 from halflabel.datasets import DATASETS, Dataset, Split, layout_of, open_dataset
 from halflabel.errors import UserError
 from halflabel.files import plain
+from halflabel.labels.table import LabelTable
 from halflabel.method import recipes
-from halflabel.reproduce.measure import GUESSES, METRICS, measure
-from halflabel.reproduce.outcome import Reproduction, Run, figures
+from halflabel.reproduce.given import Given, read_given
+from halflabel.reproduce.measure import GUESSES, measure
+from halflabel.reproduce.outcome import Figure, Reproduction, Run, figures
 from halflabel.reproduce.protocol import Cell, Condition, Measure, Row, Table
 from halflabel.reproduce.published import PUBLISHED, paper_of
 from halflabel.reproduce.setup import Changes, Setup, set_up
 from halflabel.reproduce.tables import recipe_for
+from halflabel.reproduce.words import by_condition, described, joined, stops
 
 __all__ = ["reproduce"]
 
 _LOGGED = {"accuracy_of_guesses": "accuracy"}  # where the log's name is not the measure's
-_CHOICE = {
-    "all labels": "the epoch with the best mAP there over all their labels, also those hidden from training",
-    "known labels": "the epoch with the best mAP there over their known labels",
-    "last epoch": "the last epoch, nothing is chosen",
-}
 
 
 @dataclass
@@ -61,6 +59,8 @@ def reproduce(
     out: Path,
     rows: Sequence[str] = (),
     conditions: Sequence[str] = (),
+    dataset: str | None = None,
+    labels: Path | None = None,
     changes: Changes | None = None,
     seeds: int = 1,
     budget: float | str | None = None,
@@ -76,6 +76,10 @@ def reproduce(
     whose data set is not there are left out and said to be missing. Condition by condition, every row with seed 0, then
     with seed 1, and so on; each finished run is kept in `out`, and the same call goes on. `budget`, in seconds or as
     "30m", limits this call.
+
+    `dataset` runs all on another data set than the paper's, beside whose figures ours then stand without a difference.
+    `labels` is a file with the training labels that are known, such as a published list of single positives, in place
+    of those that the protocol would draw.
     """
     started = time.monotonic()
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
@@ -85,12 +89,15 @@ def reproduce(
     table, changes = recipe_for(id), changes or Changes()
     chosen = _with_bases(table, _chosen("row", rows, table.rows, lambda row: (row.name, row.method or "")))
     columns = _chosen("condition", conditions, table.conditions, lambda one: (one.name,))
+    moved = {} if dataset is None else {one.name: one.dataset for one in columns if one.dataset != dataset}
+    columns = columns if dataset is None else [condition.on(dataset) for condition in columns]
     shelf = _Shelf(folder)
     missing = shelf.missing(columns)
     if missing and (conditions or len(missing) == len(columns)):
         raise next(iter(missing.values()))
     columns = [condition for condition in columns if condition.name not in missing]
-    groups = _groups(table, chosen, columns, changes)
+    groups = _groups(table, chosen, columns, changes, moved)
+    given = None if labels is None else _read_labels(labels, groups, columns, shelf)
     total = seeds * sum(len(group.wanted) for group in groups)
     values: dict[Run, dict[str, float]] = {}
     failures: dict[Run, str] = {}
@@ -100,12 +107,13 @@ def reproduce(
     for group in groups:
         bench, about, gone = _bench(table, group, shelf, out, cache, deadline, say, progress)
         for name in group.differs:
-            protocol.setdefault(name, []).extend([*about, _labels(group, name)])
+            protocol.setdefault(name, []).extend([*about, _labels(group, name, labels)])
             lost.setdefault(name, []).extend(gone)
         grid = _grid(group, seeds)
         bench.open()
         store = Store(out / group.folder)
-        store.start({"halflabel": __version__, "table": id, **bench.identity()}, force=force)
+        rare = {} if given is None else {"given labels": given.digest()}
+        store.start({"halflabel": __version__, "table": id, **bench.identity(), **rare}, force=force)
         told = None if watch is None else _Offset(watch, before, total)
         try:
             found, left = run_grid(grid, bench, store, told, deadline)
@@ -115,21 +123,24 @@ def reproduce(
         before, left_out = before + grid.total, left_out + len(left)
         for task, outcome in found.items():
             for row, condition in group.wanted[task.pair]:
-                run = Run(row.name, condition.name, group.trial, task.hiding, task.seed)
+                hidden = Hidden(task.hiding.protocol, task.hiding.options)
+                run = Run(row.name, condition.name, group.trial, hidden, task.seed)
                 if outcome.error:
                     failures[run] = outcome.error
                 else:
                     values[run] = _measured(table, row, bench, outcome, store, task)
     printed = PUBLISHED.get(id)
+    found_figures = figures(table, chosen, columns, seeds, values, failures)
     result = Reproduction(
         id=id,
         paper=paper_of(id),
         caption=printed.caption if printed is not None else "",
-        figures=tuple(figures(table, chosen, columns, seeds, values, failures)),
+        figures=tuple(_elsewhere(one, moved) for one in found_figures),
+        on_hidden=tuple(_on_hidden(groups)),
         protocol={name: tuple(dict.fromkeys(lines)) for name, lines in protocol.items()},
-        measures=tuple(_described(one) for one in table.measures),
+        measures=tuple(described(one) for one in table.measures),
         differs=tuple(_differences(groups, columns, lost, seeds)),
-        unsaid=tuple(_by_condition({one.name: _joined(one.training.unsaid) for one in columns})),
+        unsaid=tuple(by_condition({one.name: joined(one.training.unsaid) for one in columns})),
         notes=(*table.notes, *(printed.notes if printed is not None else ())),
         skipped=tuple(line for line in table.skipped(recipes()) if any(line.startswith(f"{r.name}: ") for r in chosen)),
         missing={name: str(error) for name, error in missing.items()},
@@ -199,7 +210,13 @@ class _Shelf:
         return self._opened[key]
 
 
-def _groups(table: Table, rows: Sequence[Row], conditions: Sequence[Condition], changes: Changes) -> list[_Group]:
+def _groups(
+    table: Table,
+    rows: Sequence[Row],
+    conditions: Sequence[Condition],
+    changes: Changes,
+    moved: Mapping[str, str],
+) -> list[_Group]:
     known, groups = recipes(), dict[str, _Group]()
     for condition in conditions:
         for trial in range(len(condition.trials)):
@@ -212,7 +229,10 @@ def _groups(table: Table, rows: Sequence[Row], conditions: Sequence[Condition], 
                 group = groups.setdefault(name, _Group(name, condition, trial, setup))
                 if group.setup.config != setup.config:
                     raise ValueError(f"{row.name} and others of {name} are to be trained in different ways")
-                group.differs.setdefault(condition.name, []).extend(setup.differs)
+                said = group.differs.setdefault(condition.name, [])
+                if condition.name in moved:
+                    said.append(f"the data set is {condition.dataset} instead of {moved[condition.name]}")
+                said.extend(setup.differs)
                 options = tuple(sorted(setup.options.items()))
                 contender = Contender(row.name, cell.method, options, setup.lr, setup.weight_decay)
                 for hiding in cell.hidings:
@@ -227,17 +247,62 @@ def _folder(cell: Cell, trial: int, tune: str) -> str:
     shared = [condition.dataset, condition.options, condition.trials[trial], condition.sample, condition.with_positives]
     shared += [condition.select, condition.held_out, condition.validation, tune, training.start]
     shared += [{**cell.config, "tune": tune}, cell.settings, training.weak]
+    if training.config.get("tune") == "head":  # the paper's own way of training heads, not the library's
+        shared.append("as published")
     digest = hashlib.sha256(json.dumps(plain(shared), sort_keys=True).encode()).hexdigest()[:8]
     words = [condition.dataset, *(f"{key}{value}" for key, value in condition.trials[trial].items()), tune, digest]
     return re.sub(r"[^A-Za-z0-9.+=-]+", "_", "-".join(words))
 
 
-def _labels(group: _Group, name: str) -> str:
-    """What training knows under a condition, in words."""
-    hidings = {
-        hiding.name: None for (_, hiding), for_whom in group.wanted.items() for _, c in for_whom if c.name == name
+def _labels(group: _Group, name: str, file: Path | None) -> str:
+    """What training knows under a condition, in words, with the rows that know something else."""
+    seen: dict[Hidden, list[str]] = {}
+    usual: list[Hidden] = []
+    for (_, hiding), for_whom in group.wanted.items():
+        for row, condition in for_whom:
+            if condition.name == name:
+                seen.setdefault(hiding, []).append(row.name)
+                usual += [hiding] if row.hiding is None else []
+    parts = [one.name if one in usual else f"{one.name} ({', '.join(rows)})" for one, rows in seen.items()]
+    source = f"; those of {file.name} with every seed" if file is not None else "; drawn anew with every seed"
+    return f"labels that training sees: {', '.join(parts)}{source if any(one.protocol for one in seen) else ''}"
+
+
+def _read_labels(file: Path, groups: Sequence[_Group], conditions: Sequence[Condition], shelf: _Shelf) -> LabelTable:
+    """Put the labels of a file in the place of those that the runs would draw."""
+    hidings = {hiding for group in groups for _, hiding in group.wanted if hiding.protocol}
+    single = {"single-positive", "1-positive+negatives"}
+    if len(groups) != 1 or len(conditions) != 1 or (len(hidings) > 1 and not {h.protocol for h in hidings} <= single):
+        raise UserError(
+            f"{file.name} holds the labels of one run, and more were asked for",
+            "choose one column: --conditions NAME, and rows that learn from the same labels",
+        )
+    if not hidings:
+        raise UserError("training sees all labels here, none are to be given", "leave --labels out")
+    (group,) = groups
+    given = read_given(file, shelf.open(group.condition, group.trial).train)
+    group.wanted = {
+        (contender, Given(hiding.protocol, hiding.options, given) if hiding.protocol else hiding): rows
+        for (contender, hiding), rows in group.wanted.items()
     }
-    return f"labels that training sees: {', '.join(hidings)}"
+    return given
+
+
+def _on_hidden(groups: Sequence[_Group]) -> list[str]:
+    """The conditions whose epochs are chosen by labels that are hidden from training."""
+    return [
+        name
+        for group in groups
+        if group.condition.select == "all labels" and any(hiding.protocol for _, hiding in group.wanted)
+        for name in group.differs
+    ]
+
+
+def _elsewhere(figure: Figure, moved: Mapping[str, str]) -> Figure:
+    """A figure of another data set than the paper's says nothing by its difference."""
+    if figure.condition not in moved:
+        return figure
+    return replace(figure, difference=math.nan, published_on=moved[figure.condition])
 
 
 def _grid(group: _Group, seeds: int) -> Grid:
@@ -264,6 +329,8 @@ def _bench(
     splits: dict[str, Split] = {}
     about, gone = [f"{DATASETS[condition.dataset].title}; {'; '.join(opened.notes) or 'official split'}"], []
     for name in wanted:
+        if name not in opened.splits:
+            raise UserError(f"{condition.dataset} has no {name} images to choose epochs by", "leave --dataset out")
         split = opened.splits[name]
         if name == "train" and condition.sample < 1:
             split = split.sample(condition.sample)
@@ -274,21 +341,20 @@ def _bench(
             raise UserError(f"not one {name} image of {condition.dataset} is there", layout_of(condition.dataset).fix())
         if lacking := len(split) - len(splits[name]):
             gone.append(f"{lacking} of {len(split)} {name} images are not in the folder")
-    held = f"{100 * condition.held_out:g} % of the training images are held out, " if condition.held_out else ""
-    on = f"on the split {condition.validation}, " if condition.validation else held
     about.append(
         f"{len(splits['train'])} training images"
         + (f", a sample of {100 * condition.sample:g} % that keeps class frequencies" if condition.sample < 1 else "")
         + f"; {len(splits['test'])} test images"
         + ("; only images that show a class" if condition.with_positives else "")
     )
-    about.append(f"tested: {on}{_CHOICE[condition.select]}")
+    about.append(f"tested: {condition.tested}")
     config = setup.config
     about.append(
         f"{config.backbone}{'' if setup.pretrained else ' from random weights'}, {config.size or 'native'} px "
         f"({config.resize}), {'head on frozen features' if config.tune == 'head' else 'all tuned'}, "
         f"{config.settings.epochs} epochs of {config.settings.optimizer}, batches of {config.settings.batch_size}"
         + (", mirror images as only augmentation" if config.crop == 1 and config.tune == "all" else "")
+        + stops(config.settings.patience)
     )
     validation = splits.get(condition.validation)
     bench = Bench(
@@ -302,7 +368,7 @@ def _bench(
         select="hidden" if condition.select == "all labels" else "known",
         pretrained=setup.pretrained,
         truth=any(one.metric in GUESSES for one in table.measures),
-        cache=cache if cache is not None else out / "cache",
+        cache=cache if cache is not None else out.parent / "cache",  # so that tables share what they need alike
         deadline=deadline,
         say=say,
         progress=progress,
@@ -355,13 +421,6 @@ def _value(one: Measure, metric: str, logits: Tensor, labels: Tensor, counts: Te
     return 100 * float(seen[-1]) if seen else math.nan
 
 
-def _described(one: Measure) -> str:
-    options = ", ".join(f"{name} {value}" for name, value in one.options.items())
-    text = {**METRICS, **GUESSES}[one.metric].partition(";")[0]
-    relative = "; the difference to another row" if one.relative else ""
-    return f"{one.name}: {text}" + (f" ({options})" if options else "") + relative
-
-
 def _differences(
     groups: Sequence[_Group], conditions: Sequence[Condition], lost: Mapping[str, Sequence[str]], seeds: int
 ) -> list[str]:
@@ -380,21 +439,11 @@ def _differences(
                 found[what[0]].append(f"the rows {' and '.join(names)} are the same experiment in this run")
     for name, gone in lost.items():
         found[name] += gone
-    several = f"the mean over {seeds} seeds" if seeds > 1 else "of one seed, without a spread"
-    return [*_by_condition(found), f"our figures are {several}; whatever the paper averages over"]
-
-
-def _joined(words: Sequence[str]) -> list[str]:
-    return [", ".join(words)] if words else []
-
-
-def _by_condition(lines: Mapping[str, Sequence[str]]) -> list[str]:
-    """Each line once, with the conditions it is about unless it is about all."""
-    about: dict[str, list[str]] = {}
-    for name, said in lines.items():
-        for line in dict.fromkeys(said):
-            about.setdefault(line, []).append(name)
-    return [line if len(names) == len(lines) else f"{', '.join(names)}: {line}" for line, names in about.items()]
+    several = f"the mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed, without a spread"
+    return [
+        *by_condition(found),
+        f"our figures are {several}, however many runs the paper's are the mean of",
+    ]
 
 
 def _named(run: Run) -> str:

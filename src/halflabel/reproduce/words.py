@@ -1,0 +1,78 @@
+"""How tables are run, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from halflabel.compare.grid import Hiding
+from halflabel.reproduce.measure import GUESSES, METRICS
+from halflabel.reproduce.protocol import Measure, Table
+from halflabel.train import Settings
+
+__all__ = ["by_condition", "described", "joined", "protocol_of", "stops"]
+
+_OPTIONS = {
+    ("kind", "sklearn"): "not interpolated",
+    ("kind", "interpolated"): "interpolated at all points",
+    ("empty", "zero"): "a class without positive test image counts as 0",
+}
+
+
+def protocol_of(table: Table) -> list[str]:
+    """How the paper runs its table, in words: each line once, with the conditions it is about."""
+    lines: dict[str, list[str]] = {}
+    for one in table.conditions:
+        config, settings = one.training.config, one.training.settings
+        rate = f" at a rate of {settings['lr']:g}" if "lr" in settings else ""
+        hidden = [Hiding(each.protocol, tuple(sorted(each.options.items()))).name for each in one.hidings]
+        lines[one.name] = [
+            f"data set {one.dataset}" + (f", {100 * one.sample:g} % of the training images" if one.sample < 1 else ""),
+            f"labels that training sees: {', '.join(hidden)}",
+            f"{config['backbone']}{' from random weights' if one.training.start == 'random' else ''}, "
+            f"{config.get('size') or 'native'} px, {'head only' if config['tune'] == 'head' else 'all tuned'}, "
+            f"{settings.get('epochs', Settings.epochs)} epochs of {settings['optimizer']}{rate}, "
+            f"batches of {settings['batch_size']}{stops(settings.get('patience', 0))}",
+            f"tested: {one.tested}",
+        ]
+        lines[one.name] += [f"left open by the paper: {', '.join(one.training.unsaid)}"] if one.training.unsaid else []
+        lines[one.name] += [f"not as in the paper: {line}" for line in one.training.differs]
+    return by_condition(lines, most=3)
+
+
+def described(one: Measure) -> str:
+    options = ", ".join(_OPTIONS.get((name, value), f"{name} {value}") for name, value in one.options.items())
+    text = {**METRICS, **GUESSES}[one.metric].partition(";")[0]
+    relative = "; the difference to another row" if one.relative else ""
+    return f"{one.name}: {text}" + (f" ({options})" if options else "") + relative
+
+
+def stops(patience: int) -> str:
+    """When training ends before its last epoch.
+
+    >>> stops(1)
+    ', ended after 1 epoch without a better one'
+    """
+    return f", ended after {patience} epoch{'s' if patience > 1 else ''} without a better one" if patience else ""
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    return [", ".join(words)] if words else []
+
+
+def by_condition(lines: Mapping[str, Sequence[str]], most: int | None = None) -> list[str]:
+    """Each line once, with the conditions it is about, at most so many by name, unless it is about all."""
+    about: dict[str, list[str]] = {}
+    for name, said in lines.items():
+        for line in dict.fromkeys(said):
+            about.setdefault(line, []).append(name)
+    return [line if len(names) == len(lines) else f"{_listed(names, most)}: {line}" for line, names in about.items()]
+
+
+def _listed(names: Sequence[str], most: int | None) -> str:
+    """
+    >>> _listed(["10 %", "20 %", "30 %"], 2), _listed(["10 %", "20 %"], 2)
+    ('10 % and 2 others', '10 %, 20 %')
+    """
+    if most is None or len(names) <= most:
+        return ", ".join(names)
+    return f"{names[0]} and {len(names) - 1} others"
