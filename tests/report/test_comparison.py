@@ -124,7 +124,7 @@ def test_what_cannot_be_told_from_the_best_is_marked(edited: Callable[..., Path]
     rows = re.findall(r"−0.100( ≈)?<br>", text)
     assert len(rows) == 5  # all but the two best
     assert all(bool(mark) == near for mark in rows)
-    assert f"not to be told from it: {3 if near else 0} of 3" in text
+    assert f"as good within chance: {3 if near else 0} of 3 others" in text
 
 
 def test_hidden_truth_is_shouted(edited: Callable[..., Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import math
 import re
 from html.parser import HTMLParser
@@ -25,7 +26,8 @@ from halflabel.evaluate import evaluate
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.metrics import best_thresholds, calibration_error
-from halflabel.report import charts, gallery
+from halflabel.report import charts, gallery, judged, sections
+from halflabel.report.charts import Series
 from halflabel.report.curves import precision_recall, reliability, thin
 from halflabel.report.facts import gather
 from halflabel.report.markup import Html, count, el, join, short
@@ -209,7 +211,8 @@ def test_page_of_a_run_that_lacks_something(tmp_path: Path, kind: str) -> None:
     if kind == "positives-only":
         page = check(build_page(random_run(tmp_path / "run", positives_only=True)))
         assert "Precision cannot be measured: nothing is known to be absent" in page.text
-        assert "mAP — 95 % interval — – —" in page.text
+        assert "mAP — needs known absences" in page.text
+        assert "micro F1" not in page.text.partition("What was known")[0]
         assert "P(column | row)" not in page.text
     elif kind == "nothing held out":
         page = check(build_page(random_run(tmp_path / "run", held_out=False)))
@@ -247,8 +250,8 @@ def test_many_classes_do_not_explode_the_page(tmp_path: Path) -> None:
     text = build_page(random_run(tmp_path / "run", images=30, classes=names))
     page = check(text)
     assert text.count('<th scope="row" class="name"') == 200
-    assert "200 of 1 200 classes with the most known positives are listed" in page.text
-    assert "28 of 1 200 classes with the most known positives are drawn" in page.text
+    assert "200 of 1 200 classes are listed: those with the most known positives" in page.text
+    assert "28 of 1 200 classes are drawn: those with the most known positives" in page.text
     assert page.count("svg") < 60
     # A name that makes every character six takes most of it.
     assert len(text) < 1_500_000
@@ -410,7 +413,7 @@ def test_heat_is_opaque_where_it_is_hot() -> None:
     with Image.open(io.BytesIO(content)) as image:
         alpha = np.asarray(image.convert("RGBA"))[..., 3]
     assert np.argwhere(alpha > 0).tolist() == [[3, 4]]
-    assert alpha[3, 4] == 178
+    assert alpha[3, 4] == 150
 
 
 def test_only_the_part_that_was_seen_is_covered() -> None:
@@ -461,7 +464,7 @@ def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
     assert page.count("image", "map") == page.count("svg", "photo")
     assert page.count("input", "switch") == 3
     assert str(photos) not in text
-    parts = set(re.findall(r'<div class="file">(\S+) · <span', text))
+    parts = set(re.findall(r'<span class="tag part">(\S+)</span>', text))
     assert parts == {"held\u2011out", "training"}
 
 
@@ -568,3 +571,58 @@ def test_page_opens_in_a_browser(browser: Any, pages: list[Path], width: int, sc
         assert told == []
         assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
         tab.close()
+
+
+def test_a_class_judged_by_few_positives_is_a_ring_and_is_said_to_be_luck(tmp_path: Path) -> None:
+    run = random_run(tmp_path / "run", images=45)
+    rows = gather(run).measured
+    assert rows is not None
+    thin = [row for row in rows.per_class if np.isfinite(row["AP"]) and 0 < row["present"] < sections.FEW]
+    assert thin
+    text = build_page(run)
+    page = check(text)
+    assert page.count("circle", "ring") == len(thin)
+    assert f"Judged by fewer than {sections.FEW} known positives: {len(thin)} of 3 classes" in page.text
+
+
+@pytest.mark.parametrize(
+    ("present", "ap", "thin"), [(4, 1.0, True), (5, 1.0, False), (0, 0.3, False), (4, math.nan, False)]
+)
+def test_thinly_judged(present: int, ap: float, thin: bool) -> None:
+    assert sections.thinly_judged({"present": present, "AP": ap}) is thin
+
+
+def test_an_interval_that_does_not_hold_its_value_is_named(tmp_path: Path) -> None:
+    run = random_run(tmp_path / "run")
+    metrics = run.read_json("metrics.json")
+    told = "The interval of mAP does not hold mAP itself"
+    for low, high, named in ((0.0, 1.0, False), (0.99, 1.0, True)):
+        (run / "metrics.json").write_text(json.dumps({**metrics, "mAP": 0.5, "mAP_low": low, "mAP_high": high}))
+        assert (told in check(build_page(run)).text) is named
+
+
+def test_small_thresholds_are_not_0() -> None:
+    assert [judged._cut(value) for value in (0.4567, 0.004, 0.0)] == ["0.46", "0.004", "0.00"]
+
+
+def test_axes_have_names_and_enough_ticks() -> None:
+    drawn = charts.scatter(["a", "b"], np.array([0.24, 0.37]), np.array([0.3, 0.5]), alt="", x_label="s", y_label="mAP")
+    assert ">mAP</text>" in drawn
+    ticks = re.findall(r'text-anchor="middle">([\d.]+)</text>', drawn)
+    assert len(ticks) >= 3
+    assert float(ticks[0]) <= 0.24
+    assert float(ticks[-1]) >= 0.37
+    shares = Series("m", np.array([10.0, 50.0]), np.array([0.3, 0.5]))
+    drawn = charts.trend([shares], [shares.y], [shares.y], alt="", x_label="%")
+    places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
+    assert 46 < places[0] < places[1] < charts.WIDTH - 10
+
+
+def test_every_run_of_a_method_can_be_seen_beside_their_mean() -> None:
+    ends = np.array([0.4])
+    drawn = charts.intervals(
+        ["m"], np.array([0.5]), ends, 1 - ends, alt="", mean=math.nan, dots=[np.array([0.45, 0.55])]
+    )
+    assert drawn.count('class="f1 seed"') == 2
+    assert drawn.count('class="middle"') == 1
+    assert 'r="4"' not in drawn

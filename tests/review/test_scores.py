@@ -20,7 +20,7 @@ from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
 from halflabel.review import scores as kept
-from halflabel.review.pictures import Maps, NoPicture, Pictures
+from halflabel.review.pictures import Maps, NoPicture, NothingSeen, Pictures
 from halflabel.review.scores import cross_scores, score_run
 from halflabel.run import Run
 from halflabel.train import Settings
@@ -140,7 +140,7 @@ def test_maps_have_the_shape_of_the_photo_and_a_cold_one_is_said_to_be(small, mo
     pictures = Pictures(images, [f"train-{k:06}.png" for k in range(24)])
     cells = np.full((1, 1, 2, 2), -1.0, np.float32)
     monkeypatch.setattr(drawn, "activations", lambda *_: cells)
-    with pytest.raises(NoPicture, match="no place"):
+    with pytest.raises(NothingSeen, match="no place"):
         Maps(run, pictures).png(0, 3)
     cells[0, 0, 0, 1] = 2.0  # hot on the right, above
     alpha = np.asarray(Image.open(io.BytesIO(Maps(run, pictures).png(0, 3))).getchannel("A"))

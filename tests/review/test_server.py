@@ -18,15 +18,17 @@ from halflabel.errors import UserError
 from halflabel.questions import CONTROL_ABSENT, CONTROL_PRESENT
 from halflabel.review.desk import Desk, wilson
 from halflabel.review.guard import HEADERS, TOKEN_HEADER, is_loopback
-from halflabel.review.pictures import NoPicture, Pictures, Shelf
+from halflabel.review.pictures import NoPicture, NothingSeen, Pictures, Shelf
 from halflabel.review.server import bind, make_app
 
 TOKEN = "t" * 43
 PORT = 8765
 
 
-def client_of(desk: Desk, pictures: Pictures, host: str = "127.0.0.1", base: str = "127.0.0.1") -> TestClient:
-    app = make_app(desk, pictures, None, token=TOKEN, host=host, port=PORT)
+def client_of(
+    desk: Desk, pictures: Pictures, host: str = "127.0.0.1", base: str = "127.0.0.1", maps=None
+) -> TestClient:
+    app = make_app(desk, pictures, maps, token=TOKEN, host=host, port=PORT)
     return TestClient(app, base_url=f"http://{base}:{PORT}", headers={TOKEN_HEADER: TOKEN})
 
 
@@ -374,3 +376,19 @@ def test_a_port_in_use_is_said_so() -> None:
     with pytest.raises(UserError, match="cannot listen"):
         bind("127.0.0.1", taken.getsockname()[1])
     taken.close()
+
+
+def test_a_class_seen_nowhere_is_an_answer_and_not_a_fault(project, desk) -> None:
+    class Cold:
+        reason: Exception = NothingSeen("no place in this photo speaks for the class")
+
+        def png(self, image: int, column: int) -> bytes:
+            raise self.reason
+
+    pictures, maps = Pictures(project.images, desk.scored.paths), Cold()
+    client = client_of(desk, pictures, maps=maps)
+    shown = ask(client)[0]
+    reply = client.get(f"/api/map/{shown['image']}/{shown['column']}")
+    assert (reply.status_code, reply.json()) == (200, {"nothing": "no place in this photo speaks for the class"})
+    maps.reason = NoPicture("damaged")
+    assert client.get(f"/api/map/{shown['image']}/{shown['column']}").status_code == 404

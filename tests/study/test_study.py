@@ -151,7 +151,7 @@ def test_conclusions_say_what_the_intervals_support_and_no_more() -> None:
     both = conclude([gap(0.1, "dense", 0.1, 0.04, 0.01), gap(0.5, "dense", 0.5, 0.01, 0.02)])
     assert both == [
         "With the same number of clean labels, partial labels give a higher mAP than dense ones with "
-        "10 % (+4.0 mAP, +3.0 to +5.0); no difference between partial and dense labels can be told with 50 %."
+        "10 % (+4.0 points of mAP, +3.0 to +5.0); no difference between partial and dense labels can be told with 50 %."
     ]
     (none,) = conclude([gap(0.1, "dense", 0.1, 0.01, 0.02)])
     assert "higher" not in none
@@ -166,9 +166,12 @@ def test_conclusions_say_what_the_intervals_support_and_no_more() -> None:
             gap(0.1, "noisy", 0.5, 0.5, 0.01),
         ]
     )
-    assert noise[-1] == "20 % of the labels, clean, beat all labels of which 20 % are wrong: +3.0 mAP, +2.0 to +4.0."
+    assert (
+        noise[-1]
+        == "20 % of the labels, clean, beat all labels of which 20 % are wrong: +3.0 points of mAP, +2.0 to +4.0."
+    )
     (plus,) = conclude([gap(0.1, "noisy+", 0.976, -0.1, 0.01), gap(0.5, "noisy+", 0.976, 0.0, 0.01)])
-    assert plus == "noisy+ (2.4 % wrong) beats partial labels with 10 % (−10.0 mAP, −11.0 to −9.0)."
+    assert plus == "noisy+ (2.4 % wrong) beats partial labels with 10 % (−10.0 points of mAP, −11.0 to −9.0)."
     assert "can not" not in describe_control([])
     assert describe_control([]).endswith("cannot be told apart.")
 
@@ -218,7 +221,7 @@ def test_advice_follows_the_interval() -> None:
         gain = Interval((low + high) / 2, low, high)
         return advise(Extrapolation((1.0, 0.1, 0.5), (), gain, backtest), 1.0)
 
-    assert "expected to give +0.5 (+0.2 to +0.8) mAP" in advice(0.002, 0.008)
+    assert "expected to give +0.5 (+0.2 to +0.8) points of mAP" in advice(0.002, 0.008)
     assert "Stop" in advice(0.002, 0.008)
     assert "Go on" in advice(0.012, 0.03)
     unsure = advice(0.002, 0.03)

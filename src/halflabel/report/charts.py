@@ -35,6 +35,7 @@ WIDTH = 340
 ROW = 18  # height of a line in charts with one line per class
 NAMES = 118  # room for class names
 _LETTERS = 18  # that fit there
+_TOP = 24  # where a plot begins, below the name of its y axis
 
 
 class Series(NamedTuple):
@@ -64,23 +65,28 @@ class _Axis:
 class _Log(_Axis):
     """The same for positive values by their logarithm. Without given ticks it reaches to round numbers."""
 
-    def __init__(self, low: float, high: float, start: float, end: float, *, ticks: Sequence[float] = ()) -> None:
+    def __init__(
+        self, low: float, high: float, start: float, end: float, *, ticks: Sequence[float] = (), air: float = 0
+    ) -> None:
         if not ticks:
             decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            nice = [size * 10.0**decade for decade in decades for size in (1, 2, 5)]
+            steps = (1, 2, 5) if high > 4 * low else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+            nice = [size * 10.0**decade for decade in decades for size in steps]
             low = max(value for value in nice if value <= low * 1.0001)
             high = min((value for value in nice if value >= high * 0.9999), default=10 * nice[-1])
             ticks = [value for value in nice if low <= value <= high]
         if not high > low:
             low, high = low / 2, high * 2
         super().__init__(math.log10(low), math.log10(high), start, end)
+        self.air = air  # room at both ends, so that the first and the last point do not lie on the frame
         self.ticks = []
         for tick in ticks:  # of two that would touch, the first stays
             if not self.ticks or self(tick) - self(self.ticks[-1]) >= 30:
                 self.ticks.append(tick)
 
     def __call__(self, value: float) -> float:
-        return super().__call__(math.log10(value))
+        within = (self.end - self.start - 2 * self.air) / (self.end - self.start)
+        return round(self.start + self.air + within * (super().__call__(math.log10(value)) - self.start), 1)
 
 
 def around(*values: NDArray[Any]) -> tuple[float, float]:
@@ -110,8 +116,9 @@ def lines(
     x_label: str,
     x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
+    y_label: str = "",
     mark: tuple[float, str] | None = None,
-    height: int = 190,
+    height: int = 204,
 ) -> Html:
     """Lines over whole numbers such as epochs; points that are not finite are passed over.
 
@@ -129,8 +136,8 @@ def lines(
     low, high = y_range or (float(ys.min()), float(ys.max()))
     first, last = x_range or (float(xs.min()), float(xs.max()))
     x = _Axis(first, last, 46, WIDTH - 10, whole=True)
-    y = _Axis(low, high, height - 34, 10, whole=y_range is None and bool((ys == np.rint(ys)).all()))
-    parts = [_frame(x, y, x_label)]
+    y = _Axis(low, high, height - 34, _TOP, whole=y_range is None and bool((ys == np.rint(ys)).all()))
+    parts = [_frame(x, y, x_label, y_label)]
     if mark is not None:
         at = x(mark[0])
         side = "end" if at > WIDTH * 0.6 else "start"
@@ -185,13 +192,18 @@ def intervals(
     mean: float,
     span: tuple[float, float] = (0, 1),
     dots: Sequence[NDArray[Any]] = (),
+    weak: Sequence[bool] = (),
+    x_label: str = "",
 ) -> Html:
     """One line per name with a value within `span` and its interval; a line across marks the mean.
 
-    With `dots`, one array per name, these are drawn too, small.
+    With `dots`, one array per name, these are drawn instead of the value, which is then a short line across them. Where
+    `weak`, the value is a ring: there is little behind it.
     """
     bottom = 8 + ROW * len(names)
     x = _Axis(*span, NAMES + 10, WIDTH - 12, about=5 if span == (0, 1) else 4)
+    if len(x.ticks) < 3:
+        x.ticks = _ticks(x.low, x.high, 6)
     parts = [el("line", x1=x(tick), x2=x(tick), y1=2, y2=bottom, class_="grid") for tick in x.ticks]
     parts += [el("text", _signed(tick), x=x(tick), y=bottom + 14, text_anchor="middle") for tick in x.ticks]
     if math.isfinite(mean):
@@ -203,10 +215,16 @@ def intervals(
         parts.append(_name(name, top))
         if math.isfinite(least) and math.isfinite(most):
             parts.append(el("line", x1=x(least), x2=x(most), y1=middle, y2=middle, class_="whisker"))
-        for one in dots[row] if dots else ():
-            parts.append(el("circle", cx=x(one), cy=middle, r=2, class_="f2"))
-        parts.append(el("circle", tip, cx=x(value), cy=middle, r=4, class_="f1"))
-    return _svg(parts, WIDTH, bottom + 20, alt)
+        if dots:
+            parts += [el("circle", cx=x(one), cy=middle, r=3.5, class_="f1 seed") for one in dots[row]]
+            parts.append(el("line", tip, x1=x(value), x2=x(value), y1=top - 1, y2=top + ROW - 4, class_="middle"))
+        else:
+            ring = bool(weak) and bool(weak[row])
+            parts.append(el("circle", tip, cx=x(value), cy=middle, r=4, class_="ring" if ring else "f1"))
+    if x_label:
+        middle = (x.start + x.end) / 2
+        parts.append(el("text", x_label, x=middle, y=bottom + 30, text_anchor="middle", class_="label"))
+    return _svg(parts, WIDTH, bottom + (36 if x_label else 20), alt)
 
 
 def trend(
@@ -216,13 +234,14 @@ def trend(
     *,
     alt: str,
     x_label: str,
-    height: int = 230,
+    y_label: str = "",
+    height: int = 244,
 ) -> Html:
     """Lines with intervals over a logarithmic axis whose ticks are the very values of x."""
     every = np.unique(np.concatenate([line.x for line in series]))
-    x = _Log(float(every[0]), float(every[-1]), 46, WIDTH - 14, ticks=every.tolist())
-    y = _Axis(*around(*low, *high, *(line.y for line in series)), height - 34, 10)
-    parts = [_frame(x, y, x_label)]
+    x = _Log(float(every[0]), float(every[-1]), 46, WIDTH - 10, ticks=every.tolist(), air=16)
+    y = _Axis(*around(*low, *high, *(line.y for line in series)), height - 34, _TOP)
+    parts = [_frame(x, y, x_label, y_label)]
     for number, (line, least, most) in enumerate(zip(series, low, high, strict=True)):
         aside = 2.5 * (number - (len(series) - 1) / 2)  # else intervals at the same x would hide each other
         points = [(round(x(a) + aside, 1), y(b)) for a, b in zip(line.x, line.y, strict=True)]
@@ -242,12 +261,13 @@ def scatter(
     *,
     alt: str,
     x_label: str,
-    height: int = 230,
+    y_label: str = "",
+    height: int = 244,
 ) -> Html:
     """A named point for each pair; x is logarithmic and positive."""
     x = _Log(float(x_values.min()), float(x_values.max()), 46, WIDTH - 14)
-    y = _Axis(*around(y_values, y_values.max() - 0.02), height - 44, 18)
-    parts = [_frame(x, y, x_label)]
+    y = _Axis(*around(y_values, y_values.max() - 0.02), height - 44, _TOP + 8)
+    parts = [_frame(x, y, x_label, y_label)]
     dots = [(x(a), y(b)) for a, b in zip(x_values, y_values, strict=True)]
     placed = [(a - 5, a + 5, b) for a, b in dots]  # left, right and middle of what a name may not cover
     for k in np.argsort(-y_values, kind="stable").tolist():
@@ -273,16 +293,16 @@ def scatter(
 
 def recall_curve(recall: NDArray[Any], precision: NDArray[Any], *, alt: str, at: tuple[float, float] | None) -> Html:
     """Precision over recall in a small square; `at` is the (recall, precision) of the chosen threshold."""
-    x, y = _Axis(0, 1, 26, 154), _Axis(0, 1, 138, 10)
+    x, y = _Axis(0, 1, 26, 154), _Axis(0, 1, 150, _TOP - 2)
     x.ticks = y.ticks = [0.0, 0.5, 1.0]
     path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(*thin(recall, precision), strict=True))
-    parts = [_frame(x, y, "")]
+    parts = [_frame(x, y, "recall", "precision")]
     # The curve is defined from its first cut on; before it the precision is that of the first.
     if len(recall):
         parts.append(el("polyline", points=f"{x(0)},{y(float(precision[0]))} {path}", class_="line s1"))
     if at is not None and np.isfinite(at).all():
         parts.append(el("circle", cx=x(at[0]), cy=y(at[1]), r=4.5, class_="dot"))
-    return _svg(parts, 164, 160, alt)
+    return _svg(parts, 164, 184, alt)
 
 
 def calibration(
@@ -295,8 +315,9 @@ def calibration(
     alt: str,
 ) -> Html:
     """Mean score against the share that is present, per bin with its interval; on the dashed line all is well."""
-    x, y = _Axis(0, 1, 46, WIDTH - 10), _Axis(0, 1, 246, 10)
-    parts = [_frame(x, y, "mean score"), el("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="ideal")]
+    x, y = _Axis(0, 1, 46, WIDTH - 10), _Axis(0, 1, 246, _TOP)
+    parts = [_frame(x, y, "mean score", "share that is present")]
+    parts += [el("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="ideal")]
     full = entries > 0
     points = " ".join(f"{x(a)},{y(b)}" for a, b in zip(score[full], present[full], strict=True))
     parts.append(el("polyline", points=points, class_="line s1"))
@@ -308,7 +329,15 @@ def calibration(
 
 
 def columns(
-    counts: NDArray[Any], edges: NDArray[Any], css: str, *, alt: str, x_label: str, log: bool = False, height: int = 130
+    counts: NDArray[Any],
+    edges: NDArray[Any],
+    css: str,
+    *,
+    alt: str,
+    x_label: str,
+    y_label: str = "",
+    log: bool = False,
+    height: int = 144,
 ) -> Html:
     """A histogram: counts (bins,) between edges (bins + 1,); `log` makes few entries beside many visible."""
 
@@ -317,13 +346,13 @@ def columns(
 
     most = max(float(counts.max()), 1.0)
     x = _Axis(float(edges[0]), float(edges[-1]), 46, WIDTH - 10)
-    y = _Axis(0, scaled(most), height - 34, 10)
+    y = _Axis(0, scaled(most), height - 34, _TOP)
     marks = [0.0, *(10.0**k for k in range(int(math.log10(most)) + 1))] if log else _ticks(0, most, 3, whole=True)
     labels: list[tuple[float, str]] = []
     for mark in reversed(marks):  # from the top: of two ticks that touch, the higher one stays
         if not labels or y(scaled(mark)) - labels[-1][0] >= 13:
             labels.append((y(scaled(mark)), _brief(mark)))
-    parts = [_frame(x, y, x_label, labels)]
+    parts = [_frame(x, y, x_label, y_label, labels)]
     for number, value in enumerate(counts.tolist()):
         if value:
             left, right, top = x(edges[number]), x(edges[number + 1]), y(scaled(value))
@@ -334,7 +363,7 @@ def columns(
 
 
 def heat(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str]], *, alt: str) -> Html:
-    """A square table (n, n) of shades, 0 … 1; a cross stands where a value is NaN, and nothing on the diagonal."""
+    """A square table (n, n) of shades, 0 … 1; a dot stands where a value is NaN, and nothing on the diagonal."""
     # The slanted names over the columns lean to the right, beyond the last of them.
     cell = min((WIDTH - NAMES - 46) / max(len(names), 1), 26.0)
     above = 84
@@ -344,7 +373,7 @@ def heat(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str
         parts.append(_name(name, middle - (ROW - 5) / 2))
         at = round(NAMES + 6 + (row + 0.5) * cell, 1)
         parts.append(
-            el("text", short(name, 14), transform=f"translate({at + 3} {above - 5}) rotate(-60)", class_="name")
+            el("text", short(name, 14), transform=f"translate({at + 3} {above - 5}) rotate(-75)", class_="name")
         )
         for column in range(len(names)):
             box = {
@@ -356,9 +385,14 @@ def heat(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str
             value = float(values[row, column])
             if row == column:
                 continue
-            shade = {"class_": "heat none"} if math.isnan(value) else {"class_": "heat", "fill_opacity": f"{value:.2f}"}
-            parts.append(el("rect", class_="bed", **box))
-            parts.append(el("rect", el("title", tips[row][column]), **box, **shade))
+            tip = el("title", tips[row][column])
+            if math.isnan(value):
+                parts.append(el("rect", tip, class_="bed", **box))
+                at, up = (round(box[side] + cell / 2 - 0.5, 1) for side in "xy")
+                parts.append(el("circle", cx=at, cy=up, r=1.2, class_="none"))
+            else:
+                parts.append(el("rect", class_="bed", **box))
+                parts.append(el("rect", tip, class_="heat", fill_opacity=f"{value:.2f}", **box))
     return _svg(parts, WIDTH, math.ceil(above + cell * len(names) + 4), alt)
 
 
@@ -366,8 +400,10 @@ def _svg(parts: Sequence[Html], width: int, height: float, alt: str) -> Html:
     return el("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=alt, class_="chart")
 
 
-def _frame(x: _Axis, y: _Axis, x_label: str, y_marks: Sequence[tuple[float, str]] | None = None) -> Html:
-    """The grid with its ticks and the name of the x axis."""
+def _frame(
+    x: _Axis, y: _Axis, x_label: str, y_label: str = "", y_marks: Sequence[tuple[float, str]] | None = None
+) -> Html:
+    """The grid with its ticks and the names of the axes; that of y stands above it, where it reads across."""
     marks = y_marks if y_marks is not None else [(y(tick), _brief(tick)) for tick in y.ticks]
     parts = []
     for place, label in marks:
@@ -378,6 +414,8 @@ def _frame(x: _Axis, y: _Axis, x_label: str, y_marks: Sequence[tuple[float, str]
     parts.append(el("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
     if x_label:
         parts.append(el("text", x_label, x=(x.start + x.end) / 2, y=y.start + 30, text_anchor="middle", class_="label"))
+    if y_label:
+        parts.append(el("text", y_label, x=0, y=11, class_="label"))
     return join(parts)
 
 
@@ -405,4 +443,4 @@ def _brief(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
-    return f"{value:.3g}"
+    return f"{value:.3g}".replace("-", "−")

@@ -13,7 +13,7 @@ from halflabel.report import charts
 from halflabel.report.charts import Series, figure
 from halflabel.report.comparison_facts import ClassGap, Told, class_gaps, read_comparison
 from halflabel.report.markup import Html, count, decimal, el, join, percent, short
-from halflabel.report.page import SIZE, Report, contents, document, write_page
+from halflabel.report.page import SIZE, Report, contents, document, glossary, method_summary, pixels, write_page
 from halflabel.report.sections import cell, details, left_out, listed, section
 
 __all__ = ["build_comparison", "write_comparison"]
@@ -63,7 +63,8 @@ def build_comparison(folder: Path) -> str:
     hidden = {key for key, value in told.config.items() if isinstance(value, str) and len(value) == 64}
     settings = {key: value for key, value in told.config.items() if key not in {*hidden, "test images", "halflabel"}}
     said = el("p", f"Made by halflabel; the methods were compared by version {version}. This file: ", SIZE, ".")
-    foot = el("footer", details(settings, {"halflabel": version}), said)
+    words = glossary(("entry", "AP", "mAP", "95 % interval", "epoch"))
+    foot = el("footer", words, details(settings, {"halflabel": version}), said)
     return document(title, [top, contents(_TITLES, there), el("main", *there), foot])
 
 
@@ -74,7 +75,7 @@ def _subtitle(told: Told) -> str:
     return (
         f"{count(methods)} methods, {count(len(told.panels))} sets of labels, up to "
         f"{max(row.seeds for row in told.rows)} seeds; {config.get('backbone', '?')}, "
-        f"{config.get('size') or 'native'} px, {how}; {config.get('epochs', '?')} epochs"
+        f"{pixels(config)}, {how}; {config.get('epochs', '?')} epochs"
     )
 
 
@@ -84,7 +85,7 @@ def _cards(told: Told) -> Html:
     for rows in told.panels[:PANELS]:
         best, near = rows[0], sum(_near(row) for row in rows[1:])
         note = f"mAP {decimal(best.mAP)} ({decimal(best.mAP_low)} – {decimal(best.mAP_high)})"
-        note += f"; not to be told from it: {near} of {len(rows) - 1}" if len(rows) > 1 else "; the only method"
+        note += f"; as good within chance: {near} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
         title = f"best with labels: {short(best.labels, 30)}"
         listed_.append(el("div", el("dt", title), el("dd", el("b", short(best.method, 22)), el("span", note))))
     return el("dl", *listed_, class_="cards")
@@ -145,7 +146,7 @@ def _methods(told: Told) -> Html:
         )
         drawn = charts.intervals(names, value, low, high, alt=alt, mean=value[0], span=charts.around(value, low, high))
         charts_.append(
-            figure(drawn, f"mAP, labels: {short(rows[0].labels, 30)}", "95 % intervals; the line is the best")
+            figure(drawn, f"mAP, labels: {short(rows[0].labels, 30)}", "with 95 % intervals; the line is at the best")
         )
         if len(shown) > 1:
             value, low, high = (
@@ -157,28 +158,37 @@ def _methods(told: Told) -> Html:
                 finite = np.isfinite(value)
                 kept = [name for name, is_finite in zip(names[1:], finite, strict=True) if is_finite]
                 drawn = charts.intervals(kept, value[finite], low[finite], high[finite], alt=alt, mean=0.0, span=span)
-                note = "paired by image and seed; an interval that reaches the line is not to be told from the best"
+                note = "paired by image and seed; an interval that reaches the line: as good as the best, within chance"
                 charts_.append(
                     figure(drawn, f"Difference to {short(names[0], 24)}, labels: {short(rows[0].labels, 20)}", note)
                 )
     notes = (
         "Small numbers are 95 % intervals. To the best: the mean difference of mAP, paired by image and by seed; ≈ "
-        "marks what cannot be told from it. "
+        "marks what is as good within chance. "
         "Seconds are those of one run's epochs. "
         + (f"Memory: {told.memory_kind} during a run. " if told.memory_kind else "")
         + "Chosen: learning rate and options that did best on validation with seed 0, of so many tried; ↥ marks a "
-        "rate at the edge of those tried."
+        "rate at the edge of those tried. Validation: mAP there, and what it was measured by."
     )
     return section(
         "methods",
         "The methods",
+        _who(told),
         el("p", notes, class_="said"),
         *content,
         left_out(PANELS, len(told.panels), "are drawn; the tables hold all", thing="sets of labels"),
         left_out(NAMED, max(map(len, told.panels)), "are drawn; the tables hold all", thing="methods"),
-        el("div", *charts_, class_="grid"),
+        el("div", *charts_, class_="grid two"),
         on=_on(told, "All on the same test images, mean over seeds, 95 % intervals from images and seeds together."),
     )
+
+
+def _who(told: Told) -> Html | None:
+    """What each method does, in a sentence."""
+    names = list(dict.fromkeys(row.method for row in told.rows))[:NAMED]
+    known = [(name, method_summary(name.partition(":")[0])) for name in names]
+    lines = [el("div", el("dt", short(name, 40)), el("dd", said)) for name, said in known if said]
+    return el("dl", *lines, class_="words") if lines else None
 
 
 def _table(told: Told, rows: Sequence[Row]) -> Html:
@@ -271,13 +281,17 @@ def _shares(told: Told) -> Html | None:
         f"{short(line.name, 30)} {', '.join(f'{b:.3f} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
         for line in series
     )
-    drawn = charts.trend(series, low, high, alt=alt, x_label="% of each image's labels kept")
+    drawn = charts.trend(series, low, high, alt=alt, x_label="% of each image's labels kept", y_label="test mAP")
     legend = [(f"f{line.shade}", short(line.name, 30)) for line in series]
     return section(
         "shares",
         "How many labels it takes",
         left_out(len(series), len(ranked), "are drawn: those on most shares, and the best of these", thing="methods"),
-        el("div", figure(drawn, "mAP by share of labels", "95 % intervals; logarithmic", legend), class_="grid"),
+        el(
+            "div",
+            figure(drawn, "mAP by share of labels", "with 95 % intervals; the share is logarithmic", legend),
+            class_="grid",
+        ),
         on=_on(told, "Test mAP; labels were hidden from training and validation only."),
     )
 
@@ -296,7 +310,7 @@ def _seeds(told: Told) -> Html | None:
         alt = f"mAP of each seed with labels {rows[0].labels}; most apart: {apart}"
         span = charts.around(*dots, value - sd, value + sd)
         drawn = charts.intervals(names, value, value - sd, value + sd, alt=alt, mean=math.nan, span=span, dots=dots)
-        note = "small dots: one seed each; large dot and bar: mean ± standard deviation"
+        note = "dots: one seed each; across: their mean; bar: ± one standard deviation"
         parts.append(figure(drawn, f"Labels: {short(rows[0].labels, 30)}", note))
     if not parts:
         return None
@@ -322,8 +336,10 @@ def _cost(told: Told) -> Html | None:
             f"mAP against seconds with labels {rows[0].labels}: best {rows[0].method} {decimal(rows[0].mAP)} in "
             f"{rows[0].seconds:.3g} s, quickest {quick.method} {decimal(quick.mAP)} in {quick.seconds:.3g} s"
         )
-        drawn = charts.scatter([row.method for row in timed], x, y, alt=alt, x_label="seconds per run")
-        parts.append(figure(drawn, f"Labels: {short(rows[0].labels, 30)}", "up: mAP; time is logarithmic"))
+        drawn = charts.scatter(
+            [row.method for row in timed], x, y, alt=alt, x_label="seconds per run (logarithmic)", y_label="test mAP"
+        )
+        parts.append(figure(drawn, f"Labels: {short(rows[0].labels, 30)}", "best: high up and to the left"))
     if not parts:
         return None
     device = told.config.get("device", "?")
@@ -359,7 +375,11 @@ def _classes(told: Told) -> Html | None:
             names, mean, low, high, alt=alt, mean=0.0, span=charts.around(mean, low, high, np.zeros(1))
         )
         parts.append(
-            el("div", figure(drawn, title, "difference of AP, 95 % intervals"), _gap_table(title, gaps, first, second))
+            el(
+                "div",
+                figure(drawn, title, f"difference of AP: right of the line {short(first.method, 30)} is better"),
+                _gap_table(title, gaps, first, second),
+            )
         )
     said = (
         "The classes are those with the largest differences, so these are partly luck: the intervals are for single "

@@ -38,9 +38,9 @@ def draw_demo(found: Sequence[Row], path: Path) -> None:
     for axes, known in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
         rows = sorted((row for row in found if row.known == known), key=lambda row: row.mAP)
         colours = [GREY if row.method == "an" else BLUE for row in rows]
-        axes.barh([row.method for row in rows], [row.mAP for row in rows], color=colours)
-        axes.axvline(oracle, color=ORANGE)
-        axes.set_xlim(0, 1)
+        axes.barh([row.method for row in rows], [100 * row.mAP for row in rows], color=colours)
+        axes.axvline(100 * oracle, color=ORANGE)
+        axes.set_xlim(0, 100)
         axes.set_title(f"{known} known (line: all)", fontsize="medium")
         axes.set_xlabel("test mAP")
     save_figure(figure, path)

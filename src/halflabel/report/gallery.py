@@ -184,9 +184,9 @@ def galleries(
     shelf = _Shelf(facts, predictor, source, found)
     trained_on = len(found.images) - found.held_out
     on = (
-        f"{count(found.held_out)} held-out images, with the scores of the run, and {count(trained_on)} of "
-        f"{count(len(facts.training))} training images, scored for this page. A model has seen the labels of its "
-        "training images and is slow to contradict them: each photo says which it is."
+        f"Chosen by score from {count(found.held_out)} held-out images, with the scores of the run, and "
+        f"{count(trained_on)} of {count(len(facts.training))} training images, scored for this page. A model has seen "
+        "the labels of its training images and is slow to contradict them: each photo says which it is."
     )
     return section(
         "photos",
@@ -194,19 +194,22 @@ def galleries(
         shelf.gallery(
             "missing",
             "Likely missing positives",
-            "Not known to be present, yet scored at or above the threshold of the class; highest score first.",
+            "Not known to be present, yet scored at or above the threshold of the class; highest score first. "
+            "Is it there? Then the label is missing.",
             missing,
         ),
         shelf.gallery(
             "wrong",
             "Likely wrong labels",
-            "Known labels that the model contradicts; least probable label first. Those shown above are left out.",
+            "Labelled present but scored below the threshold of the class, or labelled absent but not below it; least "
+            "probable label first. Either may be wrong, the label or the model. Those shown above are left out.",
             wrong,
         ),
         shelf.gallery(
             "hard",
             "Hardest images",
-            "Largest loss, summed over the image's known labels; the photo shows the label that costs most.",
+            "The known labels of these images surprise the model most. Each photo names the label that does so most; "
+            "the loss is the surprise over all known labels of the image, and 0 is none.",
             hard,
         ),
         on=on,
@@ -230,13 +233,13 @@ class _Shelf:
         made = [tile for tile in map(self._tile, picks) if tile is not None]
         heading = el("h3", title)
         if not made:
-            why = "None of the photos could be read." if picks else "None was found."
+            why = "None of the photos could be read." if picks else "None was found: there is nothing to look at here."
             return el("div", heading, el("p", said, class_="said"), el("p", why, class_="none"), id=name)
         switch: list[Html] = []
         if any('class="map"' in tile for tile in made):
             switch = [
                 el("input", type="checkbox", id=f"{name}-maps", checked=True, class_="switch"),
-                el("label", "show where the model sees the class, on each photo's own scale", for_=f"{name}-maps"),
+                el("label", "Colour where the model sees the class, on each photo's own scale", for_=f"{name}-maps"),
             ]
         return el("div", heading, el("p", said, class_="said"), *switch, el("div", *made, class_="tiles"), id=name)
 
@@ -268,15 +271,23 @@ class _Shelf:
             over = el("image", href=hot, **box, preserveAspectRatio="none", class_="map")
         name, p = self.facts.table.classes[pick.column], float(self.found.scores[pick.row, pick.column])
         label = int(self.found.labels[pick.row, pick.column])
+        cut = float(self.predictor.thresholds[pick.column])
         file = self.facts.table.images[number]
         part = "held\u2011out" if pick.row < self.found.held_out else "training"
         alt = f"Photo {short(file, 60)}: {short(name, 60)} scored {score(p)}, {_WORDS[label]}"
         svg = el("svg", photo, over, viewBox=f"0 0 {width} {height}", role="img", aria_label=alt, class_="photo")
         said = [
-            el("div", el("b", short(name, 28), class_="name", title=short(name, 200)), " ", score(p)),
-            el("div", el("span", _WORDS[label], class_=f"tag {_STATE[label]}")),
+            el("div", el("b", short(name, 28), class_="name", title=short(name, 200))),
+            el("div", f"score {score(p)}"),
+            el("div", f"threshold {score(cut)}", class_="file"),
+            el(
+                "div",
+                el("span", _WORDS[label], class_=f"tag {_STATE[label]}"),
+                " ",
+                el("span", part, class_="tag part"),
+            ),
             self._loss(pick),
-            el("div", f"{part} · ", el("span", short(file, 30), class_="name", title=short(file, 200)), class_="file"),
+            el("div", el("span", short(file, 30), class_="name", title=short(file, 200)), class_="file"),
         ]
         return el("figure", svg, el("figcaption", *said), class_="tile")
 
@@ -286,7 +297,7 @@ class _Shelf:
             return None
         known = int((self.found.labels[pick.row] != 0).sum())
         words = "1 known label" if known == 1 else f"{count(known)} known labels"
-        return el("div", f"loss {decimal(pick.loss, 1)}, {words}", class_="said")
+        return el("div", f"loss {decimal(pick.loss, 1)} over {words}", class_="file")
 
     def _heat(self, view: torch.Tensor, column: int) -> str | None:
         """The class map as a small transparent picture; None where the head has none."""
@@ -330,5 +341,5 @@ def _png(hot: NDArray[Any]) -> str:
     picture = Image.fromarray(np.rint(15 * hot).astype(np.uint8), mode="P")
     picture.putpalette(_HEAT * 16)
     stream = io.BytesIO()
-    picture.save(stream, "PNG", optimize=True, transparency=bytes(round(178 * step / 15) for step in range(16)))
+    picture.save(stream, "PNG", optimize=True, transparency=bytes(round(150 * step / 15) for step in range(16)))
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

@@ -11,7 +11,7 @@ from halflabel.report.charts import figure
 from halflabel.report.curves import precision_recall, reliability
 from halflabel.report.facts import Facts, Measured
 from halflabel.report.markup import Html, count, decimal, el, join, percent, short
-from halflabel.report.sections import STATES, cell, left_out, listed, panelled, section
+from halflabel.report.sections import FEW, STATES, cell, left_out, listed, panelled, section, thinly_judged
 
 __all__ = ["calibration", "classes", "curves"]
 
@@ -19,6 +19,7 @@ __all__ = ["calibration", "classes", "curves"]
 POINTS = 60  # classes with a point and an interval
 ENDS = 14  # of more, the best and the weakest
 LINES = 200  # classes in the table
+TALL = 30  # lines of a table from which on it scrolls in a box of its own
 RECALL = 23  # classes with a curve of their own
 LETTERS = 48  # of a class name in a table
 
@@ -32,7 +33,10 @@ def classes(facts: Facts) -> Html:
         else np.full(len(facts.table.classes), np.nan)
     )
     judged = np.flatnonzero(np.isfinite(ap))
-    ranked = judged[np.argsort(-ap[judged], kind="stable")]
+    positives = facts.table.stats().positives
+    # Of equal ones those first that most is known of: a full score on one image is no feat.
+    held = np.array([row["present"] for row in found.per_class]) if found is not None else positives
+    ranked = judged[np.lexsort((-held[judged], -ap[judged]))]
     panels = []
     if found is not None and len(ranked):
         mean = found.overall.get("mAP", np.nan)
@@ -45,21 +49,25 @@ def classes(facts: Facts) -> Html:
             names = [str(row["class"]) for row in rows]
             value, low, high = (np.array([row[key] for row in rows]) for key in ("AP", "AP_low", "AP_high"))
             alt = f"{title} of {listed(names)}: from {decimal(value.max())} down to {decimal(value.min())}"
-            drawn = charts.intervals(names, value, low, high, alt=alt, mean=mean)
-            panels.append(figure(drawn, title, f"with 95 % intervals; the line is the mean, {decimal(mean)}"))
+            weak = [thinly_judged(row) for row in rows]
+            drawn = charts.intervals(names, value, low, high, alt=alt, mean=mean, weak=weak, x_label="AP")
+            keys = [("f1 round", "AP, with its 95 % interval")] * (not all(weak))
+            keys += [("ring round", f"fewer than {FEW} known positives")] * any(weak)
+            keys.append(("mark across", f"mean: {decimal(mean)}"))
+            panels.append(figure(drawn, title, legend=keys))
         if len(ranked) > POINTS:
             counts, edges = np.histogram(ap[ranked], 20, (0, 1))
             alt = f"Average precision of {len(ranked)} classes: median {decimal(float(np.median(ap[ranked])))}"
-            drawn = charts.columns(counts, edges, "plain", alt=alt, x_label="average precision")
-            panels.append(figure(drawn, "All classes", "number of classes"))
-    order = np.argsort(-facts.table.stats().positives, kind="stable")[:LINES]
+            drawn = charts.columns(counts, edges, "plain", alt=alt, x_label="average precision", y_label="classes")
+            panels.append(figure(drawn, "All classes"))
+    order = np.argsort(-positives, kind="stable")[:LINES]
     weakest_first = order[np.argsort(np.nan_to_num(ap[order], nan=np.inf), kind="stable")]
     elsewhere = "; per_label.csv in the run's folder holds all" if found is not None else ""
     return section(
         "classes",
         "Class by class",
         el("div", *panels, class_="grid") if panels else None,
-        left_out(len(order), len(facts.table.classes), "with the most known positives are listed" + elsewhere),
+        left_out(len(order), len(facts.table.classes), "are listed: those with the most known positives" + elsewhere),
         _class_table(facts, weakest_first),
         on=found.where if found is not None else "Nothing was measured: what is known, over all images.",
     )
@@ -67,9 +75,9 @@ def classes(facts: Facts) -> Html:
 
 def _class_table(facts: Facts, order: NDArray[np.int64]) -> Html:
     stats, found = facts.table.stats(), facts.measured
-    titles = ["class", "+", "−", "?"]
+    titles = ["class", "present", "absent", "unknown"]
     if found is not None:
-        titles += ["held-out +", "held-out −", "AP", "95 % interval", "threshold", "precision", "recall"]
+        titles += ["held-out present", "held-out absent", "AP", "95 % interval", "threshold", "precision", "recall"]
     rows = []
     for c in order.tolist():
         name = facts.table.classes[c]
@@ -86,15 +94,24 @@ def _class_table(facts: Facts, order: NDArray[np.int64]) -> Html:
             cells += [cell(row[key], decimal(row[key])) for key in ("threshold", "precision", "recall")]
         rows.append(el("tr", *cells))
     heads = [el("th", title, scope="col") for title in titles]
-    notes = (
-        "+, − and ? count the images in which the class is known present, known absent and unknown, over all images."
-    )
+    notes = "Present, absent and unknown: in how many images the class is known to be so, of all images."
     if found is not None:
+        notes += " Held-out present, absent: the same, of the held-out images, by which the rest is measured."
         notes += (
-            " Precision and recall are those at the threshold, which has the best F1. Intervals sort by their width."
+            " AP (average precision): how well the model puts images with the class before those without; 1 is best."
         )
+        if found.knows_absence:
+            notes += " Precision and recall: at the threshold, which is the one with the best F1."
+        notes += " A click on a title sorts; intervals sort by their width."
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="sortable")
-    wrapped = el("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table of classes")
+    wrapped = el(
+        "div",
+        table,
+        class_="scroll tall" if len(rows) > TALL else "scroll",
+        tabindex="0",
+        role="region",
+        aria_label="Table of classes",
+    )
     return join([el("p", notes, class_="said"), wrapped])
 
 
@@ -109,7 +126,7 @@ def curves(found: Measured) -> Html:
         f"precision {decimal(operating[1])}"
     )
     drawn = charts.recall_curve(whole.recall, whole.precision, alt=alt, at=operating)
-    panels = [figure(drawn, "all classes", "dot: each class at its own threshold")]
+    panels = [figure(drawn, "all classes", join(["dot: each class", el("br"), "at its threshold"]))]
     positives = (found.labels > 0).sum(axis=0)
     judged = np.flatnonzero(positives)
     order = judged[np.argsort(-positives[judged], kind="stable")]
@@ -122,13 +139,23 @@ def curves(found: Measured) -> Html:
         )
         drawn = charts.recall_curve(curve.recall, curve.precision, alt=alt, at=(row["recall"], row["precision"]))
         panels.append(
-            figure(drawn, short(row["class"], 22), f"AP {decimal(row['AP'])}, t = {decimal(row['threshold'], 2)}")
+            figure(
+                drawn,
+                short(row["class"], 22),
+                join([f"AP {decimal(row['AP'])}", el("br"), f"threshold {_cut(row['threshold'])}"]),
+            )
         )
     return section(
         "recall",
         "Precision and recall",
-        el("p", "Up: precision; right: recall. The dot is where the chosen threshold t puts the class.", class_="said"),
-        left_out(min(RECALL, len(order)), len(order), "with the most known positives are drawn"),
+        el(
+            "p",
+            "Precision: of the entries called present, the share that is. Recall: of the entries that are present, the "
+            "share that is called so. A lower threshold calls more present: from left to right on each curve. The dot "
+            "is where the chosen threshold puts the class.",
+            class_="said",
+        ),
+        left_out(min(RECALL, len(order)), len(order), "are drawn: those with the most known positives"),
         el("div", *panels, class_="grid small"),
         on=found.where,
     )
@@ -142,8 +169,10 @@ def calibration(found: Measured) -> Html:
         ece = found.overall.get("ECE", np.nan)
         alt = f"Share present against mean score in ten bins; calibration error {decimal(ece)}"
         drawn = charts.calibration(bins.score, bins.present, bins.low, bins.high, bins.entries, alt=alt)
-        meaning = "up: share that is present; on the dashed line scores mean what they say"
-        panels.append(figure(drawn, "Reliability", f"{meaning}; calibration error {decimal(ece)}"))
+        meaning = "On the dashed line scores mean what they say: of all entries scored 0.8, 80 % are present"
+        panels.append(
+            figure(drawn, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")
+        )
     spread = probability_histograms(found.scores.clip(0, 1), found.labels, bins=20)
     rows = []
     for (state, meaning), counts in zip(STATES, (spread.present, spread.absent, spread.unknown), strict=True):
@@ -151,13 +180,19 @@ def calibration(found: Measured) -> Html:
         if total:
             alt = f"Scores of {count(total)} {meaning} entries; {percent(high, total)} score 0.5 or more"
             rows.append(el("h4", f"{meaning}: {count(total)} entries"))
-            rows.append(charts.columns(counts, spread.edges, state, alt=alt, x_label="", log=True))
+            rows.append(
+                charts.columns(counts, spread.edges, state, alt=alt, x_label="score", y_label="entries", log=True)
+            )
     histograms = el(
         "figure",
         el(
             "figcaption",
             el("b", "Scores"),
-            el("span", "number of entries by score, on a logarithmic scale", class_="said"),
+            el(
+                "span",
+                "Entries by score; the height is logarithmic, so that few can be seen beside many.",
+                class_="said",
+            ),
         ),
         *rows,
     )
@@ -168,6 +203,11 @@ def calibration(found: Measured) -> Html:
         el("div", *panels, histograms, class_="grid"),
         on=found.where,
     )
+
+
+def _cut(value: float) -> str:
+    """A threshold in two digits; a small one in as many as it takes, so that it is not 0."""
+    return decimal(value, 2) if not 0 < value < 0.01 else f"{value:.1g}"
 
 
 def _no_absence(what: str) -> Html:

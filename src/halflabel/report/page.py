@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from halflabel.errors import UserError
 from halflabel.files import replacing
@@ -16,7 +16,19 @@ from halflabel.report.facts import Facts, gather
 from halflabel.report.markup import Html, el, short
 from halflabel.run import Run
 
-__all__ = ["MOST_BYTES", "SIZE", "Report", "build_page", "contents", "document", "write_page", "write_report"]
+__all__ = [
+    "MOST_BYTES",
+    "SIZE",
+    "Report",
+    "build_page",
+    "contents",
+    "document",
+    "glossary",
+    "method_summary",
+    "pixels",
+    "write_page",
+    "write_report",
+]
 
 MOST_BYTES = 3_000_000  # the most a page takes, whatever the run: every part of it has a limit
 SCAN = 20_000  # training images that are scored for the galleries, unless told otherwise
@@ -29,6 +41,21 @@ _TITLES = {
     "scores": "Scores",
     "pairs": "Together",
     "photos": "Photos",
+}
+_WORDS = {
+    "entry": "one class in one image; its label is present, absent or unknown",
+    "score": "between 0 and 1: how sure the model is that a class is present",
+    "threshold": "the score from which on a class is called present; each class has its own",
+    "precision": "of the entries called present, the share that is",
+    "recall": "of the entries that are present, the share that is called so",
+    "F1": "the harmonic mean of precision and recall; micro: over all entries, macro: the mean over classes",
+    "AP": "average precision of one class: 1 if every image with it scores higher than every image without it",
+    "mAP": "the mean of AP over classes",
+    "95 % interval": "where the number would mostly lie, had chance picked other images of the same kind",
+    "held-out images": "images kept out of training, to measure on and to choose the epoch by",
+    "calibration error": "the mean distance between score and share present, over 15 bins of score (ECE)",
+    "loss": "what training makes small: it is larger the more scores and labels disagree",
+    "epoch": "one pass over the training images",
 }
 
 
@@ -91,7 +118,14 @@ def build_page(
 
 def _whole(facts: Facts, parts: list[Html]) -> str:
     title = f"{short(facts.name, 60)} · {short(str(facts.config.get('method', '?')), 40)}"
-    top = el("header", el("h1", title), el("p", _subtitle(facts), class_="said"), sections.summary(facts))
+    said = method_summary(str(facts.config.get("method", "")))
+    top = el(
+        "header",
+        el("h1", title),
+        el("p", _subtitle(facts), class_="said"),
+        el("p", el("b", short(str(facts.config.get("method")), 40)), f": {said}", class_="said") if said else None,
+        sections.summary(facts),
+    )
     return document(title, [top, contents(_TITLES, parts), el("main", *parts), _footer(facts)])
 
 
@@ -121,7 +155,23 @@ def document(title: str, body: Sequence[Html], *, script: bool = True, forms: st
 def _subtitle(facts: Facts) -> str:
     config = facts.config
     how = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
-    return f"{config.get('backbone', '?')}, {config.get('size') or 'native'} px, {how}; {len(facts.log)} epochs"
+    epochs = "1 epoch" if len(facts.log) == 1 else f"{len(facts.log)} epochs"
+    return f"Training run: {config.get('backbone', '?')}, {pixels(config)}, {how}; {epochs}"
+
+
+def pixels(config: Mapping[str, Any]) -> str:
+    """The size of the images in words."""
+    return f"{config['size']} px" if config.get("size") else "images in the size it was made for"
+
+
+def method_summary(name: str) -> str:
+    """What a method does, in a sentence; nothing where this version has no such method."""
+    from halflabel.method import recipe  # it brings torch along
+
+    try:
+        return recipe(name).summary
+    except UserError:
+        return ""
 
 
 def contents(titles: Mapping[str, str], parts: Sequence[Html]) -> Html:
@@ -130,13 +180,19 @@ def contents(titles: Mapping[str, str], parts: Sequence[Html]) -> Html:
     return el("nav", *(el("a", titles[name], href=f"#{name}") for name in there), aria_label="Sections")
 
 
+def glossary(words: Sequence[str]) -> Html:
+    """What the words on a page mean, folded away."""
+    listed = [el("div", el("dt", word), el("dd", _WORDS[word])) for word in words]
+    return el("details", el("summary", "Words on this page"), el("dl", *listed, class_="words"))
+
+
 def _footer(facts: Facts) -> Html:
     lines = []
     if facts.measured is not None and facts.measured.protocol:
         lines.append(el("p", f"Protocol: {facts.measured.protocol}."))
     version = facts.env.get("halflabel", "?")
     lines.append(el("p", f"Made by halflabel; the run was trained by version {version}. This file: ", SIZE, "."))
-    return el("footer", sections.details(facts.config, facts.env), *lines)
+    return el("footer", glossary(tuple(_WORDS)), sections.details(facts.config, facts.env), *lines)
 
 
 def _asset(name: str) -> str:

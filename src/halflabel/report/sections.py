@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,20 @@ from halflabel.report.charts import Series, figure
 from halflabel.report.facts import Facts
 from halflabel.report.markup import Html, count, decimal, el, join, percent, short
 
-__all__ = ["cell", "details", "known", "learning", "left_out", "listed", "pairs", "panelled", "section", "summary"]
+__all__ = [
+    "FEW",
+    "cell",
+    "details",
+    "known",
+    "learning",
+    "left_out",
+    "listed",
+    "pairs",
+    "panelled",
+    "section",
+    "summary",
+    "thinly_judged",
+]
 
 STATES = (("present", "known present"), ("absent", "known absent"), ("unknown", "unknown"))
 REGIMES = {
@@ -28,6 +41,7 @@ REGIMES = {
 PANEL = 14  # classes per panel
 BARS = 28  # classes with bars of what is known
 GRID = 14  # classes in the table of shades
+FEW = 5  # known positives below which the AP of a class is mostly luck
 _OWN = {"epoch", "loss", "lr", "images_per_s", "seconds", "mAP", "assumed_mAP", "select"}
 _RATES = ("label_proportion", "tp_rate", "tn_rate", "accuracy")
 _MEANING = {
@@ -51,13 +65,16 @@ def summary(facts: Facts) -> Html:
     cards, found = [], facts.measured
     if found is not None:
         value = found.overall
-        interval = f"{decimal(value.get('mAP_low', np.nan))} – {decimal(value.get('mAP_high', np.nan))}"
-        cards += [
-            ("mAP", decimal(value.get("mAP", np.nan)), f"95 % interval {interval}"),
-            ("micro F1", decimal(value.get("micro_f1", np.nan)), "all entries together"),
-            ("macro F1", decimal(value.get("macro_f1", np.nan)), "mean over classes"),
-            ("calibration error", decimal(value.get("ECE", np.nan)), "ECE, 15 bins"),
-        ]
+        low, mean, high = (value.get(key, np.nan) for key in ("mAP_low", "mAP", "mAP_high"))
+        if found.knows_absence:
+            cards += [
+                ("mAP", decimal(mean), f"95 % interval {decimal(low)} – {decimal(high)}; 1 is best"),
+                ("micro F1", decimal(value.get("micro_f1", np.nan)), "all entries together; 1 is best"),
+                ("macro F1", decimal(value.get("macro_f1", np.nan)), "mean over classes; 1 is best"),
+                ("calibration error", decimal(value.get("ECE", np.nan)), "how far scores are off; 0 is best"),
+            ]
+        else:
+            cards.append(("mAP", "—", "needs known absences"))
     images, names = facts.table.shape
     share = percent(facts.table.known, images * names)
     cards.append(("known labels", share, f"{count(images)} images × {count(names)} classes"))
@@ -71,7 +88,9 @@ def _cautions(facts: Facts) -> list[str]:
     if not facts.finished:
         notes.append("This run is unfinished: there are no weights yet. Go on with halflabel train --resume.")
     elif found is None:
-        notes.append("No images were held out, so nothing was measured: train with --held-out 0.2, or use evaluate.")
+        notes.append(
+            "No images were held out, so nothing was measured: train with --held-out 0.2, or use halflabel evaluate."
+        )
     if found is not None:
         if not found.knows_absence:
             notes.append(
@@ -84,6 +103,18 @@ def _cautions(facts: Facts) -> list[str]:
                 "optimistic; the best epoch was chosen on them too."
             )
         blind = sum(not row["present"] > 0 for row in found.per_class)
+        thin = sum(map(thinly_judged, found.per_class)) if found.knows_absence else 0
+        if thin:
+            perfect = any(row["AP"] == 1 for row in found.per_class if thinly_judged(row))
+            notes.append(
+                f"Judged by fewer than {FEW} known positives: {count(thin)} of {count(len(found.per_class))} classes "
+                "(rings instead of dots). Their AP is largely luck"
+                + (", an interval of 1.000 – 1.000 is no certainty" if perfect else "")
+                + ", and mAP has its share of it. Hold out more images, or judge by other ones with halflabel evaluate."
+            )
+        low, mean, high = (found.overall.get(key, np.nan) for key in ("mAP_low", "mAP", "mAP_high"))
+        if not low <= mean <= high and np.isfinite(low):
+            notes.append("The interval of mAP does not hold mAP itself: there are too few known positives for either.")
         if blind:
             notes.append(
                 "Not judged, for want of a known positive among the held-out images (shown as a dash): "
@@ -121,8 +152,8 @@ def known(facts: Facts) -> Html:
     ):
         numbers = np.flatnonzero(spread)
         alt = f"{title}: from {int(numbers[0])} to {int(numbers[-1])}" if len(numbers) else title
-        drawn = charts.columns(*_grouped(spread), "plain", alt=alt, x_label=title.lower())
-        over_all.append(figure(drawn, title, "number of images"))
+        drawn = charts.columns(*_grouped(spread), "plain", alt=alt, x_label=title.lower(), y_label="images")
+        over_all.append(figure(drawn, title))
     panels = [el("div", *over_all)]
     for title, part in panelled("Known per class", order):
         names = [table.classes[int(c)] for c in part]
@@ -134,7 +165,7 @@ def known(facts: Facts) -> Html:
         "What was known",
         el("p", el("b", f"{stats.regime.capitalize()} labels."), " ", REGIMES[stats.regime], " ", split),
         el("p", words[:1].upper() + words[1:], "."),
-        left_out(len(order), stats.classes, "with the most known positives are drawn"),
+        left_out(len(order), stats.classes, "are drawn: those with the most known positives"),
         el("div", *panels, class_="grid"),
         on=f"All {count(stats.images)} images of the run, training and held-out.",
     )
@@ -166,9 +197,12 @@ def learning(facts: Facts) -> Html | None:
                 [Series("loss", epoch, loss)],
                 alt=f"Training loss over {len(log)} epochs, at last {loss[-1]:.4g}",
                 x_label="epoch",
+                y_label="loss",
                 x_range=span,
             ),
             "Training loss",
+            "what training makes small; its size has no meaning of its own"
+            + (", and with this method it may be below 0" if bool((loss < 0).any()) else ""),
         )
     ]
     key = "assumed_mAP" if any("assumed_mAP" in line for line in log) else "mAP"
@@ -178,7 +212,7 @@ def learning(facts: Facts) -> Html | None:
         note = (
             "unknown counted as absent: nothing is known to be absent, and epochs must be ranked by something"
             if key == "assumed_mAP"
-            else "over known entries"
+            else "over known entries; the model is that of the best epoch"
         )
         panels.append(
             figure(
@@ -186,8 +220,9 @@ def learning(facts: Facts) -> Html | None:
                     [Series("mAP", epoch, judged)],
                     alt=f"Validation mAP, best {judged[best]:.4f} in epoch {epoch[best]:g}",
                     x_label="epoch",
+                    y_label="mAP",
                     x_range=span,
-                    mark=(float(epoch[best]), f"best: {judged[best]:.4f}"),
+                    mark=(float(epoch[best]), f"best: {decimal(judged[best])}"),
                 ),
                 "mAP of the held-out images",
                 note,
@@ -203,7 +238,7 @@ def learning(facts: Facts) -> Html | None:
         told = any(key in ("tp_rate", "tn_rate") for key, _ in rates)
         panels.append(
             figure(
-                charts.lines(series, alt=alt, x_label="epoch", x_range=span, y_range=(0, 1)),
+                charts.lines(series, alt=alt, x_label="epoch", y_label="share", x_range=span, y_range=(0, 1)),
                 "Labels the method made up",
                 "share of all training entries that are known or made up"
                 + ("; rates of the made-up ones against the hidden truth" if told else ""),
@@ -225,7 +260,7 @@ def learning(facts: Facts) -> Html | None:
         el("p", f"Epochs in which the loss was not a finite number: {count(lost)}.", class_="warn") if lost else None,
         left_out(6, len(others), "of what the method logged are drawn; log.csv holds all", thing="columns"),
         el("div", *panels, class_="grid"),
-        on="Loss: training images. mAP: held-out images, after each epoch.",
+        on="Loss: training images." + (" mAP: held-out images, after each epoch." if np.isfinite(judged).any() else ""),
     )
 
 
@@ -248,14 +283,14 @@ def pairs(facts: Facts) -> Html | None:
         shade = np.where(seen > 0, together / np.maximum(seen, 1), np.nan)
         title, said = (
             "P(column | row)",
-            "how often the column's class is present where the row's is, of the images where it is known",
+            "where the row's class is present: how often the column's class is too, of the images where it is known",
         )
     else:
         off = together - np.diag(np.diag(together))
         shade = np.sqrt(together / max(float(off.max()), 1.0)).clip(0, 1)
         title, said = (
             "Images with both",
-            "darker: more of them (nothing is known to be absent, so shares would all be 1)",
+            "counts, not shares: nothing is known to be absent, so shares would all be 1",
         )
     tips = [
         [
@@ -266,7 +301,9 @@ def pairs(facts: Facts) -> Html | None:
         for i, a in enumerate(names)
     ]
     alt = f"{title} for {listed(names)}; most often together: {short(top[0].first, 40)} and {short(top[0].second, 40)}"
-    drawn = figure(charts.heat(names, shade, tips, alt=alt), title, said)
+    keys = [("shade zero", "0"), ("shade half", "½"), ("shade one", "1"), ("shade nil", "no image tells")]
+    ends = [("shade zero", "no image"), ("shade one", "most images")]
+    drawn = figure(charts.heat(names, shade, tips, alt=alt), title, said, keys if certain else ends)
     lines = []
     for pair in top[:15]:
         both = [el("td", short(name, 26), class_="name", title=short(name, 200)) for name in (pair.first, pair.second)]
@@ -274,16 +311,26 @@ def pairs(facts: Facts) -> Html | None:
         cells = [cell(pair.together, count(pair.together)), *(cell(v, decimal(v, d)) for v, d in numbers)]
         lines.append(el("tr", *both, *cells))
     heads = [el("th", head, scope="col", class_="name") for head in ("A", "B")]
-    heads += [el("th", head, scope="col") for head in ("images", *(("P(B | A)", "lift") if certain else ()))]
+    heads += [el("th", head, scope="col") for head in ("images", *(("P(B\u00a0|\u00a0A)", "lift") if certain else ()))]
     written = el("table", el("thead", el("tr", *heads)), el("tbody", *lines))
     box = el("div", written, class_="scroll", tabindex="0", role="region", aria_label="Pairs of classes")
+    meaning = (
+        "P(B | A): of the images with A in which B is known, the share with B. Lift: how many times its usual share "
+        "that is; 1 means A says nothing about B."
+    )
+    told = el("p", meaning, class_="said") if certain else None
     return section(
         "pairs",
         "What comes together",
-        left_out(len(names), stats.classes, "from the most frequent pairs are drawn"),
-        el("div", drawn, el("div", el("p", el("b", "Most frequent pairs")), box), class_="grid"),
+        left_out(len(names), stats.classes, "are drawn: those of the most frequent pairs"),
+        el("div", drawn, el("div", el("p", el("b", "Most frequent pairs")), told, box), class_="grid"),
         on=f"Known labels of all {count(stats.images)} images.",
     )
+
+
+def thinly_judged(row: Mapping[str, Any]) -> bool:
+    """Whether a class was judged, but by so few known positives that its AP says little."""
+    return bool(np.isfinite(row["AP"])) and 0 < row["present"] < FEW
 
 
 def left_out(shown: int, of: int, why: str, thing: str = "classes") -> Html | None:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["advise", "conclude", "describe_control", "draw_growth", "draw_study"]
 
 _MARKS = {"partial": ("o", BLUE), "dense": ("s", ORANGE), "noisy": ("^", GREY), "noisy+": ("D", "black")}
+_ASIDE: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "color": "#6b7280"}
+_MEANING = {
+    "partial": "some labels of every image",
+    "dense": "all labels of some images",
+    "noisy": "all labels, some wrong",
+    "noisy+": "one positive per image, all else negative",
+}
 
 
 def draw_study(found: Study, path: Path) -> None:
@@ -26,13 +33,17 @@ def draw_study(found: Study, path: Path) -> None:
     figure, axis = _axis()
     # Labels that are half wrong teach nothing: such points are named, not drawn, or all others would be one flat line.
     floor = min((point.low for point in found.points if point.strategy != "noisy"), default=0.0) - 0.1
-    for place, strategy in enumerate(dict.fromkeys(point.strategy for point in found.points)):
+    names = list(dict.fromkeys(point.strategy for point in found.points))
+    for place, strategy in enumerate(names):
         mark, colour = _MARKS[strategy]
         mine = [point for point in found.points if point.strategy == strategy and point.mAP >= floor]
-        _line(axis, mine, strategy, mark, colour, shift=place)
+        named = f"{strategy}: {_MEANING[strategy]}"
+        _line(axis, mine, named, mark, colour, shift=place - (len(names) - 1) / 2)
     _finish(axis, sorted({point.share for point in found.points if point.strategy != "noisy+"}))
     below = [
-        f"{point.strategy} {100 * point.share:.3g} %: {point.mAP:.2f}" for point in found.points if point.mAP < floor
+        f"{point.strategy} {100 * point.share:.3g} %: {100 * point.mAP:.0f}"
+        for point in found.points
+        if point.mAP < floor
     ]
     note = f"\nbelow the picture: {', '.join(below)}" if below else ""
     axis.set_xlabel(f"share of the labels that are there and right{note}")
@@ -43,18 +54,31 @@ def draw_study(found: Study, path: Path) -> None:
 def draw_growth(found: Growth, path: Path) -> None:
     """The learning curve, its control, the fitted law and what twice the labels are expected to give."""
     figure, axis = _axis()
-    curve = np.array(found.curve)
-    axis.fill_between(curve[:, 0], curve[:, 2], curve[:, 3], color=BLUE, alpha=0.15, lw=0)
-    axis.plot(curve[:, 0], curve[:, 1], color=BLUE, lw=1, ls="--", label="power law, 95 % interval")
+    share, law, low, high = np.array(found.curve).T
+    axis.fill_between(share, 100 * low, 100 * high, color=BLUE, alpha=0.15, lw=0)
+    axis.plot(share, 100 * law, color=BLUE, lw=1, ls="--", label="power law fitted to whole images, 95 % interval")
     names = list(dict.fromkeys(point.strategy for point in found.points))
     for place, (name, mark, colour) in enumerate(zip(names, "os", (BLUE, GREY), strict=False)):
         mine = [point for point in found.points if point.strategy == name]
-        _line(axis, mine, name, mark, colour, joined=False, shift=place)
+        _line(axis, mine, name, mark, colour, joined=False, shift=place - (len(names) - 1) / 2)
     axis.axvline(1.0, color=GREY, lw=0.8)
+    axis.annotate("all labels there are", (1.0, 0.02), xycoords=("data", "axes fraction"), fontsize="small", **_ASIDE)
     _finish(axis, [*sorted({point.share for point in found.points}), 2.0])
     axis.set_xlabel("share of the labels there are (200 %: twice as many)")
-    axis.set_title(found.advice.partition(". ")[0].partition(";")[0].partition(": ")[0], fontsize="medium")
+    axis.set_title(_headline(found), fontsize="medium")
     save_figure(figure, path)
+
+
+def _headline(found: Growth) -> str:
+    """What the picture says, and where its own test contradicts it, that too."""
+    said = found.advice.partition(". ")[0].partition(";")[0].partition(": ")[0]
+    back = found.backtest
+    if back is None or back.held:
+        return said
+    return (
+        f"{said}\nWith care: the last doubling gave {_points(back.measured)}, where this fit foretold "
+        f"{_between(back.foretold)}"
+    )
 
 
 def _axis() -> tuple[Any, Any]:
@@ -65,14 +89,14 @@ def _axis() -> tuple[Any, Any]:
 
 
 def _line(
-    axis: Any, points: Sequence[Point], name: str, mark: str, colour: str, *, joined: bool = True, shift: int = 0
+    axis: Any, points: Sequence[Point], name: str, mark: str, colour: str, *, joined: bool = True, shift: float = 0
 ) -> None:
     """Values with their intervals; `shift` moves them a little aside, so that equal ones do not hide each other."""
     line = sorted(points, key=lambda point: point.share)
-    value, low, high = np.array([[point.mAP, point.low, point.high] for point in line]).reshape(-1, 3).T
+    value, low, high = 100 * np.array([[point.mAP, point.low, point.high] for point in line]).reshape(-1, 3).T
     errors = np.maximum([value - low, high - value], 0)
     style = "-" if joined else "none"
-    shares = [point.share * 1.02**shift for point in line]
+    shares = [point.share * 1.025**shift for point in line]
     axis.errorbar(shares, value, yerr=errors, label=name, color=colour, marker=mark, ls=style, ms=5, capsize=2)
 
 
@@ -81,7 +105,7 @@ def _finish(axis: Any, shares: Sequence[float]) -> None:
     axis.set_xticks(shares, [f"{100 * share:.3g} %" for share in shares])
     axis.minorticks_off()
     axis.grid(alpha=0.3)
-    axis.set_ylabel("test mAP, 95 % interval")
+    axis.set_ylabel("test mAP in points (of 100), 95 % interval")
     axis.legend(fontsize="small")
 
 
@@ -129,21 +153,24 @@ def _percent(share: float) -> str:
 
 
 def _difference(gap: Gap) -> str:
-    return f"{_points(gap.difference)} mAP, {_points(gap.low)} to {_points(gap.high)}"
+    return f"{_points(gap.difference)} points of mAP, {_points(gap.low)} to {_points(gap.high)}"
 
 
 def _points(value: float) -> str:
+    """One digit, and one more where it takes that to say on which side of 0 a value is.
+
+    >>> _points(0.0123), _points(-0.0004), _points(-0.000001)
+    ('+1.2', '−0.04', '+0.0')
     """
-    >>> _points(0.0123), _points(-0.0001)
-    ('+1.2', '+0.0')
-    """
-    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-0.0", "+0.0").replace("-", "−")
+    near = round(100 * value, 1) == 0 and round(100 * value, 2) != 0
+    said = f"{100 * value:+.{2 if near else 1}f}"
+    return "+0.0" if float(said) == 0 else said.replace("-", "−")
 
 
 def advise(law: Extrapolation, worth: float) -> str:
     """What twice the labels are expected to give, and what that means for someone who wants `worth` points."""
     gain, backtest = law.gain, law.backtest
-    said = f"Doubling the labels is expected to give {_between(gain)} mAP"
+    said = f"Doubling the labels is expected to give {_between(gain)} points of mAP"
     if 100 * gain.high < worth:
         said += f": less than the {worth:g} that would make it worth it. Stop labelling more of the same."
     elif 100 * gain.low >= worth:

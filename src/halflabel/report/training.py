@@ -12,6 +12,8 @@ from halflabel.evaluate import Evaluation
 from halflabel.files import replacing
 from halflabel.labels.table import LabelTable
 from halflabel.metrics import format_value
+from halflabel.points import points
+from halflabel.report.sections import FEW, thinly_judged
 
 __all__ = ["BLUE", "GREY", "ORANGE", "draw_run", "model_card", "save_figure"]
 
@@ -19,7 +21,10 @@ BLUE, ORANGE, GREY = "#2b6cb0", "#d97706", "#9ca3af"
 
 
 def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) -> None:
-    """Loss and validation mAP per epoch (curves.png), AP per class with its interval (per_class.png)."""
+    """Loss and validation mAP per epoch (curves.png), AP per class with its interval (per_class.png), in points of 100.
+
+    The AP of a class with few known positives is a ring, as on the page of the run.
+    """
     from matplotlib.figure import Figure
 
     epochs = [line["epoch"] for line in log]
@@ -31,7 +36,7 @@ def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) 
     left.locator_params(axis="x", integer=True)
     right = left.twinx()
     name = "assumed_mAP" if any("assumed_mAP" in line for line in log) else "mAP"
-    right.plot(epochs, [line.get(name, np.nan) for line in log], color=BLUE, marker="o", ms=3)
+    right.plot(epochs, [100 * line.get(name, np.nan) for line in log], color=BLUE, marker="o", ms=3)
     right.set_ylabel(f"validation {name.replace('_', ' ')}", color=BLUE)
     save_figure(figure, folder / "curves.png")
 
@@ -40,15 +45,22 @@ def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) 
         return
     figure = Figure(figsize=(6.5, 1 + 0.22 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    values = np.array([row["AP"] for row in rows])
-    errors = np.array([[row["AP"] - row["AP_low"], row["AP_high"] - row["AP"]] for row in rows]).T
-    axes.errorbar(values, np.arange(len(rows)), xerr=np.maximum(errors, 0), fmt="o", color=BLUE, ecolor=GREY, ms=4)
+    values = 100 * np.array([row["AP"] for row in rows])
+    errors = 100 * np.array([[row["AP"] - row["AP_low"], row["AP_high"] - row["AP"]] for row in rows]).T
+    weak = np.array([thinly_judged(row) for row in rows])
+    for few, face, name in ((False, BLUE, ""), (True, "white", f"fewer than {FEW} known positives")):
+        at = np.flatnonzero(weak == few)
+        bars = {"xerr": np.maximum(errors[:, at], 0), "color": BLUE, "ecolor": GREY, "mfc": face, "label": name}
+        if len(at):
+            axes.errorbar(values[at], at, fmt="o", ms=4, **bars)
     axes.set_yticks(range(len(rows)), [f"{row['class']}  ({row['present']}+ {row['absent']}−)" for row in rows])
-    axes.set_xlim(0, 1.02)
+    axes.set_xlim(0, 102)
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("average precision on known labels, 95 % interval")
-    axes.axvline(found.overall["mAP"], color=ORANGE, lw=1)
-    axes.set_title(f"mAP {format_value(found.overall['mAP'])}", fontsize="medium")
+    axes.axvline(100 * found.overall["mAP"], color=ORANGE, lw=1)
+    axes.set_title(f"mAP {points(found.overall['mAP'])}", fontsize="medium")
+    if weak.any():
+        axes.legend(fontsize="small")
     save_figure(figure, folder / "per_class.png")
 
 
@@ -64,11 +76,11 @@ def model_card(config: Mapping[str, Any], found: Evaluation, hidden: LabelTable)
         "",
         "| measured on held-out images | |",
         "|---|---|",
-        f"| mAP (95 % interval) | {format_value(value['mAP'])} "
-        f"({format_value(value['mAP_low'])} – {format_value(value['mAP_high'])}) |",
-        f"| micro F1 at per-class thresholds | {format_value(value['micro_f1'])} |",
-        f"| macro F1 | {format_value(value['macro_f1'])} |",
-        f"| calibration error | {format_value(value['ECE'])} |",
+        f"| mAP (95 % interval) | {points(value['mAP'])} "
+        f"({points(value['mAP_low'])} – {points(value['mAP_high'])}) |",
+        f"| micro F1 at per-class thresholds | {points(value['micro_f1'])} |",
+        f"| macro F1 | {points(value['macro_f1'])} |",
+        f"| calibration error | {format_value(value['ECE'], 3)} |",
         "",
         f"Protocol: {found.protocol}.",
         "The thresholds and the calibration were fitted on the same held-out labels, so F1 and calibration error are "

@@ -18,7 +18,7 @@ from halflabel.run import Run
 if TYPE_CHECKING:
     from halflabel.experiment import Predictor
 
-__all__ = ["SIZES", "Maps", "NoPicture", "Pictures"]
+__all__ = ["SIZES", "Maps", "NoPicture", "NothingSeen", "Pictures"]
 
 SIZES = {"small": 320, "large": 1024}  # pixels of the longer side
 MAX_PIXELS = 100_000_000
@@ -29,6 +29,10 @@ _HEAT = (255, 64, 0)
 
 class NoPicture(Exception):
     """There is no such photo, or it cannot be shown: the reason in a few words."""
+
+
+class NothingSeen(NoPicture):
+    """The photo is fine, but no place in it speaks for the class: an answer, not a fault."""
 
 
 class Shelf:
@@ -179,7 +183,7 @@ class Maps:
         except UserError as error:
             raise NoPicture(error.message) from None
         if maps.max() <= 0:
-            raise NoPicture("no place in this photo speaks for the class")
+            raise NothingSeen("no place in this photo speaks for the class")
         high, wide = int(pixels.shape[1]), int(pixels.shape[2])
         scale = 256 / max(high, wide)
         size = max(1, round(wide * scale)), max(1, round(high * scale))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from halflabel.errors import UserError
 from halflabel.review.desk import Desk
 from halflabel.review.guard import Guard
-from halflabel.review.pictures import Maps, NoPicture, Pictures
+from halflabel.review.pictures import Maps, NoPicture, NothingSeen, Pictures
 
 __all__ = ["PORT", "bind", "make_app", "new_token", "serve"]
 
@@ -173,6 +173,8 @@ def _picture(desk: Desk, public: str, make: Callable[[int], bytes], kind: str) -
         return JSONResponse({"error": "no such image"}, 404)
     try:
         return Response(make(image), media_type=kind)
+    except NothingSeen as error:  # no 404: browsers log those as faults
+        return JSONResponse({"nothing": str(error)})
     except NoPicture as error:
         return JSONResponse({"error": str(error)}, 404)
 

@@ -31,7 +31,17 @@ def docs_page(name: str, classes: int, limits: Limits) -> str:
     )
     content = el(
         "main",
-        el("section", el("h2", "Try it"), form, el("p", limits.said, class_="said")),
+        el(
+            "section",
+            el("h2", "Try it"),
+            form,
+            el(
+                "p",
+                "The answer is JSON, as programs get it: per photo the classes found, with their scores.",
+                class_="said",
+            ),
+            el("p", limits.said, class_="said"),
+        ),
         el(
             "section",
             el("h2", "From a program"),
@@ -46,6 +56,6 @@ def docs_page(name: str, classes: int, limits: Limits) -> str:
             ),
         ),
     )
-    said = f"{count(classes)} classes; halflabel {__version__}"
+    said = f"Says which of {count(classes)} classes are in a photo; halflabel {__version__}"
     head = el("header", el("h1", short(name, 80)), el("p", said, class_="said"))
     return document(short(name, 60), [head, content], script=False, forms="'self'")

@@ -47,6 +47,8 @@ function undo() {
 // ---- progress and what the random checks say
 
 const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
+// A chance is never certain: what would round to 0 or 100 says so.
+const chance = (p) => (p < 0.005 ? "<\u00a01\u00a0%" : p > 0.995 ? ">\u00a099\u00a0%" : percent(p));
 
 function showProgress(state) {
   $("progress").max = state.questions || 1;
@@ -55,17 +57,19 @@ function showProgress(state) {
   const { precision, missed } = state.estimate;
   fillShare($("precision"), precision, "of what the model calls present is there",
     `${precision.part} of ${precision.of} random checks`);
-  fillShare($("missed"), missed, "of what it calls absent is there all the same",
+  fillShare($("missed"), missed, "of what the model calls absent is there all the same",
     `${missed.part} of ${missed.of} random checks`);
   const open = precision.asked - precision.of - precision.unsure + missed.asked - missed.of - missed.unsure;
   const unsure = precision.unsure + missed.unsure;
   const parts = [];
   if (!precision.asked && !missed.asked) parts.push("This list has no random checks, so nothing can be said without bias.");
   else {
-    parts.push("Only answers to entries drawn at random count; they come first, one by one, without filters.");
+    const none = !precision.of && !missed.of;
+    if (none) parts.push("Your answers will tell.");
+    parts.push("Only those to random checks count; they come first, one by one, without filters.");
     if (open > 0) parts.push(`Still to be asked: ${open}.`);
     if (unsure) parts.push(`Unsure, left out: ${unsure}.`);
-    parts.push("Intervals: 95 %.");
+    if (!none) parts.push("Intervals: 95 %.");
   }
   $("basis").textContent = parts.join(" ");
   const chosen = $("filter-class").value;
@@ -83,10 +87,8 @@ function showProgress(state) {
 }
 
 function fillShare(place, share, text, basis) {
-  if (!share.of) {
-    place.replaceChildren(el("strong", {}, "—"), ` ${text}: no random check yet`);
-    return;
-  }
+  place.hidden = !share.of;
+  if (!share.of) return;
   place.replaceChildren(
     el("strong", {}, percent(share.share)),
     ` ${text}: ${basis}, ${percent(share.low)} to ${percent(share.high)}`,
@@ -168,8 +170,10 @@ function caption(question) {
 }
 
 function opinion(question) {
-  const chance = question.probability === null || question.label ? "" : `chance ${progress?.fair ? "" : "up to "}${percent(question.probability)}, `;
-  return `${chance}score ${question.score === null ? "—" : question.score.toFixed(2)}`;
+  const score = `score ${question.score === null ? "—" : question.score.toFixed(2)}`;
+  if (question.probability === null || question.label) return score;
+  // Where known labels are a fair sample, the score is the chance: one number is enough.
+  return progress?.fair ? `chance ${chance(question.probability)}` : `chance up to ${chance(question.probability)}, ${score}`;
 }
 
 function answerOne(value) {
@@ -198,7 +202,8 @@ async function showMap(question) {
     say(`The model sees ${question.class} in the coloured places.`);
     $("photo").append(el("img", { src: url, class: "map", alt: "" }));
   } catch (error) {
-    if (question === current) say(`Where is ${question.class}? ${error instanceof Refused ? error.message : "No reply."}`);
+    const why = error instanceof Refused ? error.message : "no reply";
+    if (question === current) say(`Where is ${question.class}? ${why[0].toUpperCase()}${why.slice(1)}.`);
   }
 }
 
@@ -264,7 +269,7 @@ function drawTile(at) {
   tile.setAttribute("aria-label", `Photo ${at + 1} of ${grid.questions.length}: ${grid.questions[at].class}, ${WORDS.get(value)}`);
   tile.querySelector(".mark").textContent = value === usual ? "" : WORDS.get(value);
   const counts = [1, -1, 0].map((kind) => grid.values.filter((one) => one === kind).length);
-  const said = `${counts[0]} yes, ${counts[1]} no${counts[2] ? `, ${counts[2]} ?` : ""}`;
+  const said = `${counts[0]} yes, ${counts[1]} no${counts[2] ? `, ${counts[2]} unsure` : ""}`;
   $("grid-save").firstChild.textContent = `Save: ${said} `;
 }
 
@@ -292,7 +297,7 @@ function saveGrid() {
 // ---- galleries
 
 const SAID = {
-  missing: ["Likely missing", "Nobody has said whether these are there, and the model thinks they may be; likeliest first."],
+  missing: ["Likely missing", "Nobody has said whether these are there, and the model thinks they may be; likeliest first. Is the class there?"],
   wrong: ["Likely wrong", "Labels that the model contradicts; either may be right. Yes: it is there. No: it is not."],
 };
 
@@ -308,7 +313,7 @@ async function openGallery(more = false) {
     if (mine !== turn) return;
     const [title, said] = SAID[view];
     $("gallery-title").textContent = title;
-    $("gallery-said").textContent = found.total ? said : "None was found.";
+    $("gallery-said").textContent = found.total ? said : "None was found: there is nothing to check here.";
     const cards = found.items.map(card);
     if (more) $("gallery-tiles").append(...cards);
     else $("gallery-tiles").replaceChildren(...cards);
@@ -362,6 +367,7 @@ function showOnly(id) {
 
 function open(name) {
   view = name;
+  say(""); // what was said belongs to the view before
   for (const button of document.querySelectorAll("nav button")) {
     if (button.dataset.view === name) button.setAttribute("aria-current", "page");
     else button.removeAttribute("aria-current");

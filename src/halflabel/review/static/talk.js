@@ -37,7 +37,13 @@ export function trouble(text) {
   $("trouble").hidden = !text;
 }
 
-export function say(text) { $("status").textContent = text; }
+export function say(text) {
+  const place = $("status");
+  place.textContent = text;
+  place.classList.remove("fresh"); // on a phone it is shown for a while: from the beginning again
+  void place.offsetWidth;
+  place.classList.toggle("fresh", text !== "");
+}
 
 const photos = new Map(); // address -> a promise of a decoded picture's blob address
 
@@ -45,7 +51,10 @@ export function photo(address) {
   let found = photos.get(address);
   if (found) photos.delete(address); // put at the end: used last
   else {
-    found = call(address).then((reply) => reply.blob()).then(async (blob) => {
+    found = call(address).then(async (reply) => {
+      if (reply.headers.get("Content-Type")?.startsWith("application/json")) throw new Refused((await reply.json()).nothing);
+      return reply.blob();
+    }).then(async (blob) => {
       const url = URL.createObjectURL(blob);
       const picture = new Image();
       picture.src = url;
