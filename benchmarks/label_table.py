@@ -2,7 +2,7 @@
 
     python benchmarks/label_table.py [--images 9000000] [--classes 5000] [--known 60000000] [--only NAME ...]
 
-Makes a random table, writes it in the packed form, and does each thing in a process of its own that opens that file, so
+Makes a random table, writes it in the binary form, and does each thing in a process of its own that opens that file, so
 that its peak is its own. `import` writes the Open Images CSV first and reads it. Files go to a temporary folder
 (--folder keeps them). Prints a table and writes benchmarks/out/label_table.json.
 """
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from halflabel.labels import formats, packed
+from halflabel.labels import binary, formats
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 
@@ -145,7 +145,7 @@ def do(name: str, file: Path) -> dict[str, Any]:
     elif name == "inspect":
         said = inspect(file)
     else:
-        table = packed.open_table(file)
+        table = binary.open_table(file)
         if name != "open":
             began = time.perf_counter()
         said = DO[name](table)
@@ -211,9 +211,9 @@ def main() -> None:
         names = asked.only or list(DO)
         source = file.with_name("train-annotations-human-labels.csv")
         if {"import", "convert"} & set(names) and not source.exists():
-            write_csv(packed.open_table(file), source)
+            write_csv(binary.open_table(file), source)
         result: dict[str, Any] = {
-            "table": repr(packed.open_table(file)),
+            "table": repr(binary.open_table(file)),
             "file_mb": file.stat().st_size / 1e6,
             "done": [],
         }

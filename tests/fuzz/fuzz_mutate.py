@@ -230,7 +230,7 @@ def _safetensors(data: bytes, rng: Rng) -> bytes:
 
 
 def _packed(data: bytes, rng: Rng) -> bytes:
-    """Other arrays in a packed label file, with checksums that hold: what a hostile writer would send."""
+    """Other arrays in a binary label file, with checksums that hold: what a hostile writer would send."""
     if len(data) < 8:
         raise _Unfit
     (size,) = struct.unpack("<Q", data[:8])

@@ -57,7 +57,7 @@ def test_every_format_refuses_what_is_no_file(tmp_path: Path, kind: str) -> None
     for name in formats.FORMATS:
         folder = tmp_path / name
         folder.mkdir()
-        ending = {"packed": ".labels", "coco": ".json", "lvis": ".json", "label-studio": ".json"}.get(name, ".csv")
+        ending = {"binary": ".labels", "coco": ".json", "lvis": ".json", "label-studio": ".json"}.get(name, ".csv")
         with limit(20), pytest.raises(UserError):
             formats.read(make(kind, folder, "labels" + ending), format=name)
 

@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 # Where in tests/golden/<format> the things a user would name are, and what has to be stated to read them.
 PLACES: dict[str, tuple[str, Policy]] = {
-    "packed": ("own.labels", Policy()),
+    "binary": ("own.labels", Policy()),
     "label-studio": ("*.json", Policy()),
     "fiftyone": ("own", Policy()),
     "lvis": ("*.json", Policy()),

@@ -286,6 +286,27 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
 
 
+def test_source_and_score_may_be_left_out(file: Path) -> None:
+    file.write_text("image,class,value\na,cat,1\na,dog,-1\n")
+    rows, audit = long.read(file, Policy())
+    assert rows.resolve().dense().tolist() == [[1, -1]]
+    assert Became("-1", "absent", 1) in audit.became
+    assert long.read(file, Policy(minus_one="unknown")).table().dense().tolist() == [[1, 0]]
+    error = refusal(file, "image,class,value\na,cat,1\na,dog,0\n")  # 0 retracts in our files, others mean absent
+    assert (error.line, error.column) == (3, "value")
+    assert "--zero absent or --zero unknown" in error.fix
+    file.write_text("image,class,value\na,cat,1\na,dog,0\na,cow,-1\n")  # then -1 may be unsure
+    with pytest.raises(LabelError, match="value -1 may mean"):
+        long.read(file, Policy(zero="absent"))
+    for header in ("image,class,value,annotator", "image,label,value", "id,class,value"):  # not ours
+        row = "a,dog,-1" + ",x" * (header.count(",") - 2)
+        assert "--minus-one absent" in refusal(file, f"{header}\n{row}\n").fix
+
+
+def test_the_fix_for_an_own_file_can_be_done(file: Path) -> None:
+    assert "--value" not in refusal(file, HEADER + "a,cat,7,,\n").fix
+
+
 def test_own_files_say_what_their_values_mean() -> None:
     with pytest.raises(UserError, match="--zero means nothing"):
         long.read(GOLDEN / "own.csv", Policy(zero="absent"))

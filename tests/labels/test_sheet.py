@@ -129,6 +129,8 @@ def test_filter(file: Path) -> None:
     with pytest.raises(LabelError, match="found: 'train', 'val'") as caught:
         sheet.filter({"split": "test"})
     assert caught.value.column == "split"
+    with pytest.raises(LabelError, match="no row has split=val and fold=2 together"):
+        sheet.filter({"split": "val", "fold": "2"})
 
 
 def test_a_column_too_long_for_32_bit_offsets_is_one_array(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
@@ -54,7 +57,7 @@ def inspect(
     show_stats(stats, top_pairs(table, min(top, 10)), most=top)
     show_advice(advice, names())
     if plot is not None:
-        console.print(f"\nWrote {plot}")
+        console.print(f"\nWrote {escape(str(plot))}", soft_wrap=True)
 
 
 @app.command("import")
@@ -79,7 +82,7 @@ def import_labels(
         _check_files(table.images, images)
     formats.write(found.rows, out)
     show_audit(found.audit, table)
-    console.print(f"Wrote [bold]{out}[/] ({number(len(found.rows))} rows). Next:  halflabel inspect {out}")
+    _say_written(out, f" ({number(len(found.rows))} rows)")
 
 
 @app.command()
@@ -96,7 +99,7 @@ def convert(
 ) -> None:
     """Turn labels from one format into another; what the other cannot hold is refused, never lost.
 
-    Formats: packed (.labels: opened in place, for millions of images), long (all other endings), wide, coco, lvis,
+    Formats: binary (.labels: opened in place, for millions of images), long (all other endings), wide, coco, lvis,
     open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive, label-studio, fiftyone.
 
     Example: halflabel convert labels.csv labels.json --to lvis
@@ -108,9 +111,10 @@ def convert(
     found: Import = read(labels)
     formats.write(found.rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
     show_audit(found.audit, found.table())
-    console.print(f"Wrote [bold]{out}[/] as {to}")
+    console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
     if to == "label-studio":
-        console.print(f"First paste {out.with_suffix('.config.xml')} into the project's labelling interface, as code.")
+        config = escape(str(out.with_suffix(".config.xml")))
+        console.print(f"First paste {config} into the project's labelling interface, as code.", soft_wrap=True)
 
 
 @app.command()
@@ -143,28 +147,58 @@ def drop(
 
     if protocol not in protocols.PROTOCOLS:
         raise UserError(f"no protocol is called {protocol!r}", f"use one of: {', '.join(protocols.PROTOCOLS)}")
-    shares = {"keep": keep, "spoil": spoil, "hide": hide}
-    own = {"noisy": "spoil", "corrupt": "spoil", "semi-supervised": "hide"}.get(protocol, "keep")
-    for name, share in shares.items():
-        if share is not None and name != own:
-            raise UserError(f"--{name} means nothing for {protocol}", f"use --{own}")
-    options: dict[str, Any] = {
-        "share": shares[own],
-        "number": count,
-        "positives": positives,
-        "negatives": negatives,
-        "keep_negatives": keep_negatives,
-        "exact": exact,
+    given: dict[str, Any] = {
+        "--keep": keep,
+        "--spoil": spoil,
+        "--hide": hide,
+        "--number": count,
+        "--positives": positives,
+        "--negatives": negatives,
+        "--keep-negatives": keep_negatives,
+        "--exact": exact,
     }
+    options = _protocol_options(protocol, {flag: value for flag, value in given.items() if value is not None})
     _check_free(out, force)
     found: Import = read(labels)
     before = found.table()
-    after = protocols.apply(protocol, before, seed=seed, **{k: v for k, v in options.items() if v is not None})
+    after = protocols.apply(protocol, before, seed=seed, **options)
     formats.write(after, out)
     show_audit(found.audit, before)
     console.print(f"\n{protocols.describe()[protocol]} (seed {seed})")
     show_counts(after)
-    console.print(f"Wrote [bold]{out}[/]. Next:  halflabel inspect {out}")
+    _say_written(out)
+
+
+def _protocol_options(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What a protocol takes, from the flags that were given; a wrong or missing one is named as it is written."""
+    from halflabel.drop import PROTOCOLS
+
+    share = {"noisy": "--spoil", "corrupt": "--spoil", "semi-supervised": "--hide"}.get(protocol, "--keep")
+    takes = list(signature(PROTOCOLS[protocol]).parameters.values())[1:]  # after the table
+    flags = {
+        parameter.name: share if parameter.name == "share" else "--" + parameter.name.replace("_", "-")
+        for parameter in takes
+        if parameter.name != "seed"
+    }
+    own = ", ".join(flags.values())
+    for flag in given:
+        if flag not in flags.values():
+            fix = f"it takes {own}" if own else f"leave {flag} out"
+            raise UserError(f"{flag} means nothing for {protocol}", fix)
+    for parameter in takes:
+        if parameter.default is parameter.empty and flags[parameter.name] not in given:
+            flag = flags[parameter.name]
+            example = "0.1" if parameter.name == "share" else "20"
+            raise UserError(f"{protocol} needs {flag}", f"say how much, such as {flag} {example}")
+    if {"share", "number"} <= flags.keys() and (share in given) == ("--number" in given):
+        raise UserError(f"{protocol} needs either {share} or --number", f"give one of them, such as {share} 0.5")
+    return {name: given[flag] for name, flag in flags.items() if flag in given}
+
+
+def _say_written(out: Path, what: str = "") -> None:
+    """What was written, and the command to look at it: on one line, to be copied."""
+    step = shlex.join(["halflabel", "inspect", str(out)])
+    console.print(f"Wrote [bold]{escape(str(out))}[/]{what}. Next:  {escape(step)}", soft_wrap=True)
 
 
 def _check_free(out: Path, force: bool) -> None:

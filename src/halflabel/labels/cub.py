@@ -100,9 +100,9 @@ def write(rows: Rows, path: Path) -> None:
     base = Path(path)
     for name in (*rows.images, *rows.classes):
         if not name or name != name.strip() or len(name.splitlines()) != 1 or "\x00" in name:
-            raise UserError(f"the name {name!r} is blank, or has outer blanks or a line break", "write --format long")
+            raise UserError(f"the name {name!r} is blank, or has outer blanks or a line break", "write --to long")
     if not (len(rows.images) and len(rows.classes)):
-        raise UserError("there is no image or no class to write", "write --format long")
+        raise UserError("there is no image or no class to write", "write --to long")
     said = np.zeros((len(rows.images), len(rows.classes)), np.int8)
     certainty = np.ones_like(said)
     sure = np.array([CERTAINTIES.index(name) + 1 if name in CERTAINTIES[1:] else 4 for name in rows.sources], np.int8)

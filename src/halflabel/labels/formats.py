@@ -17,7 +17,7 @@ __all__ = ["FORMATS", "find_format", "format_for", "read", "write"]
 
 # Name -> what a user would call it. The order is that of recognition: the particular before the general.
 FORMATS = {
-    "packed": "halflabel's packed form (.labels): opened in place, for millions of images",
+    "binary": "halflabel's binary form (.labels): opened in place, for millions of images",
     "label-studio": "Label Studio JSON: tasks to be answered, and people's answers",
     "fiftyone": "FiftyOne folder: labels.json, and negatives.json for what is absent",
     "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
@@ -74,21 +74,21 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
 
 
 def format_for(path: str | Path) -> str:
-    """The format that labels are written in where none is named: packed for a name in .labels, long for any other."""
-    return "packed" if Path(path).suffix == ".labels" else "long"
+    """The format that labels are written in where none is named: binary for a name in .labels, long for any other."""
+    return "binary" if Path(path).suffix == ".labels" else "long"
 
 
 def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "auto", **options: Any) -> None:
     """Write labels in any format that can hold them; a format that would lose some refuses and names another.
 
-    "auto" goes by the ending of the name: .labels is the packed form, any other long rows. `options` are the format's
+    "auto" goes by the ending of the name: .labels is the binary form, any other long rows. `options` are the format's
     own, such as `image_url` of label-studio; those of another format are refused.
     """
     format = format_for(path) if format == "auto" else format
     module = _module(format)
-    if format != "packed" and format_for(path) == "packed":
-        ending = "a name that ends in .labels says that it is packed"
-        raise UserError(f"{path} cannot be written as {format}: {ending}", "choose another ending, or --to packed")
+    if format != "binary" and format_for(path) == "binary":
+        ending = "a name that ends in .labels says that it is binary"
+        raise UserError(f"{path} cannot be written as {format}: {ending}", "choose another ending, or --to binary")
     for name in options:
         if name not in getattr(module, "OPTIONS", ()):
             flag = "--" + name.replace("_", "-")

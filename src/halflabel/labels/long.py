@@ -2,12 +2,16 @@
 
 In our own files value is 1 (present), -1 (absent) or 0 (retracts what was said before). A row without an image names a
 class and a row without a class names an image, so that classes and images with nothing known keep their place.
+
+Source and score may be left out. In a file with just `image,class,value` and no value but 1 and -1, -1 is absent unless
+stated otherwise; beside a 0, which others write for absent, both have to be stated.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +86,9 @@ def read(path: Path, policy: Policy) -> Import:
     images, image = _encode(taken["image"], has_image)
     classes, column = _encode(taken["class"], has_class)
 
+    short = not own and set(COLUMNS[:3]) <= set(sheet.header) <= set(COLUMNS)
+    if short and policy.minus_one is None and not set(ZERO) & set(pc.unique(taken["value"]).to_pylist()):
+        policy = replace(policy, minus_one="absent")
     if "value" in taken:
         value = _values(sheet, roles["value"], taken["value"], keep, spoken, policy, own, audit)
     elif policy.unlisted is None:
@@ -197,7 +204,8 @@ def _values(
             meaning = read_value(raw, stated, frozenset(raws))
         except Undecided as problem:
             row = int(keep[np.flatnonzero(spoken & (codes == code))[0]])
-            raise sheet.error(problem.message, problem.fix, row=row, column=name) from None
+            fix = "use 1 (present), -1 (absent) or 0 (takes back what was said before)" if own else problem.fix
+            raise sheet.error(problem.message, fix, row=row, column=name) from None
         value_of[code] = VALUE[meaning]
         audit.add(raw, "retracted" if own and meaning == "unknown" else meaning, counts[code])
     return np.asarray(value_of[codes])

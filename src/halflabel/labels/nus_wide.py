@@ -67,18 +67,18 @@ def write(rows: Rows, path: Path) -> None:
     table = rows.resolve()
     labels = table.dense()
     if not labels.size:
-        raise UserError("there is no image or no class to write", "write --format long")
+        raise UserError("there is no image or no class to write", "write --to long")
     if not labels.all():
         image, column = (int(where[0]) for where in np.nonzero(labels == 0))
         message = f"it is unknown whether {table.images[image]!r} is {table.classes[column]!r}, but 0 would say absent"
-        raise UserError(message, "fill in what is unknown first, or write --format long")
+        raise UserError(message, "fill in what is unknown first, or write --to long")
     for name in table.classes:
         if not name or re.search(r"[/\\\x00-\x1f]", name):
-            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --format long")
+            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --to long")
     for name in table.images:
         if not name or name != name.strip().removeprefix("\ufeff") or re.search(r"[\\\x00\r\n]", name):
             message = f"image {name!r} has a backslash, a line break or outer blanks in its name"
-            raise UserError(message, "rename it, or write --format long")
+            raise UserError(message, "rename it, or write --to long")
     folder = Path(path) / "Groundtruth" / "AllLabels"
     stale = set(_named(folder, "all")) - set(table.classes) if folder.is_dir() else set()
     if stale:

@@ -34,7 +34,7 @@ COLUMNS = ("ImageID", "Source", "LabelName", "Confidence")
 NEEDED = ("ImageID", "LabelName", "Confidence")
 MACHINE = "machine"
 
-_LONG = "write the long form instead (--format long)"
+_LONG = "write the long form instead (--to long)"
 
 
 def sniff(path: Path) -> bool:

@@ -189,6 +189,9 @@ class Sheet:
                     column=name,
                 )
             keep &= match
+        if not keep.any():
+            said = " and ".join(f"{name}={value}" for name, value in where.items())
+            raise self.error(f"no row has {said} together", "leave one --where out, or change its value")
         return np.flatnonzero(keep)
 
     def line(self, row: int) -> int:

@@ -75,12 +75,12 @@ def write(rows: Rows, path: Path) -> None:
     main = Path(path) / "ImageSets" / "Main"
     for name in table.classes:
         if not name or re.search(r"[/\\\x00-\x1f]", name):
-            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --format long")
+            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --to long")
     for name in table.images:
         if name.split() != [name] or "\x00" in name or name.startswith("\ufeff"):
-            raise UserError(f"image {name!r} has no name, or blanks in it", "rename it, or write --format long")
+            raise UserError(f"image {name!r} has no name, or blanks in it", "rename it, or write --to long")
     if not (len(table.images) and len(table.classes)):
-        raise UserError("there is no image or no class to write", "write --format long")
+        raise UserError("there is no image or no class to write", "write --to long")
     stale = set(_class_files(main).get(_WRITTEN, {})) - set(table.classes) if main.is_dir() else set()
     if stale:
         message = f"{main} already has label files of other classes: {', '.join(sorted(stale)[:5])}"

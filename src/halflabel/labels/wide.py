@@ -22,7 +22,7 @@ __all__ = ["USES", "read", "sniff", "write"]
 
 USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 
-_LONG = "write the long form instead (--format long)"
+_LONG = "write the long form instead (--to long)"
 
 
 def sniff(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The packed form: what goes in comes out, damage is found, and names stay where they lie."""
+"""The binary form: what goes in comes out, damage is found, and names stay where they lie."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels import formats, packed, stats, table
+from halflabel.labels import binary, formats, stats, table
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -39,8 +39,8 @@ def test_what_goes_in_comes_out(tmp_path: Path, whole: bool) -> None:
     path = tmp_path / "a.labels"
     formats.write(rows, path)
     found = formats.read(path)
-    assert found.audit.format == "packed"
-    assert found.table() == rows.resolve() == packed.open_table(path)
+    assert found.audit.format == "binary"
+    assert found.table() == rows.resolve() == binary.open_table(path)
     assert found.table().digest() == rows.resolve().digest()
     held = standing(rows)
     back = found.rows
@@ -50,7 +50,7 @@ def test_what_goes_in_comes_out(tmp_path: Path, whole: bool) -> None:
     assert [back.sources[s] for s in back.source] == [rows.sources[s] for s in rows.source[held]]
     np.testing.assert_array_equal(back.score, rows.score[held])
     assert (back.image.dtype, back.column.dtype, back.conflicts()) == (np.int32, np.int32, 0)
-    # From one packed file to another, and to rows of text, it is the same.
+    # From one binary file to another, and to rows of text, it is the same.
     formats.write(back, tmp_path / "b.labels")
     assert (tmp_path / "b.labels").read_bytes() == path.read_bytes()
     formats.write(back, tmp_path / "b.csv")
@@ -61,7 +61,7 @@ def test_what_goes_in_comes_out(tmp_path: Path, whole: bool) -> None:
 def test_the_arrays_are_the_files_own_and_others_can_read_them(tmp_path: Path) -> None:
     path = tmp_path / "a.labels"
     formats.write(make_rows(), path)
-    opened = packed.open_table(path)
+    opened = binary.open_table(path)
     for array in (opened.start, opened.column, opened.value):
         assert not array.flags.owndata
         assert not array.flags.writeable
@@ -77,18 +77,18 @@ def test_tables_of_any_shape(tmp_path_factory: pytest.TempPathFactory, images: i
     dense = np.random.default_rng(seed).integers(-1, 2, (images, classes))
     made = LabelTable.from_dense(dense, images=[f"{i}ß" * (i % 3) + str(i) for i in range(images)])
     formats.write(made, path)
-    assert packed.open_table(path) == made
-    assert np.array_equal(packed.open_table(path).dense(), dense)
+    assert binary.open_table(path) == made
+    assert np.array_equal(binary.open_table(path).dense(), dense)
 
 
 def test_every_changed_byte_and_every_missing_end_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.labels"
     formats.write(make_rows(), path)
-    whole, before = path.read_bytes(), packed.open_table(path)
+    whole, before = path.read_bytes(), binary.open_table(path)
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         with pytest.raises(LabelError) as caught:
-            packed.open_table(path)
+            binary.open_table(path)
         assert caught.value.fix
     header = 8 + int.from_bytes(whole[:8], "little")
     for place in [*range(0, header, 7), *range(header, len(whole))]:
@@ -97,10 +97,10 @@ def test_every_changed_byte_and_every_missing_end_is_noticed(tmp_path: Path) -> 
         path.write_bytes(spoiled)
         if place >= header:
             with pytest.raises(LabelError, match="damaged"):
-                packed.open_table(path)
+                binary.open_table(path)
             continue
         with suppress(LabelError):  # never another error; and where the header still reads, the labels are the same
-            assert packed.open_table(path) == before
+            assert binary.open_table(path) == before
     path.write_bytes(whole + b"\0")
     with pytest.raises(LabelError, match="bytes where there must be"):
         formats.read(path)
@@ -126,7 +126,7 @@ def test_files_of_others_and_of_the_future(tmp_path: Path) -> None:
     with pytest.raises(LabelError, match="'weights'"):
         formats.read(path)
     path.write_text("image,class,value\na,b,1\n")
-    with pytest.raises(LabelError, match="no packed label file"):
+    with pytest.raises(LabelError, match="no binary label file"):
         formats.read(path)
 
 
@@ -143,9 +143,9 @@ def test_files_of_others_and_of_the_future(tmp_path: Path) -> None:
     ],
 )
 def test_arrays_that_do_not_fit_together(tmp_path: Path, monkeypatch, name: str, array: np.ndarray) -> None:
-    plain = packed._arrays
+    plain = binary._arrays
     assert len(plain(make_rows())["value"]) == 4
-    monkeypatch.setattr(packed, "_arrays", lambda rows: {**plain(rows), name: array})
+    monkeypatch.setattr(binary, "_arrays", lambda rows: {**plain(rows), name: array})
     formats.write(make_rows(), tmp_path / "a.labels")
     with pytest.raises(LabelError, match="do not fit together"):
         formats.read(tmp_path / "a.labels")
@@ -154,8 +154,8 @@ def test_arrays_that_do_not_fit_together(tmp_path: Path, monkeypatch, name: str,
 def test_the_ending_tells_the_form(tmp_path: Path) -> None:
     rows = make_rows()
     with pytest.raises(UserError, match="does not end in"):
-        formats.write(rows, tmp_path / "a.csv", format="packed")
-    with pytest.raises(UserError, match="says that it is packed"):
+        formats.write(rows, tmp_path / "a.csv", format="binary")
+    with pytest.raises(UserError, match="says that it is binary"):
         formats.write(rows, tmp_path / "a.labels", format="long")
     assert not list(tmp_path.iterdir())
     formats.write(rows, tmp_path / "a.labels")

@@ -1,4 +1,4 @@
-"""The packed form by the ending of its name, in the commands that read or write labels."""
+"""The binary form by the ending of its name, in the commands that read or write labels."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_take_it_by_its_ending(data: Path, tmp_path: Path) -> None:
     before = formats.read(data / "train.csv").table()
     first, second, third = (tmp_path / f"{name}.labels" for name in "abc")
-    assert "as packed" in done("convert", data / "train.csv", first)
+    assert "as binary" in done("convert", data / "train.csv", first)
     done("import", first, second)
     done("drop", second, third, "--keep", "0.5")
     done("convert", third, tmp_path / "c.csv")
     assert formats.read(first).table() == formats.read(second).table() == before
     assert formats.read(third).table() == formats.read(tmp_path / "c.csv").table() != before
-    assert "as packed" in done("inspect", third)
-    assert "as packed" not in done("inspect", tmp_path / "c.csv")
+    assert "as binary" in done("inspect", third)
+    assert "as binary" not in done("inspect", tmp_path / "c.csv")
 
 
 @pytest.mark.parametrize("method", ["curriculum", "em-apl"])
 def test_training_from_it_is_training_from_the_rows(data: Path, tmp_path: Path, method: str) -> None:
     """Pages of a file cannot be written to, and nothing tries to."""
-    packed = tmp_path / "train.labels"
-    done("convert", data / "train.csv", packed)
+    binary = tmp_path / "train.labels"
+    done("convert", data / "train.csv", binary)
     options = ["--method", method, "--epochs", "3", "--backbone", "tiny", "--size", "32", "--workers", "0"]
-    for labels, out in ((data / "train.csv", "a"), (packed, "b")):
+    for labels, out in ((data / "train.csv", "a"), (binary, "b")):
         done("train", labels, data / "images", "--out", tmp_path / out, "--device", "cpu", *options)
     lines = [(tmp_path / out / "log.jsonl").read_text().splitlines() for out in "ab"]
     losses = [[json.loads(line)["loss"] for line in log] for log in lines]

@@ -1,4 +1,4 @@
-"""The packed form, `NAME.labels`: a table as it lies in memory, opened in place, for millions of images.
+"""The binary form, `NAME.labels`: a table as it lies in memory, opened in place, for millions of images.
 
 One file in the safetensors layout: 8 bytes that say how long the header is, the header as JSON, then the arrays, all
 little-endian. With N images, C classes and K known entries:
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
 
 
 class _Opened(Rows):
-    """The rows of a packed file, one per known entry; the number of its image is spelled out when first asked for."""
+    """The rows of a binary file, one per known entry; the number of its image is spelled out when first asked for."""
 
     def __init__(
         self, table: LabelTable, source: NDArray[np.int16], score: NDArray[np.float32], sources: tuple[str, ...]
@@ -93,20 +93,20 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, policy: Policy) -> Import:
-    """Open a packed file in place; a damaged one is refused. What was known of sources and scores comes back too."""
+    """Open a binary file in place; a damaged one is refused. What was known of sources and scores comes back too."""
     table, arrays, sources = _open(Path(path))
     known = table.known
     source = arrays.get("source", np.broadcast_to(np.int16(0), known))
     score = arrays.get("score", np.broadcast_to(np.float32(np.nan), known))
     present = int(np.count_nonzero(table.value > 0))
-    audit = Audit("packed", [str(path)])
+    audit = Audit("binary", [str(path)])
     audit.add("1", "present", present)
     audit.add("-1", "absent", known - present)
     return Import(_Opened(table, source, score, sources), audit)
 
 
 def open_table(path: str | Path) -> LabelTable:
-    """The table of a packed file, its arrays the file's own pages."""
+    """The table of a binary file, its arrays the file's own pages."""
     return _open(Path(path))[0]
 
 
@@ -182,7 +182,7 @@ def _map(file: BinaryIO, path: Path) -> dict[str, NDArray[Any]]:
     size = path.stat().st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= min(size - 8, _LARGEST_HEADER):
-        raise LabelError("this is no packed label file, or its beginning is damaged", _AGAIN, path)
+        raise LabelError("this is no binary label file, or its beginning is damaged", _AGAIN, path)
     try:
         header = json.loads(file.read(length))
         about = header.pop("__metadata__")
