@@ -1,12 +1,12 @@
 """Images per second of tuning a whole network on one GPU, against the same network fed with one random tensor.
 
-python benchmarks/gpu_speed.py --images voc.safetensors [--backbones efficientnet-lite0,resnet50] [--batches 32,128]
+python benchmarks/gpu_speed.py [--images voc.safetensors] [--backbones efficientnet-lite0,resnet50] [--batches 32,128]
     [--compile no,graph,full] [--size 224] [--precision no]
 
 The loop is `halflabel.train.fit` on images held on the GPU with crops and mirror images made there (view "weak"), and
 with two views where a method asks for them. The ceiling is forward, backward and the optimizer's step on the same
 random batch again and again, compiled in the same way. Both are medians of epochs after the first. `voc.safetensors` is
-what `voc_tuned.py prepare` writes.
+what `voc_tuned.py prepare` writes; without it the images are noise.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def loop(name: str, images: torch.Tensor, batch: int, how: Any, precision: Any, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--images", type=Path)
     parser.add_argument("--backbones", default="efficientnet-lite0")
     parser.add_argument("--batches", default="32,128")
     parser.add_argument("--compile", default="no,graph,full")
@@ -95,10 +95,13 @@ def main() -> None:
     parser.add_argument("--ema", type=float, default=0.0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "gpu_speed.json")
     asked = parser.parse_args()
-    from safetensors import safe_open
+    if asked.images is None:
+        images = torch.randint(0, 256, (asked.count, 3, asked.size, asked.size), dtype=torch.uint8, device="cuda")
+    else:
+        from safetensors import safe_open
 
-    with safe_open(asked.images, "pt", device="cuda") as file:
-        images = file.get_slice("train")[: asked.count]
+        with safe_open(asked.images, "pt", device="cuda") as file:
+            images = file.get_slice("train")[: asked.count]
     if images.shape[-1] != asked.size:
         images = torch.nn.functional.interpolate(images.float(), (asked.size, asked.size), mode="bilinear")
         images = images.to(torch.uint8)

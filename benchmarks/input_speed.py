@@ -1,6 +1,7 @@
 """How fast images reach the model: images/s of four ways to feed it, in turns in one run, without any model.
 
 python benchmarks/input_speed.py --photos DIR [--size 448] [--images 512] [--workers 2] [--batch 64] [--device cpu]
+    [--train resnet50 --compile graph]
 
 a) torchvision: a plain Dataset and DataLoader: open, resize, mirror, to float, normalise
 b) folder: halflabel's source of image files, weak view
@@ -12,6 +13,9 @@ b) to e) end as bytes, (a) as normalised floats: in halflabel the model normalis
 large. That step is added to b) to e) on the device, so that all end with the same kind of tensor in the same place.
 Every number is the median of --repeats passes; the first pass of each, which starts the workers, does not count.
 Packing itself is timed once.
+
+With `--train BACKBONE` a network of that name is then tuned on each of b) to e), two epochs in bf16: what
+of its images/s on one random batch is left shows whether the images come quickly enough to keep the GPU busy.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from gpu_speed import CLASSES, ceiling, model_of
 from halflabel.data.decode import find_images
 from halflabel.data.packed import OnDevice, open_packed
 from halflabel.data.packing import pack_images
@@ -38,6 +43,9 @@ from halflabel.data.shards import Stored
 from halflabel.data.sources import Images, Source
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.train import Settings, fit
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -70,6 +78,29 @@ class Plainly(Dataset[Tensor]):
         return made
 
 
+def tune(asked: argparse.Namespace, source: Source) -> float:
+    """Images per second of the second epoch of training on them."""
+    table = LabelTable.from_dense(
+        np.random.default_rng(0).choice(np.array([-1, 0, 1], np.int8), (len(source), CLASSES)), images=source.names
+    )
+    method = recipe("bce").make()
+    settings = Settings(epochs=2, batch_size=asked.batch, compile=asked.compile, precision="bf16", device=asked.device)
+    log = fit(model_of(asked.train, method), method, source, table, settings).log
+    return float(log[-1]["images_per_s"])
+
+
+def show(asked: argparse.Namespace, took: dict[str, list[float]], photos: int, packing: float, about: Any) -> None:
+    rates = {name: statistics.median(found) for name, found in took.items()}
+    print(
+        f"{photos} photos, {asked.size} px, {asked.view} view, {asked.workers} workers, batch {asked.batch}, "
+        f"{asked.device}, torch {torch.__version__}"
+    )
+    print(f"packing {packing:.0f} images/s, {about['bytes'] / about['images'] / 1e3:.1f} kB per image\n")
+    print(f"{'':30}{'images/s':>10}{'ratio':>8}{'least':>10}{'most':>10}")
+    for name, rate in rates.items():
+        print(f"{name:30}{rate:10.0f}{rate / rates['torchvision']:8.2f}{min(took[name]):10.0f}{max(took[name]):10.0f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=Path, required=True)
@@ -82,12 +113,16 @@ def main() -> None:
     parser.add_argument("--store", choices=["jpeg", "png", "raw"], default="jpeg")
     parser.add_argument("--resize", choices=["short", "squash"], default="squash")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--train", default="", help="A backbone to tune on what comes.")
+    parser.add_argument("--compile", choices=["no", "graph", "full"], default="graph")
     parser.add_argument("--out", type=Path, help="Also write the numbers as JSON.")
     asked = parser.parse_args()
 
     paths = find_images(asked.photos)[: asked.images]
     if not paths:
         parser.error(f"there is no image in {asked.photos}")
+    if asked.train and asked.device == "cpu":
+        parser.error("--train compares with a GPU's own speed: it needs --device cuda")
     device = torch.device(asked.device)
     views: dict[str, View] = {
         "plain": Plain(asked.size),
@@ -128,15 +163,18 @@ def main() -> None:
             persistent_workers=asked.workers > 0,
             pin_memory=device.type == "cuda",
         )
-        ways: dict[str, Callable[[int], Iterator[Tensor]]] = {
-            "torchvision": lambda epoch: (images.to(device, non_blocking=True) for images in plainly),
-            "folder": from_source(Images(paths, names, views, **more)),
-            "pack": from_source(open_packed(names, pack, views, **more)),
-            "pack, views on the device": from_source(OnDevice(open_packed(names, pack, views, **more), device)),
+        sources: dict[str, Source] = {
+            "folder": Images(paths, names, views, **more),
+            "pack": open_packed(names, pack, views, **more),
+            "pack, views on the device": OnDevice(open_packed(names, pack, views, **more), device),
         }
         if device.type == "cuda":
             packed = open_packed(names, pack, views, **more)
-            ways["pack, decoded on the device"] = from_source(OnDevice(packed, device, decode=True))
+            sources["pack, decoded on the device"] = OnDevice(packed, device, decode=True)
+        ways: dict[str, Callable[[int], Iterator[Tensor]]] = {
+            "torchvision": lambda epoch: (images.to(device, non_blocking=True) for images in plainly),
+            **{name: from_source(source) for name, source in sources.items()},
+        }
         took: dict[str, list[float]] = {name: [] for name in ways}
         for repeat in range(asked.repeats + 1):
             for name, way in ways.items():
@@ -146,21 +184,21 @@ def main() -> None:
                     torch.cuda.synchronize()
                 if repeat:
                     took[name].append(seen / (time.perf_counter() - began))
-    rates = {name: statistics.median(found) for name, found in took.items()}
-    print(
-        f"{len(paths)} photos, {asked.size} px, {asked.view} view, {asked.workers} workers, batch {asked.batch}, "
-        f"{device.type}, torch {torch.__version__}"
-    )
-    print(f"packing {packing:.0f} images/s, {about['bytes'] / about['images'] / 1e3:.1f} kB per image\n")
-    print(f"{'':30}{'images/s':>10}{'ratio':>8}{'least':>10}{'most':>10}")
-    for name, rate in rates.items():
-        print(f"{name:30}{rate:10.0f}{rate / rates['torchvision']:8.2f}{min(took[name]):10.0f}{max(took[name]):10.0f}")
+        show(asked, took, len(paths), packing, about)
+        trained = {}
+        if asked.train:
+            most = ceiling(asked.train, asked.size, asked.batch, asked.compile, "bf16")
+            print(f"\n{asked.train} on one random batch: {most:.0f} images/s", flush=True)
+            for name, source in sources.items():
+                trained[name] = tune(asked, source)
+                print(f"{name:30}{trained[name]:10.0f}{trained[name] / most:8.0%}", flush=True)
     if asked.out is not None:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(asked).items()}
         settings.pop("out")
         settings.pop("photos")
         asked.out.write_text(
-            json.dumps({"settings": settings, "packing": packing, "images_per_s": took}, indent=1) + "\n"
+            json.dumps({"settings": settings, "packing": packing, "images_per_s": took, "trained": trained}, indent=1)
+            + "\n"
         )
 
 

@@ -6,7 +6,10 @@ model (torch.compile); `full` does both. Recording takes about a second, compili
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +87,7 @@ class _Recorded:
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         # Recording runs the model several times: running means must not see that.
         before = {name: value.clone() for name, value in model.named_buffers()}
-        self.run: Any = torch.cuda.make_graphed_callables(tensors, (view.clone(),))
+        self.run: Any = _record(tensors, view.clone())
         with torch.no_grad():
             for name, value in model.named_buffers():
                 value.copy_(before[name])
@@ -92,6 +95,16 @@ class _Recorded:
 
     def __call__(self, view: Tensor) -> Output:
         return Output(**dict(zip(self.names, self.run(view), strict=True)))
+
+
+def _record(module: nn.Module, view: Tensor) -> Any:
+    """make_graphed_callables, with recording disturbed by what this thread does alone: loaders pin memory in theirs."""
+    make: Any = torch.cuda.make_graphed_callables
+    alone: dict[str, Any] = {"capture_error_mode": "thread_local"}
+    if "capture_error_mode" in inspect.signature(make).parameters:
+        return make(module, (view,), **alone)
+    with patch.object(torch.cuda, "graph", partial(torch.cuda.graph, **alone)):  # older torch has no word for it
+        return make(module, (view,))
 
 
 class _Tensors(nn.Module):

@@ -87,6 +87,7 @@ class SemanticAttention(nn.Module):
         self.of_label = nn.Linear(vector_size, rank, bias=False)
         self.weight = nn.Linear(rank, 1, bias=False)
         nn.init.normal_(self.of_label.weight)  # vectors have length 1, not a variance of 1 in each component
+        nn.init.zeros_(self.weight.weight)  # every label starts from the mean over places, and learns to look closer
 
     def forward(self, places: Tensor, vectors: Tensor) -> Tensor:
         seen, named = self.of_place(places), self.of_label(vectors.to(places.dtype))
@@ -139,7 +140,7 @@ class SemanticHead(TaughtHead):
         h = GatedGraph(f),   o_c = tanh(F [h_c, f_c]),   x_c = w_c · o_c + b_c      (Chen 2019, SSGRL, eq. 7 and 8)
 
     (B, D, h, w) -> logits (B, C), maps (B, C, h, w): α, and per_class (B, C, W): f. Pooled features (B, D) are maps of
-    one cell, where every f_c is the same. `width` W = 0 is D, without a projection. Dropout acts on the features.
+    one cell, where every f_c is the same. `width` W = 0 is D, without a projection. Dropout acts on whole channels.
 
     Memory: weights 4·(D·W + D·k + 11·W² + C·W) bytes; in training about 4·(9·T + 6)·C·W per image, with T = 3, W = 256
     and 80 classes 2.7 MB. Above 2^24 numbers of f (B·C·W) images go through graph and classifier in parts, which the
@@ -167,7 +168,7 @@ class SemanticHead(TaughtHead):
                 f"width {width}, rank {rank} and steps {steps} make no head", "use width ≥ 0, rank ≥ 1, steps ≥ 0"
             )
         wide = width or channels
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout1d(dropout)  # the same channels at all places: what is drawn per place averages out
         self.project = nn.Linear(channels, wide, bias=False) if width else None
         if self.project is not None:
             nn.init.orthogonal_(self.project.weight)  # what is near stays near
@@ -200,7 +201,7 @@ class SemanticHead(TaughtHead):
 
     def _places(self, features: Tensor) -> Tensor:
         """(B, D, h, w) or (B, D) -> (B, P, W)."""
-        places = self.dropout(features.flatten(2).transpose(1, 2) if features.ndim == 4 else features[:, None])
+        places = self.dropout(features.flatten(2) if features.ndim == 4 else features[:, :, None]).transpose(1, 2)
         return places if self.project is None else cast(Tensor, self.project(places))
 
     def _classify(self, found: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.data.resident import Resident, strong_views, weak_views
+from halflabel.data.resident import Resident, view_of
 from halflabel.data.sources import Arrays
 from halflabel.data.views import OPS, Plain, Strong, Weak, draws, view_keys
 from halflabel.labels.names import Names
@@ -40,13 +40,13 @@ def test_draws_are_those_of_the_views_on_the_cpu():
 def test_mirror_images_alone_are_the_same_bytes():
     images, keys = smooth(16), keys_for(16)
     view = Weak(SIZE, least=1.0)
-    assert torch.equal(weak_views(view, images, keys), one_by_one(view, images, keys))
+    assert torch.equal(view_of(view, images, keys), one_by_one(view, images, keys))
 
 
 def test_a_weak_view_shows_the_same_part_of_the_image():
     images, keys = smooth(32), keys_for(32)
     view = Weak(SIZE, least=0.5)
-    made, wanted = weak_views(view, images, keys).float(), one_by_one(view, images, keys).float()
+    made, wanted = view_of(view, images, keys).float(), one_by_one(view, images, keys).float()
     other = one_by_one(view, images, keys_for(32, seed=1)).float()
     assert (made - wanted).abs().mean() < 6 < 20 < (made - other).abs().mean()
 
@@ -61,7 +61,7 @@ def test_each_operation_is_that_of_the_cpu(name):
     moved = name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
     noise = torch.randint(40, 220, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
     images = smooth(len(keys)) if moved else noise.to(torch.uint8)
-    made, wanted = strong_views(view, images, keys).float(), one_by_one(view, images, keys).float()
+    made, wanted = view_of(view, images, keys).float(), one_by_one(view, images, keys).float()
     apart = (made - wanted).abs().mean(dim=(1, 2, 3))
     changed = (wanted - images.float()).abs().mean(dim=(1, 2, 3))
     # Places are whole pixels there and parts of pixels here; colours agree to rounding.
@@ -73,15 +73,15 @@ def test_each_operation_is_that_of_the_cpu(name):
 def test_the_grey_square_is_where_the_cpu_puts_it():
     view = Strong(SIZE, least=1.0, flip=0.0, num_ops=0, cutout=0.8)
     images, keys = smooth(32), keys_for(32)
-    assert torch.equal(strong_views(view, images, keys), one_by_one(view, images, keys))
+    assert torch.equal(view_of(view, images, keys), one_by_one(view, images, keys))
 
 
 def test_a_view_depends_on_its_key_alone_not_on_its_batch():
     view = Strong(SIZE)
     images, keys = smooth(12), keys_for(12)
-    whole = strong_views(view, images, keys)
-    assert torch.equal(whole[5:6], strong_views(view, images[5:6], keys[5:6]))
-    assert not torch.equal(whole, strong_views(view, images, keys_for(12, seed=3)))
+    whole = view_of(view, images, keys)
+    assert torch.equal(whole[5:6], view_of(view, images[5:6], keys[5:6]))
+    assert not torch.equal(whole, view_of(view, images, keys_for(12, seed=3)))
 
 
 def test_a_resident_source_gives_what_is_asked_for():

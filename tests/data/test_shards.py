@@ -24,7 +24,7 @@ from halflabel.data import packed, packing
 from halflabel.data.decode import BadImage, find_images, list_images, locate, read_image, split_suffixes
 from halflabel.data.packed import OnDevice, Packed, least_side, open_packed
 from halflabel.data.packing import encode, pack_images
-from halflabel.data.resident import weak_views
+from halflabel.data.resident import view_of
 from halflabel.data.shards import Shards, Stored, decode_jpegs, find_member, is_pack, open_pack, shard_name
 from halflabel.data.sources import Images, Part, own_order
 from halflabel.data.views import Plain, Strong, View, Weak, view_keys
@@ -553,7 +553,7 @@ def test_views_on_the_device_are_those_of_the_plain_batch(tmp_path: Path) -> Non
     found = list(source.fetch(plan, ("weak", "plain"), seed=3, epoch=2))
     for (index, views), (_, (plain,)) in zip(found, pack.fetch(plan, ("plain",)), strict=True):
         keys = view_keys(3, 2, pack.hashes[index], 2)
-        assert torch.equal(views[0], weak_views(VIEWS["weak"], plain, keys[:, 0]))  # type: ignore[arg-type]
+        assert torch.equal(views[0], view_of(VIEWS["weak"], plain, keys[:, 0]))  # type: ignore[arg-type]
         assert torch.equal(views[1], plain)
     assert OnDevice(in_blocks(9), "cpu").order(1, 1) is not None
     for workers in (0, 2):

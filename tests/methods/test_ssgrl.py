@@ -36,6 +36,7 @@ def make(images=6, classes=4, channels=5, seed=0, **options):
     method.start(table)
     torch.manual_seed(seed)
     model = Model(None, method.head(channels, classes)).double().eval()
+    torch.nn.init.normal_(model.head.attention.weight.weight)  # it starts at zero, where all places count alike
     features = torch.from_numpy(np.random.default_rng(1).normal(size=(images, channels, 2, 3)))
     return table, method, model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
 
@@ -152,6 +153,20 @@ def test_what_cannot_be_is_told():
     for options in ({"rank": 0}, {"width": -1}, {"steps": -1}, {"vector_size": 0}):
         with pytest.raises(UserError):
             recipe("ssgrl").make(**options).head(5, 3)
+
+
+def test_labels_start_from_the_mean_over_places():
+    features = torch.randn(2, 5, 2, 3)
+    head = SemanticHead(5, 4, width=0)
+    head.vectors.normal_()
+    torch.testing.assert_close(head(features).per_class, features.mean((2, 3))[:, None].expand(2, 4, 5))
+
+
+def test_dropout_takes_channels_at_all_places():
+    head = SemanticHead(50, 2, width=0, dropout=0.5).train()
+    places = head._places(torch.ones(3, 50, 2, 3))
+    assert set(places.unique().tolist()) == {0.0, 2.0}
+    assert bool((places == places[:, :1]).all())
 
 
 def test_the_head_is_found_behind_wrappers():

@@ -21,11 +21,12 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.rng import hash_names
 
-__all__ = ["Resident", "load_images", "strong_views", "view_of", "weak_views"]
+__all__ = ["Resident", "load_images", "view_by", "view_numbers", "view_of"]
 
 _BINS = 31
 _GREY = 128.0
 _MOST = 0.6  # of the device's free memory
+_DRAWN = 4096  # images whose draws are made together
 
 
 class Resident:
@@ -45,12 +46,22 @@ class Resident:
         return len(self.images)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
-        for index in plan:
-            if len(self.bad):
-                index = np.setdiff1d(index, self.bad, assume_unique=True)
-            images = self.images[torch.from_numpy(index).to(self.images.device, non_blocking=True)]
-            keys = view_keys(seed, epoch, self.hashes[index], len(views))
-            yield Fetched(index, tuple(view_of(self.views[name], images, keys[:, v]) for v, name in enumerate(views)))
+        together = max(_DRAWN // max(len(plan[0]), 1), 1) if len(plan) else 1  # many batches' draws cost as one's
+        for first in range(0, len(plan), together):
+            batches = [self._good(index) for index in plan[first : first + together]]
+            ends = np.cumsum([len(index) for index in batches])[:-1]
+            keys = view_keys(seed, epoch, self.hashes[np.concatenate(batches)], len(views))
+            made = [np.split(view_numbers(self.views[name], keys[:, v]), ends) for v, name in enumerate(views)]
+            for number, index in enumerate(batches):
+                if not len(index):
+                    yield Fetched(index, ())
+                    continue
+                images = self.images[torch.from_numpy(index).to(self.images.device, non_blocking=True)]
+                shown = zip(views, made, strict=True)
+                yield Fetched(index, tuple(view_by(self.views[name], images, each[number]) for name, each in shown))
+
+    def _good(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.setdiff1d(index, self.bad, assume_unique=True) if len(self.bad) else index
 
 
 def load_images(
@@ -80,30 +91,43 @@ def load_images(
 
 
 def view_of(view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-    """A view of plain ones, made where they are: (B, 3, S, S) uint8 to the same."""
+    """A view of plain ones, made where they are: (B, 3, S, S) uint8 and (B,) keys to the same."""
+    return view_by(view, images, view_numbers(view, keys))
+
+
+def view_numbers(view: View, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """All that chance decides about views, by their keys (B,): (B, …) for `view_by`."""
     if isinstance(view, Strong):
-        return strong_views(view, images, keys)
+        return _strong_numbers(view, draws(keys, 7 + 2 * view.num_ops))
     if isinstance(view, Weak):
-        return weak_views(view, images, keys)
+        return _flat(_box(view, draws(keys, 4)))
+    return np.zeros((len(keys), 0), np.float32)
+
+
+def view_by(view: View, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+    """The view of plain ones that these numbers stand for."""
+    if isinstance(view, Strong):
+        return _strong(view, images, numbers)
+    if isinstance(view, Weak):
+        return _weak(view, images, numbers)
     return images
 
 
-def weak_views(view: Weak, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-    """A random crop resized back, mirrored with probability `flip`: (B, 3, S, S) uint8 to the same."""
-    u = draws(keys, 4)
+def _weak(view: Weak, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+    """A random crop resized back, mirrored with probability `flip`."""
+    sent = _sent(numbers, images)
     if view.least == 1:
-        return torch.where(_each(u[:, 3] < view.flip, images), images.flip(-1), images)
-    return _rounded(_resampled(images, _box(view, u)))
+        return torch.where(_each(sent[:, 0] < 0), images.flip(-1), images)
+    return _rounded(_resampled(images, sent))
 
 
-def strong_views(view: Strong, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-    """The weak view, then RandAugment's operations, then one grey square: (B, 3, S, S) uint8 to the same.
+# What `_strong_numbers` says of each image after its six of geometry, in this order.
+_FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
+_TAKEN = ("Posterize", "Solarize", "AutoContrast", "Equalize")
 
-    The operations and magnitudes of each image are those of the view on the CPU. Their order is fixed: what moves
-    pixels is one resampling together with the crop, what changes colours follows, in the order of `OPS`.
-    """
-    size = images.shape[-1]
-    u = draws(keys, 7 + 2 * view.num_ops)
+
+def _strong_numbers(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Geometry (6), factors (4), what is done (4), and the grey square: top, bottom, left, right in pixels."""
     level = view.magnitude / (_BINS - 1)
     picks = u[:, 7:].reshape(len(u), -1, 2)
     which = (picks[..., 0] * len(OPS)).astype(np.int64)
@@ -113,9 +137,6 @@ def strong_views(view: Strong, images: Tensor, keys: NDArray[np.uint64]) -> Tens
     def times(name: str) -> NDArray[np.float64]:
         """How often each image takes an operation, with its signs."""
         return np.asarray(((which == names.index(name)) * sign).sum(1))
-
-    def taken(name: str) -> NDArray[np.bool_]:
-        return np.asarray((which == names.index(name)).any(1))
 
     moves = _box(view, u)
     # Each is the map from a place of the result to the place it is taken from, in coordinates −1 … 1.
@@ -128,25 +149,44 @@ def strong_views(view: Strong, images: Tensor, keys: NDArray[np.uint64]) -> Tens
     moves = moves @ _affine(one, 0 * one, -shift * times("TranslateX"), 0 * one, one, -shift * times("TranslateY"))
     angle = np.radians(30 * level * times("Rotate"))
     moves = moves @ _affine(np.cos(angle), -np.sin(angle), 0 * one, np.sin(angle), np.cos(angle), 0 * one)
-    x = _resampled(images, moves)
+    factors = [1 + 0.9 * level * times(name) for name in _FACTORS]
+    taken = [(which == names.index(name)).any(1) for name in _TAKEN]
+    side = np.round(u[:, 4] * view.cutout * view.size)
+    top, left = ((u[:, place] * view.size).astype(np.int64) - side // 2 for place in (5, 6))
+    rest = np.stack([*factors, *taken, top, top + side, left, left + side], 1)
+    return np.concatenate([_flat(moves), rest.astype(np.float32)], 1)
 
-    for name, factor in (("Brightness", _brightness), ("Color", _saturation), ("Contrast", _contrast)):
-        x = factor(x, _each(1 + 0.9 * level * times(name), x))
-    x = _sharpness(x, _each(1 + 0.9 * level * times("Sharpness"), x))
+
+def _strong(view: Strong, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+    """The weak view, then RandAugment's operations, then one grey square.
+
+    The operations and magnitudes of each image are those of the view on the CPU. Their order is fixed: what moves
+    pixels is one resampling together with the crop, what changes colours follows, in the order of `OPS`.
+    """
+    sent = _sent(numbers, images)
+    level = view.magnitude / (_BINS - 1)
+    column = {name: 6 + place for place, name in enumerate((*_FACTORS, *_TAKEN))}
+
+    def number(name: str) -> Tensor:
+        return _each(sent[:, column[name]])
+
+    def taken(name: str) -> NDArray[np.bool_]:
+        return numbers[:, column[name]] > 0
+
+    x = _resampled(images, sent[:, :6])
+    for name, factor in zip(_FACTORS, (_brightness, _saturation, _contrast, _sharpness), strict=True):
+        x = factor(x, number(name))
     step = 2.0 ** (8 - round(8 - 4 * level))
-    x = torch.where(_each(taken("Posterize"), x), torch.floor(_round(x) / step) * step, x)
-    x = torch.where(_each(taken("Solarize"), x) & (x >= 255 * (1 - level)), 255 - x, x)
+    x = torch.where(number("Posterize") > 0, torch.floor(_round(x) / step) * step, x)
+    x = torch.where((number("Solarize") > 0) & (x >= 255 * (1 - level)), 255 - x, x)
     if taken("AutoContrast").any():
-        x = torch.where(_each(taken("AutoContrast"), x), _autocontrast(x), x)
+        x = torch.where(number("AutoContrast") > 0, _autocontrast(x), x)
     if (rows := np.flatnonzero(taken("Equalize"))).size:
-        at = torch.from_numpy(rows).to(x.device)
+        at = torch.from_numpy(rows).to(x.device, non_blocking=True)
         x = x.index_copy(0, at, _equalized(x[at]))
-
-    side = np.round(u[:, 4] * view.cutout * size)
-    top, left = ((u[:, place] * size).astype(np.int64) - side // 2 for place in (5, 6))
-    cells = torch.arange(size, device=x.device)
-    rows_in = (cells >= _column(top, x)) & (cells < _column(top + side, x))
-    columns_in = (cells >= _column(left, x)) & (cells < _column(left + side, x))
+    top, bottom, left, right = sent[:, -4:, None].unbind(1)
+    cells = torch.arange(images.shape[-1], device=x.device)
+    rows_in, columns_in = (cells >= top) & (cells < bottom), (cells >= left) & (cells < right)
     square = rows_in[:, None, :, None] & columns_in[:, None, None, :]
     return _rounded(torch.where(square, _GREY, x))
 
@@ -167,21 +207,24 @@ def _affine(*parts: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack([np.stack(row, -1) for row in ((a, b, c), (d, e, f), (zero, zero, one))], -2)
 
 
-def _resampled(images: Tensor, maps: NDArray[np.float64]) -> Tensor:
-    """Bilinear, black outside: (B, 3, S, S) of any type to float 0..255."""
-    theta = torch.from_numpy(maps[:, :2].astype(np.float32)).to(images.device, non_blocking=True)
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+def _flat(maps: NDArray[np.float64]) -> NDArray[np.float32]:
+    """(B, 3, 3) maps as the six numbers of their first two rows."""
+    return maps[:, :2].reshape(-1, 6).astype(np.float32)
+
+
+def _sent(numbers: NDArray[np.float32], images: Tensor) -> Tensor:
+    return torch.from_numpy(numbers).to(images.device, non_blocking=True)
+
+
+def _resampled(images: Tensor, maps: Tensor) -> Tensor:
+    """Bilinear, black outside: (B, 3, S, S) of any type and (B, 6) numbers of geometry to float 0..255."""
+    grid = F.affine_grid(maps.view(-1, 2, 3), list(images.shape), align_corners=False)
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def _each(values: NDArray[np.generic], like: Tensor) -> Tensor:
+def _each(values: Tensor) -> Tensor:
     """One value per image, to be broadcast over (B, 3, S, S)."""
-    dtype = torch.bool if values.dtype == bool else torch.float32
-    return torch.from_numpy(values).to(dtype).view(-1, 1, 1, 1).to(like.device, non_blocking=True)
-
-
-def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(values).view(-1, 1).to(like.device, non_blocking=True)
+    return values.view(-1, 1, 1, 1)
 
 
 def _rounded(x: Tensor) -> Tensor:
