@@ -84,6 +84,37 @@ def test_commands_start_without_torch() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train"],
+        ["train", "nowhere.csv", "FOLDER"],
+        ["train", "nowhere.csv", "nowhere"],
+        ["train", "--resume", "FOLDER", "--lr", "1"],
+        ["train", "--continue", "FOLDER", "--answers", "nowhere.csv"],
+        ["import", "LABELS", "new.csv", "--images", "FOLDER"],
+        ["fill", "--undo", "LABELS"],
+    ],
+    ids=" ".join,
+)
+def test_faults_are_said_before_torch_is_loaded(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
+    (tmp_path / "run").mkdir()
+    places = {"FOLDER": str(tmp_path / "run"), "LABELS": str(tmp_path / "labels.csv")}
+    check = (
+        "import sys, halflabel.cli\n"
+        "try:\n"
+        f"    halflabel.cli.app({[places.get(word, word) for word in words]!r})\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 2, end.code\n"
+        "    assert 'torch' not in sys.modules, 'torch takes seconds'\n"
+        "    print('refused')\n"
+    )
+    said = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == "refused", said.stderr
+    assert "fix:" in said.stderr
+
+
 def test_a_bare_call_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "halflabel demo" in done()
@@ -178,7 +209,7 @@ def test_a_broken_label_file_is_named_and_nothing_is_written(
     assert says in refused("inspect", source, *options)
     assert says in refused("import", source, out / "new.csv", *options)
     assert says in refused("convert", source, out / "new.csv", "--to", "wide", *options)
-    assert says in refused("drop", source, out / "new.csv", *options)
+    assert says in refused("drop", source, out / "new.csv", "--keep", "0.5", *options)
     assert says in refused("train", source, data / "images", "--out", out / "run", *TINY, *options)
     assert list(out.iterdir()) == []
     assert list(source.parent.iterdir()) == [source]
@@ -210,6 +241,17 @@ def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, con
         (["drop", "L", "OUT", "--protocol", "half"], "no protocol is called 'half'"),
         (["drop", "L", "OUT", "--spoil", "0.1"], "--spoil means nothing for partial"),
         (["drop", "L", "OUT", "--keep", "2"], "2"),
+        (["drop", "L", "OUT"], "partial needs --keep"),
+        (["drop", "L", "OUT", "--protocol", "single-positive", "--spoil", "0.1"], "leave --spoil out"),
+        (["drop", "L", "OUT", "--protocol", "per-class", "--positives", "3"], "per-class needs --negatives"),
+        (["drop", "L", "OUT", "--protocol", "positives"], "needs either --keep or --number"),
+        (["drop", "L", "OUT", "--keep", "0.5", "--negatives", "3"], "it takes --keep, --exact"),
+        (["inspect", "L", "--where", "source=a", "--where", "source=b"], "--where says 'a' and 'b' of 'source'"),
+        (["train", "--resume", "OUT", "--continue", "OUT"], "--continue means nothing with --resume"),
+        (["train", "--resume", "OUT", "L", "I"], "LABELS mean nothing with --resume"),
+        (["train", "--continue", "OUT", "L"], "is no folder"),
+        (["train", "--continue", "OUT", "--minus-one", "absent"], "--minus-one means nothing with --continue"),
+        (["demo", "--out", "L"], "is a file"),
         (["convert", "L", "OUT", "--to", "excel"], "no label format is called 'excel'"),
         (["import", "L", "OUT", "--images", "nowhere"], "nowhere"),
         (["train", "L"], "LABELS and IMAGES are missing"),
@@ -250,6 +292,40 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path, data: Path) -> 
         assert out.read_text() == "precious"
     done("import", data / "train.csv", out, "--force")
     assert out.read_text() != "precious"
+
+
+def test_nor_is_what_holds_no_questions_or_rules(tmp_path: Path, data: Path, trained: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("precious")
+    assert "holds no questions" in refused("next", trained, data / "images", "--out", out)
+    assert "--force" in refused("rules", "suggest", data / "train.csv", "--out", out)
+    assert out.read_text() == "precious"
+    done("next", trained, data / "images", "--out", tmp_path / "questions.csv")
+    done("next", trained, data / "images", "--out", tmp_path / "questions.csv")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--batch-size", "0"), ("--epochs", "0"), ("--lr", "-1"), ("--accumulate", "0"), ("--workers", "-1")],
+)
+def test_numbers_that_cannot_be_are_refused(data: Path, flag: str, value: str) -> None:
+    result = run("train", data / "train.csv", data / "images", flag, value)
+    assert result.exit_code == 2
+    assert flag in result.stderr
+
+
+def test_names_with_brackets_and_blanks_are_shown_to_be_copied(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "a [red] name that is long enough for the line to be broken in a terminal of 80.csv"
+    said = done("drop", data / "train.csv", out, "--keep", "0.5")
+    assert f"Wrote {out}. Next:  halflabel inspect {shlex.quote(str(out))}\n" in said
+    assert f"Next:  halflabel inspect {shlex.quote(str(out))}\n" in done("import", data / "train.csv", out, "--force")
+
+
+def test_the_page_of_a_method_is_set_to_the_width_of_the_screen() -> None:
+    said = done("methods", "bn-bce")
+    assert "With all\nlabels known" not in said
+    assert "    L = Σ_known BCE / number of known entries in the batch\n" in said
+    assert '--relabel-at ""' in done("methods", "curriculum")
 
 
 def test_a_format_that_would_lose_labels_is_refused(tmp_path: Path, data: Path) -> None:
@@ -538,3 +614,12 @@ def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: 
     assert after.read_log()[0]["loss"] < Run.open(first).read_log()[0]["loss"]
     assert "means nothing with --continue" in refused("train", "--continue", first, "--lr", "0.1")
     assert "means nothing without --continue" in refused("train", "--answers", tmp_path / "answers.csv")
+    # Answers of another make, and photos that have moved.
+    (tmp_path / "moved").symlink_to(data / "images")
+    (tmp_path / "theirs.csv").write_text(f"id,tag,value\n{image},{name},-1\n")
+    more = ["--answers", tmp_path / "theirs.csv", "--out", tmp_path / "third"]
+    assert "add --minus-one absent" in refused("train", "--continue", first, *more)
+    done("train", "--continue", first, tmp_path / "moved", *more, "--minus-one", "absent")
+    third = Run.open(tmp_path / "third")
+    assert third.read_labels().rows(np.array([0]))[0, 1] == -1
+    assert third.read_config()["images"] == str(tmp_path / "moved")

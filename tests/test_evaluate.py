@@ -164,3 +164,12 @@ def test_fifths_of_the_classes_by_the_number_of_their_training_labels() -> None:
         [np.mean([aps[9 - 2 * g], aps[8 - 2 * g]]) for g in range(5)]
     )
     assert "G1" not in evaluate(logits, labels.to(torch.int8), names).overall
+
+
+def test_probabilities_that_round_to_1_are_no_ties() -> None:
+    logits, labels = case()
+    high = evaluate(logits + 30, labels, CLASSES)
+    aps = [row["AP"] for row in high.per_class]
+    assert aps == pytest.approx(by_scikit_learn(logits + 30, labels))
+    assert high.overall["mAP"] == pytest.approx(np.mean(aps))
+    assert high.overall["mAP_low"] < high.overall["mAP"] < high.overall["mAP_high"]

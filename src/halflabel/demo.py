@@ -21,6 +21,7 @@ from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipes
+from halflabel.points import points
 from halflabel.report.demo import draw_demo, draw_scenes
 from halflabel.run import Run
 from halflabel.score import score
@@ -77,7 +78,7 @@ def run_demo(
         logits = score(Model(None, Predictor(run).model.head), test).logits
         value = metrics.mean_average_precision(logits, hidden)
         row = Row(known, method, value, None, time.perf_counter() - started)
-        say(f"  {known}, {method}: test mAP {100 * value:.1f}")
+        say(f"  {known}, {method}: test mAP {points(value)}")
         return row
 
     say("Training with all labels known (the oracle), then with most of them hidden")

@@ -419,7 +419,10 @@ class Predictor:
         at = table.classes.index(self.classes.array)
         if (at < 0).any():
             missing = self.classes[int(np.flatnonzero(at < 0)[0])]
-            raise UserError(f"the labels have no class {missing!r}, which the run knows", "use the same class names")
+            raise UserError(
+                f"the labels have no class {missing!r}, which the run knows",
+                "use the same class names; one of which nothing is known is named by a row without an image",
+            )
         table = table.subset(classes=at)
         source = open_images(table.images, images, self.views, dataclasses.replace(self.config, max_bad=1.0))
         labels = torch.from_numpy(table.dense())

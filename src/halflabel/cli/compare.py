@@ -22,6 +22,7 @@ from halflabel.cli.options import takes_policy
 from halflabel.cli.screen import console, show_audit
 from halflabel.cli.training import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune
 from halflabel.errors import UserError
+from halflabel.points import points
 
 if TYPE_CHECKING:
     from halflabel.compare import Comparison, Row, Task
@@ -86,13 +87,15 @@ def compare(
         int | None, _panel(TRAINING, "Passes over the training images (default: by their number).", min=1)
     ] = None,
     batch_size: Annotated[int, _panel(TRAINING, "Images per step.", min=1)] = 32,
-    lr: Annotated[float | None, _panel(TRAINING, "One learning rate for all (default: the methods' own).")] = None,
+    lr: Annotated[
+        float | None, _panel(TRAINING, "One learning rate for all (default: the methods' own).", min=0)
+    ] = None,
     optimizer: Annotated[Optimizer, _panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
-    ema: Annotated[float, _panel(TRAINING, "Decay of the weight average; 0 = none.")] = 0.0,
-    patience: Annotated[int, _panel(TRAINING, "Stop after so many epochs without gain; 0 = never.")] = 0,
+    ema: Annotated[float, _panel(TRAINING, "Decay of the weight average; 0 = none.", min=0, max=1)] = 0.0,
+    patience: Annotated[int, _panel(TRAINING, "Stop after so many epochs without gain; 0 = never.", min=0)] = 0,
     device: Annotated[Device, _panel(TRAINING, "Where to compute.")] = Device.auto,
     precision: Annotated[Precision, _panel(TRAINING, "no is float32.")] = Precision.no,
-    workers: Annotated[int, _panel(TRAINING, "Processes that decode images.")] = 2,
+    workers: Annotated[int, _panel(TRAINING, "Processes that decode images.", min=0)] = 2,
     max_bad: Annotated[float, _panel(TRAINING, "Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
 ) -> None:
     """Compare methods on your own data: seeds, intervals, paired differences, time and memory.
@@ -107,14 +110,20 @@ def compare(
 
     Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
     """
+    for folder in (images, test_images):
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"{folder} is no folder", "name the folder with the images")
+    kept_shares = _numbers(shares)
+    found: Import = read(labels)
+    table = found.table()
+    other = read(test).table() if test is not None else None
+    show_audit(found.audit, table)
+
     from halflabel.auto import epochs_for
     from halflabel.compare import compare as compare_methods
     from halflabel.experiment import Config
     from halflabel.train import Settings
 
-    found: Import = read(labels)
-    table = found.table()
-    show_audit(found.audit, table)
     chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
     settings = Settings(
@@ -135,7 +144,6 @@ def compare(
         settings=settings,
         **shapes,
     )
-    other = read(test).table() if test is not None else None
     from halflabel.cli.progress import Bar
 
     where = escape(str(out))
@@ -145,7 +153,7 @@ def compare(
             images,
             _words(methods),
             out=out,
-            shares=_numbers(shares),
+            shares=kept_shares,
             protocols=protocol or (),
             seeds=seeds,
             test=other,
@@ -224,9 +232,8 @@ class GridBar:
             console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}", soft_wrap=True)
         else:
             kind = "mAP (unknown = absent)" if outcome.measure == "assumed_mAP" else "mAP"
-            console.print(
-                f"{what}: validation {kind} {_percent(outcome.select)}  {_time(outcome.seconds)}", soft_wrap=True
-            )
+            judged = f"validation {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
+            console.print(f"{what}: {judged}  {_time(outcome.seconds)}", soft_wrap=True)
         self._show(1.0)
         if number == total:
             self._progress.stop()
@@ -261,7 +268,7 @@ def show_comparison(found: Comparison) -> None:
         rows.add_row(
             escape(shown),
             f"[bold]{escape(row.method)}[/]",
-            f"{_percent(row.mAP)} ({_percent(row.mAP_low)} – {_percent(row.mAP_high)})",
+            f"{points(row.mAP)} ({points(row.mAP_low)} – {points(row.mAP_high)})",
             _behind(row, row is found.best(row.labels)),
             str(row.seeds),
             f"{row.seconds:.3g}",
@@ -291,13 +298,9 @@ def show_comparison(found: Comparison) -> None:
 def _behind(row: Row, best: bool) -> str:
     if best:
         return "best"
-    value = f"{_percent(row.behind)} ({_percent(row.behind_low)} to {_percent(row.behind_high)})"
+    mean, low, high = (points(gap, 2, signed=True) for gap in (row.behind, row.behind_low, row.behind_high))
+    value = f"{mean} ({low} to {high})"
     return value if row.behind_high < 0 else f"{value} ≈"
-
-
-def _percent(value: float) -> str:
-    # Rounded first, and 0 added: else a small negative number would read "−0.0".
-    return "—" if math.isnan(value) else f"{round(100 * value, 1) + 0:.1f}".replace("-", "−")
 
 
 def _time(seconds: float) -> str:

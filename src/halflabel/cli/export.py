@@ -72,13 +72,16 @@ def hub(
 
     Example: halflabel export hub runs/first --out birds --push me/birds
     """
-    from halflabel.export.hub import FILES, export_hub
-    from halflabel.export.hub import push as upload
-    from halflabel.run import Run
-
     if private and push is None:
         raise UserError("--private means nothing without --push", "add --push user/name, or leave --private out")
-    export_hub(Run.open(run), out, force=force)
+    from halflabel.run import Run
+
+    opened = Run.open(run)
+
+    from halflabel.export.hub import FILES, export_hub
+    from halflabel.export.hub import push as upload
+
+    export_hub(opened, out, force=force)
     console.print(f"Wrote [bold]{escape(str(out))}[/]: {', '.join(FILES)}", soft_wrap=True)
     if push is not None:
         console.print(f"Uploaded to {escape(upload(out, push, private=private))}", soft_wrap=True)

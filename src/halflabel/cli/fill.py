@@ -75,8 +75,8 @@ def fill(
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
-    from halflabel.fill import fill_run, write_filled
     from halflabel.labels.rows import Rows
+    from halflabel.labels.sheet import existing
     from halflabel.run import Run
 
     opened = Run.open(run)
@@ -85,7 +85,14 @@ def fill(
         raise UserError(f"{path} is there already", "choose another --out, or add --force to overwrite it")
     if labels is not None and path.resolve() == labels.resolve():
         raise UserError("--out is the label file itself", "write another file, then append it or use it instead")
+    if not images.is_dir():
+        raise UserError(f"{images} is no folder", "name the folder with the images")
+    if rules is not None:
+        existing(rules)
     rows = read(labels).rows if labels is not None else None
+
+    from halflabel.fill import fill_run, write_filled
+
     with Bar("features") as bar:
         filling = fill_run(
             opened,
@@ -101,15 +108,19 @@ def fill(
     base = (rows if rows is not None else Rows.from_table(filling.table)) if complete else None
     tally = processes.on_first(lambda: write_filled(filling, path, base=base))
     _show(filling, tally, top)
-    where = shlex.quote(str(path))
+    where, of = shlex.quote(str(path)), shlex.quote(str(run))
     known = "the known labels and the filled ones" if complete else "rows to append to the label file"
     console.print(f"\nWrote [bold]{escape(where)}[/]: {known}, source {escape(filling.source)}", soft_wrap=True)
     if complete:
         console.print(f"Next:  halflabel inspect {escape(where)}", soft_wrap=True)
-        console.print(f"Take it back:  halflabel fill {escape(str(run))} --undo {escape(where)}", soft_wrap=True)
+        console.print(f"Take it back:  halflabel fill {escape(of)} --undo {escape(where)}", soft_wrap=True)
     elif path.suffix != ".parquet":
         console.print(f"Next:  tail -n +2 {escape(where)} >> LABELS.csv", soft_wrap=True)
-        console.print(f"Take it back:  halflabel fill {escape(str(run))} --undo LABELS.csv", soft_wrap=True)
+        console.print(f"Take it back:  halflabel fill {escape(of)} --undo LABELS.csv", soft_wrap=True)
+        console.print(
+            "(where LABELS.csv has the columns image,class,value,source,score; for other files, fill with --complete)",
+            soft_wrap=True,
+        )
 
 
 def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> None:
@@ -189,6 +200,7 @@ def suggest_rules(
     out: Annotated[Path | None, typer.Option(help="Also write them as a rules file, to be edited.")] = None,
     bound: Annotated[float, typer.Option(help="How often a rule must hold at least.", min=0.5, max=0.9999)] = 0.95,
     top: Annotated[int, typer.Option(help="How many to show.", min=1)] = 30,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it is there.")] = False,
 ) -> None:
     """Show rules that the known labels speak for; nothing is applied before you put it into a rules file.
 
@@ -197,6 +209,8 @@ def suggest_rules(
     from halflabel.files import replacing
     from halflabel.rules import suggest, write_suggestions
 
+    if out is not None and out.exists() and not force:
+        raise UserError(f"{out} is there already", "choose another name, or add --force to overwrite it")
     found: list[Suggestion] = suggest(read(labels).table(), bound=bound, top=top)
     if not found:
         console.print(
@@ -213,12 +227,12 @@ def suggest_rules(
         rows.add_row(Text(rule.first), rule.kind, Text(rule.second), number(rule.holds), number(rule.seen), *shares)
     console.print(rows)
     if out is not None:
-        if out.exists():
-            raise UserError(f"{out} is there already", "choose another name")
         with replacing(out) as temporary:
             temporary.write_text(write_suggestions(found), encoding="utf-8")
         console.print(
-            f"Wrote [bold]{escape(str(out))}[/]. Remove what is not always so, then:  halflabel fill … --rules"
+            f"Wrote [bold]{escape(str(out))}[/]. Remove what is not always so, then:  "
+            f"halflabel fill RUN IMAGES --rules {escape(shlex.quote(str(out)))}",
+            soft_wrap=True,
         )
 
 

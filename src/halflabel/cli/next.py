@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.screen import console
+from halflabel.errors import UserError
 
 
 @app.command("next")
@@ -41,12 +42,15 @@ def next_questions(
 
     Example: halflabel next runs/first photos/ --count 500
     """
-    from halflabel.questions import choose, doubtful, write_questions
+    from halflabel.labels.sheet import first_line
+    from halflabel.questions import COLUMNS, choose, doubtful, write_questions
     from halflabel.review.scores import cross_scores, score_run
     from halflabel.review.store import answered
     from halflabel.run import Run
 
     opened = Run.open(run)
+    if out.exists() and first_line(out) != ",".join(COLUMNS):
+        raise UserError(f"{out} is there already and holds no questions", "choose another --out")
     scored = score_run(opened, images, _bar)
     skip = answered(opened / "answers.sqlite", scored.table)
     if wrong:

@@ -13,7 +13,7 @@ import typer
 
 from halflabel.errors import UserError
 
-__all__ = ["takes_policy"]
+__all__ = ["READING_OPTIONS", "takes_policy"]
 
 READING = "How to read the label file"
 
@@ -38,7 +38,9 @@ def _policy_options(
     unlisted: Annotated[
         Unlisted | None, _reading("--unlisted", help="What it means that a label is not listed.")
     ] = None,
-    minus_one: Annotated[Meaning | None, _reading("--minus-one", help="What -1 means: never guessed.")] = None,
+    minus_one: Annotated[
+        Meaning | None, _reading("--minus-one", help="What -1 means, if the file does not say.")
+    ] = None,
     zero: Annotated[Meaning | None, _reading("--zero", help="What 0 means.")] = None,
     value: Annotated[
         list[str] | None, _reading("--value", help="What another value means.", metavar="RAW=MEANING")
@@ -60,6 +62,10 @@ def _policy_options(
     encoding: Annotated[str | None, _reading("--encoding", help="Text encoding, UTF-8 if not stated.")] = None,
 ) -> None:
     """Only its signature counts: the options that `takes_policy` gives to a command."""
+
+
+#: The names of these options.
+READING_OPTIONS = frozenset(inspect.signature(_policy_options).parameters)
 
 
 def takes_policy(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,11 +100,12 @@ def _read(path: Path, *, format: str, value: list[str] | None, where: list[str] 
 
 
 def _pairs(flag: str, texts: list[str] | None, right: set[Any] | None = None) -> dict[str, Any]:
-    pairs = {}
+    pairs: dict[str, Any] = {}
     for text in texts or ():
         key, equals, meaning = text.rpartition("=") if right else text.partition("=")
         if not equals or (right is not None and meaning not in right):
             allowed = "|".join(sorted(right)) if right else "VALUE"
             raise UserError(f"{flag} {text!r} cannot be read", f"write {flag} NAME={allowed}")
-        pairs[key] = meaning
+        if pairs.setdefault(key, meaning) != meaning:
+            raise UserError(f"{flag} says {pairs[key]!r} and {meaning!r} of {key!r}", "choose one of them")
     return pairs

@@ -67,13 +67,11 @@ def pack(
 
     Example: halflabel train labels.csv photos.pack --tune all --size 448 --views-on device
     """
-    from halflabel.cli.progress import Bar
-    from halflabel.data.packing import pack_images
-    from halflabel.data.shards import Stored
-
     if not images.is_dir():
         raise UserError(f"{images} is no folder", "name the folder with the images")
     shard_bytes = _bytes(file_size)
+    from halflabel.data.shards import Stored
+
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
     stored = Stored(size=size, quality=quality, **choices)
@@ -81,6 +79,10 @@ def pack(
     if labels is not None:
         found: Import = read(labels)
         ids = found.table().images
+
+    from halflabel.cli.progress import Bar
+    from halflabel.data.packing import pack_images
+
     try:
         with Bar("packing") as bar:
             about = pack_images(

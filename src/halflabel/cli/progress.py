@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from halflabel.cli.screen import console
-from halflabel.metrics import format_value
+from halflabel.points import points
 
 if TYPE_CHECKING:
     from halflabel.train import Epoch
@@ -96,7 +96,7 @@ class TrainingBar:
         parts = [f"epoch {line['epoch']:>3}/{self.epochs}", f"loss {line['loss']:.4f}"]
         for key, title in (("mAP", "mAP"), ("assumed_mAP", "mAP (unknown = absent)")):
             if key in line:
-                parts.append(f"{title} {format_value(line[key])}")
+                parts.append(f"{title} {points(line[key])}")
         known = {"epoch", "loss", "lr", "images_per_s", "seconds", "mAP", "assumed_mAP", "select"}
         parts += [f"{key} {value:.4g}" for key, value in line.items() if key not in known]
         parts.append(f"{line['images_per_s']:.0f} images/s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.errors import UserError
+from halflabel.points import points
 
 if TYPE_CHECKING:
     from halflabel.advice import Advice
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "console",
+    "paragraphs",
     "show_advice",
     "show_audit",
     "show_counts",
@@ -32,6 +35,8 @@ __all__ = [
 
 console = Console(highlight=False)
 
+_BROKEN = 105  # a line that would reach this far with the next word was broken for its width
+
 PRESENT, ABSENT, UNKNOWN = "green", "red", "bright_black"
 SHADES = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN, "retracted": UNKNOWN}
 
@@ -42,6 +47,27 @@ def show_error(error: UserError) -> None:
     screen.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
     if error.fix:
         screen.print(f"  [bold]fix:[/] {escape(error.fix)}", soft_wrap=True)
+
+
+def paragraphs(text: str) -> list[str]:
+    """Lines of a docstring with those that its width alone broke put together again: the terminal breaks its own.
+
+    Indented lines (formulas), blank ones and lines that end early stay.
+
+    >>> paragraphs("a line of\\ntext:\\n\\n    x = 1\\n    y = 2")
+    ['a line of', 'text:', '', '    x = 1', '    y = 2']
+    >>> len(paragraphs("word " * 22 + "\\nand so on"))
+    1
+    """
+    found: list[str] = []
+    last = 0  # the length of the line before
+    for line in text.splitlines():
+        if last + len(line.split(" ")[0]) >= _BROKEN and line and not line.startswith(" ") and found[-1][:1] != " ":
+            found[-1] = f"{found[-1].rstrip()} {line}"
+        else:
+            found.append(line)
+        last = len(line)
+    return found
 
 
 def number(value: int) -> str:
@@ -164,13 +190,13 @@ def show_evaluation(found: Evaluation) -> None:
     from halflabel.metrics import format_value
 
     value = found.overall
-    low, high = (format_value(value[key]) for key in ("mAP_low", "mAP_high"))
+    low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
     console.print(
-        f"\n[bold]mAP {format_value(value['mAP'])}[/] ({low} – {high})   micro F1 {format_value(value['micro_f1'])}   "
-        f"macro F1 {format_value(value['macro_f1'])}   calibration error {format_value(value['ECE'])}"
+        f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   micro F1 {points(value['micro_f1'])}   "
+        f"macro F1 {points(value['macro_f1'])}   calibration error {format_value(value['ECE'], 3)}"
     )
     if "G1" in value:
-        groups = "  ".join(f"G{number} {format_value(value[f'G{number}'])}" for number in range(1, 6))
+        groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
         console.print(f"mAP of fifths of the classes, fewest training labels first: {groups}")
     console.print(f"[bright_black]{escape(found.protocol)}[/]")
     judged = sorted((row for row in found.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
@@ -181,8 +207,8 @@ def show_evaluation(found: Evaluation) -> None:
     for row in judged[:5]:
         rows.add_row(
             escape(row["class"]),
-            format_value(row["AP"], 3),
-            f"{format_value(row['AP_low'], 3)} – {format_value(row['AP_high'], 3)}",
+            points(row["AP"]),
+            f"{points(row['AP_low'])} – {points(row['AP_high'])}",
             str(row["present"]),
             str(row["absent"]),
             format_value(row["precision"], 2),
@@ -202,7 +228,8 @@ def show_next_step(folder: Path) -> None:
     labels = sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet", ".json") and p.is_file())
     if labels:
         name = labels[0].name
-        console.print(f"Found {escape(name)} here. See what is known in it:\n\n  halflabel inspect {escape(name)}\n")
+        step = escape(shlex.join(["halflabel", "inspect", name]))
+        console.print(f"Found {escape(name)} here. See what is known in it:\n\n  {step}\n", soft_wrap=True)
     else:
         console.print("No label file lies here. See what it does on data of its own:\n\n  halflabel demo\n")
         console.print("Then with yours:  halflabel inspect LABELS.csv\n")

@@ -16,6 +16,7 @@ from halflabel.cli.options import takes_policy
 from halflabel.cli.screen import console, number, show_audit
 from halflabel.cli.training import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune
 from halflabel.errors import UserError
+from halflabel.points import points
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import Import
@@ -156,7 +157,7 @@ def _show(found: Study | Growth) -> None:
             f"[bold]{escape(point.strategy)}[/]" if point.strategy != before else "",
             f"{100 * point.share:.3g} %",
             number(point.labels),
-            f"{100 * point.mAP:.1f} ({100 * point.low:.1f} – {100 * point.high:.1f})",
+            f"{points(point.mAP)} ({points(point.low)} – {points(point.high)})",
             str(point.seeds),
         )
         before = point.strategy

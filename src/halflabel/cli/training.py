@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -24,10 +24,11 @@ from typer.core import TyperCommand
 
 from halflabel import interrupt, processes
 from halflabel.cli import app
-from halflabel.cli.options import takes_policy
-from halflabel.cli.screen import console, show_audit, show_evaluation
+from halflabel.cli.options import READING_OPTIONS, takes_policy
+from halflabel.cli.screen import console, paragraphs, show_audit, show_evaluation
 from halflabel.errors import UserError
 from halflabel.files import write_json
+from halflabel.points import points
 
 if TYPE_CHECKING:
     from halflabel.experiment import Config, Prediction
@@ -57,8 +58,8 @@ Where = StrEnum("Where", ["workers", "device"])
 Device = StrEnum("Device", ["auto", "cpu", "cuda"])
 
 
-def _panel(panel: str, help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel)
+def _panel(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 class TrainCommand(TyperCommand):
@@ -128,34 +129,38 @@ def train(
     linear_init: Annotated[
         int | None, typer.Option(help="Epochs of the head alone before all is tuned (default: the method's).", min=0)
     ] = None,
-    linear_lr: Annotated[float | None, typer.Option(help="Learning rate of those epochs (default: --lr).")] = None,
+    linear_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of those epochs (default: --lr).", min=0)
+    ] = None,
     crop: Annotated[
         float | None, typer.Option(help="Least share of the image in a random crop (default: 0.8).", min=0.05, max=1)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a run.")] = False,
     epochs: Annotated[
-        int | None, _panel(SCHEDULE, "Passes over the training images (default: by their number).")
+        int | None, _panel(SCHEDULE, "Passes over the training images (default: by their number).", min=1)
     ] = None,
-    batch_size: Annotated[int, _panel(SCHEDULE, "Images per step.")] = 32,
-    lr: Annotated[float | None, _panel(SCHEDULE, "Learning rate of the head (default: the method's).")] = None,
+    batch_size: Annotated[int, _panel(SCHEDULE, "Images per step.", min=1)] = 32,
+    lr: Annotated[float | None, _panel(SCHEDULE, "Learning rate of the head (default: the method's).", min=0)] = None,
     backbone_lr: Annotated[
-        float | None, _panel(SCHEDULE, "The backbone's rate, as a fraction of --lr (default: 0.1).")
+        float | None, _panel(SCHEDULE, "The backbone's rate, as a fraction of --lr (default: 0.1).", min=0)
     ] = None,
     optimizer: Annotated[Optimizer, _panel(SCHEDULE, "What takes the steps.")] = Optimizer.adamw,
-    weight_decay: Annotated[float | None, _panel(SCHEDULE, "Weight decay (default: the method's).")] = None,
-    momentum: Annotated[float, _panel(SCHEDULE, "Momentum of sgd.")] = 0.9,
+    weight_decay: Annotated[float | None, _panel(SCHEDULE, "Weight decay (default: the method's).", min=0)] = None,
+    momentum: Annotated[float, _panel(SCHEDULE, "Momentum of sgd.", min=0, max=1)] = 0.9,
     schedule: Annotated[Schedule, _panel(SCHEDULE, "How the learning rate falls.")] = Schedule.cosine,
-    step_epochs: Annotated[int, _panel(SCHEDULE, "step: lower the rate after so many epochs.")] = 10,
-    step_factor: Annotated[float, _panel(SCHEDULE, "step, plateau: by this factor.")] = 0.1,
-    warmup: Annotated[float, _panel(SCHEDULE, "Epochs of linear warm-up.")] = 0.0,
-    ema: Annotated[float | None, _panel(SCHEDULE, "Decay of the weight average; 0 = none (default: 0).")] = None,
-    clip: Annotated[float, _panel(SCHEDULE, "Largest gradient norm; 0 = any.")] = 0.0,
-    accumulate: Annotated[int, _panel(SCHEDULE, "Batches per step of the optimizer.")] = 1,
-    patience: Annotated[int, _panel(SCHEDULE, "Stop after so many epochs without gain; 0 = never.")] = 0,
+    step_epochs: Annotated[int, _panel(SCHEDULE, "step: lower the rate after so many epochs.", min=1)] = 10,
+    step_factor: Annotated[float, _panel(SCHEDULE, "step, plateau: by this factor.", min=0, max=1)] = 0.1,
+    warmup: Annotated[float, _panel(SCHEDULE, "Epochs of linear warm-up.", min=0)] = 0.0,
+    ema: Annotated[
+        float | None, _panel(SCHEDULE, "Decay of the weight average; 0 = none (default: 0).", min=0, max=1)
+    ] = None,
+    clip: Annotated[float, _panel(SCHEDULE, "Largest gradient norm; 0 = any.", min=0)] = 0.0,
+    accumulate: Annotated[int, _panel(SCHEDULE, "Batches per step of the optimizer.", min=1)] = 1,
+    patience: Annotated[int, _panel(SCHEDULE, "Stop after so many epochs without gain; 0 = never.", min=0)] = 0,
     seed: Annotated[int, _panel(SCHEDULE, "Same seed, same result.")] = 0,
     device: Annotated[Device, _panel(SPEED, "Where to compute.")] = Device.auto,
     precision: Annotated[Precision, _panel(SPEED, "no is float32.")] = Precision.no,
-    workers: Annotated[int, _panel(SPEED, "Processes that decode images.")] = 2,
+    workers: Annotated[int, _panel(SPEED, "Processes that decode images.", min=0)] = 2,
     channels_last: Annotated[bool, _panel(SPEED, "Memory layout of convolutions, mostly faster.")] = True,
     compile: Annotated[
         Compile,
@@ -176,8 +181,8 @@ def train(
     decode_on: Annotated[
         Where, _panel(SPEED, "device: with --views-on device, the JPEGs of a pack are decoded on the GPU too.")
     ] = Where.workers,
-    copies: Annotated[int, _panel(SPEED, "Strong views cached per image, if the method asks for them.")] = 4,
-    save_every: Annotated[int, _panel(SPEED, "Steps between checkpoints within an epoch; 0 = none.")] = 0,
+    copies: Annotated[int, _panel(SPEED, "Strong views cached per image, if the method asks for them.", min=1)] = 4,
+    save_every: Annotated[int, _panel(SPEED, "Steps between checkpoints within an epoch; 0 = none.", min=0)] = 0,
     tensorboard: Annotated[bool, _panel(SPEED, "Also log for TensorBoard.", "--tensorboard")] = False,
 ) -> None:
     """Train a classifier from what is known, and judge it on held-out known labels.
@@ -186,29 +191,34 @@ def train(
 
     Example: halflabel train labels.csv photos/ --method an --out runs/first
     """
-    from halflabel.auto import choose
-    from halflabel.experiment import Config
-    from halflabel.method import recipe
+    # Whatever can be refused without torch, which takes seconds to import, is refused before.
     from halflabel.run import Run
-    from halflabel.train import Settings
 
     if resume is not None:
         _check_alone(ctx, "--resume", {"resume", "images", "labels", "tensorboard"})
+        moved = _images_alone(labels, images, "--resume")
         run = Run.open(resume)
+        from halflabel.experiment import Config
+
         config = Config.from_dict(run.read_config())
-        folder = images or Path(config.images)
+        folder = moved or Path(config.images)
         _run_training(run.read_labels(), folder, config, run, tensorboard, run.read_truth(), resume=True)
         return
     if after is not None:
-        _check_alone(ctx, "--continue", {"after", "answers", "images", "out", "force", "tensorboard"})
+        stays = {"after", "answers", "images", "labels", "out", "force", "tensorboard"}
+        _check_alone(ctx, "--continue", stays if answers is None else stays | READING_OPTIONS)
+        moved = _images_alone(labels, images, "--continue")
         before = Run.open(after)
         place = out or after.with_name(f"{after.name}-next")
         run = processes.on_first(lambda: Run.create(place, force=force))
+        more = read(answers).rows if answers is not None else None
+        from halflabel.experiment import Config
+
         rows = before.read_rows()
-        if answers is not None:
-            rows = rows.append(read(answers).rows)
+        if more is not None:
+            rows = rows.append(more)
         config = replace(Config.from_dict(before.read_config()), begin_from=str(after.absolute()))
-        folder = images or Path(config.images)
+        folder = moved or Path(config.images)
         config = replace(config, images=str(folder.absolute()))
         _run_training(rows.resolve(), folder, config, run, tensorboard, None, resume=False)
         return
@@ -218,12 +228,20 @@ def train(
         raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
     if decode_on is Where.device and views_on is not Where.device:
         raise UserError("--decode-on device means nothing without --views-on device", "add --views-on device")
+    if not images.is_dir():
+        raise UserError(f"{images} is no folder", "name the folder with the images")
     if method != "auto":
-        recipe(method)  # a wrong name is said before anything is read
+        _check_method(method)
     run = processes.on_first(lambda: Run.create(out or Path("runs") / method, force=force))
     found: Import = read(labels)
     table = found.table()
     show_audit(found.audit, table)
+
+    from halflabel.auto import choose
+    from halflabel.experiment import Config
+    from halflabel.method import recipe
+    from halflabel.train import Settings
+
     picked = choose(table.stats(), tune=tune.value, method=None if method == "auto" else method)
     how = recipe(picked.method)
     if method == "auto":
@@ -305,17 +323,36 @@ def _run_training(
         console.print(f"{bad} images could not be read: see {escape(str(run / 'bad_images.csv'))}")
     if found is not None:
         show_evaluation(found)
-    where = escape(str(run.folder))
-    console.print(f"Wrote [bold]{where}[/]. Next:  halflabel predict {where} PHOTO.jpg", soft_wrap=True)
+    where, named = escape(str(run.folder)), escape(shlex.quote(str(run.folder)))
+    console.print(f"Wrote [bold]{where}[/]. Next:  halflabel predict {named} PHOTO.jpg", soft_wrap=True)
 
 
-def _check_alone(ctx: typer.Context, way: str, stays: set[str]) -> None:
+def _check_method(name: str) -> None:
+    """Refuse the name of no method, before anything is read."""
+    from halflabel.methods import names
+
+    if name not in names():
+        from halflabel.method import recipe
+
+        recipe(name)
+
+
+def _images_alone(labels: Path | None, images: Path | None, way: str) -> Path | None:
+    """The folder of the images, where it is given to a run that goes on: its labels are its own."""
+    if images is not None:
+        raise UserError(f"LABELS mean nothing with {way}: the run has its own", "name the folder of the images alone")
+    if labels is not None and not labels.is_dir():
+        raise UserError(f"{labels} is no folder", f"with {way}, name the folder of the images alone, or nothing")
+    return labels
+
+
+def _check_alone(ctx: typer.Context, way: str, stays: Set[str]) -> None:
     """A run that goes on keeps its settings: whatever else is asked for is refused, not passed over."""
     for parameter in ctx.command.params:
         name = parameter.name or ""
         source = ctx.get_parameter_source(name)
         if name not in stays and source is not None and source.name == "COMMANDLINE":
-            flag = "--" + name.replace("_", "-")
+            flag = parameter.opts[0]
             raise UserError(f"{flag} means nothing with {way}", f"leave {flag} out, or start a new run")
     if ctx.args:
         raise UserError(f"{ctx.args[0]} means nothing with {way}", "leave it out, or start a new run")
@@ -392,12 +429,15 @@ def evaluate(
 
     Example: halflabel evaluate runs/first test.csv photos/
     """
+    if not images.is_dir():
+        raise UserError(f"{images} is no folder", "name the folder with the images")
+    found: Import = read(labels)
+    table = found.table()
+
     from halflabel.cli.progress import Bar
     from halflabel.predictor import open_predictor
 
     predictor = open_predictor(run)
-    found: Import = read(labels)
-    table = found.table()
     show_audit(found.audit, table)
     with Bar("scores") as bar:
         result = predictor.evaluate(table, images, bar)
@@ -405,7 +445,7 @@ def evaluate(
     if out is not None and processes.is_first():
         content = {"protocol": result.protocol, **result.overall, "per_class": result.per_class}
         write_json(out, content)
-        console.print(f"Wrote {escape(str(out))}")
+        console.print(f"Wrote {escape(str(out))}", soft_wrap=True)
 
 
 @app.command()
@@ -481,11 +521,13 @@ def methods(
     if name is not None:
         how = recipe(name)
         console.print(f"[bold]{how.name}[/]  ({escape(how.paper)})\n")
-        console.print(escape(how.page))
+        for line in paragraphs(how.page):
+            console.print(escape(line), soft_wrap=line.startswith(" "))  # formulas stay as they are set
         console.print(f"\n[bold]learns from[/] {', '.join(how.serves)} labels")
         console.print(f"[bold]defaults[/] --lr {how.lr:g} --weight-decay {how.weight_decay:g}")
         for option, parameter in how.options.items():
-            console.print(f"  --{option.replace('_', '-')} {parameter.default}")
+            shown = '""' if parameter.default == "" else str(parameter.default)
+            console.print(f"  --{option.replace('_', '-')} {escape(shown)}")
         return
     if regime is not None and regime not in REGIMES:
         raise UserError(f"no label regime is called {regime!r}", f"use one of: {', '.join(REGIMES)}")
@@ -511,6 +553,8 @@ def demo(
     Hides labels in two ways (10 % kept; one positive per image), trains methods that fit on each, and says how
     much of the gap between assuming "absent" and knowing everything each method closes.
     """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file", "name a folder with --out")
     from halflabel.cli.progress import Bar
     from halflabel.demo import run_demo
 
@@ -523,10 +567,14 @@ def demo(
         rows.add_column(title, justify="right")
     for row in result:
         gap = "—" if row.gap is None else f"{100 * row.gap:.0f} %"
-        rows.add_row(row.known, row.method, f"{100 * row.mAP:.1f}", gap, f"{row.seconds:.1f}")
+        rows.add_row(row.known, row.method, points(row.mAP), gap, f"{row.seconds:.1f}")
     console.print()
     console.print(rows)
-    console.print(f"\nWrote {out}: runs, demo.csv, plots. Next, with your own labels:  halflabel inspect LABELS.csv")
+    where = escape(str(out))
+    console.print(
+        f"\nWrote {where}: runs, demo.csv, plots. Next, with your own labels:  halflabel inspect LABELS.csv",
+        soft_wrap=True,
+    )
 
 
 def _method_options(ctx: typer.Context, how: Recipe) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import (
     BmpImagePlugin,
@@ -29,6 +28,9 @@ from PIL import (
 
 from halflabel.errors import UserError
 from halflabel.files import replacing
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "MAX_PIXELS",
@@ -145,6 +147,8 @@ def decode_image(file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIX
         raise
     except Exception as error:
         raise BadImage(path, _reason(error)) from error
+    import torch  # here: whoever only looks for files need not wait for it
+
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 

@@ -23,16 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from halflabel.data.decode import MAX_PIXELS, SUFFIXES, BadImage, decode_image, match, split_suffixes
 from halflabel.errors import UserError
 from halflabel.rng import hash_names
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "FORMAT",
@@ -211,6 +213,8 @@ class Shards:
         if self.stored.store == "raw":
             if len(data) != 3 * wide * high:
                 raise BadImage(path, "truncated")
+            import torch  # here: whoever only looks for names need not wait for it
+
             return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(high, wide, 3).permute(2, 0, 1)
         if data[:3] == b"\xff\xd8\xff" and not (least and min(wide, high) >= 2 * least):
             found = decode_jpegs([data])
@@ -315,6 +319,7 @@ def decode_jpegs(encoded: Sequence[bytes], device: torch.device | str = "cpu") -
         # torchvision means to leave decoding to another package one day: then Pillow is what remains.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
+            import torch
             from torchvision.io import ImageReadMode, decode_jpeg
 
             data = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in encoded]

@@ -13,6 +13,7 @@ from halflabel.experiment import Predictor
 from halflabel.export.about import About
 from halflabel.files import replacing, write_json
 from halflabel.metrics import format_value
+from halflabel.points import points
 from halflabel.run import Run
 
 __all__ = ["FILES", "card", "export_hub", "push"]
@@ -122,11 +123,7 @@ def _per_class(run: Run) -> list[str]:
     ]
     for row in rows[:_SHOWN]:
         value, low, high, cut = (_number(row.get(key)) for key in ("AP", "AP_low", "AP_high", "threshold"))
-        shown = (
-            format_value(value)
-            if value != value
-            else f"{format_value(value)} ({format_value(low)} – {format_value(high)})"
-        )
+        shown = points(value) if value != value else f"{points(value)} ({points(low)} – {points(high)})"
         name = row["class"].replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {name} | {shown} | {format_value(cut)} | {row['present']} | {row['absent']} |")
     if len(rows) > _SHOWN:
