@@ -26,6 +26,7 @@ from halflabel.losses import BCE
 from halflabel.method import Method, seeded
 from halflabel.relabel import Ignore, Relabeler
 from halflabel.score import score
+from halflabel.settings import rate_after
 from halflabel.train import Epoch, Settings, fit
 from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
@@ -173,7 +174,7 @@ def test_accumulated_steps_are_as_many_as_those_of_large_batches() -> None:
 def test_rates(change: dict[str, Any], expected: dict[float, float]) -> None:
     settings = replace(PLAIN, epochs=10, **change)
     for progress, rate in expected.items():
-        assert training._rate(progress, settings) == pytest.approx(rate, abs=1e-9)
+        assert rate_after(progress, settings) == pytest.approx(rate, abs=1e-9)
 
 
 def test_the_cosine_is_followed_step_by_step_and_logged() -> None:
@@ -348,6 +349,16 @@ def test_mixed_precision_on_the_cpu_trains_in_bfloat16() -> None:
     assert seen[-1] == torch.float32
     assert_close(found.weights, full.weights, atol=0.02)
     assert all(value.dtype == torch.float32 for value in found.weights.values())
+
+
+def test_half_precision_leaves_the_model_as_it_was_and_its_outputs_wide() -> None:
+    source, table = data()
+    model = linear()
+    fit(model, bce(), source, table, replace(PLAIN, precision="bf16", epochs=1))
+    assert "forward" not in vars(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.head(torch.ones(2, D)).logits.dtype == torch.bfloat16
+        assert model(torch.ones(2, D)).logits.dtype == torch.float32
 
 
 def test_channels_last_changes_the_layout_not_the_result() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import OwnHead, UserError
+from halflabel.losses import widen
 from halflabel.types import Output
 
 __all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "own_head", "pool"]
@@ -145,5 +146,6 @@ class Model(nn.Module):
         return found
 
     def forward(self, view: Tensor) -> Output:
+        """What the head says, in float32 at least: methods then reckon alike in every precision."""
         output: Output = self.head(self.features(view))
-        return output
+        return Output(*(None if part is None else widen(part) for part in output))  # type: ignore[arg-type]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.method import Method
-
-if TYPE_CHECKING:
-    from halflabel.train import Settings
+from halflabel.settings import Settings
 
 __all__ = ["make_optimizer", "parameter_groups"]
 

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from halflabel import processes
+from halflabel.errors import UserError
 from halflabel.heads import Model
 
 __all__ = ["Sharded"]
@@ -27,6 +28,12 @@ class Sharded:
     """
 
     def __init__(self, plain: Model, device: torch.device) -> None:
+        gpus, here = torch.cuda.device_count(), processes.here()
+        if device.type == "cuda" and gpus < here:
+            raise UserError(
+                f"--shard wants a GPU for each process, and {here} share {gpus}",
+                "start fewer processes (--nproc-per-node), or leave --shard out",
+            )
         self.model = deepcopy(plain)
         mesh = init_device_mesh(device.type, (processes.count(),))
         for part in (*_blocks(self.model), self.model):

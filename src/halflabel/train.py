@@ -1,4 +1,4 @@
-"""The training loop. The only file that imports the engine (Accelerate).
+"""The training loop.
 
 Order, augmentation and dropout come from (seed, epoch, image or step), never from a stream of random numbers: a run
 that is killed and resumed ends bit for bit where the unbroken one does. Of several processes (`torchrun`) each trains
@@ -8,14 +8,13 @@ on its slice of every batch, and all on what one process would see: see sliced.p
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from halflabel import interrupt, processes
 from halflabel.average import Average
 from halflabel.checkpoint import Checkpoint
 from halflabel.data.sources import Fetched, Plan, Source, agree_on_bad, own_order
+from halflabel.engine import repeatable, start_engine
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
@@ -38,6 +38,7 @@ from halflabel.relabel import Relabeler
 from halflabel.rng import bits
 from halflabel.room import Kept, Room, no_room
 from halflabel.score import PASSES, score, seed_generators
+from halflabel.settings import Settings, rate_after
 from halflabel.sliced import Sliced
 from halflabel.types import Batch, Passes, Sweep
 
@@ -50,35 +51,6 @@ _SMALL = 1 << 26  # entries
 _RUNS_OUT = ("cuda", "xpu")  # devices whose memory may: on a CPU the copies for it would be for nothing
 
 _ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train; what to train is the method's. Rates are used as given: nothing is scaled in silence."""
-
-    epochs: int = 10
-    batch_size: int = 32
-    lr: float = 1e-3
-    backbone_lr: float = 0.1  # the backbone's rate, as a fraction of lr
-    optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
-    weight_decay: float = 1e-4
-    momentum: float = 0.9
-    schedule: Literal["cosine", "step", "plateau", "constant"] = "cosine"
-    step_epochs: int = 10  # "step": lr · step_factor after every so many epochs
-    step_factor: float = 0.1  # also "plateau": lr · step_factor when the validation metric falls
-    warmup: float = 0.0  # epochs of linear warm-up
-    ema: float = 0.0  # decay of the weight average that is evaluated and kept; 0 = off
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    clip: float = 0.0  # largest gradient norm; 0 = off
-    accumulate: int = 1  # batches per optimizer step
-    channels_last: bool = True  # memory layout of convolutions: faster on CPUs and GPUs
-    compile: Literal["no", "graph", "inductor", "full"] = "no"  # how launches are saved: see quick.py
-    shard: bool = False  # weights in parts, one in each of several processes: for backbones too large for one GPU
-    deterministic: bool = False  # on a GPU too, sums in the same order each time, where torch has a way: slower
-    patience: int = 0  # stop after so many epochs without a better validation metric; 0 = never
-    save_every: int = 0  # optimizer steps between checkpoints within an epoch; 0 = at the end of epochs only
-    seed: int = 0
-    device: str = "auto"
 
 
 class Epoch(dict[str, Any]):
@@ -152,7 +124,7 @@ class _Training:
         self.source, self.table, self.settings = source, table, settings
         self.validation, self.judge, self.truth, self.folder = validation, judge, truth, folder
         self.watch = watch if processes.is_first() else None
-        self.engine = _engine(settings)
+        self.engine = start_engine(settings)
         device = self.engine.device
         in_parts = settings.shard and processes.several()
         if settings.channels_last and not in_parts:  # parts have no such layout
@@ -174,7 +146,7 @@ class _Training:
         self.sliced = Sliced(trained) if processes.several() else None
         self.model: Any = self.sliced
         if self.sliced is None:
-            self.model = quicken(self.engine.prepare(self.plain), settings.compile, settings.batch_size, device)
+            self.model = quicken(self.plain, settings.compile, settings.batch_size, device)
         # A small table is looked up more quickly spelled out; a large one stays sparse.
         small = len(table) * len(table.classes) <= _SMALL
         self.dense = torch.from_numpy(table.dense()).to(device) if small else None
@@ -193,7 +165,7 @@ class _Training:
 
     def run(self, resume: bool) -> Fitted:
         try:
-            with _repeatable() if self.settings.deterministic else nullcontext():
+            with repeatable() if self.settings.deterministic else nullcontext():
                 return self._run(resume)
         except KeyboardInterrupt:
             # What stands is whole: nothing is lost. Of several processes the others may be gone, with parts of it.
@@ -275,14 +247,15 @@ class _Training:
             self.seen += len(images)
             # Within an epoch only where no gradient is pending: a checkpoint holds none.
             saves = updates and not last and settings.save_every > 0 and self.steps % settings.save_every == 0
-            look = number % 20 == 0 or last or saves
-            if look and not math.isfinite(float(self.running)):
+            # To look at a number of the GPU's is to wait for it.
+            total = float(self.running) if number % 20 == 0 or last or saves else None
+            if total is not None and not math.isfinite(total):
                 raise UserError(
                     f"the loss is not finite (epoch {epoch}, batch {number + 1})",
                     f"lower --lr (now {settings.lr:g}), or add --clip 1",
                 )
             if self.watch is not None:
-                self.watch.step_done(len(images), float(self.running) / (number + 1) if look else None)
+                self.watch.step_done(len(images), None if total is None else total / (number + 1))
             if saves:
                 self._save()
             if updates:
@@ -412,7 +385,7 @@ class _Training:
         return [order[first : first + size] for first in range(0, len(order), size)]
 
     def _set_rate(self, progress: float) -> None:
-        rate = self.factor * _rate(progress, self.settings)
+        rate = self.factor * rate_after(progress, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * rate
 
@@ -528,58 +501,7 @@ class _Training:
 _COUNTERS = ("epoch", "done", "steps", "factor", "best", "best_epoch", "stale", "previous")
 
 
-def _rate(progress: float, settings: Settings) -> float:
-    """The learning rate's factor after `progress` epochs (a fraction of one counts)."""
-    if progress < settings.warmup:
-        return min((progress + 1e-3) / settings.warmup, 1.0)
-    if settings.schedule == "cosine":
-        span = max(settings.epochs - settings.warmup, 1e-9)
-        return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
-    if settings.schedule == "step":
-        return settings.step_factor ** int(progress // settings.step_epochs)
-    return 1.0
-
-
 def _shard(model: Model, device: torch.device) -> Sharded:
-    if device.type == "cuda" and torch.cuda.device_count() < processes.here():
-        raise UserError(
-            f"--shard wants a GPU for each process, and {processes.here()} share {torch.cuda.device_count()}",
-            "start fewer processes (--nproc-per-node), or leave --shard out",
-        )
     from halflabel.shard import Sharded  # what it needs is slow to import
 
     return Sharded(model, device)
-
-
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Let torch take the ways that give the same each time, and warn where it has none."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or products of matrices may differ
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def _engine(settings: Settings) -> Any:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import AutocastKwargs
-
-    if processes.several() and settings.compile != "no":
-        raise UserError(f"--compile {settings.compile} is for one process", "leave --compile out")
-    if settings.shard and (settings.ema or settings.precision == "fp16"):
-        raise UserError("--shard goes neither with --ema nor with --precision fp16", "use --ema 0 and --precision bf16")
-    processes.start()
-    # One process may train several times, with another precision or on another device.
-    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
-    try:
-        # A recorded graph would go on with the cast weights that autocast kept from its recording: keep none.
-        casts = AutocastKwargs(cache_enabled=settings.compile != "graph")
-        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu", kwargs_handlers=[casts])
-    except (ValueError, RuntimeError) as error:
-        raise UserError(
-            f"precision {settings.precision} is not to be had here: {error}", "use --precision no"
-        ) from None

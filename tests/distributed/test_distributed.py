@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from halflabel import cli, processes
 from halflabel.cli import app
+from halflabel.engine import start_engine
 from halflabel.errors import UserError
 from halflabel.method import recipes
 from halflabel.train import Settings
@@ -245,12 +246,11 @@ def test_work_for_one_process_is_refused_to_several(monkeypatch: pytest.MonkeyPa
 
 
 def test_graphs_are_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    from halflabel import train as training
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="--compile graph is for one process"):
-        training._engine(Settings(compile="graph"))
+        start_engine(Settings(compile="graph"))
 
 
 def test_what_a_lost_process_looks_like(monkeypatch: pytest.MonkeyPatch) -> None:
