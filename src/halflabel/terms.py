@@ -73,10 +73,11 @@ class ExpectedPositives(Term):
 def estimate_positives(table: LabelTable) -> float:
     """Positives per image, as far as known labels tell.
 
-    With known negatives: Σ_c positives_c / known_c, right where labels are missing at random. With positives only: the
-    mean number of known positives of a labelled image, a lower bound (1 for single positives).
+    With known negatives: Σ_c positives_c / known_c, right where labels are missing at random. With positives only, or
+    with more of them than of negatives though there are unknown labels (as when some were asked about afterwards), they
+    are not: then the mean number of known positives of a labelled image, a lower bound (1 for single positives).
     """
     stats = table.stats()
-    if stats.negatives.any():
+    if stats.negatives.sum() >= stats.positives.sum() or not stats.unknown.any():
         return float((stats.positives / (stats.positives + stats.negatives).clip(1)).sum())
     return stats.positives_per_labelled_image

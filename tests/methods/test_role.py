@@ -112,6 +112,14 @@ def test_positives_per_image_is_right_when_labels_are_missing_at_random():
     assert estimate_positives(LabelTable.from_dense(seen)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
 
 
+def test_a_few_negatives_that_were_asked_about_do_not_make_positives_frequent() -> None:
+    labels = np.zeros((40, 5), int)
+    labels[np.arange(40), np.arange(40) % 5] = 1  # one positive per image
+    labels[:6, 4] = np.where(labels[:6, 4] > 0, 1, -1)
+    labels[10, 4], labels[11, 0] = 1, 1  # and some more
+    assert estimate_positives(LabelTable.from_dense(labels)) == pytest.approx((labels > 0).sum() / 40)
+
+
 def test_estimates_start_where_the_paper_says_and_by_name():
     labels = make_labels(50, 8).numpy()
     names = [f"photo {i}" for i in range(50)]

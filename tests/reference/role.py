@@ -46,8 +46,9 @@ def role(x: Tensor, theta: Tensor, labels: list[list[int]], k: float) -> Tensor:
 
 
 def positives_per_image(labels: list[list[int]]) -> float:
-    """k from the labels: missing at random where negatives are known, else known positives per labelled image."""
-    if any(value == -1 for row in labels for value in row):
+    """k from the labels: missing at random where most known are negative, else known positives per labelled image."""
+    values = [value for row in labels for value in row]
+    if values.count(-1) >= values.count(1) or 0 not in values:
         k = 0.0
         for column in zip(*labels, strict=True):
             present, absent = column.count(1), column.count(-1)
