@@ -367,55 +367,6 @@ def test_accuracy_of_single_label_data():
         metrics.accuracy(scores, labels)
 
 
-@pytest.mark.parametrize("decimals", [None, 1])
-@pytest.mark.parametrize("chunk", [1 << 22, 200])
-def test_bootstrap_equals_literal_resampling(decimals, chunk, monkeypatch):
-    monkeypatch.setattr(metrics.intervals, "_CHUNK_ENTRIES", chunk)
-    scores, labels = make(50, images=40, classes=6, positive=0.15, decimals=decimals)
-    labels[:, 1] = np.minimum(labels[:, 1], 0)
-    labels[:, 2] = -1
-    labels[7, 2] = 1  # a single positive: missing from about a third of the replicates
-    n, seed = 200, 11
-    drawn = metrics.resample(40, range(n), seed)
-    assert drawn.min() == 0
-    assert drawn.max() == 39
-    literal = np.stack([metrics.average_precision(scores[index], labels[index]).numpy() for index in drawn])
-    assert 0.2 < np.isnan(literal[:, 2]).mean() < 0.5
-    result = metrics.bootstrap(scores, labels, n=n, level=0.9, seed=seed)
-    close(result.replicates, np.nanmean(literal, axis=1), 1e-12)
-    for c in (0, 2, 3, 4, 5):
-        values = literal[~np.isnan(literal[:, c]), c]
-        close([result.ap_low[c], result.ap_high[c]], np.quantile(values, [0.05, 0.95]), 1e-12)
-    close([result.mean_low, result.mean_high], np.quantile(np.nanmean(literal, axis=1), [0.05, 0.95]), 1e-12)
-    assert result.ap_low[1].isnan()
-    assert result.ap_high[1].isnan()
-    close(result.ap, metrics.average_precision(scores, labels))
-    assert result.mean == metrics.mean_average_precision(scores, labels)
-
-
-def test_bootstrap_depends_on_the_seed_alone():
-    scores, labels = make(51)
-    one, again = metrics.bootstrap(scores, labels, n=20, seed=3), metrics.bootstrap(scores, labels, n=20, seed=3)
-    assert torch.equal(one.replicates, again.replicates)
-    assert torch.equal(one.replicates[:7], metrics.bootstrap(scores, labels, n=7, seed=3).replicates)
-    assert not torch.equal(one.replicates, metrics.bootstrap(scores, labels, n=20, seed=4).replicates)
-    with pytest.raises(UserError, match="0 < level < 1"):
-        metrics.bootstrap(scores, labels, level=95)
-
-
-def test_bootstrap_skips_unknown_entries():
-    scores, labels = make(52, decimals=1)
-    other = np.where(labels == 0, 1 - scores, scores)
-    one, two = metrics.bootstrap(scores, labels, n=20), metrics.bootstrap(other, labels, n=20)
-    assert torch.equal(one.replicates, two.replicates)
-    assert torch.equal(one.ap_low, two.ap_low)
-
-
-def test_resampling_is_uniform():
-    counts = np.bincount(metrics.resample(50, range(2000), seed=2).ravel(), minlength=50)
-    assert abs(counts - 2000).max() < 5 * 2000**0.5
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0), (4, 3), (4, 1)])
 def test_nothing_to_measure_is_nan(shape, dtype):

@@ -22,7 +22,7 @@ from halflabel.auto import epochs_for, short_list
 from halflabel.compare.bench import Bench
 from halflabel.compare.grid import Contender, Grid, Hiding, parse_budget
 from halflabel.compare.loop import Watch, run_grid
-from halflabel.compare.result import RESAMPLES, Interval, Judged, Scored, interval
+from halflabel.compare.result import RESAMPLES, Interval, Judged, Scored, difference, interval
 from halflabel.compare.store import Store
 from halflabel.errors import UserError
 from halflabel.experiment import Config
@@ -223,8 +223,8 @@ _PROTOCOL = (
     "all labels, the others flipped (not below 50 %, where labels say the opposite); noisy+: one positive per image "
     "kept, all else negative",
     "All strategies take the same number of steps over the same images; an image without a label adds nothing.",
-    f"95 % intervals: {RESAMPLES} bootstrap samples of the test images and the spread over seeds together; differences "
-    "are paired by image and by seed, and not corrected for their number.",
+    f"95 % intervals: {RESAMPLES} bootstrap samples of the test images and the spread over seeds together, wider where "
+    "known positives are few; differences are paired by image and by seed, and not corrected for their number.",
 )
 _GROWING = (
     "Shares are nested: with one seed, smaller ones are contained in larger ones. All take the same number of steps.",
@@ -355,10 +355,10 @@ def _said(bench: Bench, tried: _Tried, seeds: int) -> str:
 
 def _point(bench: Bench, strategy: str, share: float, hiding: Hiding, found: Mapping[int, Scored]) -> Point:
     values = np.array([one.mAP for one in found.values()])
-    own = interval(values, np.stack([one.replicates for one in found.values()]))
+    positives = min(one.positives for one in found.values())
+    own = interval(values, np.stack([one.replicates for one in found.values()]), positives)
     labels = hiding.apply(bench.rest, 0).known
-    low, high = max(own.low, 0.0), min(own.high, 1.0)
-    return Point(strategy, share, labels, own.mean, low, high, len(values), tuple(map(float, values)))
+    return Point(strategy, share, labels, *own, len(values), tuple(map(float, values)))
 
 
 def _gap(
@@ -368,7 +368,8 @@ def _gap(
     if not seeds:
         return None
     values = np.array([found[seed].mAP - others[seed].mAP for seed in seeds])
-    between = interval(values, np.stack([found[seed].replicates - others[seed].replicates for seed in seeds]))
+    draws = np.stack([found[seed].replicates - others[seed].replicates for seed in seeds])
+    between = difference(values, draws, min(found[seed].positives for seed in seeds))
     return Gap(strategy, share, other, at, *between)
 
 

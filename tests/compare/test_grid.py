@@ -128,6 +128,8 @@ def test_hiding_is_what_drop_does() -> None:
         (Contender.parse, "em:alpha=much", "number"),
         (Hiding.parse, "partiall:share=0.1", "single-positive"),
         (Hiding.parse, "partial:number=3", "it takes: share, exact"),
+        (Hiding.parse, "partial", "partial:share=0.1"),
+        (Hiding.parse, "per-class:positives=5", "per-class:positives=5:negatives=20"),
         (Hiding.parse, "partial:share=lots", "give a number"),
         (Hiding.parse, "partial:seed=3", "it takes: share, exact"),
         (lambda text: Hiding.share(float(text)), "0", "0.1,0.3,1"),

@@ -150,8 +150,8 @@ def gap(share: float, other: str, at: float, difference: float, half: float) -> 
 def test_conclusions_say_what_the_intervals_support_and_no_more() -> None:
     both = conclude([gap(0.1, "dense", 0.1, 0.04, 0.01), gap(0.5, "dense", 0.5, 0.01, 0.02)])
     assert both == [
-        "With the same number of clean labels, partial labels give a higher mAP than dense ones with "
-        "10 % (+4.0 points of mAP, +3.0 to +5.0); no difference between partial and dense labels can be told with 50 %."
+        "With the same number of clean labels, partial labels give a higher mAP than dense ones with 10 % "
+        "(+4.00 points of mAP, +3.00 to +5.00); no difference between partial and dense labels can be told with 50 %."
     ]
     (none,) = conclude([gap(0.1, "dense", 0.1, 0.01, 0.02)])
     assert "higher" not in none
@@ -168,10 +168,10 @@ def test_conclusions_say_what_the_intervals_support_and_no_more() -> None:
     )
     assert (
         noise[-1]
-        == "20 % of the labels, clean, beat all labels of which 20 % are wrong: +3.0 points of mAP, +2.0 to +4.0."
+        == "20 % of the labels, clean, beat all labels of which 20 % are wrong: +3.00 points of mAP, +2.00 to +4.00."
     )
     (plus,) = conclude([gap(0.1, "noisy+", 0.976, -0.1, 0.01), gap(0.5, "noisy+", 0.976, 0.0, 0.01)])
-    assert plus == "noisy+ (2.4 % wrong) beats partial labels with 10 % (−10.0 points of mAP, −11.0 to −9.0)."
+    assert plus == "noisy+ (2.4 % wrong) beats partial labels with 10 % (−10.00 points of mAP, −11.00 to −9.00)."
     assert "can not" not in describe_control([])
     assert describe_control([]).endswith("cannot be told apart.")
 
@@ -198,7 +198,7 @@ def curve(spread: float, images: float, seeds: int, number: int, a: float = 0.9)
     shift, found = rng.normal(0, images), {}
     for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0):
         values = a - 0.1 * share**-0.5 + shift + rng.normal(0, spread, seeds)
-        found[share] = {s: Scored(float(v), v + np.linspace(-2, 2, 400) * images) for s, v in enumerate(values)}
+        found[share] = {s: Scored(float(v), v + np.linspace(-2, 2, 400) * images, 500) for s, v in enumerate(values)}
     return found
 
 
@@ -221,7 +221,7 @@ def test_advice_follows_the_interval() -> None:
         gain = Interval((low + high) / 2, low, high)
         return advise(Extrapolation((1.0, 0.1, 0.5), (), gain, backtest), 1.0)
 
-    assert "expected to give +0.5 (+0.2 to +0.8) points of mAP" in advice(0.002, 0.008)
+    assert "expected to give +0.50 (+0.20 to +0.80) points of mAP" in advice(0.002, 0.008)
     assert "Stop" in advice(0.002, 0.008)
     assert "Go on" in advice(0.012, 0.03)
     unsure = advice(0.002, 0.03)

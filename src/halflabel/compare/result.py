@@ -27,6 +27,7 @@ __all__ = [
     "LeftOut",
     "Row",
     "Scored",
+    "difference",
     "interval",
     "summarise",
 ]
@@ -140,34 +141,56 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> Interval:
-    """Mean over seeds with its 95 % interval, from two sources of chance: which images, and which seeds.
+def interval(values: NDArray[np.float64], replicates: NDArray[np.float64], positives: int) -> Interval:
+    """mAP, mean over seeds, with its 95 % interval, from two sources of chance: which images, and which seeds.
 
         v = Var_r(mean_s b[s, r]) + Var_s(values) / S
-        mean ± t(0.975; ν) · √v,   ν = v² / ((Var_s(values) / S)² / (S − 1))   (Welch–Satterthwaite)
+        `metrics.limits` with variance v, bias mean(b) − mean(values) and the quantile
+        t(0.975; ν),   ν = v² / ((Var_s(values) / S)² / (S − 1))   (Welch–Satterthwaite)
 
     values: (S,), one per seed, all on the same test images. replicates b: (S, R), the same under R bootstrap samples of
-    the images, drawn alike for all seeds and methods. A single seed leaves out the second source. For differences of
-    two methods, values and replicates are differences.
+    the images, drawn alike for all seeds and methods. positives: known ones of all classes together. A single seed
+    leaves out the second source: the interval is then that of `metrics.bootstrap`.
     """
+    mean, (variance, bias, quantile) = float(values.mean()), _chance(values, replicates)
+    told = torch.tensor([mean, variance, bias, positives], dtype=torch.float64)
+    low, high = metrics.limits(told[0], told[1], told[2], told[3], quantile)
+    return Interval(mean, float(low), float(high))
+
+
+def difference(values: NDArray[np.float64], replicates: NDArray[np.float64], positives: int) -> Interval:
+    """The paired difference of two methods' mAP (or AP), mean over seeds, with its 95 % interval.
+
+        mean ± t(0.975; ν) · √(v + 1 / (4 P)²),   v and ν as in `interval`, of differences, P positives
+
+    Replicates of both are too high alike, so that the difference has next to no bias. The second term is for few
+    positives: where both methods rank these alike, no replicate shows a difference, and still there may be one.
+    """
+    mean, (variance, _, quantile) = float(values.mean()), _chance(values, replicates)
+    half = quantile * math.sqrt(variance + 1 / (4 * max(positives, 1)) ** 2)
+    return Interval(mean, max(mean - half, -1.0), min(mean + half, 1.0))
+
+
+def _chance(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Variance of the mean over seeds, the replicates' bias, and how many standard deviations make 95 %."""
     from scipy.stats import t
 
-    mean = float(values.mean())
     means = replicates.mean(0)
     means = means[np.isfinite(means)]
     of_images = float(means.var(ddof=1)) if len(means) > 1 else 0.0
     of_seeds = float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
     total = of_images + of_seeds
     freedom = total**2 / (of_seeds**2 / (len(values) - 1)) if of_seeds**2 > 0 else math.inf
-    half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(total)
-    return Interval(mean, mean - half, mean + half)
+    bias = float(means.mean() - values.mean()) if len(means) else 0.0
+    return total, bias, float(t.ppf((1 + LEVEL) / 2, freedom))
 
 
 class Scored(NamedTuple):
-    """Test mAP of one finished task, and of its bootstrap replicates (R,)."""
+    """Test mAP of one finished task, of its bootstrap replicates (R,), and by how many known positives."""
 
     mAP: float
     replicates: NDArray[np.float64]
+    positives: int
 
 
 def summarise(grid: Grid, found: Results, store: Store, bench: Bench, **about: Any) -> Comparison:
@@ -212,11 +235,15 @@ def _row(
     bench: Bench,
 ) -> Row:
     values = np.array([one.mAP for one in scored.values()])
-    own = interval(values, np.stack([one.replicates for one in scored.values()]))
+    positives = min(one.positives for one in scored.values())
+    own = interval(values, np.stack([one.replicates for one in scored.values()]), positives)
     shared = [seed for seed in scored if seed in best]
-    if shared:
+    if scored is best:
+        behind = Interval(0.0, 0.0, 0.0)
+    elif shared:
         gaps = np.array([scored[seed].mAP - best[seed].mAP for seed in shared])
-        behind = interval(gaps, np.stack([scored[seed].replicates - best[seed].replicates for seed in shared]))
+        draws = np.stack([scored[seed].replicates - best[seed].replicates for seed in shared])
+        behind = difference(gaps, draws, positives)
     else:
         behind = Interval(math.nan, math.nan, math.nan)
     outcomes: list[Outcome] = [found[task] for task in tasks.values()]
@@ -226,8 +253,8 @@ def _row(
         labels=hiding.name,
         method=contender.name,
         mAP=own.mean,
-        mAP_low=max(own.low, 0.0),
-        mAP_high=min(own.high, 1.0),
+        mAP_low=own.low,
+        mAP_high=own.high,
         behind=behind.mean,
         behind_low=behind.low,
         behind_high=behind.high,
@@ -281,8 +308,9 @@ class Judged:
             logits = torch.from_numpy(self.store.logits(task))
             readable = ~torch.isnan(logits).any(1)
             self.unreadable = max(self.unreadable, int((~readable).sum()))
-            boot = metrics.bootstrap(logits[readable], self.labels[readable], n=RESAMPLES, level=LEVEL)
-            self._seen[task.key] = Scored(boot.mean, boot.replicates.double().numpy())
+            labels = self.labels[readable]
+            boot = metrics.bootstrap(logits[readable], labels, n=RESAMPLES, level=LEVEL)
+            self._seen[task.key] = Scored(boot.mean, boot.replicates.double().numpy(), int((labels > 0).sum()))
         return self._seen[task.key]
 
 
@@ -321,9 +349,10 @@ def _protocol(grid: Grid, bench: Bench, judged: Judged, rows: Sequence[Row]) -> 
         if edge := [f"{row.method} at {row.labels}" for row in rows if row.rate_at_edge]:
             said.append(f"Chose the highest or lowest rate tried, so a wider search may do better: {', '.join(edge)}.")
     said.append(
-        f"95 % intervals: t intervals whose variance is that over {RESAMPLES} bootstrap samples of the test images "
-        "plus that of the mean over seeds (a single seed: images alone). Differences to the best are paired by image "
-        "and by seed. The best is the best on these very images, which flatters it a little; no correction is made "
-        "for comparing many."
+        f"95 % intervals: their variance is that over {RESAMPLES} bootstrap samples of the test images plus that of "
+        "the mean over seeds (a single seed: images alone), more where known positives are few; mAP of few positives "
+        "is too high on average, so that its interval reaches further down than up. Differences to the best are paired "
+        "by image and by seed. The best is the best on these very images, which flatters it a little; no correction is "
+        "made for comparing many."
     )
     return said

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .blocks import Blockwise, blockwise
 from .completion import Completion, completion_rates
-from .intervals import Bootstrap, bootstrap, resample
+from .intervals import Bootstrap, bootstrap, limits, resample
 from .logs import format_value, summary
 from .ranking import (
     GroupMeans,
@@ -48,6 +48,7 @@ __all__ = [
     "exact_match",
     "format_value",
     "group_means",
+    "limits",
     "mean_average_precision",
     "precision_recall_f1",
     "resample",

@@ -230,11 +230,12 @@ def _area(cuts: Cuts, kind: Kind) -> Tensor:
     if kind == "voc07":
         # h positives reach the levels t = 0 .. floor(10 h / P); exact in integers, unlike recall >= 0.3.
         levels_before = torch.where(cuts.before > 0, 10 * cuts.before // positives + 1, 0)
-        weight = (10 * cuts.hits // positives + 1 - levels_before).double() / 11
+        weight, whole = 10 * cuts.hits // positives + 1 - levels_before, torch.full_like(cuts.positives, 11)
     else:
-        weight = (cuts.hits - cuts.before).double() / positives
+        weight, whole = cuts.hits - cuts.before, cuts.positives
+    # Divided once, at the end: sums of whole numbers are exact, so that a perfect ranking has 1 and not 1 + 2e-16.
     area = torch.zeros_like(cuts.positives, dtype=torch.float64).index_add_(0, cuts.row, weight * height)
-    return area.masked_fill_(cuts.positives == 0, torch.nan)
+    return (area / whole).masked_fill_(cuts.positives == 0, torch.nan)
 
 
 def _envelope(precision: Tensor, cuts: Cuts) -> Tensor:

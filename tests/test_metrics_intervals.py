@@ -1,0 +1,194 @@
+"""Intervals of average precision against literal resampling, the formula in plain numbers, and a known population."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from halflabel import metrics
+from halflabel.errors import UserError
+
+
+def make(seed, images=60, classes=7, positive=0.3, unknown=0.3, decimals=None):
+    rng = np.random.default_rng(seed)
+    scores = rng.random((images, classes)).astype(np.float32)
+    labels = np.where(rng.random((images, classes)) < positive, 1, -1).astype(np.int8)
+    labels[rng.random((images, classes)) < unknown] = 0
+    return scores if decimals is None else scores.round(decimals), labels
+
+
+def close(actual, expected, tolerance=1e-12):
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected, dtype=float), rtol=0, atol=tolerance)
+
+
+def slow_limits(value, replicates, positives, z):
+    """The formula of the docstring, one number at a time."""
+    drawn = [r for r in replicates if not math.isnan(r)]
+    mean = sum(drawn) / len(drawn)
+    variance = sum((r - mean) ** 2 for r in drawn) / (len(drawn) - 1)
+    u = 2 / positives**2
+    if 0 < value < 1:
+        u += variance / (value * (1 - value))
+
+    def wilson(c):
+        half = z * math.sqrt(c * (1 - c) * u + z**2 * u**2 / 4)
+        return (c + z**2 * u / 2 - half) / (1 + z**2 * u), (c + z**2 * u / 2 + half) / (1 + z**2 * u)
+
+    return wilson(max(value - 2 * max(mean - value, 0), 0))[0], wilson(value)[1]
+
+
+@pytest.mark.parametrize("decimals", [None, 1])
+@pytest.mark.parametrize("chunk", [1 << 22, 200])
+def test_bootstrap_equals_literal_resampling(decimals, chunk, monkeypatch):
+    monkeypatch.setattr(metrics.intervals, "_CHUNK_ENTRIES", chunk)
+    scores, labels = make(50, images=40, classes=6, positive=0.15, decimals=decimals)
+    labels[:, 1] = np.minimum(labels[:, 1], 0)
+    labels[:, 2] = -1
+    labels[7, 2] = 1  # a single positive: missing from about a third of the replicates
+    scores[7, 3], labels[7, 3], labels[:7, 3], labels[8:, 3] = 1, 1, -1, -1  # one that ranks first
+    n, seed, z = 200, 11, NormalDist().inv_cdf(0.95)
+    drawn = metrics.resample(40, range(n), seed)
+    assert drawn.min() == 0
+    assert drawn.max() == 39
+    literal = np.stack([metrics.average_precision(scores[index], labels[index]).numpy() for index in drawn])
+    assert 0.2 < np.isnan(literal[:, 2]).mean() < 0.5
+    result = metrics.bootstrap(scores, labels, n=n, level=0.9, seed=seed)
+    means = np.nanmean(literal, axis=1)
+    close(result.replicates, means, 1e-12)
+    close(result.ap, metrics.average_precision(scores, labels))
+    assert result.mean == metrics.mean_average_precision(scores, labels)
+    positives = (labels > 0).sum(0)
+    for c in (0, 2, 3, 4, 5):
+        expected = slow_limits(float(result.ap[c]), literal[:, c].tolist(), int(positives[c]), z)
+        close([result.ap_low[c], result.ap_high[c]], expected, 1e-9)
+    expected = slow_limits(result.mean, means.tolist(), int(positives.sum()), z)
+    close([result.mean_low, result.mean_high], expected, 1e-9)
+    assert result.ap_low[1].isnan()
+    assert result.ap_high[1].isnan()
+
+
+def test_bootstrap_depends_on_the_seed_alone():
+    scores, labels = make(51)
+    one, again = metrics.bootstrap(scores, labels, n=20, seed=3), metrics.bootstrap(scores, labels, n=20, seed=3)
+    assert torch.equal(one.replicates, again.replicates)
+    assert torch.equal(one.replicates[:7], metrics.bootstrap(scores, labels, n=7, seed=3).replicates)
+    assert not torch.equal(one.replicates, metrics.bootstrap(scores, labels, n=20, seed=4).replicates)
+    with pytest.raises(UserError, match="0 < level < 1"):
+        metrics.bootstrap(scores, labels, level=95)
+
+
+def test_bootstrap_skips_unknown_entries():
+    scores, labels = make(52, decimals=1)
+    other = np.where(labels == 0, 1 - scores, scores)
+    one, two = metrics.bootstrap(scores, labels, n=20), metrics.bootstrap(other, labels, n=20)
+    assert torch.equal(one.replicates, two.replicates)
+    assert torch.equal(one.ap_low, two.ap_low)
+    assert one.mean_high == two.mean_high
+
+
+def test_resampling_is_uniform():
+    counts = np.bincount(metrics.resample(50, range(2000), seed=2).ravel(), minlength=50)
+    assert abs(counts - 2000).max() < 5 * 2000**0.5
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_an_interval_holds_its_value(data):
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 4)))
+    labels = data.draw(arrays.arrays(np.int8, shape, elements=st.integers(-1, 1)))
+    scores = data.draw(arrays.arrays(np.float64, shape, elements=st.integers(0, 4).map(float)))
+    found = metrics.bootstrap(scores, labels, n=data.draw(st.integers(1, 12)), level=data.draw(st.floats(0.01, 0.999)))
+    low, value, high = (
+        torch.cat([part, torch.tensor([mean], dtype=torch.float64)])
+        for part, mean in ((found.ap_low, found.mean_low), (found.ap, found.mean), (found.ap_high, found.mean_high))
+    )
+    measured = torch.from_numpy((labels > 0).any(0))
+    assert torch.equal(~value[:-1].isnan(), measured)
+    known = ~value.isnan()
+    assert torch.equal(low.isnan(), ~known)
+    assert torch.equal(high.isnan(), ~known)
+    assert ((low <= value) & (value <= high) & (low >= 0) & (high <= 1) & (low < high))[known].all()
+
+
+def test_the_mean_of_one_class_has_its_interval():
+    scores, labels = make(53, classes=1, positive=0.1)
+    found = metrics.bootstrap(scores, labels, n=50)
+    assert (found.mean_low, found.mean_high) == (float(found.ap_low), float(found.ap_high))
+
+
+def test_intervals_are_of_the_ranking_and_follow_their_class():
+    scores, labels = make(54)
+    order = [3, 0, 6, 2, 5, 1, 4]
+    one = metrics.bootstrap(scores, labels, n=50)
+    other = metrics.bootstrap((7 * scores - 2)[:, order], labels[:, order], n=50)
+    close(other.ap_low, one.ap_low[order])
+    close(other.ap_high, one.ap_high[order])
+    close([other.mean_low, other.mean_high], [one.mean_low, one.mean_high])
+
+
+def test_few_positives_are_no_certainty():
+    """Positives that all rank first: the fewer, the lower the end."""
+    widths = []
+    for positives in (1, 2, 4, 8, 100):
+        labels = np.full((200, 1), -1, dtype=np.int8)
+        labels[:positives] = 1
+        found = metrics.bootstrap(-np.arange(200.0)[:, None], labels, n=50)
+        assert found.ap_high == 1
+        widths.append(1 - float(found.ap_low))
+    z2 = NormalDist().inv_cdf(0.975) ** 2
+    close(widths, [2 * z2 / (2 * z2 + p**2) for p in (1, 2, 4, 8, 100)])
+    close(widths[0], 0.885, 1e-3)
+    # Sums of 1 / P would be 1 + 2e-16 of some.
+    labels = np.where(np.arange(200)[:, None] <= np.arange(150), 1, -1).astype(np.int8)
+    found = metrics.bootstrap(-np.tile(np.arange(200.0)[:, None], 150), labels, n=20)
+    assert (found.ap == 1).all()
+    assert (found.ap_high == 1).all()
+    assert (found.ap_low < 1).all()
+
+
+def test_a_higher_level_is_wider_and_the_lower_end_reaches_further():
+    scores, labels = make(55, images=200)
+    small, large = metrics.bootstrap(scores, labels, n=200, level=0.5), metrics.bootstrap(scores, labels, n=200)
+    assert (large.ap_low < small.ap_low)[~small.ap.isnan()].all()
+    assert (large.ap_high > small.ap_high)[~small.ap.isnan()].all()
+    assert large.mean_low < small.mean_low < small.mean < small.mean_high < large.mean_high
+    one = torch.ones(1, dtype=torch.float64)
+    plain = metrics.limits(0.5 * one, 0.01 * one, 0 * one, 50 * one)
+    close(plain[0] + plain[1], 1)
+    biased = metrics.limits(0.5 * one, 0.01 * one, 0.03 * one, 50 * one)
+    assert biased[1] == plain[1]
+    close(plain[0] - biased[0], 0.06, 0.01)
+    assert metrics.limits(0.5 * one, 0.01 * one, -0.03 * one, 50 * one) == plain
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    """Scores of N(0, 1) where absent and N(d, 1) where present, of which AP on all there are is an integral."""
+    rng = np.random.default_rng(0)
+    share, d = np.geomspace(0.01, 0.2, 8), np.linspace(1, 3, 8)
+    cut = np.linspace(-6, 8, 2001)
+    tail = np.vectorize(NormalDist().cdf)
+    found, false = tail(d[:, None] - cut), tail(-cut)
+    precision = share[:, None] * found / (share[:, None] * found + (1 - share[:, None]) * false)
+    truth = -np.trapezoid(precision, found, axis=1)
+    held, of_mean, quantiles = [], [], []
+    for _ in range(100):
+        present = rng.random((100, 8)) < share
+        scores = rng.normal(size=present.shape) + d * present
+        labels = np.where(present, 1, -1).astype(np.int8)
+        seen = present.any(0)
+        got = metrics.bootstrap(scores, labels, n=200)
+        held += ((got.ap_low.numpy() <= truth) & (truth <= got.ap_high.numpy()))[seen].tolist()
+        target = truth[seen].mean()
+        of_mean.append(got.mean_low <= target <= got.mean_high)
+        low, high = np.quantile(got.replicates.numpy(), [0.025, 0.975])
+        quantiles.append(low <= target <= high)
+    assert 0.93 <= np.mean(held) <= 0.98
+    assert 0.9 <= np.mean(of_mean) <= 0.99
+    assert np.mean(quantiles) < 0.75  # what this is for
