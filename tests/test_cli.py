@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ from typer.testing import CliRunner, Result
 from halflabel.cli import app
 from halflabel.data.digits import CLASSES, write_folder
 from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
 from halflabel.run import Run
 
 
@@ -113,6 +116,60 @@ def test_faults_are_said_before_torch_is_loaded(tmp_path: Path, words: list[str]
     said = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert said.stdout.strip() == "refused", said.stderr
     assert "fix:" in said.stderr
+
+
+QUICK = [  # the words, and what is said
+    (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv is no file"),
+    (["review", "RUN", "nowhere"], "nowhere is no folder"),
+    (["export", "onnx", "FOLDER"], "holds no run"),
+    (["export", "onnx", "RUN", "--out", "LABELS"], "is there already"),
+    (["export", "onnx", "RUN", "--out", "model.txt"], "does not end in .onnx"),
+    (["export", "hub", "RUN", "--out", "LABELS"], "is a file"),
+    (["serve", "FOLDER"], "holds no run"),
+    (["serve", "RUN", "--port", "TAKEN"], "cannot listen"),
+    (["report", "FOLDER"], "holds no run"),
+    (["report", "RUN", "--images", "nowhere"], "nowhere is no folder"),
+    (["report", "RUN", "--out", "page.txt"], "is no name for a page"),
+    (["predict", "FOLDER", "photo.jpg"], "holds no run"),
+    (["predict", "LABELS", "photo.jpg"], "is no model"),
+    (["evaluate", "FOLDER", "LABELS", "FOLDER"], "holds no run"),
+    (["methods", "bcee"], "did you mean bce"),
+    (["methods", "--regime", "nope"], "positives-only"),
+    (["study", "LABELS", "nowhere"], "nowhere is no folder"),
+    (["compare", "LABELS", "FOLDER", "--methods", "an,nope"], "no method is called 'nope'"),
+    (["reproduce", "nope"], "S5-table"),
+    (["reproduce", "nope", "FOLDER"], "S5-table"),
+]
+
+
+def test_commands_on_runs_refuse_at_once_and_methods_are_listed_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
+    (tmp_path / "empty").mkdir()
+    made = Run.create(tmp_path / "run")
+    made.start(LabelTable.from_dense(np.array([[1, -1]], np.int8), ["a"], ["cat", "dog"]), {"method": "bce"})
+    made.weights.touch()
+    taken = socket.create_server(("127.0.0.1", 0))
+    places = {
+        name: str(tmp_path / file) for name, file in (("FOLDER", "empty"), ("RUN", "run"), ("LABELS", "labels.csv"))
+    }
+    places["TAKEN"] = str(taken.getsockname()[1])
+    check = (
+        "import sys, halflabel.cli\n"
+        f"for words, code in {[*(([places.get(w, w) for w in words], 2) for words, _ in QUICK), (['methods'], 0)]!r}:\n"
+        "    try:\n"
+        "        halflabel.cli.app(words)\n"
+        "    except SystemExit as end:\n"
+        "        assert (end.code or 0) == code, (words, end.code)\n"
+        "    assert 'torch' not in sys.modules, words\n"
+    )
+    with taken:
+        said = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    errors = said.stderr.split("error: ")[1:]
+    assert len(errors) == len(QUICK)
+    for (words, expected), error in zip(QUICK, errors, strict=True):
+        assert expected in error, (words, error)
+    assert "Binary cross-entropy on the known entries" in " ".join(said.stdout.split())
 
 
 def test_a_bare_call_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,9 +417,14 @@ def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None
     assert "epoch   1/2" in text
     assert "epoch   2/2" in text
     assert "images/s" in text
-    assert "mAP" in text
     assert "halflabel predict" in text
-    config = Run.open(tmp_path / "run").read_config()
+    written = Run.open(tmp_path / "run")
+    for line in written.read_log():  # 0 … 1 in files, points of 100 on the screen
+        assert f"epoch {line['epoch']:>3}/2  loss {line['loss']:.4f}  mAP {100 * line['mAP']:.1f}  " in text
+    overall = written.read_json("metrics.json")
+    assert f"mAP {100 * overall['mAP']:.1f} ({100 * overall['mAP_low']:.1f} – {100 * overall['mAP_high']:.1f})" in text
+    assert f"| mAP (95 % interval) | {100 * overall['mAP']:.1f} (" in (written / "model_card.md").read_text()
+    config = written.read_config()
     assert config["options"] == {"alpha": 0.1}
     assert config["method"] == "em"
     assert (tmp_path / "run" / "best.safetensors").exists()
@@ -427,9 +489,12 @@ def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path
 
 def test_evaluate_measures_on_other_labels(trained: Path, data: Path, tmp_path: Path) -> None:
     text = done("evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out", tmp_path / "m.json")
-    assert "mAP" in text
     assert "known entries only" in text
     found = json.loads((tmp_path / "m.json").read_text())
+    assert f"mAP {100 * found['mAP']:.1f} (" in text
+    assert f"micro F1 {100 * found['micro_f1']:.1f} " in text
+    weakest = min((row for row in found["per_class"] if row["AP"] is not None), key=lambda row: row["AP"])
+    assert re.search(rf"^{weakest['class']} +{100 * weakest['AP']:.1f} ", text, re.MULTILINE)
     assert found["images"] == 12
     assert [row["class"] for row in found["per_class"]] == CLASSES
     (tmp_path / "few.csv").write_text("image,1\ntest-000000.png,1\n")

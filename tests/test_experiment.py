@@ -88,8 +88,8 @@ def test_a_run_leaves_everything_behind(tmp_path: Path, folder: Path) -> None:
     assert found is not None
     assert {path.name for path in run.folder.iterdir()} == {
         "bad_images.csv", "best.safetensors", "calibration.json", "config.yaml", "data.hash", "env.json",
-        "labels.parquet", "last", "log.csv", "log.jsonl", "metrics.json", "model_card.md", "per_label.csv", "plots",
-        "predictions.parquet", "repro.sh", "split.parquet", "thresholds.json",
+        "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json", "model_card.md",
+        "per_label.csv", "plots", "predictions.parquet", "repro.sh", "split.parquet", "thresholds.json",
     }  # fmt: skip
     assert {path.name for path in run.plots.iterdir()} == {"curves.png", "per_class.png"}
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.run import Run
@@ -132,6 +134,19 @@ def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
     run.write_split(["x", "y", "z"], np.array([0, 1, 0]))
     split = pq.read_table(tmp_path / "split.parquet").to_pydict()
     assert split == {"image": ["x", "y", "z"], "part": ["train", "validation", "train"]}
+
+
+def test_a_run_says_when_it_was_made_and_keeps_that(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    before = datetime.now(UTC).replace(microsecond=0)
+    run.write_made()
+    found = run.read_json("made.json")
+    assert found["halflabel"] == __version__
+    assert found["time"].endswith("Z")
+    assert before <= datetime.fromisoformat(found["time"]) <= datetime.now(UTC)
+    run.write_json("made.json", {"time": "2031-02-03T04:05:06Z"})
+    run.write_made()  # a finished run that is resumed
+    assert run.read_json("made.json") == {"time": "2031-02-03T04:05:06Z"}
 
 
 def test_the_environment_names_versions(tmp_path: Path) -> None:

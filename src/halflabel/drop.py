@@ -230,11 +230,11 @@ def apply(protocol: str, table: LabelTable, *, seed: int = 0, **options: Any) ->
             raise UserError(f"{protocol} takes no {name}", f"it takes: {', '.join(takes) or 'nothing but a seed'}")
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
-            raise UserError(f"{protocol} needs a {name}", f"say how much, such as {name} = {_EXAMPLES[name]}")
+            raise UserError(f"{protocol} needs a {name}", f"say how much, such as {name}={EXAMPLES[name]}")
     return PROTOCOLS[protocol](table, seed=seed, **options)
 
 
-_EXAMPLES = {"share": "0.1", "positives": "20", "negatives": "20"}
+EXAMPLES = {"share": "0.1", "positives": "20", "negatives": "20"}
 
 
 def _check_share(share: float) -> None:

@@ -104,7 +104,7 @@ def evaluate(
         f"known entries only; {int((labels != 0).sum())} of {labels.numel()} entries known; "
         f"AP non-interpolated, tied scores together; {sum(not math.isnan(row['AP']) for row in per_class)} of "
         f"{len(classes)} classes have a known positive and a known negative; 95 % intervals from 400 resamples of the "
-        f"images"
+        f"images, wider where known positives are few"
     )
     if not bool((labels < 0).any()):
         recalls = {"CR", "OR", "images", "classes"}

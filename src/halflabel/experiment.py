@@ -217,6 +217,7 @@ def train(
     if processes.is_first():
         _write_model(run, Model(backbone, head), table.classes, config, size)
     run.write_text("repro.sh", _repro(run, config))
+    run.write_made()
     if not len(outside):
         return None
     if config.mirror:  # features of mirror images are not cached
@@ -368,8 +369,7 @@ class Predictor:
         from safetensors import SafetensorError, safe_open
 
         self.config = Config.from_dict(run.read_config())
-        if not run.weights.exists():
-            raise UserError(f"{run.folder} has no weights yet", f"finish it: halflabel train --resume {run.folder}")
+        run.check_finished()
         try:
             with safe_open(run.weights, "pt") as file:
                 about = file.metadata() or {}

@@ -7,7 +7,6 @@ import pkgutil
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from halflabel.errors import UserError
 from halflabel.heads import HeadMaker, Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.losses import Loss, Reduce, over_entries
+from halflabel.methods import REGIMES, no_method
 from halflabel.relabel import Ignore, Relabeler
 from halflabel.terms import Term
 from halflabel.types import Batch
@@ -26,8 +26,6 @@ from halflabel.types import Batch
 __all__ = ["REGIMES", "Method", "Recipe", "method", "recipe", "recipes"]
 
 M = TypeVar("M", bound=nn.Module)
-
-REGIMES = ("full", "partial", "positives-only", "single-positive")
 
 
 class Method(nn.Module):
@@ -212,9 +210,7 @@ def recipe(name: str) -> Recipe:
     known = recipes()
     name = _ALIASES.get(name, name)
     if name not in known:
-        close = get_close_matches(name, known, 3)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}")
+        raise no_method(name, known)
     return known[name]
 
 

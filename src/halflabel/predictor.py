@@ -22,7 +22,7 @@ from halflabel.files import check_fields, read_json
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.method import recipe
-from halflabel.run import Run
+from halflabel.run import Run, model_kind
 
 __all__ = ["HubPredictor", "OnnxPredictor", "open_predictor"]
 
@@ -30,13 +30,10 @@ __all__ = ["HubPredictor", "OnnxPredictor", "open_predictor"]
 def open_predictor(path: str | Path) -> Predictor:
     """What `halflabel train` or `halflabel export` wrote, ready to score images."""
     path = Path(path)
-    if path.is_file():
-        if path.suffix != ".onnx":
-            raise UserError(f"{path} is no model", "name a run folder, an exported folder or an .onnx file")
+    kind = model_kind(path)
+    if kind == "onnx":
         return OnnxPredictor(path)
-    if (path / "config.json").is_file() and not (path / "config.yaml").exists():
-        return HubPredictor(path)
-    return Predictor(Run.open(path))
+    return HubPredictor(path) if kind == "hub" else Predictor(Run.open(path))
 
 
 class HubPredictor(Predictor):

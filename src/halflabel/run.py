@@ -7,14 +7,15 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel import processes
+from halflabel import __version__, processes
 from halflabel.errors import UserError
 from halflabel.files import check_fields, plain, read_json, read_text, replacing, write_json
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
 
-__all__ = ["Run"]
+__all__ = ["Run", "model_kind"]
 
 _LARGEST_CONFIG = 1 << 20  # bytes
 _MOST_SETTINGS = 10_000
@@ -42,6 +43,7 @@ _RESULTS = (
     "bad_images.csv",
     "model_card.md",
     "repro.sh",
+    "made.json",
     "report.html",
     "scores.parquet",
     "truth.parquet",
@@ -67,6 +69,7 @@ class Run:
 
     config.yaml     every setting, resolved                 log.jsonl, log.csv   one line per epoch
     env.json        versions and device                     metrics.json         what was measured, on what
+    made.json       when training ended, by which version
     labels.parquet  the labels trained on, data.hash their digest
     truth.parquet   hidden labels, for the log alone
     split.parquet   which image was held out                per_label.csv        the same, per class
@@ -143,6 +146,11 @@ class Run:
             raise UserError(f"{run.folder} holds no run (no config.yaml)", "name the folder that `train --out` wrote")
         return run
 
+    def check_finished(self) -> None:
+        """Refuse a run that has no weights to use yet."""
+        if not self.weights.is_file():  # a device or a pipe would be waited for
+            raise UserError(f"{self.folder} has no weights yet", f"finish it: halflabel train --resume {self.folder}")
+
     def read_config(self) -> dict[str, Any]:
         import yaml
 
@@ -214,6 +222,13 @@ class Run:
             "env.json",
             {"python": sys.version.split()[0], "system": platform.platform(), "device": device, **versions},
         )
+
+    @_by_the_first
+    def write_made(self) -> None:
+        """When training ended and by which version; where that is known already, it stays."""
+        if not (self / "made.json").exists():
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            self.write_json("made.json", {"time": now, "halflabel": __version__})
 
     @_by_the_first
     def write_log(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -310,6 +325,21 @@ class Run:
         table = table.replace_schema_metadata({"classes": json.dumps(list(classes))})
         with replacing(self / "predictions.parquet") as temporary:
             pq.write_table(table, temporary, compression="zstd")
+
+
+def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:
+    """As what a model was left there, a finished run or what was exported; an error where there is none.
+
+    It needs no torch, so that a wrong path is said at once.
+    """
+    if path.is_file():
+        if path.suffix != ".onnx":
+            raise UserError(f"{path} is no model", "name a run folder, an exported folder or an .onnx file")
+        return "onnx"
+    if (path / "config.json").is_file() and not (path / "config.yaml").exists():
+        return "hub"
+    Run.open(path).check_finished()
+    return "run"
 
 
 def _is_small(config: Any) -> bool:

@@ -287,7 +287,13 @@ def test_label_regimes_it_cannot_learn_from_are_refused(name: str) -> None:
 
 
 def test_names_can_be_told_without_importing_torch() -> None:
-    assert methods.names() == set(recipes())
+    known = recipes()
+    listed = methods.listed()
+    assert list(listed) == list(known)
+    assert methods.names() == set(known)
+    for name, how in known.items():
+        assert (listed[name].serves, listed[name].summary) == (how.serves, how.summary)
+        assert recipe(listed[name].alias) is how
 
 
 def test_a_name_taken_twice_or_an_unknown_regime_raises() -> None:

@@ -24,8 +24,10 @@ from halflabel.errors import UserError
 from halflabel.experiment import Config
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
+from halflabel.points import points
 from halflabel.report.comparison import build_comparison, write_comparison
-from halflabel.report.comparison_facts import class_gaps, is_comparison, read_comparison
+from halflabel.report.comparison_facts import class_gaps, read_comparison
+from halflabel.report.facts import is_comparison
 from halflabel.train import Settings
 
 _spec = importlib.util.spec_from_file_location("page_checks", Path(__file__).with_name("test_page.py"))
@@ -96,10 +98,10 @@ def test_page_says_what_the_table_says(made: Path) -> None:
     assert len(rows) == len(content["rows"]) == 7
     for row, shown in zip(content["rows"], rows, strict=True):
         assert f">{row['method']}</th>" in shown
-        assert f"{row['mAP']:.3f}" in shown
-        assert f"{row['mAP_low']:.3f} – {row['mAP_high']:.3f}" in shown
+        assert f">{points(row['mAP'])}<" in shown
+        assert f"{points(row['mAP_low'])} – {points(row['mAP_high'])}" in shown
         if row["behind"] < -0.001:
-            assert f"−{-row['behind']:.3f}" in shown
+            assert f"−{-100 * row['behind']:.2f}" in shown
             assert ("≈" in shown) == (row["behind_high"] >= 0)
         assert f"{row['lr']:.2g}" in shown
         for name, value in row["options"].items():
@@ -121,7 +123,7 @@ def test_what_cannot_be_told_from_the_best_is_marked(edited: Callable[..., Path]
             row |= {"behind": -0.1, "behind_low": -0.3, "behind_high": high}
 
     text = build_comparison(edited(change))
-    rows = re.findall(r"−0.100( ≈)?<br>", text)
+    rows = re.findall(r"−10.00( ≈)?<br>", text)
     assert len(rows) == 5  # all but the two best
     assert all(bool(mark) == near for mark in rows)
     assert f"as good within chance: {3 if near else 0} of 3 others" in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import math
 import re
 from html.parser import HTMLParser
@@ -22,11 +21,11 @@ from halflabel import drop
 from halflabel.cli import app
 from halflabel.data.digits import write_folder
 from halflabel.errors import UserError
-from halflabel.evaluate import evaluate
+from halflabel.evaluate import Evaluation, evaluate
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.metrics import best_thresholds, calibration_error
-from halflabel.report import charts, gallery, judged, sections
+from halflabel.report import charts, gallery, judged, sections, training
 from halflabel.report.charts import Series
 from halflabel.report.curves import precision_recall, reliability, thin
 from halflabel.report.facts import gather
@@ -165,8 +164,9 @@ def test_page_says_what_the_run_measured(tmp_path: Path) -> None:
     text = build_page(run)
     page = check(text)
     overall = run.read_json("metrics.json")
-    for key in ("mAP", "micro_f1", "macro_f1", "ECE"):
-        assert f"{overall[key]:.3f}" in page.text
+    for title, key in (("mAP", "mAP"), ("micro F1", "micro_f1"), ("macro F1", "macro_f1")):
+        assert f"{title} {100 * overall[key]:.1f} " in page.text
+    assert f"calibration error {overall['ECE']:.3f}" in page.text
     stats = run.read_labels().stats()
     for c, name in enumerate(("cat", "dog", "cow")):
         row = re.search(rf'<tr><th scope="row"[^>]*>{name}</th>(.*?)</tr>', text)
@@ -585,20 +585,38 @@ def test_a_class_judged_by_few_positives_is_a_ring_and_is_said_to_be_luck(tmp_pa
     assert f"Judged by fewer than {sections.FEW} known positives: {len(thin)} of 3 classes" in page.text
 
 
+def test_pictures_of_a_run_are_in_points_and_have_rings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(training, "save_figure", lambda figure, path: drawn.append(figure))
+    rows = [
+        {"class": name, "present": many, "absent": 9, "AP": ap, "AP_low": ap - 0.1, "AP_high": ap + 0.1}
+        for name, many, ap in (("cat", 4, 0.3), ("dog", 5, 0.5), ("cow", 40, 0.85))
+    ]
+    training.draw_run([{"epoch": 1, "loss": 1.0, "mAP": 0.55}], Evaluation({"mAP": 0.55}, rows, ""), tmp_path)
+    curves, classes = drawn
+    assert curves.axes[1].lines[0].get_ydata().tolist() == pytest.approx([55])
+    (axes,) = classes.axes
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    found = {line.get_markerfacecolor(): list(zip(*line.get_data(), strict=True)) for line in marks}
+    assert found == {training.BLUE: [(50.0, 1), (85.0, 2)], "white": [(30.0, 0)]}
+    assert axes.get_title() == "mAP 55.0 (rings: fewer than 5 known positives)"
+
+
+def test_the_page_says_when_the_run_was_made(tmp_path: Path) -> None:
+    run = random_run(tmp_path / "run")
+    assert "; trained" not in build_page(run)  # older runs do not say
+    run.write_json("made.json", {"time": "2031-02-03T04:05:06Z", "halflabel": "9.8.7"})
+    assert "3 epochs; trained 2031-02-03, 04:05 UTC, by halflabel 9.8.7" in check(build_page(run)).text
+    run.write_json("made.json", ["2031"])
+    with pytest.raises(UserError, match=r"made\.json is damaged"):
+        build_page(run)
+
+
 @pytest.mark.parametrize(
     ("present", "ap", "thin"), [(4, 1.0, True), (5, 1.0, False), (0, 0.3, False), (4, math.nan, False)]
 )
 def test_thinly_judged(present: int, ap: float, thin: bool) -> None:
     assert sections.thinly_judged({"present": present, "AP": ap}) is thin
-
-
-def test_an_interval_that_does_not_hold_its_value_is_named(tmp_path: Path) -> None:
-    run = random_run(tmp_path / "run")
-    metrics = run.read_json("metrics.json")
-    told = "The interval of mAP does not hold mAP itself"
-    for low, high, named in ((0.0, 1.0, False), (0.99, 1.0, True)):
-        (run / "metrics.json").write_text(json.dumps({**metrics, "mAP": 0.5, "mAP_low": low, "mAP_high": high}))
-        assert (told in check(build_page(run)).text) is named
 
 
 def test_small_thresholds_are_not_0() -> None:
@@ -616,6 +634,15 @@ def test_axes_have_names_and_enough_ticks() -> None:
     drawn = charts.trend([shares], [shares.y], [shares.y], alt="", x_label="%")
     places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
     assert 46 < places[0] < places[1] < charts.WIDTH - 10
+    assert "m at 50: 50.0 (50.0 – 50.0)" in drawn
+    assert {"30", "35", "50"} <= set(re.findall(r'text-anchor="end">([\d.]+)</text>', drawn))
+
+
+def test_differences_are_written_with_their_sign() -> None:
+    value, low, high = np.array([[-0.0123], [-0.03], [0.005]])
+    drawn = charts.intervals(["m"], value, low, high, alt="", mean=0.0, span=(-0.03, 0.01), differences=True)
+    assert "m: −1.23 (−3.00 to +0.50)" in drawn
+    assert {"−3", "−2", "0"} <= set(re.findall(r'text-anchor="middle">([−\d.]+)</text>', drawn))
 
 
 def test_every_run_of_a_method_can_be_seen_beside_their_mean() -> None:

@@ -197,6 +197,45 @@ def test_health_classes_and_docs(client: TestClient, predictor: Predictor, photo
     assert set(schema["components"]["schemas"]["Label"]["properties"]) == {"class", "probability", "present"}
 
 
+def test_the_form_is_answered_with_a_page(client: TestClient, photo: Path) -> None:
+    sent = {"files": files(photo.read_bytes(), b"x")}
+    expected = client.post("/predict?top=5", **sent).json()["images"]
+    page = client.post("/try", **sent)
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    table = re.findall(r'<table class="answer">(.*?)</table>', page.text, re.S)
+    assert len(table) == 1
+    rows = re.findall(r"<tr><th[^>]*>(?:<b>)?([^<]*).*?class=\"area (\w+)\".*?<td>([\d.]+)</td></tr>", table[0], re.S)
+    assert rows == [
+        (one["class"], "present" if one["present"] else "unknown", f"{one['probability']:.3f}")
+        for one in expected[0]["labels"]
+    ]
+    assert expected[1]["error"] in page.text
+    assert "<script" not in page.text
+    refused = client.post("/try", files=files(b"x"))
+    assert refused.status_code == 415
+    assert "Not answered" in refused.text
+    assert client.get("/try").text == client.get("/").text
+
+
+def test_the_form_shows_names_as_text(client: TestClient, photo: Path) -> None:
+    name = "<script>alert(1)</script>.png"
+    page = client.post("/try", files=[("files", (name, photo.read_bytes())), ("files", (name, b"x"))])
+    assert "<script" not in page.text
+    assert page.text.count("&lt;script&gt;alert(1)") == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("photos.example:81", "http://photos.example:81/predict"), ("[::1]:8", "&#x27;http://[::1]:8/predict&#x27;")]
+    + [(bad, "http://HOST:PORT/predict") for bad in ("a;rm -rf ~", "<b>", "[::1 x", "")],
+)
+def test_the_examples_name_the_address_the_page_was_found_at(client: TestClient, host: str, shown: str) -> None:
+    page = client.get("/docs", headers={"host": host})
+    assert page.status_code == 200
+    assert f"curl -F files=@photo.jpg {shown}<" in page.text
+
+
 def test_batches_gather_what_comes_together() -> None:
     sizes: list[int] = []
 

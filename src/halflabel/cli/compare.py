@@ -20,7 +20,7 @@ from rich.table import Table
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
 from halflabel.cli.screen import console, show_audit
-from halflabel.cli.training import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune
+from halflabel.cli.training import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune, check_method
 from halflabel.errors import UserError
 from halflabel.points import points
 
@@ -114,6 +114,9 @@ def compare(
         if folder is not None and not folder.is_dir():
             raise UserError(f"{folder} is no folder", "name the folder with the images")
     kept_shares = _numbers(shares)
+    for name in _words(methods):
+        if name != "auto":
+            check_method(name.partition(":")[0])
     found: Import = read(labels)
     table = found.table()
     other = read(test).table() if test is not None else None

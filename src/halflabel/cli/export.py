@@ -36,6 +36,12 @@ def onnx(
     """
     if out.exists() and not force:
         raise UserError(f"{out} is there already", "choose another --out, or add --force to overwrite it")
+    if out.suffix != ".onnx":
+        raise UserError(f"{out.name} does not end in .onnx", "name the file model.onnx")
+    from halflabel.run import model_kind
+
+    if model_kind(run) == "onnx":
+        raise UserError("this is an ONNX file already", "name the run, or the folder that was exported for the Hub")
 
     from halflabel.export.onnx import export_onnx
     from halflabel.predictor import open_predictor

@@ -37,19 +37,20 @@ def report(
     Example: halflabel report runs/compare
     """
     from halflabel.cli.progress import Bar
-    from halflabel.report.page import write_report
+    from halflabel.report.facts import is_comparison
+    from halflabel.report.page import check_name, write_report
     from halflabel.run import Run
 
-    if (run / "config.json").exists() and not (run / "config.yaml").exists():
-        from halflabel.report.comparison import write_comparison
-        from halflabel.report.comparison_facts import is_comparison
+    if out is not None:
+        check_name(out)
+    if not (run / "config.yaml").exists() and is_comparison(run):
+        if images is not None:
+            raise UserError("the page of a comparison has no photos", "leave --images out")
+        from halflabel.report.comparison import write_comparison  # it brings torch along
 
-        if is_comparison(run):
-            if images is not None:
-                raise UserError("the page of a comparison has no photos", "leave --images out")
-            made = write_comparison(run, out)
-            console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
-            return
+        made = write_comparison(run, out)
+        console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
+        return
 
     with Bar("scores") as bar:
         made = write_report(Run.open(run), out, images=images, scan=scan, progress=bar)

@@ -86,15 +86,19 @@ def reproduce(
 
     Example: halflabel reproduce S4-table2 data/voc2012 --dataset voc2012 --tune head --backbone efficientnet-lite0
     """
-    from halflabel.reproduce.runner import reproduce as run_table
-    from halflabel.reproduce.setup import Changes
+    from halflabel.reproduce.tables import recipe_for
 
     if table is None:
         _show_tables()
         return
+    recipe_for(table)  # a wrong name is refused before torch is imported, which takes seconds
     if data is None:
         _show_recipe(table)
         return
+
+    from halflabel.reproduce.runner import reproduce as run_table
+    from halflabel.reproduce.setup import Changes
+
     choices: dict[str, Any] = {"precision": precision.value, "hold": hold.value}
     changes = Changes(
         backbone=backbone,
@@ -155,11 +159,11 @@ class _Features:
 
 def _show_tables() -> None:
     from halflabel.datasets import DATASETS
-    from halflabel.method import recipes
+    from halflabel.methods import names
     from halflabel.reproduce.published import PUBLISHED, paper_of
     from halflabel.reproduce.tables import TABLES
 
-    known = recipes()
+    known = names()
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("table", "paper", "what", "data sets", "rows"):
         shown.add_column(title)
@@ -180,7 +184,7 @@ def _show_tables() -> None:
 def _show_recipe(id: str) -> None:
     """What a table needs, before any data is there."""
     from halflabel.datasets import layout_of
-    from halflabel.method import recipes
+    from halflabel.methods import names
     from halflabel.reproduce.published import paper_of
     from halflabel.reproduce.tables import recipe_for
     from halflabel.reproduce.words import protocol_of
@@ -188,7 +192,7 @@ def _show_recipe(id: str) -> None:
     table = recipe_for(id)
     console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
     console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)), soft_wrap=True)
-    known = recipes()
+    known = names()
     console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.method in known)), soft_wrap=True)
     for line in table.skipped(known):
         console.print(f"[bright_black]skipped: {escape(line)}[/]", soft_wrap=True)
@@ -216,7 +220,7 @@ def _show(found: Reproduction) -> None:
     several = len({figure.measure for figure in found.figures}) > 1
     for condition, figures in groupby(found.figures, key=lambda figure: figure.condition):
         shown = list(figures)
-        named = "in percent" if several else f"{shown[0].measure}, in percent"
+        named = "in points of 100" if several else f"{shown[0].measure}, in points of 100"
         console.print(f"\n[bold]{escape(condition)}[/]  {escape(named)}")
         _show_condition(shown, several)
         for line in found.protocol.get(condition, ()):

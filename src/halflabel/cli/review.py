@@ -118,32 +118,35 @@ def _serve(run: Run, images: Path, questions: Path | None, place: Path, who: str
     from halflabel.review.scores import score_run
     from halflabel.review.store import Answers, answered
 
-    scored = score_run(run, images, _bar)
-    store = Answers(place)
-    try:
-        if questions is not None:
-            found = read_questions(questions, scored.table)
-        else:
-            skip = answered(place, scored.table)
-            found = choose(scored.scores, scored.table, scored.thresholds, 200, features=scored.features, skip=skip)
-        if not found:
-            raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
-        desk = Desk(scored, found, store, who=who, run=run.folder.resolve().name)
-        pictures = Pictures(images, scored.paths)
-        token = server.new_token()
-        listening = server.bind(host, port)
-        number = listening.getsockname()[1]
-        if not is_loopback(host):
-            console.print(
-                f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
-                "encrypted: whoever sees the address or the network can see your photos and answer for you",
-                soft_wrap=True,
-            )
-        app = server.make_app(desk, pictures, Maps(run, pictures), token=token, host=host, port=number)
-        shown = f"[{host}]" if ":" in host else host
-        # Plain print: no line break and no markup in an address that people click on or copy.
-        print(f"{len(found)} questions. Open  http://{shown}:{number}/#{token}", flush=True)
-        console.print(f"Answers go to {escape(str(place))} as you give them. Ctrl-C ends the page.", soft_wrap=True)
-        server.serve(app, listening)
-    finally:
-        store.close()
+    # Whatever can be refused is refused before images are scored, which may take long.
+    if not images.is_dir():
+        raise UserError(f"{images} is no folder", "name the folder with the images")
+    run.check_finished()
+    found = read_questions(questions, run.read_labels()) if questions is not None else None
+    with server.bind(host, port) as listening:
+        scored = score_run(run, images, _bar)
+        store = Answers(place)
+        try:
+            if found is None:
+                skip = answered(place, scored.table)
+                found = choose(scored.scores, scored.table, scored.thresholds, 200, features=scored.features, skip=skip)
+            if not found:
+                raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
+            desk = Desk(scored, found, store, who=who, run=run.folder.resolve().name)
+            pictures = Pictures(images, scored.paths)
+            token = server.new_token()
+            number = listening.getsockname()[1]
+            if not is_loopback(host):
+                console.print(
+                    f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
+                    "encrypted: whoever sees the address or the network can see your photos and answer for you",
+                    soft_wrap=True,
+                )
+            app = server.make_app(desk, pictures, Maps(run, pictures), token=token, host=host, port=number)
+            shown = f"[{host}]" if ":" in host else host
+            # Plain print: no line break and no markup in an address that people click on or copy.
+            print(f"{len(found)} questions. Open  http://{shown}:{number}/#{token}", flush=True)
+            console.print(f"Answers go to {escape(str(place))} as you give them. Ctrl-C ends the page.", soft_wrap=True)
+            server.serve(app, listening)
+        finally:
+            store.close()

@@ -187,13 +187,13 @@ def show_advice(advice: Advice, available: set[str]) -> None:
 
 def show_evaluation(found: Evaluation) -> None:
     """mAP with its interval, F1, calibration, and the classes to worry about."""
-    from halflabel.metrics import format_value
+    from halflabel.report.markup import decimal
 
     value = found.overall
     low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
     console.print(
         f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   micro F1 {points(value['micro_f1'])}   "
-        f"macro F1 {points(value['macro_f1'])}   calibration error {format_value(value['ECE'], 3)}"
+        f"macro F1 {points(value['macro_f1'])}   calibration error {decimal(value['ECE'])}"
     )
     if "G1" in value:
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
@@ -211,8 +211,8 @@ def show_evaluation(found: Evaluation) -> None:
             f"{points(row['AP_low'])} – {points(row['AP_high'])}",
             str(row["present"]),
             str(row["absent"]),
-            format_value(row["precision"], 2),
-            format_value(row["recall"], 2),
+            decimal(row["precision"], 2),
+            decimal(row["recall"], 2),
         )
     if judged:
         console.print(rows)

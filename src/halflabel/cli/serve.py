@@ -51,28 +51,31 @@ def serve(
 
     Example: curl -F files=@photo.jpg http://127.0.0.1:8000/predict
     """
-    try:
-        from halflabel import serve as server
-    except ImportError as error:
-        fix = "pip install fastapi uvicorn python-multipart"
-        raise UserError(f"serving needs packages that are not here ({error})", fix) from None
+    from halflabel.run import model_kind
+    from halflabel.sockets import open_socket
 
-    from halflabel.predictor import open_predictor
+    # What can be refused is refused before torch and the model are loaded, which takes seconds.
+    model_kind(model)
+    with open_socket(host, port) as listening:
+        try:
+            from halflabel import serve as server
+        except ImportError as error:
+            fix = "pip install fastapi uvicorn python-multipart"
+            raise UserError(f"serving needs packages that are not here ({error})", fix) from None
 
-    bytes_per_file = int(max_mb * 1e6)
-    limits = server.Limits(
-        file_bytes=bytes_per_file,
-        request_bytes=max(server.Limits.request_bytes, bytes_per_file + 1_000_000),
-        files=max_files,
-        pixels=int(max_megapixels * 1e6),
-        seconds=timeout,
-        requests=queue,
-        batch=batch,
-        wait=wait_ms / 1000,
-    )
-    # Before the model: a port that is taken is said at once.
-    listening = server.open_socket(host, port)
-    with listening:
+        from halflabel.predictor import open_predictor
+
+        bytes_per_file = int(max_mb * 1e6)
+        limits = server.Limits(
+            file_bytes=bytes_per_file,
+            request_bytes=max(server.Limits.request_bytes, bytes_per_file + 1_000_000),
+            files=max_files,
+            pixels=int(max_megapixels * 1e6),
+            seconds=timeout,
+            requests=queue,
+            batch=batch,
+            wait=wait_ms / 1000,
+        )
         predictor = open_predictor(model)
         made = server.make_app(predictor, model.resolve().name, limits)
         address, taken = listening.getsockname()[:2]

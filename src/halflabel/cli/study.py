@@ -89,15 +89,21 @@ def study(
 
     Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
+    for folder in (images, test_images):
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"{folder} is no folder", "name the folder with the images")
+    shares = _numbers(budgets) if budgets is not None else None
+    found: Import = read(labels)
+    table = found.table()
+    other = read(test).table() if test is not None else None
+    show_audit(found.audit, table)
+
     from halflabel import study as studies
     from halflabel.auto import epochs_for
     from halflabel.cli.progress import Bar
     from halflabel.experiment import Config
     from halflabel.train import Settings
 
-    found: Import = read(labels)
-    table = found.table()
-    show_audit(found.audit, table)
     chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
     settings = Settings(
@@ -117,12 +123,11 @@ def study(
         **shapes,
     )
     place = out if out is not None else Path("runs") / ("growth" if grow else "study")
-    shares = _numbers(budgets) if budgets is not None else None
     how: dict[str, Any] = {
         "out": place,
         "method": method,
         "seeds": seeds,
-        "test": read(test).table() if test is not None else None,
+        "test": other,
         "test_images": test_images,
         "test_share": test_share,
         "budget": budget,

@@ -231,7 +231,7 @@ def train(
     if not images.is_dir():
         raise UserError(f"{images} is no folder", "name the folder with the images")
     if method != "auto":
-        _check_method(method)
+        check_method(method)
     run = processes.on_first(lambda: Run.create(out or Path("runs") / method, force=force))
     found: Import = read(labels)
     table = found.table()
@@ -327,14 +327,13 @@ def _run_training(
     console.print(f"Wrote [bold]{where}[/]. Next:  halflabel predict {named} PHOTO.jpg", soft_wrap=True)
 
 
-def _check_method(name: str) -> None:
-    """Refuse the name of no method, before anything is read."""
-    from halflabel.methods import names
+def check_method(name: str) -> None:
+    """Refuse the name of no method, before anything is read, and before torch is imported."""
+    from halflabel.methods import listed, no_method
 
-    if name not in names():
-        from halflabel.method import recipe
-
-        recipe(name)
+    known = listed()
+    if name not in known and name not in {one.alias for one in known.values()}:
+        raise no_method(name, known)
 
 
 def _images_alone(labels: Path | None, images: Path | None, way: str) -> Path | None:
@@ -429,6 +428,9 @@ def evaluate(
 
     Example: halflabel evaluate runs/first test.csv photos/
     """
+    from halflabel.run import model_kind
+
+    model_kind(run)
     if not images.is_dir():
         raise UserError(f"{images} is no folder", "name the folder with the images")
     found: Import = read(labels)
@@ -462,6 +464,10 @@ def predict(
 
     Example: halflabel predict runs/first photo.jpg holiday/ --format csv > labels.csv
     """
+    from halflabel.run import model_kind
+
+    model_kind(run)
+
     from halflabel.cli.progress import Bar
     from halflabel.experiment import predict_files
     from halflabel.predictor import open_predictor
@@ -516,9 +522,12 @@ def methods(
     regime: Annotated[str | None, typer.Option(help="Only methods for such labels, such as single-positive.")] = None,
 ) -> None:
     """List the methods, or show one method's page: what it does, formula, options."""
-    from halflabel.method import REGIMES, recipe, recipes
+    from halflabel.methods import REGIMES, listed
 
     if name is not None:
+        check_method(name)
+        from halflabel.method import recipe
+
         how = recipe(name)
         console.print(f"[bold]{how.name}[/]  ({escape(how.paper)})\n")
         for line in paragraphs(how.page):
@@ -534,10 +543,10 @@ def methods(
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("method", "labels", "what it does"):
         rows.add_column(title)
-    for how in recipes().values():
-        if regime is None or regime in how.serves:
-            serves = "any" if set(how.serves) == set(REGIMES) else ", ".join(how.serves)
-            rows.add_row(f"[bold]{how.name}[/]", serves, escape(how.summary))
+    for one in listed().values():
+        if regime is None or regime in one.serves:
+            serves = "any" if set(one.serves) == set(REGIMES) else ", ".join(one.serves)
+            rows.add_row(f"[bold]{one.name}[/]", serves, escape(one.summary))
     console.print(rows)
 
 

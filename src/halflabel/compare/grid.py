@@ -80,7 +80,12 @@ class Hiding:
         if name not in drop.PROTOCOLS:
             raise UserError(f"no protocol is called {name!r}", f"use one of: {', '.join(drop.PROTOCOLS)}")
         takes = inspect.signature(drop.PROTOCOLS[name], eval_str=True).parameters
-        return cls(name, _options({key: _typed(text, key, value, takes) for key, value in given.items()}))
+        options = _options({key: _typed(text, key, value, takes) for key, value in given.items()})
+        needed = [key for key in takes if key in drop.EXAMPLES and takes[key].default is inspect.Parameter.empty]
+        if missing := [key for key in needed if key not in given]:
+            example = ":".join([text, *(f"{key}={drop.EXAMPLES[key]}" for key in missing)])
+            raise UserError(f"{name} needs {' and '.join(missing)}", f"say how much, such as {example}")
+        return cls(name, options)
 
     @property
     def name(self) -> str:

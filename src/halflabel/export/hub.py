@@ -6,15 +6,16 @@ import csv
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halflabel.errors import UserError
-from halflabel.experiment import Predictor
-from halflabel.export.about import About
 from halflabel.files import replacing, write_json
-from halflabel.metrics import format_value
 from halflabel.points import points
+from halflabel.report.markup import decimal
 from halflabel.run import Run
+
+if TYPE_CHECKING:
+    from halflabel.export.about import About
 
 __all__ = ["FILES", "card", "export_hub", "push"]
 
@@ -31,6 +32,11 @@ def export_hub(run: Run, folder: Path, *, force: bool = False) -> Path:
         raise UserError(f"{folder} holds a run", "name another folder with --out")
     if any((folder / name).exists() for name in FILES) and not force:
         raise UserError(f"{folder} holds a model already", "name another --out, or add --force to overwrite it")
+    run.check_finished()
+
+    from halflabel.experiment import Predictor  # torch comes along: not before all that can be refused is
+    from halflabel.export.about import About
+
     about = About.of(Predictor(run))  # also the check that the run is whole
     with replacing(folder / FILES[0]) as temporary:
         shutil.copyfile(run.weights, temporary)
@@ -125,7 +131,7 @@ def _per_class(run: Run) -> list[str]:
         value, low, high, cut = (_number(row.get(key)) for key in ("AP", "AP_low", "AP_high", "threshold"))
         shown = points(value) if value != value else f"{points(value)} ({points(low)} – {points(high)})"
         name = row["class"].replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {name} | {shown} | {format_value(cut)} | {row['present']} | {row['absent']} |")
+        lines.append(f"| {name} | {shown} | {decimal(cut)} | {row['present']} | {row['absent']} |")
     if len(rows) > _SHOWN:
         lines.append(f"\n{len(rows) - _SHOWN} more classes are in config.json.")
     return ["\n".join(lines)]

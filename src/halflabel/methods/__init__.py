@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
-import re
+import ast
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, NamedTuple
 
-__all__ = ["names"]
+from halflabel.errors import UserError
+
+__all__ = ["REGIMES", "Listed", "listed", "names", "no_method"]
+
+REGIMES = ("full", "partial", "positives-only", "single-positive")
+
+
+class Listed(NamedTuple):
+    """What a list of methods shows; `alias` is the function's own name, which finds the method too."""
+
+    name: str
+    alias: str
+    serves: tuple[str, ...]
+    summary: str
+
+
+def listed() -> dict[str, Listed]:
+    """All methods by name, read from the files' text: without importing torch, for quick commands."""
+    found = (one for path in Path(__file__).parent.glob("*.py") for one in _read(path))
+    return {one.name: one for one in sorted(found)}
 
 
 def names() -> set[str]:
-    """The names of all methods, read from the files' text: without importing torch, for quick commands."""
-    found: set[str] = set()
-    for path in Path(__file__).parent.glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        for given, function in re.findall(r"^@method\((.*?)^def (\w+)", text, re.DOTALL | re.MULTILINE):
-            named = re.search(r'^    name="([^"]+)"', given, re.MULTILINE)
-            found.add(named[1] if named else function.replace("_", "-"))
-    return found
+    """The names of all methods, without importing torch."""
+    return set(listed())
+
+
+def no_method(name: str, known: Collection[str]) -> UserError:
+    """What to say of the name of no method."""
+    close = get_close_matches(name, known, 3)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}")
+
+
+def _read(path: Path) -> Iterator[Listed]:
+    """The functions of a file that `@method(...)` stands above."""
+    constants: dict[str, Any] = {"REGIMES": REGIMES}
+    for part in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name):
+            with suppress(ValueError):  # what is no literal is no such constant
+                constants[part.targets[0].id] = ast.literal_eval(part.value)
+        if not isinstance(part, ast.FunctionDef):
+            continue
+        for call in part.decorator_list:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "method":
+                given = {word.arg: word.value for word in call.keywords}
+                serves, name = given["serves"], given.get("name")
+                own = part.name.replace("_", "-")
+                yield Listed(
+                    ast.literal_eval(name) if name is not None else own,
+                    own,
+                    tuple(constants[serves.id] if isinstance(serves, ast.Name) else ast.literal_eval(serves)),
+                    (ast.get_docstring(part) or "").split("\n\n")[0].replace("\n", " "),
+                )

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.points import points
 from halflabel.report.curves import thin
-from halflabel.report.markup import Html, count, decimal, el, join, short
+from halflabel.report.markup import Html, count, el, join, short
 
 __all__ = [
     "Series",
@@ -51,12 +52,24 @@ class _Axis:
     """Values to places on the page, and where to put the ticks."""
 
     def __init__(
-        self, low: float, high: float, start: float, end: float, *, whole: bool = False, about: int = 5
+        self,
+        low: float,
+        high: float,
+        start: float,
+        end: float,
+        *,
+        whole: bool = False,
+        about: int = 5,
+        points: bool = False,
     ) -> None:
         if not high > low:
             low, high = low - 0.5, high + 0.5
         self.low, self.high, self.start, self.end = low, high, start, end
         self.ticks = _ticks(low, high, about, whole=whole)
+        self.points = points  # whether values of 0 … 1 are written in points of 100
+
+    def label(self, tick: float) -> str:
+        return f"{100 * tick:g}".replace("-", "−") if self.points else _brief(tick)
 
     def __call__(self, value: float) -> float:
         return round(self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low), 1)
@@ -118,17 +131,18 @@ def lines(
     y_range: tuple[float, float] | None = None,
     y_label: str = "",
     mark: tuple[float, str] | None = None,
+    shape: str = ".4g",
     height: int = 204,
 ) -> Html:
     """Lines over whole numbers such as epochs; points that are not finite are passed over.
 
-    `mark` is an x to point out, with a note.
+    `mark` is an x to point out, with a note; `shape` is how values are written.
     """
     kept = []
     for line in series:
         finite = np.isfinite(line.y)
-        points = thin(line.x[finite].astype(np.float64), line.y[finite].astype(np.float64), 200)
-        kept.append(Series(line.name, *points, line.shade))
+        thinned = thin(line.x[finite].astype(np.float64), line.y[finite].astype(np.float64), 200)
+        kept.append(Series(line.name, *thinned, line.shade))
     kept = [line for line in kept if len(line.x)]
     if not kept:
         return el("p", "nothing to draw", class_="none")
@@ -151,7 +165,7 @@ def lines(
             dots = [
                 el(
                     "circle",
-                    el("title", f"{line.name} {b:.4g} at {a:g}"),
+                    el("title", f"{line.name} {b:{shape}} at {a:g}"),
                     cx=x(a),
                     cy=y(b),
                     r=2.5,
@@ -193,25 +207,28 @@ def intervals(
     span: tuple[float, float] = (0, 1),
     dots: Sequence[NDArray[Any]] = (),
     weak: Sequence[bool] = (),
+    differences: bool = False,
     x_label: str = "",
 ) -> Html:
-    """One line per name with a value within `span` and its interval; a line across marks the mean.
+    """One line per name with an AP or mAP within `span` and its interval; a line across marks the mean.
 
+    They are given as 0 … 1 and written in points of 100; `differences` of them are written with a sign.
     With `dots`, one array per name, these are drawn instead of the value, which is then a short line across them. Where
     `weak`, the value is a ring: there is little behind it.
     """
     bottom = 8 + ROW * len(names)
-    x = _Axis(*span, NAMES + 10, WIDTH - 12, about=5 if span == (0, 1) else 4)
+    x = _Axis(*span, NAMES + 10, WIDTH - 12, about=5 if span == (0, 1) else 4, points=True)
     if len(x.ticks) < 3:
         x.ticks = _ticks(x.low, x.high, 6)
     parts = [el("line", x1=x(tick), x2=x(tick), y1=2, y2=bottom, class_="grid") for tick in x.ticks]
-    parts += [el("text", _signed(tick), x=x(tick), y=bottom + 14, text_anchor="middle") for tick in x.ticks]
+    parts += [el("text", x.label(tick), x=x(tick), y=bottom + 14, text_anchor="middle") for tick in x.ticks]
     if math.isfinite(mean):
         parts.append(el("line", x1=x(mean), x2=x(mean), y1=2, y2=bottom, class_="mark"))
     for row, (name, value, least, most) in enumerate(zip(names, values, low, high, strict=True)):
         top = 4 + row * ROW
         middle = top + (ROW - 5) / 2
-        tip = el("title", f"{short(name, 60)}: {decimal(value)} ({decimal(least)} – {decimal(most)})")
+        said, down, up = (points(one, 2 if differences else 1, signed=differences) for one in (value, least, most))
+        tip = el("title", f"{short(name, 60)}: {said} ({down} {'to' if differences else '–'} {up})")
         parts.append(_name(name, top))
         if math.isfinite(least) and math.isfinite(most):
             parts.append(el("line", x1=x(least), x2=x(most), y1=middle, y2=middle, class_="whisker"))
@@ -237,18 +254,18 @@ def trend(
     y_label: str = "",
     height: int = 244,
 ) -> Html:
-    """Lines with intervals over a logarithmic axis whose ticks are the very values of x."""
+    """Lines of mAP, in points of 100, with intervals over a logarithmic axis whose ticks are the very values of x."""
     every = np.unique(np.concatenate([line.x for line in series]))
     x = _Log(float(every[0]), float(every[-1]), 46, WIDTH - 10, ticks=every.tolist(), air=16)
-    y = _Axis(*around(*low, *high, *(line.y for line in series)), height - 34, _TOP)
+    y = _Axis(*around(*low, *high, *(line.y for line in series)), height - 34, _TOP, points=True)
     parts = [_frame(x, y, x_label, y_label)]
     for number, (line, least, most) in enumerate(zip(series, low, high, strict=True)):
         aside = 2.5 * (number - (len(series) - 1) / 2)  # else intervals at the same x would hide each other
-        points = [(round(x(a) + aside, 1), y(b)) for a, b in zip(line.x, line.y, strict=True)]
-        path = " ".join(f"{a},{b}" for a, b in points)
+        dots = [(round(x(a) + aside, 1), y(b)) for a, b in zip(line.x, line.y, strict=True)]
+        path = " ".join(f"{a},{b}" for a, b in dots)
         parts.append(el("polyline", points=path, class_=f"line s{line.shade}"))
-        for (a, b), value, down, up, share in zip(points, line.y, least, most, line.x, strict=True):
-            tip = el("title", f"{line.name} at {share:g}: {decimal(value)} ({decimal(down)} – {decimal(up)})")
+        for (a, b), value, down, up, share in zip(dots, line.y, least, most, line.x, strict=True):
+            tip = el("title", f"{line.name} at {share:g}: {points(value)} ({points(down)} – {points(up)})")
             parts.append(el("line", x1=a, x2=a, y1=y(down), y2=y(up), class_=f"s{line.shade}", stroke_opacity=0.5))
             parts.append(el("circle", tip, cx=a, cy=b, r=3, class_=f"f{line.shade}"))
     return _svg(parts, WIDTH, height, alt)
@@ -264,9 +281,9 @@ def scatter(
     y_label: str = "",
     height: int = 244,
 ) -> Html:
-    """A named point for each pair; x is logarithmic and positive."""
+    """A named point for each pair: y is mAP, in points of 100, and x is logarithmic and positive."""
     x = _Log(float(x_values.min()), float(x_values.max()), 46, WIDTH - 14)
-    y = _Axis(*around(y_values, y_values.max() - 0.02), height - 44, _TOP + 8)
+    y = _Axis(*around(y_values, y_values.max() - 0.02), height - 44, _TOP + 8, points=True)
     parts = [_frame(x, y, x_label, y_label)]
     dots = [(x(a), y(b)) for a, b in zip(x_values, y_values, strict=True)]
     placed = [(a - 5, a + 5, b) for a, b in dots]  # left, right and middle of what a name may not cover
@@ -284,7 +301,7 @@ def scatter(
         ]
         middle = free[0] if free else up
         placed.append((left, left + wide, middle))
-        tip = el("title", f"{short(names[k], 60)}: {decimal(y_values[k])}, {x_values[k]:.3g} s")
+        tip = el("title", f"{short(names[k], 60)}: {points(y_values[k])}, {x_values[k]:.3g} s")
         parts.append(el("circle", tip, cx=at, cy=up, r=4, class_="f1"))
         anchor = {"x": round(at + 7 if right_of else at - 7, 1), "text_anchor": "start" if right_of else "end"}
         parts.append(el("text", name, y=round(middle + 4, 1), class_="name", **anchor))
@@ -319,8 +336,8 @@ def calibration(
     parts = [_frame(x, y, "mean score", "share that is present")]
     parts += [el("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="ideal")]
     full = entries > 0
-    points = " ".join(f"{x(a)},{y(b)}" for a, b in zip(score[full], present[full], strict=True))
-    parts.append(el("polyline", points=points, class_="line s1"))
+    path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(score[full], present[full], strict=True))
+    parts.append(el("polyline", points=path, class_="line s1"))
     for a, b, least, most, n in zip(*(part[full] for part in (score, present, low, high, entries)), strict=True):
         tip = el("title", f"mean score {a:.3f}, present {b:.3f} ({least:.3f} – {most:.3f}), {count(n)} entries")
         parts.append(el("line", x1=x(a), x2=x(a), y1=y(least), y2=y(most), class_="whisker"))
@@ -404,13 +421,13 @@ def _frame(
     x: _Axis, y: _Axis, x_label: str, y_label: str = "", y_marks: Sequence[tuple[float, str]] | None = None
 ) -> Html:
     """The grid with its ticks and the names of the axes; that of y stands above it, where it reads across."""
-    marks = y_marks if y_marks is not None else [(y(tick), _brief(tick)) for tick in y.ticks]
+    marks = y_marks if y_marks is not None else [(y(tick), y.label(tick)) for tick in y.ticks]
     parts = []
     for place, label in marks:
         parts.append(el("line", x1=x.start, x2=x.end, y1=place, y2=place, class_="grid"))
         parts.append(el("text", label, x=x.start - 5, y=place + 4, text_anchor="end"))
     for tick in x.ticks:
-        parts.append(el("text", _brief(tick), x=x(tick), y=y.start + 15, text_anchor="middle"))
+        parts.append(el("text", x.label(tick), x=x(tick), y=y.start + 15, text_anchor="middle"))
     parts.append(el("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
     if x_label:
         parts.append(el("text", x_label, x=(x.start + x.end) / 2, y=y.start + 30, text_anchor="middle", class_="label"))
@@ -432,10 +449,6 @@ def _ticks(low: float, high: float, about: int = 5, *, whole: bool = False) -> l
     step = max(1.0, math.ceil(step)) if whole else step
     first = math.ceil(low / step - 1e-9)
     return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _signed(tick: float) -> str:
-    return f"{tick:g}".replace("-", "−")
 
 
 def _brief(value: float) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halflabel.report.training import BLUE, GREY, ORANGE, save_figure
 
@@ -20,7 +21,10 @@ _MARKS = "osD^vP*X<>"
 
 
 def draw_comparison(found: Comparison, folder: Path) -> None:
-    """methods.png, cost.png, seeds.png, and shares.png where several shares of the labels were compared."""
+    """methods.png, cost.png, seeds.png, and shares.png where several shares of the labels were compared.
+
+    mAP is in points of 100.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     note = " (chosen on hidden truth)" if found.select == "hidden" else ""
     panels = [[row for row in found.rows if row.labels == name] for name in _names(found.rows)]
@@ -49,6 +53,12 @@ def _title(rows: Sequence[Row]) -> str:
     return f"labels: {rows[0].labels} ({100 * rows[0].known:.3g} % of entries known)"
 
 
+def _errors(row: Row) -> NDArray[Any]:
+    """How far its interval reaches from the mean of a method: (2, 1), in points of 100."""
+    found: NDArray[Any] = 100 * np.maximum([[row.mAP - row.mAP_low], [row.mAP_high - row.mAP]], 0)
+    return found
+
+
 def _draw_methods(panels: Sequence[Sequence[Row]], note: str, path: Path) -> None:
     """Mean test mAP with its interval; orange: the best, blue: not to be told from it, grey: behind."""
     figure, axes = _panels(len(panels), 5, 1.2 + 0.3 * max(map(len, panels)))
@@ -56,8 +66,7 @@ def _draw_methods(panels: Sequence[Sequence[Row]], note: str, path: Path) -> Non
         for place, row in enumerate(reversed(rows)):
             best = row is rows[0]
             colour = ORANGE if best else GREY if row.behind_high < 0 else BLUE
-            errors = [[row.mAP - row.mAP_low], [row.mAP_high - row.mAP]]
-            axis.errorbar(row.mAP, place, xerr=np.maximum(errors, 0), fmt="o", color=colour, ms=5, capsize=2)
+            axis.errorbar(100 * row.mAP, place, xerr=_errors(row), fmt="o", color=colour, ms=5, capsize=2)
         axis.set_yticks(range(len(rows)), [row.method for row in reversed(rows)])
         axis.set_ylim(-0.6, len(rows) - 0.4)
         axis.grid(axis="x", alpha=0.3)
@@ -71,8 +80,9 @@ def _draw_seeds(panels: Sequence[Sequence[Row]], note: str, path: Path) -> None:
     figure, axes = _panels(len(panels), 5, 1.2 + 0.3 * max(map(len, panels)))
     for axis, rows in zip(axes, panels, strict=True):
         for place, row in enumerate(reversed(rows)):
-            axis.plot(row.per_seed, [place] * len(row.per_seed), "o", color=BLUE, alpha=0.6, ms=5)
-            axis.plot([row.mAP] * 2, [place - 0.3, place + 0.3], color=ORANGE)
+            values = 100 * np.array(row.per_seed)
+            axis.plot(values, [place] * len(values), "o", color=BLUE, alpha=0.6, ms=5)
+            axis.plot([100 * row.mAP] * 2, [place - 0.3, place + 0.3], color=ORANGE)
         axis.set_yticks(range(len(rows)), [row.method for row in reversed(rows)])
         axis.set_ylim(-0.6, len(rows) - 0.4)
         axis.grid(axis="x", alpha=0.3)
@@ -86,10 +96,9 @@ def _draw_cost(panels: Sequence[Sequence[Row]], note: str, path: Path) -> None:
     figure, axes = _panels(len(panels), 5, 3.8)
     for axis, rows in zip(axes, panels, strict=True):
         for row in rows:
-            errors = [[row.mAP - row.mAP_low], [row.mAP_high - row.mAP]]
-            colour = ORANGE if row is rows[0] else BLUE
-            axis.errorbar(row.seconds, row.mAP, yerr=np.maximum(errors, 0), fmt="o", color=colour, ecolor=GREY, ms=5)
-            axis.annotate(row.method, (row.seconds, row.mAP), (5, 4), textcoords="offset points", fontsize="small")
+            at, colour = (row.seconds, 100 * row.mAP), ORANGE if row is rows[0] else BLUE
+            axis.errorbar(*at, yerr=_errors(row), fmt="o", color=colour, ecolor=GREY, ms=5)
+            axis.annotate(row.method, at, (5, 4), textcoords="offset points", fontsize="small")
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("{x:g}")
@@ -107,7 +116,7 @@ def _draw_shares(rows: Sequence[Row], shares: Sequence[float], note: str, path: 
     figure, (axis,) = _panels(1, 7, 4)
     for number, method in enumerate(dict.fromkeys(row.method for row in rows)):
         line = sorted((row for row in rows if row.method == method and row.kept in shares), key=lambda row: row.kept)
-        values = np.array([[row.mAP, row.mAP_low, row.mAP_high] for row in line]).reshape(-1, 3).T
+        values = 100 * np.array([[row.mAP, row.mAP_low, row.mAP_high] for row in line]).reshape(-1, 3).T
         axis.errorbar(
             [row.kept for row in line],
             values[0],

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from halflabel.compare.result import Row
+from halflabel.points import points
 from halflabel.report import charts
 from halflabel.report.charts import Series, figure
 from halflabel.report.comparison_facts import ClassGap, Told, class_gaps, read_comparison
-from halflabel.report.markup import Html, count, decimal, el, join, percent, short
+from halflabel.report.markup import Html, count, el, join, percent, short
 from halflabel.report.page import SIZE, Report, contents, document, glossary, method_summary, pixels, write_page
-from halflabel.report.sections import cell, details, left_out, listed, section
+from halflabel.report.sections import FEW, cell, details, left_out, listed, section
 
 __all__ = ["build_comparison", "write_comparison"]
 
@@ -84,7 +85,7 @@ def _cards(told: Told) -> Html:
     listed_ = []
     for rows in told.panels[:PANELS]:
         best, near = rows[0], sum(_near(row) for row in rows[1:])
-        note = f"mAP {decimal(best.mAP)} ({decimal(best.mAP_low)} – {decimal(best.mAP_high)})"
+        note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
         note += f"; as good within chance: {near} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
         title = f"best with labels: {short(best.labels, 30)}"
         listed_.append(el("div", el("dt", title), el("dd", el("b", short(best.method, 22)), el("span", note))))
@@ -141,9 +142,7 @@ def _methods(told: Told) -> Html:
         shown = rows[:NAMED]
         names = [row.method for row in shown]
         value, low, high = (np.array([getattr(row, key) for row in shown]) for key in ("mAP", "mAP_low", "mAP_high"))
-        alt = (
-            f"Test mAP with labels {rows[0].labels}: {listed(names)}, from {decimal(value[0])} to {decimal(value[-1])}"
-        )
+        alt = f"Test mAP with labels {rows[0].labels}: {listed(names)}, from {points(value[0])} to {points(value[-1])}"
         drawn = charts.intervals(names, value, low, high, alt=alt, mean=value[0], span=charts.around(value, low, high))
         charts_.append(
             figure(drawn, f"mAP, labels: {short(rows[0].labels, 30)}", "with 95 % intervals; the line is at the best")
@@ -157,7 +156,8 @@ def _methods(told: Told) -> Html:
                 span = charts.around(value, low, high, np.zeros(1))
                 finite = np.isfinite(value)
                 kept = [name for name, is_finite in zip(names[1:], finite, strict=True) if is_finite]
-                drawn = charts.intervals(kept, value[finite], low[finite], high[finite], alt=alt, mean=0.0, span=span)
+                of = (value[finite], low[finite], high[finite])
+                drawn = charts.intervals(kept, *of, alt=alt, mean=0.0, span=span, differences=True)
                 note = "paired by image and seed; an interval that reaches the line: as good as the best, within chance"
                 charts_.append(
                     figure(drawn, f"Difference to {short(names[0], 24)}, labels: {short(rows[0].labels, 20)}", note)
@@ -206,14 +206,14 @@ def _table(told: Told, rows: Sequence[Row]) -> Html:
             el(
                 "tr",
                 el("th", short(row.method, 40), scope="row", class_="name", title=short(row.method, 200)),
-                _two(row.mAP, decimal(row.mAP), f"{decimal(row.mAP_low)} – {decimal(row.mAP_high)}"),
+                _two(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
                 _two(0.0 if best else row.behind, behind, "" if best or math.isnan(row.behind) else between),
                 cell(row.seeds, str(row.seeds)),
                 cell(row.seconds, f"{row.seconds:.3g}"),
                 cell(row.memory, memory),
                 _two(row.lr, rate, short(options, 40)),
                 cell(row.tried, tried),
-                _two(row.validation, decimal(row.validation), row.selected_on),
+                _two(row.validation, points(row.validation), row.selected_on),
             )
         )
     table = el(
@@ -278,7 +278,7 @@ def _shares(told: Told) -> Html | None:
         low.append(least)
         high.append(most)
     alt = "Test mAP by share of labels kept: " + "; ".join(
-        f"{short(line.name, 30)} {', '.join(f'{b:.3f} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
+        f"{short(line.name, 30)} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
         for line in series
     )
     drawn = charts.trend(series, low, high, alt=alt, x_label="% of each image's labels kept", y_label="test mAP")
@@ -306,7 +306,7 @@ def _seeds(told: Told) -> Html | None:
         sd = np.array([row.seed_sd for row in rows])
         dots = [np.array(row.per_seed) for row in rows]
         widest = max(rows, key=lambda row: row.seed_sd)
-        apart = f"{widest.method}, standard deviation {decimal(widest.seed_sd, 4)}"
+        apart = f"{widest.method}, standard deviation {points(widest.seed_sd, 2)}"
         alt = f"mAP of each seed with labels {rows[0].labels}; most apart: {apart}"
         span = charts.around(*dots, value - sd, value + sd)
         drawn = charts.intervals(names, value, value - sd, value + sd, alt=alt, mean=math.nan, span=span, dots=dots)
@@ -333,8 +333,8 @@ def _cost(told: Told) -> Html | None:
         x, y = (np.array([getattr(row, key) for row in timed]) for key in ("seconds", "mAP"))
         quick = min(timed, key=lambda row: row.seconds)
         alt = (
-            f"mAP against seconds with labels {rows[0].labels}: best {rows[0].method} {decimal(rows[0].mAP)} in "
-            f"{rows[0].seconds:.3g} s, quickest {quick.method} {decimal(quick.mAP)} in {quick.seconds:.3g} s"
+            f"mAP against seconds with labels {rows[0].labels}: best {rows[0].method} {points(rows[0].mAP)} in "
+            f"{rows[0].seconds:.3g} s, quickest {quick.method} {points(quick.mAP)} in {quick.seconds:.3g} s"
         )
         drawn = charts.scatter(
             [row.method for row in timed], x, y, alt=alt, x_label="seconds per run (logarithmic)", y_label="test mAP"
@@ -371,13 +371,14 @@ def _classes(told: Told) -> Html | None:
         mean, low, high = (np.array([getattr(gap.gap, key) for gap in gaps]) for key in ("mean", "low", "high"))
         ends = [f"{short(names[k], 40)} {_minus(mean[k])}" for k in (0, -1)]
         alt = f"{title}: from {ends[0]} down to {ends[1]}"
-        drawn = charts.intervals(
-            names, mean, low, high, alt=alt, mean=0.0, span=charts.around(mean, low, high, np.zeros(1))
-        )
+        span, weak = charts.around(mean, low, high, np.zeros(1)), [gap.present < FEW for gap in gaps]
+        drawn = charts.intervals(names, mean, low, high, alt=alt, mean=0.0, span=span, weak=weak, differences=True)
+        note = f"difference of AP: right of the line {short(first.method, 30)} is better"
+        keys = [("ring round", f"fewer than {FEW} known positives")] * any(weak)
         parts.append(
             el(
                 "div",
-                figure(drawn, title, f"difference of AP: right of the line {short(first.method, 30)} is better"),
+                figure(drawn, title, note, keys),
                 _gap_table(title, gaps, first, second),
             )
         )
@@ -400,8 +401,8 @@ def _gap_table(title: str, gaps: Sequence[ClassGap], first: Row, second: Row) ->
         el(
             "tr",
             el("th", short(gap.name, 24), scope="row", class_="name", title=short(gap.name, 200)),
-            cell(gap.first, decimal(gap.first)),
-            cell(gap.second, decimal(gap.second)),
+            cell(gap.first, points(gap.first)),
+            cell(gap.second, points(gap.second)),
             _two(gap.gap.mean, _minus(gap.gap.mean), f"{_minus(gap.gap.low)} to {_minus(gap.gap.high)}"),
         )
         for gap in gaps
@@ -416,8 +417,5 @@ def _two(value: float, shown: str, below: str) -> Html:
 
 
 def _minus(value: float) -> str:
-    """A difference with its sign. Rounded first, and 0 added: else a small negative number would read "−0.000"."""
-    if not math.isfinite(value):
-        return "—"
-    rounded = round(value, 3) + 0.0
-    return f"{rounded:+.3f}".replace("-", "−") if rounded else "0.000"
+    """A difference with its sign."""
+    return points(value, 2, signed=True)

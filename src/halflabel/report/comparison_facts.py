@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel import metrics
-from halflabel.compare.result import RESAMPLES, Failure, Interval, LeftOut, Row, interval
+from halflabel.compare.result import RESAMPLES, Failure, Interval, LeftOut, Row, difference
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe
 
-__all__ = ["ClassGap", "Told", "class_gaps", "is_comparison", "read_comparison"]
+__all__ = ["ClassGap", "Told", "class_gaps", "read_comparison"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +56,7 @@ class ClassGap(NamedTuple):
     first: float
     second: float
     gap: Interval
-
-
-def is_comparison(folder: Path) -> bool:
-    """Whether `halflabel compare` wrote this folder."""
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("what") == "comparison"
+    present: int  # known positives among the test images
 
 
 def read_comparison(folder: Path) -> Told:
@@ -144,9 +136,9 @@ def class_gaps(told: Told, first: Row, second: Row, most: int = 8) -> list[Class
             for side in logits
         ]
         name, both = told.test.classes[column], ap[:, :, k].mean(1)
-        found.append(
-            ClassGap(name, float(both[0]), float(both[1]), interval(ap[0, :, k] - ap[1, :, k], draws[0] - draws[1]))
-        )
+        present = int((labels[:, column] > 0).sum())
+        gap = difference(ap[0, :, k] - ap[1, :, k], draws[0] - draws[1], present)
+        found.append(ClassGap(name, float(both[0]), float(both[1]), gap, present))
     return found
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.report.markup import count, percent
 from halflabel.run import Run
 
-__all__ = ["Facts", "Measured", "gather"]
+__all__ = ["Facts", "Measured", "gather", "is_comparison"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,7 @@ class Facts:
     log: list[dict[str, Any]]
     measured: Measured | None
     env: dict[str, Any]
+    made: dict[str, Any]  # when training ended, and by which version; empty in older runs
     unreadable: int
     finished: bool
 
@@ -78,9 +80,26 @@ def gather(run: Run) -> Facts:
         log=run.read_log(),
         measured=_measured(run, table) if held.exists() else None,
         env=run.read_json("env.json") if (run / "env.json").exists() else {},
+        made=_made(run),
         unreadable=_rows(run, "bad_images.csv"),
         finished=run.weights.exists(),
     )
+
+
+def is_comparison(folder: Path) -> bool:
+    """Whether `halflabel compare` wrote this folder."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("what") == "comparison"
+
+
+def _made(run: Run) -> dict[str, Any]:
+    found = run.read_json("made.json") if (run / "made.json").exists() else {}
+    if not isinstance(found, dict):
+        raise UserError(f"{run / 'made.json'} is damaged", "remove the file: nothing else is lost")
+    return found
 
 
 def _training(run: Run, table: LabelTable) -> NDArray[np.int64]:

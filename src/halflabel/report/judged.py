@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.points import points
 from halflabel.report import charts
 from halflabel.report.analysis import probability_histograms
 from halflabel.report.charts import figure
@@ -48,16 +49,16 @@ def classes(facts: Facts) -> Html:
             rows = [found.per_class[int(c)] for c in part]
             names = [str(row["class"]) for row in rows]
             value, low, high = (np.array([row[key] for row in rows]) for key in ("AP", "AP_low", "AP_high"))
-            alt = f"{title} of {listed(names)}: from {decimal(value.max())} down to {decimal(value.min())}"
+            alt = f"{title} of {listed(names)}: from {points(value.max())} down to {points(value.min())}"
             weak = [thinly_judged(row) for row in rows]
             drawn = charts.intervals(names, value, low, high, alt=alt, mean=mean, weak=weak, x_label="AP")
             keys = [("f1 round", "AP, with its 95 % interval")] * (not all(weak))
             keys += [("ring round", f"fewer than {FEW} known positives")] * any(weak)
-            keys.append(("mark across", f"mean: {decimal(mean)}"))
+            keys.append(("mark across", f"mean: {points(mean)}"))
             panels.append(figure(drawn, title, legend=keys))
         if len(ranked) > POINTS:
-            counts, edges = np.histogram(ap[ranked], 20, (0, 1))
-            alt = f"Average precision of {len(ranked)} classes: median {decimal(float(np.median(ap[ranked])))}"
+            counts, edges = np.histogram(100 * ap[ranked], 20, (0, 100))
+            alt = f"Average precision of {len(ranked)} classes: median {points(float(np.median(ap[ranked])))}"
             drawn = charts.columns(counts, edges, "plain", alt=alt, x_label="average precision", y_label="classes")
             panels.append(figure(drawn, "All classes"))
     order = np.argsort(-positives, kind="stable")[:LINES]
@@ -88,8 +89,8 @@ def _class_table(facts: Facts, order: NDArray[np.int64]) -> Html:
             cells += [
                 cell(row[key], count(row[key]) if np.isfinite(row[key]) else "—") for key in ("present", "absent")
             ]
-            cells.append(cell(row["AP"], decimal(row["AP"])))
-            interval = f"{decimal(row['AP_low'])} – {decimal(row['AP_high'])}"
+            cells.append(cell(row["AP"], points(row["AP"])))
+            interval = f"{points(row['AP_low'])} – {points(row['AP_high'])}"
             cells.append(cell(row["AP_high"] - row["AP_low"], interval if np.isfinite(row["AP_low"]) else "—"))
             cells += [cell(row[key], decimal(row[key])) for key in ("threshold", "precision", "recall")]
         rows.append(el("tr", *cells))
@@ -98,7 +99,7 @@ def _class_table(facts: Facts, order: NDArray[np.int64]) -> Html:
     if found is not None:
         notes += " Held-out present, absent: the same, of the held-out images, by which the rest is measured."
         notes += (
-            " AP (average precision): how well the model puts images with the class before those without; 1 is best."
+            " AP (average precision): how well the model puts images with the class before those without; 100 is best."
         )
         if found.knows_absence:
             notes += " Precision and recall: at the threshold, which is the one with the best F1."
@@ -134,7 +135,7 @@ def curves(found: Measured) -> Html:
         row = found.per_class[c]
         curve = precision_recall(found.scores[:, c], found.labels[:, c])
         alt = (
-            f"{short(row['class'], 60)}: AP {decimal(row['AP'])}; at threshold {decimal(row['threshold'])} "
+            f"{short(row['class'], 60)}: AP {points(row['AP'])}; at threshold {decimal(row['threshold'])} "
             f"recall {decimal(row['recall'])}, precision {decimal(row['precision'])}"
         )
         drawn = charts.recall_curve(curve.recall, curve.precision, alt=alt, at=(row["recall"], row["precision"]))
@@ -142,7 +143,7 @@ def curves(found: Measured) -> Html:
             figure(
                 drawn,
                 short(row["class"], 22),
-                join([f"AP {decimal(row['AP'])}", el("br"), f"threshold {_cut(row['threshold'])}"]),
+                join([f"AP {points(row['AP'])}", el("br"), f"threshold {_cut(row['threshold'])}"]),
             )
         )
     return section(

@@ -21,6 +21,7 @@ __all__ = [
     "SIZE",
     "Report",
     "build_page",
+    "check_name",
     "contents",
     "document",
     "glossary",
@@ -49,9 +50,10 @@ _WORDS = {
     "precision": "of the entries called present, the share that is",
     "recall": "of the entries that are present, the share that is called so",
     "F1": "the harmonic mean of precision and recall; micro: over all entries, macro: the mean over classes",
-    "AP": "average precision of one class: 1 if every image with it scores higher than every image without it",
-    "mAP": "the mean of AP over classes",
-    "95 % interval": "where the number would mostly lie, had chance picked other images of the same kind",
+    "AP": "average precision of one class: 100 if every image with it scores higher than every image without it",
+    "mAP": "the mean of AP over classes; like AP and F1 in points of 100, where files and programs have 0 to 1",
+    "95 % interval": "where the number probably lies on a great many images of the same kind; wide if few have the "
+    "class",
     "held-out images": "images kept out of training, to measure on and to choose the epoch by",
     "calibration error": "the mean distance between score and share present, over 15 bins of score (ECE)",
     "loss": "what training makes small: it is larger the more scores and labels disagree",
@@ -81,12 +83,19 @@ def write_report(
 
 def write_page(path: Path, build: Callable[[], str]) -> Report:
     """Write a page, whole or not at all; what is no name for one is refused before anything is built."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{path} is no name for a page", "end it in .html")
+    check_name(path)
     page = build().encode()
     with replacing(path) as temporary:
         temporary.write_bytes(page)
     return Report(path, len(page))
+
+
+def check_name(path: Path) -> None:
+    """Refuse what is no name for a page."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{path} is no name for a page", "end it in .html")
+    if path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
+        raise UserError(f"{path} cannot be written", "name a file in a folder")
 
 
 def build_page(
@@ -102,6 +111,8 @@ def build_page(
     (`progress` is told how many of how many), beside the held-out ones, whose scores the run keeps. Folders of this
     machine are not written into the page.
     """
+    if images is not None and not images.is_dir():
+        raise UserError(f"{images} is no folder", "name the folder with the images")
     facts = gather(run)
     found = facts.measured
     parts = [
@@ -156,7 +167,16 @@ def _subtitle(facts: Facts) -> str:
     config = facts.config
     how = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
     epochs = "1 epoch" if len(facts.log) == 1 else f"{len(facts.log)} epochs"
-    return f"Training run: {config.get('backbone', '?')}, {pixels(config)}, {how}; {epochs}"
+    return f"Training run: {config.get('backbone', '?')}, {pixels(config)}, {how}; {epochs}{_made(facts)}"
+
+
+def _made(facts: Facts) -> str:
+    """When training ended and by which version, where the run says so."""
+    time, version = facts.made.get("time"), facts.made.get("halflabel", "?")
+    if not time:
+        return ""
+    day, _, hour = str(time).partition("T")
+    return f"; trained {day[:10]}, {hour[:5]} UTC, by halflabel {short(str(version), 20)}"
 
 
 def pixels(config: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.stats import conditional, top_pairs
+from halflabel.points import points
 from halflabel.report import charts
 from halflabel.report.charts import Series, figure
 from halflabel.report.facts import Facts
@@ -68,9 +69,9 @@ def summary(facts: Facts) -> Html:
         low, mean, high = (value.get(key, np.nan) for key in ("mAP_low", "mAP", "mAP_high"))
         if found.knows_absence:
             cards += [
-                ("mAP", decimal(mean), f"95 % interval {decimal(low)} – {decimal(high)}; 1 is best"),
-                ("micro F1", decimal(value.get("micro_f1", np.nan)), "all entries together; 1 is best"),
-                ("macro F1", decimal(value.get("macro_f1", np.nan)), "mean over classes; 1 is best"),
+                ("mAP", points(mean), f"95 % interval {points(low)} – {points(high)}; 100 is best"),
+                ("micro F1", points(value.get("micro_f1", np.nan)), "all entries together; 100 is best"),
+                ("macro F1", points(value.get("macro_f1", np.nan)), "mean over classes; 100 is best"),
                 ("calibration error", decimal(value.get("ECE", np.nan)), "how far scores are off; 0 is best"),
             ]
         else:
@@ -105,16 +106,11 @@ def _cautions(facts: Facts) -> list[str]:
         blind = sum(not row["present"] > 0 for row in found.per_class)
         thin = sum(map(thinly_judged, found.per_class)) if found.knows_absence else 0
         if thin:
-            perfect = any(row["AP"] == 1 for row in found.per_class if thinly_judged(row))
             notes.append(
                 f"Judged by fewer than {FEW} known positives: {count(thin)} of {count(len(found.per_class))} classes "
-                "(rings instead of dots). Their AP is largely luck"
-                + (", an interval of 1.000 – 1.000 is no certainty" if perfect else "")
-                + ", and mAP has its share of it. Hold out more images, or judge by other ones with halflabel evaluate."
+                "(rings instead of dots). Their AP is largely luck, and mAP has its share of it: both are too high on "
+                "average. Hold out more images, or judge by other ones with halflabel evaluate."
             )
-        low, mean, high = (found.overall.get(key, np.nan) for key in ("mAP_low", "mAP", "mAP_high"))
-        if not low <= mean <= high and np.isfinite(low):
-            notes.append("The interval of mAP does not hold mAP itself: there are too few known positives for either.")
         if blind:
             notes.append(
                 "Not judged, for want of a known positive among the held-out images (shown as a dash): "
@@ -123,7 +119,7 @@ def _cautions(facts: Facts) -> list[str]:
         alone = int(((found.labels > 0).any(axis=0) & ~(found.labels < 0).any(axis=0)).sum())
         if alone and found.knows_absence:
             notes.append(
-                f"Without a known negative among the held-out images: {count(alone)} classes. Their AP is 1 whatever "
+                f"Without a known negative among the held-out images: {count(alone)} classes. Their AP is 100 whatever "
                 "the model says, and it counts in mAP."
             )
     if facts.unreadable:
@@ -217,12 +213,13 @@ def learning(facts: Facts) -> Html | None:
         panels.append(
             figure(
                 charts.lines(
-                    [Series("mAP", epoch, judged)],
-                    alt=f"Validation mAP, best {judged[best]:.4f} in epoch {epoch[best]:g}",
+                    [Series("mAP", epoch, 100 * judged)],
+                    alt=f"Validation mAP, best {points(judged[best])} in epoch {epoch[best]:g}",
                     x_label="epoch",
                     y_label="mAP",
                     x_range=span,
-                    mark=(float(epoch[best]), f"best: {decimal(judged[best])}"),
+                    mark=(float(epoch[best]), f"best: {points(judged[best])}"),
+                    shape=".1f",
                 ),
                 "mAP of the held-out images",
                 note,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from halflabel.points import points
 from halflabel.report.training import BLUE, GREY, ORANGE, save_figure
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def draw_study(found: Study, path: Path) -> None:
         _line(axis, mine, named, mark, colour, shift=place - (len(names) - 1) / 2)
     _finish(axis, sorted({point.share for point in found.points if point.strategy != "noisy+"}))
     below = [
-        f"{point.strategy} {100 * point.share:.3g} %: {100 * point.mAP:.0f}"
+        f"{point.strategy} {100 * point.share:.3g} %: {points(point.mAP)}"
         for point in found.points
         if point.mAP < floor
     ]
@@ -157,14 +158,8 @@ def _difference(gap: Gap) -> str:
 
 
 def _points(value: float) -> str:
-    """One digit, and one more where it takes that to say on which side of 0 a value is.
-
-    >>> _points(0.0123), _points(-0.0004), _points(-0.000001)
-    ('+1.2', '−0.04', '+0.0')
-    """
-    near = round(100 * value, 1) == 0 and round(100 * value, 2) != 0
-    said = f"{100 * value:+.{2 if near else 1}f}"
-    return "+0.0" if float(said) == 0 else said.replace("-", "−")
+    """A difference of mAP."""
+    return points(value, 2, signed=True)
 
 
 def advise(law: Extrapolation, worth: float) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halflabel.evaluate import Evaluation
 from halflabel.files import replacing
-from halflabel.labels.table import LabelTable
-from halflabel.metrics import format_value
 from halflabel.points import points
+from halflabel.report.markup import decimal
 from halflabel.report.sections import FEW, thinly_judged
+
+if TYPE_CHECKING:
+    from halflabel.evaluate import Evaluation
+    from halflabel.labels.table import LabelTable
 
 __all__ = ["BLUE", "GREY", "ORANGE", "draw_run", "model_card", "save_figure"]
 
@@ -48,9 +50,9 @@ def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) 
     values = 100 * np.array([row["AP"] for row in rows])
     errors = 100 * np.array([[row["AP"] - row["AP_low"], row["AP_high"] - row["AP"]] for row in rows]).T
     weak = np.array([thinly_judged(row) for row in rows])
-    for few, face, name in ((False, BLUE, ""), (True, "white", f"fewer than {FEW} known positives")):
+    for few, face in ((False, BLUE), (True, "white")):
         at = np.flatnonzero(weak == few)
-        bars = {"xerr": np.maximum(errors[:, at], 0), "color": BLUE, "ecolor": GREY, "mfc": face, "label": name}
+        bars = {"xerr": np.maximum(errors[:, at], 0), "color": BLUE, "ecolor": GREY, "mfc": face}
         if len(at):
             axes.errorbar(values[at], at, fmt="o", ms=4, **bars)
     axes.set_yticks(range(len(rows)), [f"{row['class']}  ({row['present']}+ {row['absent']}−)" for row in rows])
@@ -58,9 +60,8 @@ def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) 
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("average precision on known labels, 95 % interval")
     axes.axvline(100 * found.overall["mAP"], color=ORANGE, lw=1)
-    axes.set_title(f"mAP {points(found.overall['mAP'])}", fontsize="medium")
-    if weak.any():
-        axes.legend(fontsize="small")
+    note = f" (rings: fewer than {FEW} known positives)" if weak.any() else ""
+    axes.set_title(f"mAP {points(found.overall['mAP'])}{note}", fontsize="medium")
     save_figure(figure, folder / "per_class.png")
 
 
@@ -76,11 +77,10 @@ def model_card(config: Mapping[str, Any], found: Evaluation, hidden: LabelTable)
         "",
         "| measured on held-out images | |",
         "|---|---|",
-        f"| mAP (95 % interval) | {points(value['mAP'])} "
-        f"({points(value['mAP_low'])} – {points(value['mAP_high'])}) |",
+        f"| mAP (95 % interval) | {points(value['mAP'])} ({points(value['mAP_low'])} – {points(value['mAP_high'])}) |",
         f"| micro F1 at per-class thresholds | {points(value['micro_f1'])} |",
         f"| macro F1 | {points(value['macro_f1'])} |",
-        f"| calibration error | {format_value(value['ECE'], 3)} |",
+        f"| calibration error | {decimal(value['ECE'])} |",
         "",
         f"Protocol: {found.protocol}.",
         "The thresholds and the calibration were fitted on the same held-out labels, so F1 and calibration error are "

@@ -60,8 +60,7 @@ def score_run(run: Run, folder: Path, progress: Callable[[], Progress] | None = 
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder", "name the folder with the images")
-    if not run.weights.exists():
-        raise UserError(f"{run.folder} has no weights yet", f"finish it: halflabel train --resume {run.folder}")
+    run.check_finished()
     table = run.read_labels()
     thresholds = _thresholds(run, table)
     kept = _read(run, table, folder)

@@ -13,8 +13,9 @@ page.py      the page at /docs
 
 from __future__ import annotations
 
-from halflabel.serve.app import make_app, open_socket, serve
+from halflabel.serve.app import make_app, serve
 from halflabel.serve.batches import Batcher
 from halflabel.serve.limits import Limits, Refused
+from halflabel.sockets import open_socket
 
 __all__ = ["Batcher", "Limits", "Refused", "make_app", "open_socket", "serve"]

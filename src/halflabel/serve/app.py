@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import re
 import signal
 import socket
 import time
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from fastapi import FastAPI, Query, Request
@@ -33,9 +34,10 @@ from halflabel.serve.limits import Limits, Refused
 from halflabel.serve.page import docs_page
 from halflabel.serve.uploads import Body, Upload, Uploads
 
-__all__ = ["make_app", "open_socket", "serve"]
+__all__ = ["make_app", "serve"]
 
 _LARGE = 3 * 8_000_000  # bytes of a decoded image
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _FILE = {"type": "string", "format": "binary"}
 _BODY = {
     "required": True,
@@ -75,6 +77,14 @@ class Fault(BaseModel):
     """Why a request was refused."""
 
     detail: str
+
+
+class _Refusal(NamedTuple):
+    """Why a request is not answered, as it is to be said."""
+
+    status: int
+    reason: str
+    headers: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -202,14 +212,8 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
         503: {"model": Fault, "description": "too many requests at a time: try again after Retry-After seconds"},
     }
 
-    @app.post("/predict", responses={**faults, 200: {"model": Answers}}, openapi_extra={"requestBody": _BODY})
-    async def predict(
-        request: Request,
-        top: Annotated[int, Query(ge=0, description="Show at least so many labels.")] = 3,
-        every: Annotated[bool, Query(alias="all", description="All classes, not only the likely ones.")] = False,
-    ) -> Response:
-        """Labels of the images of a form, or of one image that is the body itself. A form of which at least one file
-        can be read is answered with 200, and says of each other file what is wrong with it."""
+    async def answered(request: Request, top: int, every: bool) -> list[dict[str, Any]] | _Refusal | None:
+        """The answer to a request, why there is none, or None where nobody is left to read it."""
         body = Body(request.receive, limits.request_bytes)
         uploads: list[Upload] = []
         if service.requests >= limits.requests:
@@ -225,18 +229,40 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
                 raise Refused(503, f"no room to keep the request ({error.strerror})") from None
             try:
                 async with asyncio.timeout(limits.seconds):
-                    return JSONResponse({"images": await service.answer(uploads, top, every)})
+                    return await service.answer(uploads, top, every)
             except TimeoutError:
                 raise Refused(503, f"no answer within {limits.seconds:g} s: too much to do") from None
         except Refused as refused:
             return await _refuse(request, body, refused)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to read it
+            return None
         finally:
             service.requests -= 1
             for upload in uploads:
                 if upload.path is not None:
                     upload.path.unlink(missing_ok=True)
+
+    @app.post("/predict", responses={**faults, 200: {"model": Answers}}, openapi_extra={"requestBody": _BODY})
+    async def predict(
+        request: Request,
+        top: Annotated[int, Query(ge=0, description="Show at least so many labels.")] = 3,
+        every: Annotated[bool, Query(alias="all", description="All classes, not only the likely ones.")] = False,
+    ) -> Response:
+        """Labels of the images of a form, or of one image that is the body itself. A form of which at least one file
+        can be read is answered with 200, and says of each other file what is wrong with it."""
+        found = await answered(request, top, every)
+        if isinstance(found, _Refusal):
+            return JSONResponse({"detail": found.reason}, found.status, found.headers)
+        return JSONResponse({"images": found}) if found is not None else Response(status_code=400)
+
+    @app.post("/try", include_in_schema=False)
+    async def try_it(request: Request) -> Response:
+        """The same for people: the page with the answer on it."""
+        found = await answered(request, 5, False)
+        if isinstance(found, _Refusal):
+            return HTMLResponse(page(request, refused=found.reason), found.status, found.headers)
+        cuts = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))
+        return HTMLResponse(page(request, answers=found or (), thresholds=cuts))
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -261,12 +287,14 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
         pairs = zip(predictor.classes, cuts, strict=True)
         return JSONResponse({"classes": [{"class": word, "threshold": cut} for word, cut in pairs]})
 
-    page = docs_page(name, len(predictor.classes), limits)
+    def page(request: Request, **more: Any) -> str:
+        return docs_page(name, len(predictor.classes), limits, _address(request), **more)
 
     @app.get("/", include_in_schema=False)
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(page)
+    @app.get("/try", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        return HTMLResponse(page(request))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -282,23 +310,21 @@ def _return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-async def _refuse(request: Request, body: Body, refused: Refused) -> JSONResponse:
+def _address(request: Request) -> str:
+    """Where the client found this server, by its own word; a word that is no address is not repeated."""
+    host = request.headers.get("host", "")
+    scheme, root = request.scope.get("scheme", "http"), request.scope.get("root_path", "")
+    return f"{scheme}://{host if _HOST.fullmatch(host) else 'HOST:PORT'}{root}"
+
+
+async def _refuse(request: Request, body: Body, refused: Refused) -> _Refusal:
     # A client that waits for leave to send has sent nothing: reading would give it leave.
     if refused.status != 408 and not (body.bytes == 0 and "expect" in request.headers):
         await body.drain()
     headers = {"Retry-After": "1"} if refused.status == 503 else {}
     if not body.ended:
         headers["Connection"] = "close"
-    return JSONResponse({"detail": refused.reason}, refused.status, headers)
-
-
-def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; 0 is any free port. A host or port that cannot be had is said at once."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"cannot listen at {host}, port {port} ({error})", "choose another --port or --host") from None
+    return _Refusal(refused.status, refused.reason, headers)
 
 
 def serve(app: FastAPI, listening: socket.socket, *, patience: float = 30.0) -> None:
