@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import shutil
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel import scratch
+from halflabel import processes, scratch
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
 from halflabel.heads import Linear, Model
@@ -141,9 +142,31 @@ def test_sweeps_are_refused_where_the_disk_has_no_room(monkeypatch: pytest.Monke
         check_size(nothing_known(500_000, 5000), 0, "x", sweeps=3)
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(processes, "gather", lambda value: [None, value])
     with pytest.raises(UserError, match=r"20\.0 GB"):  # each of two processes on this machine has a table
         check_size(nothing_known(500_000, 5000), 0, "x", sweeps=1)
     free = 0
     check_size(nothing_known(1000, 5000), 1, "x", sweeps=3, stored=1)  # in memory
     with pytest.raises(UserError, match=r"x would remember 2\.5 GB about"):
         check_size(nothing_known(500_000, 5000), 1, "x")
+
+
+def test_a_temporary_folder_that_is_memory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_is_memory", lambda folder: folder == str(tmp_path))
+    assert scratch._folder() == "/var/tmp"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # whoever asks for it gets it, but no more than there is
+    assert scratch._folder() == str(tmp_path)
+    monkeypatch.setattr(scratch, "_available", lambda: 5e9)
+    with pytest.raises(UserError, match=r"take 6\.0 GB in scratch files in .*, where 5\.0 GB are free"):
+        scratch.check(6e9, "the scores take")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
+def test_what_is_memory_is_told_from_what_is_not() -> None:
+    mounted = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    shm = [fields[2] for fields in mounted if fields[1] == "/dev/shm"]
+    assert scratch._is_memory("/dev/shm/any") == (shm[-1:] == ["tmpfs"])
+    assert not scratch._is_memory("/proc")
+    assert scratch._available() > 0

@@ -34,6 +34,7 @@ __all__ = [
     "several",
     "start",
     "to_first",
+    "together",
     "whole",
 ]
 
@@ -155,6 +156,18 @@ def on_first(work: Callable[[], T]) -> T:
     return result
 
 
+def together(check: Callable[[], None]) -> None:
+    """Let every process check something at the same time; a UserError of any of them is raised in all."""
+    refused = None
+    try:
+        check()
+    except UserError as error:
+        refused = (error.message, error.fix)
+    for found in gather(refused):
+        if found is not None:
+            raise UserError(*found)
+
+
 def merge(found: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
     """Rows (N, width) on the CPU, of which each process has those of its batches `plan[rank::count]`: give each all.
 
@@ -173,21 +186,21 @@ def merge(found: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> dict[s
     for described in gather({name: tuple(value.shape) for name, value in found.items()}):
         shapes |= described
     parts = [torch.from_numpy(np.concatenate([np.arange(0), *plan[owner :: count()]])) for owner in range(count())]
-    whole = {}
+    tables = {}
     for name, shape in sorted(shapes.items()):
         if name in found:
-            whole[name] = found[name]
+            tables[name] = found[name]
         else:
-            whole[name] = scratch.zeros(shape, what=f"the {name} of {shape[0]} images take")
-            whole[name][parts[rank()]] = torch.nan  # it could read none of its images
+            tables[name] = scratch.zeros(shape, what=f"the {name} of {shape[0]} images take")
+            tables[name][parts[rank()]] = torch.nan  # it could read none of its images
     for owner, images in enumerate(parts):
-        for values in whole.values():
+        for values in tables.values():
             for rows in torch.split(images, max(_SENT // max(values[:1].nbytes, 1), 1)):
                 sent = values[rows]
                 dist.broadcast(sent, owner)
                 if owner != rank():
                     values[rows] = sent
-    return whole
+    return tables
 
 
 def agree(tensors: Iterable[Tensor]) -> int:

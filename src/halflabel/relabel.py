@@ -81,5 +81,7 @@ def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps
         )
     tables = [stored * images * classes] + [4.0 * images * classes] * sweeps
     room = processes.here() * sum(size for size in tables if scratch.is_large(size))
-    if room:
-        scratch.check(room, f"{method} would score {images} images × {classes} classes at once:")
+    if room:  # all ask before any of them takes its share
+        processes.together(
+            lambda: scratch.check(room, f"{method} would score {images} images × {classes} classes at once:")
+        )

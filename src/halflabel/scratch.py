@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 import torch
@@ -27,11 +28,12 @@ _ADVICE = (
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype = torch.float32, what: str = "this method would remember") -> Tensor:
-    """A table of zeros on the CPU: in memory below 256 MB, and else in the temporary folder (TMPDIR).
+    """A table of zeros on the CPU: in memory below 256 MB, and else in a scratch file.
 
-    The file has no name: it goes when the tensor does, or the process, however it ends. Its room is taken at once, so
-    that a disk which fills up later cannot kill the process; a disk without that room is refused, in words that begin
-    with `what`. The system keeps as many of its pages in memory as it likes and writes the others out.
+    It lies in TMPDIR where that is set, else in the temporary folder, or in /var/tmp if that folder is memory itself
+    (tmpfs). It has no name: it goes when the tensor does, or the process, however it ends. Its room is taken at once,
+    so that a disk which fills up later cannot kill the process; a disk without that room is refused, in words that
+    begin with `what`. The system keeps as many of its pages in memory as it likes and writes the others out.
 
     >>> zeros((2, 3), torch.uint8).tolist()
     [[0, 0, 0], [0, 0, 0]]
@@ -40,7 +42,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype = torch.float32, what: str = 
     if not is_large(size):
         return torch.zeros(*shape, dtype=dtype)
     check(size, what)
-    with tempfile.TemporaryFile(prefix="halflabel-", buffering=0) as file:
+    with tempfile.TemporaryFile(prefix="halflabel-", buffering=0, dir=_folder()) as file:
         try:
             _take(file, size)
         except OSError as error:
@@ -57,9 +59,44 @@ def is_large(size: float) -> bool:
 
 
 def check(size: float, what: str) -> None:
-    """Refuse so many bytes of scratch files if the temporary folder has no room for them now."""
-    if size > shutil.disk_usage(tempfile.gettempdir()).free:
+    """Refuse so many bytes of scratch files if there is no room for them now."""
+    if size > _free(_folder()):
         raise _refusal(size, what)
+
+
+def _folder() -> str:
+    """Where scratch files go."""
+    usual = tempfile.gettempdir()
+    if os.environ.get("TMPDIR") or not _is_memory(usual):
+        return usual
+    roomy = "/var/tmp"
+    return roomy if os.access(roomy, os.W_OK) and not _is_memory(roomy) else usual
+
+
+def _free(folder: str) -> float:
+    """Bytes that files there may take; of a folder that is memory, no more than memory has."""
+    free = shutil.disk_usage(folder).free
+    return min(free, _available()) if _is_memory(folder) else free
+
+
+def _is_memory(folder: str) -> bool:
+    """Whether files in a folder are held in main memory (tmpfs), as far as the system tells."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    mounts = {fields[1]: fields[2] for fields in (line.split(" ") for line in lines) if len(fields) > 2}
+    place = Path(os.path.realpath(folder))
+    nearest = next((str(part) for part in (place, *place.parents) if str(part) in mounts), "")
+    return mounts.get(nearest) in ("tmpfs", "ramfs")
+
+
+def _available() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)
 
 
 def _take(file: IO[bytes], size: int) -> None:
@@ -75,8 +112,6 @@ def _take(file: IO[bytes], size: int) -> None:
 
 
 def _refusal(size: float, what: str) -> UserError:
-    folder = tempfile.gettempdir()
-    free = shutil.disk_usage(folder).free
-    return UserError(
-        f"{what} {size / 1e9:.1f} GB in scratch files in {folder}, where {free / 1e9:.1f} GB are free", _ADVICE
-    )
+    folder = _folder()
+    free = _free(folder) / 1e9
+    return UserError(f"{what} {size / 1e9:.1f} GB in scratch files in {folder}, where {free:.1f} GB are free", _ADVICE)

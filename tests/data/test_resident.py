@@ -97,3 +97,13 @@ def test_a_resident_source_gives_what_is_asked_for():
     assert torch.equal(fetched[1].views[1], same[0].views[1])
     assert fetched[0].views[2].dtype == torch.uint8
     assert fetched[0].views[2].shape == (2, 3, SIZE, SIZE)
+
+
+@pytest.mark.parametrize("view", ["plain", "weak", "strong"])
+def test_batches_of_which_nothing_could_be_read_have_no_views(view: str) -> None:
+    names = Names.numbered(6)
+    views = {"plain": Plain(8), "weak": Weak(8), "strong": Strong(8)}
+    source = Resident(torch.zeros(6, 3, 8, 8, dtype=torch.uint8), names, views, bad=[4, 5])
+    index, made = next(iter(source.fetch([np.array([4, 5])], (view,))))
+    assert not len(index)
+    assert made == ()

@@ -298,6 +298,10 @@ def test_source_and_score_may_be_left_out(file: Path) -> None:
     file.write_text("image,class,value\na,cat,1\na,dog,0\na,cow,-1\n")  # then -1 may be unsure
     with pytest.raises(LabelError, match="value -1 may mean"):
         long.read(file, Policy(zero="absent"))
+    for other in ("no", " 0", "unknown", ""):  # nor is it ours that has a word of its own for what -1 may be
+        file.write_text(f"image,class,value\na,cat,1\na,dog,{other}\na,cow,-1\n")
+        with pytest.raises(LabelError, match="value -1 may mean"):
+            long.read(file, Policy(zero="absent"))
     for header in ("image,class,value,annotator", "image,label,value", "id,class,value"):  # not ours
         row = "a,dog,-1" + ",x" * (header.count(",") - 2)
         assert "--minus-one absent" in refusal(file, f"{header}\n{row}\n").fix

@@ -115,7 +115,7 @@ def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
     labels = make_labels(40, 6)
     exact, coarse = APL(0.5, 0.9, 1, 4), APL(0.5, 0.9, 1, 4)
     exact.start(LabelTable.from_dense(labels.numpy()))
-    monkeypatch.setattr("halflabel.methods.em._LARGEST", 900)
+    monkeypatch.setattr("halflabel.methods.em._BYTES_FROM", 900)
     coarse.start(LabelTable.from_dense(labels.numpy()))
     assert exact.bytes is None
     assert coarse.soft is None
@@ -246,7 +246,7 @@ def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_p
     for name, value in (("_BLOCK", 37), ("_WIDE", 4), ("_DIGIT", 5)):
         monkeypatch.setattr(f"halflabel.methods.em.{name}", value)
     if place == "file":
-        monkeypatch.setattr("halflabel.methods.em._LARGEST", 1)
+        monkeypatch.setattr("halflabel.methods.em._BYTES_FROM", 1)
         monkeypatch.setattr("halflabel.scratch._LARGE", 1)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     labels = make_labels(50, 9)

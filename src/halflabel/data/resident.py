@@ -129,7 +129,7 @@ _TAKEN = ("Posterize", "Solarize", "AutoContrast", "Equalize")
 def _strong_numbers(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float32]:
     """Geometry (6), factors (4), what is done (4), and the grey square: top, bottom, left, right in pixels."""
     level = view.magnitude / (_BINS - 1)
-    picks = u[:, 7:].reshape(len(u), -1, 2)
+    picks = u[:, 7:].reshape(len(u), view.num_ops, 2)
     which = (picks[..., 0] * len(OPS)).astype(np.int64)
     sign = np.where(picks[..., 1] < 0.5, -1.0, 1.0)
     names = list(OPS)

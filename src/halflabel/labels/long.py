@@ -4,7 +4,7 @@ In our own files value is 1 (present), -1 (absent) or 0 (retracts what was said 
 class and a row without a class names an image, so that classes and images with nothing known keep their place.
 
 Source and score may be left out. In a file with just `image,class,value` and no value but 1 and -1, -1 is absent unless
-stated otherwise; beside a 0, which others write for absent, both have to be stated.
+stated otherwise; beside any other value, such as the 0 that others write for absent, it has to be stated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
 from halflabel.labels.names import Names
-from halflabel.labels.policy import VALUE, ZERO, Policy, Undecided, read_value
+from halflabel.labels.policy import MINUS_ONE, VALUE, ZERO, Policy, Undecided, read_value
 from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import ParquetSheet, Sheet, csv_line, delimiter_of, first_line
 
@@ -87,7 +87,7 @@ def read(path: Path, policy: Policy) -> Import:
     classes, column = _encode(taken["class"], has_class)
 
     short = not own and set(COLUMNS[:3]) <= set(sheet.header) <= set(COLUMNS)
-    if short and policy.minus_one is None and not set(ZERO) & set(pc.unique(taken["value"]).to_pylist()):
+    if short and policy.minus_one is None and _values_of(taken["value"], spoken) <= {"1", "1.0", *MINUS_ONE}:
         policy = replace(policy, minus_one="absent")
     if "value" in taken:
         value = _values(sheet, roles["value"], taken["value"], keep, spoken, policy, own, audit)
@@ -167,6 +167,10 @@ def _roles(header: list[str], image_column: str | None) -> dict[str, str]:
     if image_column is not None:
         roles["image"] = image_column
     return roles
+
+
+def _values_of(column: pa.Array, spoken: np.ndarray) -> set[str]:
+    return {value.strip() for value in pc.unique(column.filter(pa.array(spoken))).to_pylist()}
 
 
 def _encode(column: pa.Array, present: np.ndarray) -> tuple[Names, np.ndarray]:

@@ -21,7 +21,7 @@ from halflabel.weak import Soft
 
 __all__ = ["APL", "FewAbsent", "em", "em_apl"]
 
-_LARGEST = 1 << 28  # bytes of soft labels from which on each takes one byte instead of four
+_BYTES_FROM = 1 << 28  # bytes of soft labels from which on each takes one byte instead of four
 _BLOCK = 1 << 20  # entries looked at together: few enough to stay in the processor's cache
 _WIDE = 1 << 13  # classes looked at together: counts of their digits take 64 MB
 _DIGIT = 11  # bits
@@ -149,7 +149,7 @@ class APL(Relabeler):
         self.end = self.given_end or epochs
 
     def start(self, table: LabelTable) -> None:
-        large = 4 * len(table) * len(table.classes) >= _LARGEST
+        large = 4 * len(table) * len(table.classes) >= _BYTES_FROM
         check_size(table, 0 if large else 4, "em-apl", sweeps=1, stored=1 if large else 0)
         self.known.start(table)
         if large:
