@@ -18,9 +18,18 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.options import takes_policy
+from halflabel.cli.options import (
+    Device,
+    ImageFolder,
+    LabelFile,
+    Optimizer,
+    Precision,
+    Resize,
+    Tune,
+    check_method,
+    takes_policy,
+)
 from halflabel.cli.screen import console, show_audit
-from halflabel.cli.training import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune, check_method
 from halflabel.errors import UserError
 from halflabel.points import points
 

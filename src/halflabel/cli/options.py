@@ -13,7 +13,33 @@ import typer
 
 from halflabel.errors import UserError
 
-__all__ = ["READING_OPTIONS", "takes_policy"]
+__all__ = [
+    "READING_OPTIONS",
+    "Device",
+    "Hold",
+    "ImageFolder",
+    "LabelFile",
+    "Optimizer",
+    "Precision",
+    "Resize",
+    "RunFolder",
+    "Tune",
+    "check_method",
+    "takes_policy",
+]
+
+LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
+ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files, or a pack.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="What `train --out` wrote, or `export`: a folder or an .onnx file.")
+]
+
+Tune = StrEnum("Tune", ["head", "all"])
+Resize = StrEnum("Resize", ["squash", "crop"])
+Optimizer = StrEnum("Optimizer", ["adamw", "adam", "sgd", "rmsprop"])
+Precision = StrEnum("Precision", ["no", "bf16", "fp16"])
+Hold = StrEnum("Hold", ["files", "device"])
+Device = StrEnum("Device", ["auto", "cpu", "cuda"])
 
 READING = "How to read the label file"
 
@@ -109,3 +135,12 @@ def _pairs(flag: str, texts: list[str] | None, right: set[Any] | None = None) ->
         if pairs.setdefault(key, meaning) != meaning:
             raise UserError(f"{flag} says {pairs[key]!r} and {meaning!r} of {key!r}", "choose one of them")
     return pairs
+
+
+def check_method(name: str) -> None:
+    """Refuse the name of no method, before anything is read, and before torch is imported."""
+    from halflabel.methods import listed, no_method
+
+    known = listed()
+    if name not in known and name not in {one.alias for one in known.values()}:
+        raise no_method(name, known)

@@ -12,9 +12,8 @@ from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.compare import GridBar, kept
-from halflabel.cli.options import takes_policy
+from halflabel.cli.options import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune, takes_policy
 from halflabel.cli.screen import console, number, show_audit
-from halflabel.cli.training import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune
 from halflabel.errors import UserError
 from halflabel.points import points
 
