@@ -22,8 +22,8 @@ from halflabel.compare.bench import Bench, Trained
 from halflabel.compare.grid import Task
 from halflabel.datasets import open_dataset
 from halflabel.errors import UserError
-from halflabel.reproduce import runner
 from halflabel.reproduce.outcome import Figure, Reproduction
+from halflabel.reproduce.plan import choose
 from halflabel.reproduce.protocol import Condition, Measure, Row, Table, Training
 from halflabel.reproduce.protocol import Hiding as Declared
 from halflabel.reproduce.runner import reproduce
@@ -159,7 +159,7 @@ def test_s2_ablation_without_validation(coco2014: Path, tmp_path: Path, fits: li
     assert figure(found, "BCE", "0-1 exact match").published == 22.04
     assert not math.isnan(figure(found, "BCE", "Micro-F1").ours)
     assert "the last epoch, nothing is chosen" in " ".join(found.protocol["10 %"])
-    assert "partial:exact=True:share=0.1" in " ".join(found.protocol["10 %"])
+    assert "labels that training sees: 10 % of each image's labels; drawn anew" in " ".join(found.protocol["10 %"])
     assert not any("the same experiment" in line for line in found.differs)
     frozen = Changes(backbone="tiny", size=32, epochs=1, tune="head", device="cpu", workers=0)
     alike = reproduce("S2-table4", coco2014, out=tmp_path / "b", rows=["BCE", "not fine-tuned"], changes=frozen)
@@ -305,7 +305,9 @@ def test_a_figure_waits_for_all_its_shares(coco2014: Path, tmp_path: Path, monke
     assert not math.isnan(first.ours)
     assert (second.runs, second.of_runs, second.note) == (1, 2, "failed")
     assert math.isnan(second.ours)
+    assert found.failures[0].startswith("Ours, MS-COCO, 60 % of each image's labels, seed 0: ")
     assert "the roof is leaking" in found.failures[0]
+    assert "30 and 60 % of each image's labels; drawn" in " ".join(found.protocol["MS-COCO"])
     done.clear()
     late = reproduce("S4-table1", coco2014, out=tmp_path, changes=changes, budget=1e-9)
     assert late.left_out == 1
@@ -333,6 +335,30 @@ def test_what_is_missing_is_named_with_the_layout(voc2012: Path, tmp_path: Path)
         assert refused.exit_code == 2
         assert says in " ".join(refused.stderr.split())
         assert "Traceback" not in refused.output
+
+
+def test_where_features_are_kept(voc2012: Path, tmp_path: Path) -> None:
+    """Beside --out, where other tables find them too, unless --cache names a folder or an earlier version made one."""
+    words = ["reproduce", "S5-table", voc2012, "--rows", "AN loss", "--conditions", "VOC", *WORDS, "--tune", "head"]
+    out, other, old = tmp_path / "a" / "out", tmp_path / "other", tmp_path / "b" / "out"
+    first = run(*words, "--out", out).stdout
+    assert "features 49/49" in first
+    assert f"Features, for other tables too: {tmp_path / 'a' / 'cache'}\n" in first
+    assert list((tmp_path / "a" / "cache").glob("*/values.npy"))
+    assert run(*words, "--out", tmp_path / "c" / "out", "--cache", other).exit_code == 0
+    assert list(other.glob("*/values.npy"))
+    assert not (tmp_path / "c" / "cache").exists()
+    other.rename(tmp_path / "moved")
+    (old / "cache").parent.mkdir(parents=True)
+    (tmp_path / "moved").rename(old / "cache")
+    again = run(*words, "--out", old)
+    assert again.exit_code == 0, again.output
+    assert "features 49/49" not in again.stdout  # none had to be computed
+    assert not (tmp_path / "b" / "cache").exists()
+    (tmp_path / "file").touch()
+    refused = run(*words, "--out", out, "--cache", tmp_path / "file")
+    assert refused.exit_code == 2
+    assert "is a file" in refused.stderr
 
 
 def test_lost_photos_are_left_out_and_counted(voc2012: Path, tmp_path: Path) -> None:
@@ -369,7 +395,7 @@ def test_rows_and_conditions_are_found_by_name_part_or_method() -> None:
     rows = TABLES["S2-table4"].rows
 
     def chosen(*words: str) -> list[str]:
-        return [row.name for row in runner._chosen("row", words, rows, lambda row: (row.name, row.method or ""))]
+        return [row.name for row in choose("row", words, rows, lambda row: (row.name, row.method or ""))]
 
     assert chosen("BCE, not fine-tuned") == ["BCE, not fine-tuned"]
     assert chosen("bce,partial-bce") == ["BCE", "partial-BCE"]

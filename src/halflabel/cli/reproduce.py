@@ -14,9 +14,9 @@ from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.compare import GridBar, kept
+from halflabel.cli.options import Device, Hold, Precision, Tune
 from halflabel.cli.progress import Bar
 from halflabel.cli.screen import console
-from halflabel.cli.training import Device, Hold, Precision, Tune
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,12 @@ def reproduce(
     conditions: Annotated[list[str] | None, typer.Option(help="Only these columns or groups of columns.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs per cell, with different seeds.", min=1)] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for results (default: runs/reproduce/TABLE); it is gone on with.")
+        Path | None,
+        typer.Option(
+            help="The folder for results (default: runs/reproduce/TABLE); it is gone on with. Features of frozen "
+            "backbones are kept beside it, in the folder cache, for other tables too.",
+            show_default=False,
+        ),
     ] = None,
     labels: Annotated[
         Path | None,
@@ -72,6 +77,15 @@ def reproduce(
     lr: Annotated[float | None, _panel(CHANGES, "One learning rate for all rows.")] = None,
     device: Annotated[Device, _panel(SPEED, "Where to compute.")] = Device.auto,
     precision: Annotated[Precision, _panel(SPEED, "no is float32.")] = Precision.no,
+    cache: Annotated[
+        Path | None,
+        _panel(
+            SPEED,
+            "The folder for the features of frozen backbones (default: cache beside --out; OUT/cache where an earlier "
+            "version made it).",
+            metavar="FOLDER",
+        ),
+    ] = None,
     hold: Annotated[Hold, _panel(SPEED, "device: decode once and keep images on the GPU.")] = Hold.files,
     workers: Annotated[int, _panel(SPEED, "Processes that decode images.")] = 2,
 ) -> None:
@@ -96,6 +110,7 @@ def reproduce(
         _show_recipe(table)
         return
 
+    from halflabel.reproduce.runner import cache_for
     from halflabel.reproduce.runner import reproduce as run_table
     from halflabel.reproduce.setup import Changes
 
@@ -113,6 +128,9 @@ def reproduce(
         **choices,
     )
     place = out if out is not None else Path("runs") / "reproduce" / table
+    features = cache if cache is not None else cache_for(place)
+    if features.exists() and not features.is_dir():
+        raise UserError(f"{features} is a file", "name a folder for the features with --cache")
     with kept(place), GridBar() as watch, _Features() as bar:
         found = run_table(
             table,
@@ -125,6 +143,7 @@ def reproduce(
             changes=changes,
             seeds=seeds,
             budget=budget,
+            cache=features,
             force=force,
             watch=watch,
             say=console.print,
@@ -132,6 +151,8 @@ def reproduce(
         )
     _show(found)
     console.print(f"Wrote [bold]{escape(str(place))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)
+    if features.is_dir():
+        console.print(f"Features, for other tables too: {escape(str(features))}", soft_wrap=True)
     if not found.finished and found.failures:
         raise UserError("not one figure could be measured", "see the reasons above")
 

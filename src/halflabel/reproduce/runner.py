@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +14,26 @@ from torch import Tensor
 
 from halflabel import __version__
 from halflabel.compare.bench import Bench
-from halflabel.compare.grid import Contender, Grid, Outcome, Task, parse_budget
 from halflabel.compare.grid import Hiding as Hidden
+from halflabel.compare.grid import Outcome, Task, parse_budget
 from halflabel.compare.loop import Watch, run_grid
 from halflabel.compare.store import Store
-from halflabel.datasets import DATASETS, Dataset, Split, layout_of, open_dataset
 from halflabel.errors import UserError
-from halflabel.files import plain
-from halflabel.labels.table import LabelTable
 from halflabel.method import recipes
-from halflabel.reproduce.given import Given, read_given
+from halflabel.reproduce.given import give
 from halflabel.reproduce.measure import GUESSES, measure
 from halflabel.reproduce.outcome import Figure, Reproduction, Run, figures
-from halflabel.reproduce.protocol import Cell, Condition, Measure, Row, Table
+from halflabel.reproduce.plan import Group, choose, grid_of, groups_of, with_bases
+from halflabel.reproduce.protocol import Condition, Measure, Row, Table
 from halflabel.reproduce.published import PUBLISHED, paper_of
-from halflabel.reproduce.setup import Changes, Setup, set_up
+from halflabel.reproduce.setup import Changes
+from halflabel.reproduce.stage import Shelf, bench_of
 from halflabel.reproduce.tables import recipe_for
-from halflabel.reproduce.words import by_condition, described, joined, stops
+from halflabel.reproduce.words import by_condition, described, joined, labels_seen
 
-__all__ = ["reproduce"]
+__all__ = ["cache_for", "reproduce"]
 
 _LOGGED = {"accuracy_of_guesses": "accuracy"}  # where the log's name is not the measure's
-
-
-@dataclass
-class _Group:
-    """Runs that share their data and all settings, and so a bench and a folder."""
-
-    folder: str
-    condition: Condition
-    trial: int
-    setup: Setup
-    wanted: dict[tuple[Contender, Hidden], list[tuple[Row, Condition]]] = field(default_factory=dict)
-    differs: dict[str, list[str]] = field(default_factory=dict)  # by condition
 
 
 def reproduce(
@@ -79,7 +63,8 @@ def reproduce(
 
     `dataset` runs all on another data set than the paper's, beside whose figures ours then stand without a difference.
     `labels` is a file with the training labels that are known, such as a published list of single positives, in place
-    of those that the protocol would draw.
+    of those that the protocol would draw. Features are kept in `cache`: by default in the folder "cache" beside `out`,
+    so that tables share what they need alike, or in the one inside `out`, where an earlier version made that.
     """
     started = time.monotonic()
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
@@ -87,17 +72,17 @@ def reproduce(
     if seeds < 1:
         raise UserError(f"{seeds} seeds give no result", "use 1 or more")
     table, changes = recipe_for(id), changes or Changes()
-    chosen = _with_bases(table, _chosen("row", rows, table.rows, lambda row: (row.name, row.method or "")))
-    columns = _chosen("condition", conditions, table.conditions, lambda one: (one.name,))
+    chosen = with_bases(table, choose("row", rows, table.rows, lambda row: (row.name, row.method or "")))
+    columns = choose("condition", conditions, table.conditions, lambda one: (one.name,))
     moved = {} if dataset is None else {one.name: one.dataset for one in columns if one.dataset != dataset}
     columns = columns if dataset is None else [condition.on(dataset) for condition in columns]
-    shelf = _Shelf(folder)
+    shelf, cache = Shelf(folder), cache_for(out) if cache is None else cache
     missing = shelf.missing(columns)
     if missing and (conditions or len(missing) == len(columns)):
         raise next(iter(missing.values()))
     columns = [condition for condition in columns if condition.name not in missing]
-    groups = _groups(table, chosen, columns, changes, moved)
-    given = None if labels is None else _read_labels(labels, groups, columns, shelf)
+    groups = groups_of(table, chosen, columns, changes, moved)
+    given = None if labels is None else give(labels, groups, columns, shelf)
     total = seeds * sum(len(group.wanted) for group in groups)
     values: dict[Run, dict[str, float]] = {}
     failures: dict[Run, str] = {}
@@ -105,14 +90,15 @@ def reproduce(
     lost: dict[str, list[str]] = {}
     left_out = before = 0
     for group in groups:
-        bench, about, gone = _bench(table, group, shelf, out, cache, deadline, say, progress)
+        bench, about, gone = bench_of(table, group, shelf, cache, deadline, say, progress)
+        about += [] if given is None else [given.covers(bench.table)]
         for name in group.differs:
             protocol.setdefault(name, []).extend([*about, _labels(group, name, labels)])
             lost.setdefault(name, []).extend(gone)
-        grid = _grid(group, seeds)
+        grid = grid_of(group, seeds)
         bench.open()
         store = Store(out / group.folder)
-        rare = {} if given is None else {"given labels": given.digest()}
+        rare = {} if given is None else {"given labels": given.labels.digest()}
         store.start({"halflabel": __version__, "table": id, **bench.identity(), **rare}, force=force)
         told = None if watch is None else _Offset(watch, before, total)
         try:
@@ -136,7 +122,7 @@ def reproduce(
         paper=paper_of(id),
         caption=printed.caption if printed is not None else "",
         figures=tuple(_elsewhere(one, moved) for one in found_figures),
-        on_hidden=tuple(_on_hidden(groups)),
+        on_hidden=tuple(dict.fromkeys(_on_hidden(groups))),
         protocol={name: tuple(dict.fromkeys(lines)) for name, lines in protocol.items()},
         measures=tuple(described(one) for one in table.measures),
         differs=tuple(_differences(groups, columns, lost, seeds)),
@@ -151,110 +137,13 @@ def reproduce(
     return result
 
 
-def _chosen(
-    kind: str, wanted: Sequence[str], there: Sequence[Any], names: Callable[[Any], tuple[str, ...]]
-) -> list[Any]:
-    """What is named: exactly, else by part of the first name; a text with commas may be one name or several."""
-    if not wanted:
-        return list(there)
-
-    def find(text: str) -> list[Any]:
-        plain_text = _plain(text)
-        exact = [one for one in there if plain_text in map(_plain, names(one))]
-        return exact or [one for one in there if plain_text and plain_text in _plain(names(one)[0])]
-
-    found: list[Any] = []
-    for text in wanted:
-        for word in [text] if find(text) else text.split(","):
-            hits = find(word)
-            if not hits:
-                listed = "; ".join(names(one)[0] for one in there)
-                raise UserError(f"no {kind} of the table is called {word.strip()!r}", f"use one of: {listed}")
-            found += hits
-    return [one for one in there if one in found]
+def cache_for(out: Path) -> Path:
+    """Where the features of a table are kept, if nobody says where."""
+    inside = out / "cache"
+    return inside if inside.is_dir() else out.parent / "cache"
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"\s+", "", text).casefold()
-
-
-def _with_bases(table: Table, rows: list[Row]) -> list[Row]:
-    """The rows and those that their figures are relative to."""
-    names = {row.name for row in rows} | {row.relative_to for row in rows}
-    return [row for row in table.rows if row.name in names]
-
-
-class _Shelf:
-    """The data sets of a folder, each opened once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._opened: dict[str, Dataset] = {}
-
-    def missing(self, conditions: Sequence[Condition]) -> dict[str, UserError]:
-        """The conditions whose data set cannot be opened, and why."""
-        found = {}
-        for condition in conditions:
-            try:
-                self.open(condition, 0)
-            except UserError as error:
-                found[condition.name] = error
-        return found
-
-    def open(self, condition: Condition, trial: int) -> Dataset:
-        options = {**condition.options, **condition.trials[trial]}
-        key = json.dumps([condition.dataset, options], sort_keys=True)
-        if key not in self._opened:
-            own = self.folder / condition.dataset
-            self._opened[key] = open_dataset(condition.dataset, own if own.is_dir() else self.folder, **options)
-        return self._opened[key]
-
-
-def _groups(
-    table: Table,
-    rows: Sequence[Row],
-    conditions: Sequence[Condition],
-    changes: Changes,
-    moved: Mapping[str, str],
-) -> list[_Group]:
-    known, groups = recipes(), dict[str, _Group]()
-    for condition in conditions:
-        for trial in range(len(condition.trials)):
-            for row in rows:
-                if row.method not in known:
-                    continue
-                cell = table.cell(row, condition)
-                setup = set_up(cell, changes)
-                name = _folder(cell, trial, setup.config.tune)
-                group = groups.setdefault(name, _Group(name, condition, trial, setup))
-                if group.setup.config != setup.config:
-                    raise ValueError(f"{row.name} and others of {name} are to be trained in different ways")
-                said = group.differs.setdefault(condition.name, [])
-                if condition.name in moved:
-                    said.append(f"the data set is {condition.dataset} instead of {moved[condition.name]}")
-                said.extend(setup.differs)
-                options = tuple(sorted(setup.options.items()))
-                contender = Contender(row.name, cell.method, options, setup.lr, setup.weight_decay)
-                for hiding in cell.hidings:
-                    hidden = Hidden(hiding.protocol, tuple(sorted(hiding.options.items())))
-                    group.wanted.setdefault((contender, hidden), []).append((row, condition))
-    return list(groups.values())
-
-
-def _folder(cell: Cell, trial: int, tune: str) -> str:
-    """A name for all runs that share data and declared settings; what the user changes is for the store to compare."""
-    condition, training = cell.condition, cell.condition.training
-    shared = [condition.dataset, condition.options, condition.trials[trial], condition.sample, condition.with_positives]
-    shared += [condition.select, condition.held_out, condition.validation, tune, training.start]
-    shared += [{**cell.config, "tune": tune}, cell.settings, training.weak]
-    if training.config.get("tune") == "head":  # the paper's own way of training heads, not the library's
-        shared.append("as published")
-    digest = hashlib.sha256(json.dumps(plain(shared), sort_keys=True).encode()).hexdigest()[:8]
-    words = [condition.dataset, *(f"{key}{value}" for key, value in condition.trials[trial].items()), tune, digest]
-    return re.sub(r"[^A-Za-z0-9.+=-]+", "_", "-".join(words))
-
-
-def _labels(group: _Group, name: str, file: Path | None) -> str:
+def _labels(group: Group, name: str, file: Path | None) -> str:
     """What training knows under a condition, in words, with the rows that know something else."""
     seen: dict[Hidden, list[str]] = {}
     usual: list[Hidden] = []
@@ -263,32 +152,20 @@ def _labels(group: _Group, name: str, file: Path | None) -> str:
             if condition.name == name:
                 seen.setdefault(hiding, []).append(row.name)
                 usual += [hiding] if row.hiding is None else []
-    parts = [one.name if one in usual else f"{one.name} ({', '.join(rows)})" for one, rows in seen.items()]
-    source = f"; those of {file.name} with every seed" if file is not None else "; drawn anew with every seed"
-    return f"labels that training sees: {', '.join(parts)}{source if any(one.protocol for one in seen) else ''}"
+    drawn = [one for one in seen if one in usual and one.protocol]
+    text = [labels_seen([one for one in seen if one in usual])] if usual else []
+    if file is not None:  # it is in the place of those that would be drawn
+        text = [f"those of {file.name} with every seed" + (f", in place of {labels_seen(drawn)}" if drawn else "")]
+    for one, rows in seen.items():
+        if one not in usual:
+            besides = file is not None and one.protocol == "1-positive+negatives"
+            text.append(f"{'those and all negatives' if besides else labels_seen([one])} ({', '.join(rows)})")
+    if file is None and any(one.protocol for one in seen):
+        text.append("drawn anew with every seed")
+    return f"labels that training sees: {'; '.join(text)}"
 
 
-def _read_labels(file: Path, groups: Sequence[_Group], conditions: Sequence[Condition], shelf: _Shelf) -> LabelTable:
-    """Put the labels of a file in the place of those that the runs would draw."""
-    hidings = {hiding for group in groups for _, hiding in group.wanted if hiding.protocol}
-    single = {"single-positive", "1-positive+negatives"}
-    if len(groups) != 1 or len(conditions) != 1 or (len(hidings) > 1 and not {h.protocol for h in hidings} <= single):
-        raise UserError(
-            f"{file.name} holds the labels of one run, and more were asked for",
-            "choose one column: --conditions NAME, and rows that learn from the same labels",
-        )
-    if not hidings:
-        raise UserError("training sees all labels here, none are to be given", "leave --labels out")
-    (group,) = groups
-    given = read_given(file, shelf.open(group.condition, group.trial).train)
-    group.wanted = {
-        (contender, Given(hiding.protocol, hiding.options, given) if hiding.protocol else hiding): rows
-        for (contender, hiding), rows in group.wanted.items()
-    }
-    return given
-
-
-def _on_hidden(groups: Sequence[_Group]) -> list[str]:
+def _on_hidden(groups: Sequence[Group]) -> list[str]:
     """The conditions whose epochs are chosen by labels that are hidden from training."""
     return [
         name
@@ -303,77 +180,6 @@ def _elsewhere(figure: Figure, moved: Mapping[str, str]) -> Figure:
     if figure.condition not in moved:
         return figure
     return replace(figure, difference=math.nan, published_on=moved[figure.condition])
-
-
-def _grid(group: _Group, seeds: int) -> Grid:
-    contenders = tuple(dict.fromkeys(contender for contender, _ in group.wanted))
-    hidings = tuple(dict.fromkeys(hiding for _, hiding in group.wanted))
-    unwanted = frozenset((c, h) for c in contenders for h in hidings if (c, h) not in group.wanted)
-    return Grid(contenders, hidings, seeds, "none", unwanted)
-
-
-def _bench(
-    table: Table,
-    group: _Group,
-    shelf: _Shelf,
-    out: Path,
-    cache: Path | None,
-    deadline: float | None,
-    say: Callable[[str], None],
-    progress: Callable[[int, int], None] | None,
-) -> tuple[Bench, list[str], list[str]]:
-    """The bench of a group, what it is in words, and what its data set lacks."""
-    condition, setup = group.condition, group.setup
-    opened = shelf.open(condition, group.trial)
-    wanted = ["train", "test", *([condition.validation] if condition.validation else [])]
-    splits: dict[str, Split] = {}
-    about, gone = [f"{DATASETS[condition.dataset].title}; {'; '.join(opened.notes) or 'official split'}"], []
-    for name in wanted:
-        if name not in opened.splits:
-            raise UserError(f"{condition.dataset} has no {name} images to choose epochs by", "leave --dataset out")
-        split = opened.splits[name]
-        if name == "train" and condition.sample < 1:
-            split = split.sample(condition.sample)
-        if condition.with_positives:
-            split = split.with_positives()
-        splits[name] = split.on_disk()
-        if not len(splits[name]):
-            raise UserError(f"not one {name} image of {condition.dataset} is there", layout_of(condition.dataset).fix())
-        if lacking := len(split) - len(splits[name]):
-            gone.append(f"{lacking} of {len(split)} {name} images are not in the folder")
-    about.append(
-        f"{len(splits['train'])} training images"
-        + (f", a sample of {100 * condition.sample:g} % that keeps class frequencies" if condition.sample < 1 else "")
-        + f"; {len(splits['test'])} test images"
-        + ("; only images that show a class" if condition.with_positives else "")
-    )
-    about.append(f"tested: {condition.tested}")
-    config = setup.config
-    about.append(
-        f"{config.backbone}{'' if setup.pretrained else ' from random weights'}, {config.size or 'native'} px "
-        f"({config.resize}), {'head on frozen features' if config.tune == 'head' else 'all tuned'}, "
-        f"{config.settings.epochs} epochs of {config.settings.optimizer}, batches of {config.settings.batch_size}"
-        + (", mirror images as only augmentation" if config.crop == 1 and config.tune == "all" else "")
-        + stops(config.settings.patience)
-    )
-    validation = splits.get(condition.validation)
-    bench = Bench(
-        splits["train"].labels,
-        splits["train"].pictures(),
-        config,
-        test=splits["test"].labels,
-        test_images=splits["test"].pictures(),
-        validation=None if validation is None else validation.labels,
-        validation_images=None if validation is None else validation.pictures(),
-        select="hidden" if condition.select == "all labels" else "known",
-        pretrained=setup.pretrained,
-        truth=any(one.metric in GUESSES for one in table.measures),
-        cache=cache if cache is not None else out.parent / "cache",  # so that tables share what they need alike
-        deadline=deadline,
-        say=say,
-        progress=progress,
-    )
-    return bench, about, gone
 
 
 class _Offset:
@@ -422,7 +228,7 @@ def _value(one: Measure, metric: str, logits: Tensor, labels: Tensor, counts: Te
 
 
 def _differences(
-    groups: Sequence[_Group], conditions: Sequence[Condition], lost: Mapping[str, Sequence[str]], seeds: int
+    groups: Sequence[Group], conditions: Sequence[Condition], lost: Mapping[str, Sequence[str]], seeds: int
 ) -> list[str]:
     """What is not the paper's setting, and under which conditions."""
     found: dict[str, list[str]] = {condition.name: [] for condition in conditions}
@@ -448,4 +254,4 @@ def _differences(
 
 def _named(run: Run) -> str:
     trial = f", trial {run.trial + 1}" if run.trial else ""
-    return f"{run.row}, {run.condition}{trial}, labels {run.hiding.name}, seed {run.seed}"
+    return f"{run.row}, {run.condition}{trial}, {labels_seen([run.hiding])}, seed {run.seed}"

@@ -9,7 +9,7 @@ from halflabel.reproduce.measure import GUESSES, METRICS
 from halflabel.reproduce.protocol import Measure, Table
 from halflabel.train import Settings
 
-__all__ = ["by_condition", "described", "joined", "protocol_of", "stops"]
+__all__ = ["by_condition", "described", "joined", "labels_seen", "protocol_of", "stops"]
 
 _OPTIONS = {
     ("kind", "sklearn"): "not interpolated",
@@ -24,10 +24,10 @@ def protocol_of(table: Table) -> list[str]:
     for one in table.conditions:
         config, settings = one.training.config, one.training.settings
         rate = f" at a rate of {settings['lr']:g}" if "lr" in settings else ""
-        hidden = [Hiding(each.protocol, tuple(sorted(each.options.items()))).name for each in one.hidings]
+        hidden = [Hiding(each.protocol, tuple(sorted(each.options.items()))) for each in one.hidings]
         lines[one.name] = [
             f"data set {one.dataset}" + (f", {100 * one.sample:g} % of the training images" if one.sample < 1 else ""),
-            f"labels that training sees: {', '.join(hidden)}",
+            f"labels that training sees: {labels_seen(hidden)}",
             f"{config['backbone']}{' from random weights' if one.training.start == 'random' else ''}, "
             f"{config.get('size') or 'native'} px, {'head only' if config['tune'] == 'head' else 'all tuned'}, "
             f"{settings.get('epochs', Settings.epochs)} epochs of {settings['optimizer']}{rate}, "
@@ -37,6 +37,37 @@ def protocol_of(table: Table) -> list[str]:
         lines[one.name] += [f"left open by the paper: {', '.join(one.training.unsaid)}"] if one.training.unsaid else []
         lines[one.name] += [f"not as in the paper: {line}" for line in one.training.differs]
     return by_condition(lines, most=3)
+
+
+def labels_seen(hidings: Sequence[Hiding]) -> str:
+    """What hiding leaves of the labels; shares that are hidden alike come together.
+
+    >>> labels_seen([Hiding("partial", (("exact", False), ("share", share))) for share in (0.1, 0.2, 0.3)])
+    '10, 20 and 30 % of the labels, drawn one by one'
+    >>> labels_seen([Hiding("partial", (("exact", True), ("share", 0.1)))])
+    "10 % of each image's labels"
+    >>> labels_seen([Hiding(), Hiding("single-positive"), Hiding("corrupt", (("share", 0.5),))])
+    'all labels, single-positive, corrupt at 50 %'
+    """
+    shares: dict[str, list[str]] = {}
+    for one in hidings:
+        options = dict(one.options)
+        share = f"{100 * options.pop('share'):g}" if isinstance(options.get("share"), float) else ""
+        if not one.protocol:
+            text = "all labels"
+        elif one.protocol == "partial" and options.get("exact", True):
+            text = "{} % of each image's labels"
+        elif one.protocol == "partial":
+            text = "{} % of the labels, drawn one by one"
+        else:
+            text = ", ".join([one.protocol, *(f"{name} {value}" for name, value in options.items())])
+            text += " at {} %" if share else ""
+        shares.setdefault(text, []).append(share)
+    return ", ".join(text.format(_and(list(dict.fromkeys(found)))) for text, found in shares.items())
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def described(one: Measure) -> str:
