@@ -188,8 +188,9 @@ def demo(
     rows.add_column("method")
     for title in ("test mAP", "gap closed", "seconds"):
         rows.add_column(title, justify="right")
-    for row in result:
-        gap = "—" if row.gap is None else f"{100 * row.gap:.0f} %"
+    kinds = list(dict.fromkeys(row.known for row in result))
+    for row in sorted(result, key=lambda row: (kinds.index(row.known), -row.mAP)):
+        gap = "—" if row.gap is None else f"{100 * row.gap:.0f} %".replace("-", "−")
         rows.add_row(row.known, row.method, points(row.mAP), gap, f"{row.seconds:.1f}")
     console.print()
     console.print(rows)
