@@ -117,18 +117,23 @@ def change_weights(backbone: Backbone) -> None:
         first.copy_(first.flip(0))
 
 
-def test_stale_when_the_weights_change(tmp_path: Path) -> None:
+def test_other_weights_have_a_cache_of_their_own(tmp_path: Path) -> None:
     backbone, seen = tiny()
     said: list[str] = []
     before = values(cache_features(backbone, arrays(), tmp_path))
     change_weights(backbone)
     after = values(cache_features(backbone, arrays(), tmp_path, say=said.append))
-    assert said == ["the feature cache is stale (the weights changed): computing it again"]
+    assert said == ["the cached features do not fit (the weights changed): computing others beside them"]
     assert seen.images == 2 * N
     assert not np.array_equal(before, after)
+    for expected in (before, after):
+        change_weights(backbone)
+        assert np.array_equal(values(cache_features(backbone, arrays(), tmp_path, say=said.append)), expected)
+    assert seen.images == 2 * N
+    assert len(said) == 1
 
 
-def test_stale_when_the_view_or_the_pictures_change(tmp_path: Path) -> None:
+def test_other_views_and_pictures_have_one_too(tmp_path: Path) -> None:
     backbone, seen = tiny()
     said: list[str] = []
     cache_features(backbone, arrays(), tmp_path)
@@ -143,12 +148,15 @@ def test_stale_when_the_view_or_the_pictures_change(tmp_path: Path) -> None:
     assert [line.partition("(")[2].partition(")")[0] for line in said] == [
         "the view changed",
         "the images changed",
-        "the weights and the view and the images changed",
+        "the weights changed",  # since the most similar of them
     ]
     assert seen.images == 4 * N
+    cache_features(backbone, cropped, tmp_path)
+    assert seen.images == 5 * N
+    assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_stale_when_a_file_changes(tmp_path: Path) -> None:
+def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
     backbone, seen = tiny()
     said: list[str] = []
     before = values(cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache"))
@@ -340,26 +348,30 @@ def test_a_plain_cache_of_a_source_without_strong_views_serves_one_with_them(tmp
         cache_features(backbone, arrays(), tmp_path, copies=1)
 
 
-def test_strong_views_go_stale_by_themselves(tmp_path: Path) -> None:
+def test_other_strong_views_are_kept_beside_them(tmp_path: Path) -> None:
     backbone, seen = tiny()
     said: list[str] = []
     before = cache_features(backbone, with_strong(), tmp_path, copies=2)
     old = copies_of(before)
     after = cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, say=said.append)
-    assert said == ["the feature cache is stale (the strong view changed): computing it again"]
+    assert said == ["the cached features do not fit (the strong view changed): computing others beside them"]
     assert seen.images == (3 + 2) * N
     assert np.array_equal(values(before), values(after))
     assert not any(np.array_equal(*pair) for pair in zip(old, copies_of(after), strict=True))
     change_weights(backbone)
     cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, say=said.append)
-    assert said[1:] == ["the feature cache is stale (the weights changed): computing it again"]
+    assert said[1:] == ["the cached features do not fit (the weights changed): computing others beside them"]
+    assert seen.images == (3 + 2 + 3) * N
+    change_weights(backbone)
+    again = cache_features(backbone, with_strong(), tmp_path, copies=2)
+    assert all(np.array_equal(*pair) for pair in zip(old, copies_of(again), strict=True))
     assert seen.images == (3 + 2 + 3) * N
 
 
 def test_a_damaged_strong_view_is_made_good_alone(tmp_path: Path) -> None:
     backbone, seen = tiny()
     old = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2))
-    flip_a_bit(next(tmp_path.iterdir()) / "strong-1")
+    flip_a_bit(next(tmp_path.glob("*/strong-1-*")))
     said: list[str] = []
     new = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2, say=said.append))
     assert len(said) == 1
@@ -395,3 +407,32 @@ def test_unreadable_images_have_no_strong_view_either(tmp_path: Path) -> None:
     ((index, (weak, strong)),) = found.fetch([np.arange(N)], ("weak", "strong"))
     assert index.tolist() == [0, 1, 3, 4, 5, 6]
     assert weak.shape == strong.shape == (N - 1, 64)
+
+
+@pytest.mark.parametrize("how", ["whole", "half"])
+def test_a_cache_of_an_earlier_version_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its folders had no digest of what they were made of in their names."""
+    monkeypatch.setattr(cache, "_KEEP", 2)
+    backbone = build("tiny", size=32)
+    if how == "whole":
+        cache_features(backbone, with_strong(), tmp_path, copies=2)
+        left = 0
+    else:
+        Counting(backbone, most=2 * N + 4)
+        with pytest.raises(KeyboardInterrupt):
+            cache_features(backbone, with_strong(), tmp_path, copies=2, batch_size=2)
+        left = N - 4
+    for place in [*tmp_path.glob("*/strong-*"), *tmp_path.iterdir()]:
+        place.rename(place.with_name(place.name.rpartition("-")[0]))
+    backbone, seen = tiny()
+    said: list[str] = []
+    assert len(cache_features(backbone, with_strong(), tmp_path, copies=2, batch_size=2, say=said.append).strong) == 2
+    assert seen.images == left
+    assert said == []
+    assert len(list(tmp_path.rglob("values*.npy"))) == 3
+    change_weights(backbone)
+    cache_features(backbone, with_strong(), tmp_path, copies=2, say=said.append)
+    assert said == ["the cached features do not fit (the weights changed): computing others beside them"]
+    assert len(list(tmp_path.rglob("values*.npy"))) == 6
