@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.losses import widen
 from halflabel.types import Batch, Output, Targets
@@ -73,11 +76,34 @@ class ExpectedPositives(Term):
 def estimate_positives(table: LabelTable) -> float:
     """Positives per image, as far as known labels tell.
 
-    With known negatives: Σ_c positives_c / known_c, right where labels are missing at random. With positives only, or
-    with more of them than of negatives though there are unknown labels (as when some were asked about afterwards), they
-    are not: then the mean number of known positives of a labelled image, a lower bound (1 for single positives).
+    Where labels are missing at random: Σ_c s_c, s_c = positives_c / known_c. Else, as with positives only, or with
+    single positives and some labels that were asked about afterwards: the mean number of known positives of a labelled
+    image, a lower bound (1 for single positives).
     """
     stats = table.stats()
-    if stats.negatives.sum() >= stats.positives.sum() or not stats.unknown.any():
-        return float((stats.positives / (stats.positives + stats.negatives).clip(1)).sum())
+    if _at_random(table, stats):
+        return float(_shares(stats).sum())
     return stats.positives_per_labelled_image
+
+
+def _shares(stats: Stats) -> NDArray[np.float64]:
+    return np.asarray(stats.positives / (stats.positives + stats.negatives).clip(1))
+
+
+def _at_random(table: LabelTable, stats: Stats) -> bool:
+    """Whether labels may be missing at random: as many images know no positive as the classes' shares would make.
+
+        at least half of  Σ_i Π_(c known of i) (1 − s_c)
+
+    Where these would be fewer than ten, which tells nothing: whether one in twenty known labels is negative.
+    """
+    if not stats.negatives.any():
+        return False
+    labelled = np.flatnonzero(np.diff(table.start))
+    with np.errstate(divide="ignore"):
+        lacking = np.log1p(-_shares(stats))[table.column]
+    expected = float(np.exp(np.add.reduceat(lacking, table.start[labelled])).sum())
+    if expected < 10:
+        return bool(stats.negatives.sum() >= 0.05 * table.known)
+    seen = int((np.add.reduceat((table.value > 0).astype(np.int64), table.start[labelled]) == 0).sum())
+    return seen >= expected / 2

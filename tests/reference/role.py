@@ -46,14 +46,23 @@ def role(x: Tensor, theta: Tensor, labels: list[list[int]], k: float) -> Tensor:
 
 
 def positives_per_image(labels: list[list[int]]) -> float:
-    """k from the labels: missing at random where most known are negative, else known positives per labelled image."""
+    """k from the labels: the sum of the classes' shares where these are missing at random, else positives per image.
+
+    They are not if half as many images know no positive as the shares would make, or fewer.
+    """
     values = [value for row in labels for value in row]
-    if values.count(-1) >= values.count(1) or 0 not in values:
-        k = 0.0
-        for column in zip(*labels, strict=True):
-            present, absent = column.count(1), column.count(-1)
-            k += present / (present + absent) if present + absent else 0.0
-        return k
+    share = []
+    for column in zip(*labels, strict=True):
+        present, absent = column.count(1), column.count(-1)
+        share.append(present / (present + absent) if present + absent else 0.0)
+    expected = seen = 0.0
+    for row in labels:
+        if any(row):
+            expected += math.prod(1 - s for s, value in zip(share, row, strict=True) if value != 0)
+            seen += 1 not in row
+    told = expected >= 10
+    if -1 in values and (seen >= expected / 2 if told else values.count(-1) >= 0.05 * sum(map(abs, values))):
+        return sum(share)
     labelled = [row for row in labels if any(row)]
     return sum(row.count(1) for row in labelled) / len(labelled) if labelled else 0.0
 

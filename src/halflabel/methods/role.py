@@ -35,8 +35,9 @@ def epr(positives: float = 0.0) -> Method:
         L = 1/(B·C) Σ_known BCE + ((1/B Σ_i Σ_c p_ic − k) / C)²
 
     Options: positives (k; VOC has about 1.5 per image). 0 = from the labels: Σ_c of the share of positives among the
-    known labels, or where more positives than negatives are known, the mean number of known positives of a labelled
-    image, which is too low where positives are missing (1 for single positives): give k if you can.
+    known labels, or where these are not missing at random (hardly an image without a known positive), the mean number
+    of known positives of a labelled image, which is too low where some are missing (1 for single positives): give k if
+    you can.
 
     Differs from the released code: known negatives, which it refuses, are charged as known negatives; and it adds 1e-5
     inside every log.
