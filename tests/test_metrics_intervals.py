@@ -68,7 +68,9 @@ def test_bootstrap_equals_literal_resampling(decimals, chunk, monkeypatch):
     for c in (0, 2, 3, 4, 5):
         expected = slow_limits(float(result.ap[c]), literal[:, c].tolist(), int(positives[c]), z)
         close([result.ap_low[c], result.ap_high[c]], expected, 1e-9)
-    expected = slow_limits(result.mean, means.tolist(), int(positives.sum()), z)
+    there = [int(count) for count in positives if count]
+    worth = min(sum(there), math.sqrt(2) * len(there) / math.sqrt(sum(1 / count**2 for count in there)))
+    expected = slow_limits(result.mean, means.tolist(), worth, z)
     close([result.mean_low, result.mean_high], expected, 1e-9)
     assert result.ap_low[1].isnan()
     assert result.ap_high[1].isnan()
@@ -192,3 +194,14 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert 0.93 <= np.mean(held) <= 0.98
     assert 0.9 <= np.mean(of_mean) <= 0.99
     assert np.mean(quantiles) < 0.75  # what this is for
+
+
+def test_a_mean_over_classes_of_one_positive_each_is_not_sure() -> None:
+    labels = np.full((100, 20), -1)
+    labels[np.arange(20), np.arange(20)] = 1
+    found = metrics.bootstrap(labels.astype(float), labels, n=100)
+    assert found.mean == 1
+    assert 0.5 < found.mean_low < 0.9
+    assert metrics.positives_of_mean(torch.tensor([1] * 20 + [0] * 5)) == pytest.approx((2 * 20) ** 0.5)
+    assert metrics.positives_of_mean(torch.tensor([7])) == 7
+    assert metrics.positives_of_mean(torch.tensor([0, 0])) == 0

@@ -32,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A temporary folder of its own, in which every table is a file's pages."""
     monkeypatch.setattr(scratch, "_LARGE", 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # wanted there, whatever kind of disk it is
     return tmp_path
 
 
@@ -66,6 +67,7 @@ def test_a_file_has_no_name_and_goes_with_its_tensor(folder: Path, dtype: torch.
 
 def test_small_tables_are_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     table = scratch.zeros((7, 5))
     assert not open_files(tmp_path)
     assert not table.any()

@@ -1,4 +1,7 @@
-"""How mAP, AP and F1 are shown to people: in points of 100. Files and the Python API hold them as shares of 1."""
+"""How mAP, AP and F1 are shown to people: in points of 100.
+
+Files and the Python API hold them as shares of 1, but for `reproduce`, whose measures are the papers' own.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The processes of one job, as `torchrun` and `accelerate launch` start them: who they are, and how they agree.
 
 With one process nothing here waits, sends or changes anything. What several call together (`on_first`, `gather`,
-`merge`, `agree`) all of them must call, in the same order.
+`to_first`, `together`, `merge`, `agree`) all of them must call, in the same order.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ def whole(number: Tensor) -> Tensor:
 
     Methods that charge for weights call it, all processes in the same order. Any other number stays as it is.
     """
-    together: Callable[[], Tensor] | None = getattr(number, "full_tensor", None)
-    return number if together is None else together()
+    full: Callable[[], Tensor] | None = getattr(number, "full_tensor", None)
+    return number if full is None else full()
 
 
 def claim(what: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -149,7 +150,10 @@ class Run:
     def check_finished(self) -> None:
         """Refuse a run that has no weights to use yet."""
         if not self.weights.is_file():  # a device or a pipe would be waited for
-            raise UserError(f"{self.folder} has no weights yet", f"finish it: halflabel train --resume {self.folder}")
+            raise UserError(
+                f"{self.folder} has no weights yet",
+                f"finish it: halflabel train --resume {shlex.quote(str(self.folder))}",
+            )
 
     def read_config(self) -> dict[str, Any]:
         import yaml

@@ -67,7 +67,8 @@ def check(size: float, what: str) -> None:
 def _folder() -> str:
     """Where scratch files go."""
     usual = tempfile.gettempdir()
-    if os.environ.get("TMPDIR") or not _is_memory(usual):
+    asked = os.environ.get("TMPDIR")  # where that folder is not there, Python passes it over
+    if (asked and os.path.realpath(asked) == os.path.realpath(usual)) or not _is_memory(usual):
         return usual
     roomy = "/var/tmp"
     return roomy if os.access(roomy, os.W_OK) and not _is_memory(roomy) else usual

@@ -40,7 +40,8 @@ def test_interval_of_one_seed_is_that_of_the_bootstrap() -> None:
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 0, 1], size=(30, 4), p=[0.7, 0.2, 0.1]).astype(np.int8)
     found = metrics.bootstrap(rng.normal(size=labels.shape) + labels, labels, n=50)
-    one = interval(np.array([found.mean]), found.replicates.numpy()[None], int((labels > 0).sum()))
+    worth = metrics.positives_of_mean(torch.from_numpy((labels > 0).sum(0)))
+    one = interval(np.array([found.mean]), found.replicates.numpy()[None], worth)
     assert tuple(one) == pytest.approx((found.mean, found.mean_low, found.mean_high), abs=1e-9)
 
 

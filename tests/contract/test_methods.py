@@ -296,6 +296,17 @@ def test_names_can_be_told_without_importing_torch() -> None:
         assert recipe(listed[name].alias) is how
 
 
+def test_methods_are_listed_however_their_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = '\n\n@m.method(serves=SERVES, paper="x")\ndef my_own():\n    """Does it.\n\n    More."""\n'
+    (tmp_path / "own.py").write_text('SERVES: tuple[str, ...] = ("full",)' + page)
+    assert list(methods._read(tmp_path / "own.py")) == [("my-own", "my-own", ("full",), "Does it.")]
+    before = methods.listed()
+    (tmp_path / "own.py").write_text("SERVES = REGIMES[1:]" + page)
+    read = methods._read
+    monkeypatch.setattr(methods, "_read", lambda path: read(tmp_path / "own.py"))
+    assert methods.listed() == before  # by importing them
+
+
 def test_a_name_taken_twice_or_an_unknown_regime_raises() -> None:
     def bce(**options: Any) -> Method:
         return Method(BCE())

@@ -141,7 +141,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval(values: NDArray[np.float64], replicates: NDArray[np.float64], positives: int) -> Interval:
+def interval(values: NDArray[np.float64], replicates: NDArray[np.float64], positives: float) -> Interval:
     """mAP, mean over seeds, with its 95 % interval, from two sources of chance: which images, and which seeds.
 
         v = Var_r(mean_s b[s, r]) + Var_s(values) / S
@@ -149,7 +149,7 @@ def interval(values: NDArray[np.float64], replicates: NDArray[np.float64], posit
         t(0.975; ν),   ν = v² / ((Var_s(values) / S)² / (S − 1))   (Welch–Satterthwaite)
 
     values: (S,), one per seed, all on the same test images. replicates b: (S, R), the same under R bootstrap samples of
-    the images, drawn alike for all seeds and methods. positives: known ones of all classes together. A single seed
+    the images, drawn alike for all seeds and methods. positives: `metrics.positives_of_mean`. A single seed
     leaves out the second source: the interval is then that of `metrics.bootstrap`.
     """
     mean, (variance, bias, quantile) = float(values.mean()), _chance(values, replicates)
@@ -158,7 +158,7 @@ def interval(values: NDArray[np.float64], replicates: NDArray[np.float64], posit
     return Interval(mean, float(low), float(high))
 
 
-def difference(values: NDArray[np.float64], replicates: NDArray[np.float64], positives: int) -> Interval:
+def difference(values: NDArray[np.float64], replicates: NDArray[np.float64], positives: float) -> Interval:
     """The paired difference of two methods' mAP (or AP), mean over seeds, with its 95 % interval.
 
         mean ± t(0.975; ν) · √(v + 1 / (4 P)²),   v and ν as in `interval`, of differences, P positives
@@ -186,11 +186,11 @@ def _chance(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> tup
 
 
 class Scored(NamedTuple):
-    """Test mAP of one finished task, of its bootstrap replicates (R,), and by how many known positives."""
+    """Test mAP of one finished task, of its bootstrap replicates (R,), and `metrics.positives_of_mean`."""
 
     mAP: float
     replicates: NDArray[np.float64]
-    positives: int
+    positives: float
 
 
 def summarise(grid: Grid, found: Results, store: Store, bench: Bench, **about: Any) -> Comparison:
@@ -310,7 +310,8 @@ class Judged:
             self.unreadable = max(self.unreadable, int((~readable).sum()))
             labels = self.labels[readable]
             boot = metrics.bootstrap(logits[readable], labels, n=RESAMPLES, level=LEVEL)
-            self._seen[task.key] = Scored(boot.mean, boot.replicates.double().numpy(), int((labels > 0).sum()))
+            worth = metrics.positives_of_mean((labels > 0).sum(0))
+            self._seen[task.key] = Scored(boot.mean, boot.replicates.double().numpy(), worth)
         return self._seen[task.key]
 
 

@@ -27,7 +27,13 @@ class Listed(NamedTuple):
 
 def listed() -> dict[str, Listed]:
     """All methods by name, read from the files' text: without importing torch, for quick commands."""
-    found = (one for path in Path(__file__).parent.glob("*.py") for one in _read(path))
+    try:
+        found = [one for path in Path(__file__).parent.glob("*.py") for one in _read(path)]
+    except (ValueError, KeyError):  # something that only running the file can tell
+        from halflabel.method import recipes
+
+        every = recipes().values()
+        found = [Listed(one.name, one.build.__name__.replace("_", "-"), one.serves, one.summary) for one in every]
     return {one.name: one for one in sorted(found)}
 
 
@@ -47,13 +53,14 @@ def _read(path: Path) -> Iterator[Listed]:
     """The functions of a file that `@method(...)` stands above."""
     constants: dict[str, Any] = {"REGIMES": REGIMES}
     for part in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name):
+        target = part.targets[0] if isinstance(part, ast.Assign) else getattr(part, "target", None)
+        if isinstance(part, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and part.value is not None:
             with suppress(ValueError):  # what is no literal is no such constant
-                constants[part.targets[0].id] = ast.literal_eval(part.value)
+                constants[target.id] = ast.literal_eval(part.value)
         if not isinstance(part, ast.FunctionDef):
             continue
         for call in part.decorator_list:
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "method":
+            if isinstance(call, ast.Call) and _name_of(call.func) == "method":
                 given = {word.arg: word.value for word in call.keywords}
                 serves, name = given["serves"], given.get("name")
                 own = part.name.replace("_", "-")
@@ -63,3 +70,8 @@ def _read(path: Path) -> Iterator[Listed]:
                     tuple(constants[serves.id] if isinstance(serves, ast.Name) else ast.literal_eval(serves)),
                     (ast.get_docstring(part) or "").split("\n\n")[0].replace("\n", " "),
                 )
+
+
+def _name_of(called: ast.expr) -> str:
+    """The last word of what is called: `method`, also in `halflabel.method.method`."""
+    return called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""

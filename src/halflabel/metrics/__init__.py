@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .blocks import Blockwise, blockwise
 from .completion import Completion, completion_rates
-from .intervals import Bootstrap, bootstrap, limits, resample
+from .intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
 from .logs import format_value, summary
 from .ranking import (
     GroupMeans,
@@ -50,6 +50,7 @@ __all__ = [
     "group_means",
     "limits",
     "mean_average_precision",
+    "positives_of_mean",
     "precision_recall_f1",
     "resample",
     "summary",

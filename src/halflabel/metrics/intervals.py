@@ -16,7 +16,7 @@ from ..rng import uniform
 from .inputs import ArrayLike, as_pair
 from .ranking import Cuts, average_precision, class_blocks, mean_known, sorted_cuts
 
-__all__ = ["Bootstrap", "bootstrap", "limits", "resample"]
+__all__ = ["Bootstrap", "bootstrap", "limits", "positives_of_mean", "resample"]
 
 _CHUNK_ENTRIES = 1 << 22
 
@@ -48,8 +48,8 @@ def bootstrap(scores: ArrayLike, labels: ArrayLike, *, n: int = 1000, level: flo
         H_k, R_k = weights of the positives, of all known entries, with a score at or above that of cut k
 
     The interval is that of `limits`, with the variance of the replicates and the bias mean(AP*) - AP; for the mean over
-    classes with those of the replicates' means, and with the positives of all classes together. Replicates in which a
-    class has no positive are left out; the mean of a replicate is over the classes that have a value in it. A class
+    classes with those of the replicates' means, and with `positives_of_mean`. Replicates in which a class has no
+    positive are left out; the mean of a replicate is over the classes that have a value in it. A class
     without a known positive has NaN throughout.
 
     scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: 4 N n bytes for the weights, 8 n C for
@@ -70,7 +70,8 @@ def bootstrap(scores: ArrayLike, labels: ArrayLike, *, n: int = 1000, level: flo
     positives = (known > 0).sum(0)
     low, high = _limits_of(ap, values, positives, level)
     mean = mean_known(ap)
-    mean_low, mean_high = _limits_of(ap.new_tensor([mean]), means[:, None], positives.sum(0, keepdim=True), level)
+    worth = ap.new_tensor([positives_of_mean(positives)])
+    mean_low, mean_high = _limits_of(ap.new_tensor([mean]), means[:, None], worth, level)
     return Bootstrap(ap, low, high, mean, float(mean_low), float(mean_high), means)
 
 
@@ -109,6 +110,18 @@ def limits(
     )
     # In exact numbers the value lies between them; rounding may move an end past a value near 0 or 1.
     return torch.minimum(low.clamp(min=0), value), torch.maximum(high.clamp(max=1), value)
+
+
+def positives_of_mean(positives: Tensor) -> float:
+    """As how many positives of one class those of several (C,) count in `limits` of the mean over these classes.
+
+        min(Σ_c P_c, √2 C / √(Σ_c 1 / P_c²))     over the classes that have any
+
+    AP of one positive tells little, and a mean over many such classes no more than its share: of C classes with one
+    positive each it is √2 · √C, not C.
+    """
+    there = positives[positives > 0].double()
+    return float(min(there.sum(), 2**0.5 * len(there) / (there**-2).sum().sqrt())) if len(there) else 0.0
 
 
 def _limits_of(value: Tensor, replicates: Tensor, positives: Tensor, level: float) -> tuple[Tensor, Tensor]:

@@ -119,8 +119,8 @@ def _cautions(facts: Facts) -> list[str]:
         alone = int(((found.labels > 0).any(axis=0) & ~(found.labels < 0).any(axis=0)).sum())
         if alone and found.knows_absence:
             notes.append(
-                f"Without a known negative among the held-out images: {count(alone)} classes. Their AP is 100 whatever "
-                "the model says, and it counts in mAP."
+                f"Without a known negative among the held-out images: {count(alone)} classes. They have no AP (a dash) "
+                "and are left out of mAP."
             )
     if facts.unreadable:
         notes.append(f"Images that could not be read: {count(facts.unreadable)}; the run's bad_images.csv lists them.")
