@@ -273,3 +273,13 @@ def test_a_table_alone_shows_its_protocol() -> None:
     shares = CliRunner().invoke(app, ["reproduce", "S4-table1"], env={"COLUMNS": "220"})
     assert "10, 20, 30, 40, 50, 60, 70, 80 and 90 % of the labels, drawn one by one" in shares.stdout
     assert "exact=" not in shares.stdout
+
+
+def test_what_a_reader_wants_stated_is_stated_to_import(tmp_path: Path, full: LabelTable) -> None:
+    wide = tmp_path / "my list.csv"
+    wide.write_text("image," + ",".join(full.classes) + f"\n{full.images[0]}" + ",-1" * len(full.classes) + "\n")
+    with pytest.raises(UserError, match=r"halflabel import '.*my list\.csv' OUT\.csv .*--minus-one"):
+        read_given(wide, full)
+    wide.write_text('a,"' + "x" * 140_000)
+    with pytest.raises(LabelError, match="this is no CSV"):
+        read_given(wide, full)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from halflabel.compare.grid import Hiding
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
+from halflabel.labels.audit import Import
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.reproduce.plan import Group
@@ -139,7 +141,7 @@ def read_given(path: Path, full: LabelTable, others: Sequence[Names] = ()) -> Pu
         image, column = names.index(name for name, _ in rows), classes.index(kind for _, kind in rows)
         table = LabelTable.from_entries(names, classes, image, column, np.ones(len(rows), np.int8))
     else:
-        table = formats.read(path).table()
+        table = _read(path).table()
     where = _places(table.images, full.images)
     elsewhere = (where < 0) & _among(table.images, others)
     strange = (where < 0) & ~elsewhere
@@ -153,12 +155,27 @@ def read_given(path: Path, full: LabelTable, others: Sequence[Names] = ()) -> Pu
     return Published(labels, path.name, len(table.images), int(elsewhere.sum()), int(strange.sum()))
 
 
+def _read(path: Path) -> Import:
+    """A label file of any format; what its reader wants stated, this command cannot be told, but `import` can."""
+    try:
+        return formats.read(path)
+    except UserError as error:
+        if "--" not in error.fix:
+            raise
+        name = shlex.quote(str(path))
+        fix = f"read it by  halflabel import {name} OUT.csv  with what its fix says ({error.fix}), and give OUT.csv"
+        raise UserError(error.message, fix) from None
+
+
 def _list(path: Path) -> list[tuple[str, str]] | None:
     """The lines of a list, with its head if it has one; None if it is none."""
     if path.suffix != ".csv":
         return None
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-        lines = [line for line in csv.reader(file) if line]
+        try:
+            lines = [line for line in csv.reader(file) if line]
+        except csv.Error as error:
+            raise LabelError(f"this is no CSV ({error})", "write one image and one class per line", path) from None
     if not lines or any(len(line) != 2 for line in lines):
         return None
     return [(name, kind.strip()) for name, kind in lines]
