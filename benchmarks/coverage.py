@@ -104,7 +104,8 @@ def one_set(rng: np.random.Generator, classes: int, images: int, known: float, t
     ends = contestants(first.mean, draws) | {"limits": (first.mean_low, first.mean_high)}
     tally.add(("mAP", *where), truth[0].mean(), first.mean, ends)
     gap, gaps = first.mean - second.mean, draws - second.replicates.numpy()
-    _, low, high = difference(np.array([gap]), gaps[None], int(positives.sum()))
+    worth = metrics.positives_of_mean(torch.from_numpy(positives))
+    _, low, high = difference(np.array([gap]), gaps[None], worth)
     tally.add(
         ("difference", *where), (truth[0] - truth[1]).mean(), gap, contestants(gap, gaps) | {"limits": (low, high)}, -1
     )

@@ -90,9 +90,8 @@ def limits(
     sets: a positive drawn twice ranks before itself, so that replicates lie too high, and of one or two positives they
     hardly vary. AP of few positives is itself too high on average, by about twice what the bootstrap sees of it: hence
     the lower end, while the upper one also holds what other sets of this size give. One positive that ranks first has
-    0.115 to 1 (z = 1.96), not 1 to 1. benchmarks/coverage.py measures how often the interval holds the truth: about
-    95 %, but of mAP on sets with some four to eight positives per class at times only 85 to 90 %. The factors 2 were
-    chosen there, on Gaussian scores.
+    0.115 to 1 (z = 1.96), not 1 to 1. benchmarks/coverage.py measures how often the interval holds the truth: AP
+    about 95 % of the time, mAP 90 to 100 %. The factors 2 were chosen there, on Gaussian scores.
 
     value, variance, bias of the replicates, positives: tensors of one shape; quantile: z.
 
