@@ -22,7 +22,8 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ SWEEPS: dict[str, Callable[[], Relabeler]] = {
     "em-apl": lambda: APL(0.02, 0.9, 1, 10),
     "em-apl, ties": lambda: APL(0.02, 0.9, 1, 10),
 }
+
+
+Found = dict[str, Any]
 
 
 def table_of(regime: str, images: int, classes: int) -> LabelTable:
@@ -146,7 +150,7 @@ def status(field: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def apart(work: Callable[[], dict[str, Any]], *, limited: bool = True) -> dict[str, Any]:
+def apart(work: Callable[[], Found], *, limited: bool = True) -> Found:
     """Work in a process of its own, which may fail as it likes."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -169,24 +173,28 @@ def apart(work: Callable[[], dict[str, Any]], *, limited: bool = True) -> dict[s
     return dict(json.loads(said)) if said else {"fails": f"took more than {LONGEST} s"}
 
 
+def each(names: Iterable[str], work: Callable[[str], Found], line: str, limited: bool = True) -> dict[str, Found]:
+    """What each method needs, in a process of its own; shown as it comes, in a line or with why there is none."""
+    result = {}
+    for name in names:
+        found = result[name] = apart(partial(work, name), limited=limited)
+        why = next(iter(found.items()))
+        print(f"{name:16}" + (line.format(**found) if "seconds" in found else f"{why[0]}: {why[1]}"), flush=True)
+    return result
+
+
+def write(file: str, content: dict[str, Any]) -> None:
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / file).write_text(json.dumps(content, indent=1) + "\n")
+
+
 def sweeps(images: int, classes: int) -> None:
     print(f"{images:,} images × {classes:,} classes")
     print(f"{'':16}{'absorb':>10}{'anonymous memory':>20}{'of it added':>14}{'scratch files':>16}")
-    result = {}
-    for name in SWEEPS:
-        found = result[name] = apart(lambda name=name: sweep(name, images, classes), limited=False)  # type: ignore[misc]
-        if "seconds" in found:
-            print(
-                f"{name:16}{found['seconds']:8.1f} s{found['anonymous_mb']:17.0f} MB{found['added_mb']:11.0f} MB"
-                f"{found['scratch_gb']:13.2f} GB",
-                flush=True,
-            )
-        else:
-            print(f"{name:16}{next(iter(found))}: {next(iter(found.values()))}", flush=True)
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    content = {"images": images, "classes": classes, "methods": result}
-    (out / "sweep.json").write_text(json.dumps(content, indent=1) + "\n")
+    line = "{seconds:8.1f} s{anonymous_mb:17.0f} MB{added_mb:11.0f} MB{scratch_gb:13.2f} GB"
+    result = each(SWEEPS, partial(sweep, images=images, classes=classes), line, limited=False)
+    write("sweep.json", {"images": images, "classes": classes, "methods": result})
 
 
 def main() -> None:
@@ -202,20 +210,9 @@ def main() -> None:
         return
     print(f"{asked.classes:,} classes, batches of {asked.size}")
     print(f"{'':16}{'one step':>10}{'':10}{'kept per entry':>16}{'per image':>12}{'per class':>12}")
-    result = {}
-    for name in asked.only or recipes():
-        found = result[name] = apart(lambda name=name: measure(name, asked.classes, asked.size))  # type: ignore[misc]
-        if "step_mb" in found:
-            print(
-                f"{name:16}{found['step_mb']:7.0f} MB{found['seconds']:8.2f} s{found['per_entry']:14.2f} B"
-                f"{found['per_image']:10.0f} B{found['per_class']:10.0f} B",
-                flush=True,
-            )
-        else:
-            print(f"{name:16}{next(iter(found))}: {next(iter(found.values()))}", flush=True)
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "memory.json").write_text(json.dumps({"classes": asked.classes, "methods": result}, indent=1) + "\n")
+    line = "{step_mb:7.0f} MB{seconds:8.2f} s{per_entry:14.2f} B{per_image:10.0f} B{per_class:10.0f} B"
+    result = each(asked.only or recipes(), partial(measure, classes=asked.classes, size=asked.size), line)
+    write("memory.json", {"classes": asked.classes, "methods": result})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .blocks import Blockwise, blockwise
 from .completion import Completion, completion_rates
 from .intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
-from .logs import format_value, summary
+from .logs import summary
 from .ranking import (
     GroupMeans,
     Kind,
@@ -46,7 +46,6 @@ __all__ = [
     "completion_rates",
     "decision_counts",
     "exact_match",
-    "format_value",
     "group_means",
     "limits",
     "mean_average_precision",

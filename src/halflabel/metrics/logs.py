@@ -1,14 +1,12 @@
-"""The numbers of one evaluation, named for logs, and how to print one."""
+"""The numbers of one evaluation, named for logs."""
 
 from __future__ import annotations
-
-import math
 
 from .inputs import ArrayLike
 from .ranking import mean_average_precision
 from .thresholded import calibration_error, exact_match, precision_recall_f1
 
-__all__ = ["format_value", "summary"]
+__all__ = ["summary"]
 
 
 def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5) -> dict[str, float]:
@@ -22,12 +20,3 @@ def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike 
         "exact_match": exact_match(scores, labels, thresholds),
         "ECE": calibration_error(scores, labels),
     }
-
-
-def format_value(value: float, digits: int = 4) -> str:
-    """A metric for people: fixed digits, and a dash where there is no value (never 0).
-
-    >>> format_value(0.25), format_value(float("nan"))
-    ('0.2500', '—')
-    """
-    return "—" if math.isnan(value) else f"{value:.{digits}f}"
