@@ -43,7 +43,7 @@ def start_engine(settings: Settings) -> Any:
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     try:
         # A recorded graph would go on with the cast weights that autocast kept from its recording: keep none.
-        casts = AutocastKwargs(cache_enabled=settings.compile != "graph")
+        casts = AutocastKwargs(cache_enabled=settings.compile not in ("graph", "full"))
         return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu", kwargs_handlers=[casts])
     except (ValueError, RuntimeError) as error:
         raise UserError(

@@ -28,6 +28,7 @@ from halflabel.checkpoint import Checkpoint
 from halflabel.data.sources import Fetched, Plan, Source, agree_on_bad, own_order
 from halflabel.engine import repeatable, start_engine
 from halflabel.errors import UserError
+from halflabel.glance import Glance, Seen
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import Method
@@ -50,6 +51,7 @@ __all__ = ["Epoch", "Fitted", "Settings", "Watch", "fit"]
 _SMALL = 1 << 26  # entries
 _RUNS_OUT = ("cuda", "xpu")  # devices whose memory may: on a CPU the copies for it would be for nothing
 
+_LOOK = 20  # batches between looks at the loss
 _ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
 
 
@@ -146,7 +148,7 @@ class _Training:
         self.sliced = Sliced(trained) if processes.several() else None
         self.model: Any = self.sliced
         if self.sliced is None:
-            self.model = quicken(self.plain, settings.compile, settings.batch_size, device)
+            self.model = quicken(self.plain, settings.compile, settings.batch_size, device, settings.deterministic)
         # A small table is looked up more quickly spelled out; a large one stays sparse.
         small = len(table) * len(table.classes) <= _SMALL
         self.dense = torch.from_numpy(table.dense()).to(device) if small else None
@@ -154,6 +156,7 @@ class _Training:
         self.done = 0  # batches of it that are trained
         self.steps = 0  # optimizer steps so far
         self.running = torch.zeros((), device=device)  # loss summed over the batches of this epoch
+        self.glance = Glance(device)
         self.saved = (1, 0)  # epoch and batches of the newest checkpoint; the beginning needs none
         self.at_once, self.scoring = Room(), Room()  # how many images fit into memory, in training and in scoring
         splits = self.sliced is None and settings.compile == "no"  # else a smaller batch is another model's
@@ -225,6 +228,7 @@ class _Training:
         """Train on what is left of the plan; between optimizer steps, all that a checkpoint holds is whole."""
         settings, epoch = self.settings, self.epoch
         step_seeds = (bits(settings.seed, _STEP, epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
+        self.glance.forget()  # the sum begins anew
         for number, (images, views) in enumerate(self._fetch(plan[self.done :]), self.done):
             if number % settings.accumulate == 0:
                 interrupt.hold()
@@ -247,15 +251,16 @@ class _Training:
             self.seen += len(images)
             # Within an epoch only where no gradient is pending: a checkpoint holds none.
             saves = updates and not last and settings.save_every > 0 and self.steps % settings.save_every == 0
-            # To look at a number of the GPU's is to wait for it.
-            total = float(self.running) if number % 20 == 0 or last or saves else None
-            if total is not None and not math.isfinite(total):
+            seen = self.glance(self.running, number + 1) if number % _LOOK == 0 else None
+            if last or saves:
+                seen = Seen(float(self.running), number + 1)
+            if seen is not None and not math.isfinite(seen.value):
                 raise UserError(
-                    f"the loss is not finite (epoch {epoch}, batch {number + 1})",
+                    f"the loss is not finite (epoch {epoch}, by batch {seen.batches})",
                     f"lower --lr (now {settings.lr:g}), or add --clip 1",
                 )
             if self.watch is not None:
-                self.watch.step_done(len(images), None if total is None else total / (number + 1))
+                self.watch.step_done(len(images), None if seen is None else seen.value / seen.batches)
             if saves:
                 self._save()
             if updates:
