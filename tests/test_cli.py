@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from halflabel.cli import app
+from halflabel.cli import app, main
 from halflabel.data.digits import CLASSES, write_folder
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
@@ -85,6 +85,38 @@ def test_commands_start_without_torch() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_ctrl_c_within_an_import_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python wraps what is raised while a class is made."""
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    def wrapped() -> None:
+        try:
+            stopped()
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setattr("halflabel.cli.app", wrapped)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "Stopped\n"
+
+    monkeypatch.setattr("halflabel.methods.listed", stopped)
+    plain = run("methods")
+    assert (plain.exit_code, plain.stderr) == (130, "Stopped\n")
+
+    def broken() -> None:
+        raise RuntimeError("something else") from ValueError("else")
+
+    monkeypatch.setattr("halflabel.cli.app", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        main()
 
 
 @pytest.mark.parametrize(
@@ -476,14 +508,18 @@ def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path
         "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--held-out", "0",
         "--tune", "all", "--method", "em", "--alpha", "0.05", "--no-channels-last", "--seed", "0", *TINY,
     )  # fmt: skip
-    script = (tmp_path / "run" / "repro.sh").read_text().splitlines()
-    assert script[0] == "#!/bin/sh"
-    words = shlex.split(script[1])
-    assert words[:2] == ["halflabel", "train"]
-    done(*words[1:])
-    again = tmp_path / "run-again"
-    assert (again / "best.safetensors").read_bytes() == (tmp_path / "run" / "best.safetensors").read_bytes()
-    first, second = Run(tmp_path / "run").read_config(), Run(again).read_config()
+    # From anywhere, also when the run has moved; whatever the words in the environment of whoever calls it.
+    moved = (tmp_path / "run").rename(tmp_path / "a run")
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "halflabel"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m halflabel "$@"\n')
+    command.chmod(0o755)
+    env = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "CDPATH": str(tmp_path)}
+    ended = subprocess.run(["sh", moved / "repro.sh"], cwd="/", env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    again = tmp_path / "a run-again"
+    assert (again / "best.safetensors").read_bytes() == (moved / "best.safetensors").read_bytes()
+    first, second = Run(moved).read_config(), Run(again).read_config()
     assert first == second
 
 
@@ -497,8 +533,133 @@ def test_evaluate_measures_on_other_labels(trained: Path, data: Path, tmp_path: 
     assert re.search(rf"^{weakest['class']} +{100 * weakest['AP']:.1f} ", text, re.MULTILINE)
     assert found["images"] == 12
     assert [row["class"] for row in found["per_class"]] == CLASSES
-    (tmp_path / "few.csv").write_text("image,1\ntest-000000.png,1\n")
-    assert "no class '0'" in refused("evaluate", trained, tmp_path / "few.csv", data / "test" / "images")
+
+
+def test_evaluate_shows_a_dash_for_classes_that_the_labels_do_not_name(
+    trained: Path, data: Path, tmp_path: Path
+) -> None:
+    from halflabel.labels import formats
+
+    pictures = data / "test" / "images"
+    table = formats.read(data / "test" / "test.csv").table()
+    formats.write(table.subset(classes=[8, 3, 5]), tmp_path / "few.csv")
+    text = flat(done("evaluate", trained, tmp_path / "few.csv", pictures, "--out", tmp_path / "few.json"))
+    assert "few.csv has no row on 7 of the run's 10 classes: 0, 1, 2, 4, 6, 7, 9" in text
+    done("evaluate", trained, data / "test" / "test.csv", pictures, "--out", tmp_path / "whole.json")
+    few, whole = (json.loads((tmp_path / f"{name}.json").read_text())["per_class"] for name in ("few", "whole"))
+    assert [row["class"] for row in few] == CLASSES
+    for c, (mine, theirs) in enumerate(zip(few, whole, strict=True)):
+        if c in (3, 5, 8):
+            assert [mine[key] for key in ("present", "absent", "AP")] == [
+                theirs[key] for key in ("present", "absent", "AP")
+            ]
+        else:
+            assert [mine[key] for key in ("present", "absent", "AP", "precision")] == [0, 0, None, None]
+    (tmp_path / "other.csv").write_text("image,cat,dog\ntest-000000.png,1,0\n")
+    said = refused("evaluate", trained, tmp_path / "other.csv", pictures)
+    assert "other.csv names none of the run's 10 classes: it has 'cat', 'dog' …, the run '0', '1', '2' …" in said
+
+
+def test_evaluate_overwrites_an_earlier_evaluation_and_nothing_else(trained: Path, data: Path, tmp_path: Path) -> None:
+    words = ["evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out"]
+    done(*words, tmp_path / "m.json")
+    done(*words, tmp_path / "m.json")
+    for precious in ("image,cat\na,1\n", '{"images": []}', "[1]"):
+        (tmp_path / "precious").write_text(precious)
+        assert "holds no evaluation" in refused(*words, tmp_path / "precious")
+        assert (tmp_path / "precious").read_text() == precious
+    done(*words, tmp_path / "precious", "--force")
+    assert "per_class" in json.loads((tmp_path / "precious").read_text())
+
+
+def test_images_without_a_file_are_counted_before_a_run_begins(data: Path, tmp_path: Path) -> None:
+    words = ["train", tmp_path / "labels.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY]
+    words += ["--method", "bn-bce"]
+    more = "".join(f"gone-{number},{'01'[number % 2]},1,,\n" for number in range(20))
+    done("import", data / "train.csv", tmp_path / "labels.csv")
+    with open(tmp_path / "labels.csv", "a") as file:
+        file.write(more)
+    said = refused(*words)
+    assert "20 of 68 images (29.4 %) have no file in" in said
+    assert "'gone-0', 'gone-1', 'gone-2' …" in said
+    assert f"see {tmp_path / 'run' / 'bad_images.csv'}; " in said
+    listed = (tmp_path / "run" / "bad_images.csv").read_text()
+    assert listed.count("no such file") == 20
+    assert "20 of 68 images could not be read: see" in flat(done(*words, "--max-bad", "0.5"))
+    weights = (tmp_path / "run" / "best.safetensors").read_bytes()
+    (tmp_path / "run" / "bad_images.csv").write_text("of the run that is there\n")
+    assert "20 of 68 images" in refused(*words, "--force", "--seed", "1")  # and that run stays as it is
+    assert (tmp_path / "run" / "best.safetensors").read_bytes() == weights
+    assert (tmp_path / "run" / "bad_images.csv").read_text() == "of the run that is there\n"
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: Path, tmp_path: Path, tune: str) -> None:
+    write_folder(tmp_path, 48)
+    for number in range(10):
+        (tmp_path / "images" / f"train-{number:06}.png").write_bytes(b"no picture")
+    words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--epochs", "1"]
+    words += ["--tune", tune, "--linear-init", "0", *TINY]
+    said = refused(*words)
+    assert f"see {tmp_path / 'run' / 'bad_images.csv'}, or raise --max-bad" in said
+    assert "holds no run" in refused("train", "--resume", tmp_path / "run")
+    assert "10 of 48 images could not be read" in flat(done(*words, "--max-bad", "0.5"))
+
+
+def test_nothing_can_be_held_out_of_one_image_and_that_is_said(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("image,a,b\ntrain-000000.png,1,0\n")
+    words = [tmp_path / "one.csv", data / "images", "--epochs", "1", *TINY]
+    said = "too few images to hold any out: nothing is measured"
+    assert said in done("train", *words, "--out", tmp_path / "run")
+    assert said not in done("train", *words, "--out", tmp_path / "asked", "--held-out", "0")
+
+
+def test_epochs_of_the_linear_init_are_counted_apart(data: Path, tmp_path: Path) -> None:
+    text = done(
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--tune", "all",
+        "--linear-init", "3", *TINY,
+    )  # fmt: skip
+    assert "linear init: 3 epochs" in text
+    assert re.findall(r"^(?:head|epoch) +\d+/\d+", text, re.MULTILINE) == [
+        "head   1/3", "head   2/3", "head   3/3", "epoch   1/1",
+    ]  # fmt: skip
+
+
+def test_predict_marks_what_is_over_its_threshold_in_plain_text_too(
+    trained: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data / "images")
+    photo = Path("train-000003.png")
+    (found,) = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
+    text = done("predict", trained, photo, "--all")
+    assert "*: over the threshold" in text
+    wanted = {label["class"]: label["present"] for label in found["labels"]}
+    assert True in wanted.values()
+    marks = {name: bool(mark) for name, mark in re.findall(r"\b(\d) [01]\.\d\d(\*?)", flat(text))}
+    assert marks == wanted
+
+
+def test_an_option_that_is_far_from_any_other_is_no_slip_of_the_pen(data: Path, tmp_path: Path) -> None:
+    words = ["train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--method", "bce"]
+    assert "did you mean" not in refused(*words, "--alpha", "3")
+    assert "did you mean --epochs?" in refused(*words, "--epoch", "3")
+
+
+def test_a_full_device_under_the_output_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    for words in (["--help"], ["inspect", str(data / "train.csv")]):
+        with open("/dev/full", "w") as full:
+            said = subprocess.run([*MAIN, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert said.returncode == 2, said.stderr
+        assert flat(said.stderr) == (
+            "error: the output cannot be written: No space left on device fix: make room, or write to another place"
+        )
+
+
+def test_a_place_that_cannot_be_written_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "fix:" in refused("pack", data / "images", tmp_path / "file" / "pack")
 
 
 def test_predict_as_table_json_and_csv_from_files_folders_and_stdin(trained: Path, data: Path) -> None:
@@ -671,6 +832,8 @@ def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: 
     (tmp_path / "answers.csv").write_text(f"image,class,value,source,score\n{image},{name},{new},person,\n")
     result = run("train", "--continue", first, "--answers", tmp_path / "answers.csv")
     assert result.exit_code == 0, result.output
+    counts = f"{int(new > 0)} present, {int(new < 0)} absent"
+    assert f"Took 1 answers from {tmp_path / 'answers.csv'}: {counts}" in result.output.replace("\n", "")
     after = Run.open(tmp_path / "first-next")
     assert after.read_labels().rows(np.array([0]))[0, 1] == new
     assert after.read_config()["begin_from"] == str(first)

@@ -407,6 +407,28 @@ def test_an_image_may_be_there_twice(folder: Path) -> None:
     assert len(np.unique(scores, axis=0)) == 6
 
 
+def test_a_method_of_two_views_trains_on_both(folder: Path, tmp_path: Path) -> None:
+    """On equal views the guesses of "cr" charge the view they come from, as those of "pl" do."""
+    files, labels = sorted(folder.iterdir())[:24], scenes(24, size=32).labels.copy()
+    labels[::2, ::2] = labels[1::2, 1::2] = 0
+    again = [*files, files[0]]
+    found = {}
+    for kind, views in (("cr", 5), ("pl", 1)):
+        options = {"supervise": "weak", "tau": 0.5, "consistency": kind}
+        model = tiny(method="srcr", options=options, cache=tmp_path / kind)
+        found[kind] = model.fit(again, np.concatenate([labels, labels[:1]])).predict_proba(files)
+        assert len(list((tmp_path / kind).rglob("values.npy"))) == views
+    assert not np.allclose(found["cr"], found["pl"], atol=1e-3)
+
+
+def test_cached_rows_are_copied_in_the_order_of_x(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = np.arange(24, dtype=np.float16).reshape(4, 3, 2)
+    index = np.array([2, 0, 2, 3])
+    for large in (1 << 28, 1):
+        monkeypatch.setattr("halflabel.scratch._LARGE", large)
+        assert module._rows(kept, index).tolist() == kept[index].tolist()
+
+
 def test_a_few_unreadable_images_are_left_out(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")

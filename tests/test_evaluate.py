@@ -68,7 +68,7 @@ def test_unreadable_images_are_left_out_and_counted() -> None:
     found, plain = evaluate(more, more_labels, CLASSES), evaluate(logits, labels, CLASSES)
     assert found.overall == plain.overall
     assert found.per_class == plain.per_class
-    assert found.protocol == plain.protocol + "; 2 unreadable images left out"
+    assert found.protocol == plain.protocol + f"; 2 of these {N + 2} images could not be read and are left out"
 
 
 def test_thresholds_are_of_calibrated_scores() -> None:
@@ -148,7 +148,9 @@ def test_a_class_without_a_known_negative_has_no_ap_and_is_left_out_of_the_mean(
     wanted = average_precision_score([1, 0, 1], logits[:, 0])
     assert found.overall["mAP"] == pytest.approx(wanted)
     assert found.per_class[0]["AP"] == pytest.approx(wanted)
-    assert math.isnan(found.per_class[1]["AP"])
+    assert all(math.isnan(found.per_class[1][name]) for name in ("AP", "precision", "recall"))
+    assert found.overall["classes"] == 1
+    assert found.overall["macro_f1"] == pytest.approx(2 * 2 / 5)
     assert "1 of 2 classes" in found.protocol
     assert Judge(labels)(logits)["select"] == pytest.approx(wanted)
 

@@ -16,6 +16,7 @@ from PIL import Image
 from halflabel.backbones import build
 from halflabel.errors import UserError
 from halflabel.experiment import Config, Predictor, predict_files, train
+from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.run import Run
 from halflabel.train import Epoch, Settings
@@ -361,8 +362,84 @@ def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Pa
     labels = np.hstack([TABLE.dense()[:, order], np.ones((N, 1), np.int8)])
     turned = LabelTable.from_dense(labels, TABLE.images, [*(CLASSES[c] for c in order), "x"])
     assert predictor.evaluate(turned, folder).per_class == plain.per_class
-    with pytest.raises(UserError, match="no class 'blue'"):
-        predictor.evaluate(TABLE.subset(classes=[0, 1]), folder)
+    fewer = predictor.evaluate(TABLE.subset(classes=[0, 1]), folder).per_class
+    assert fewer[:2] == plain.per_class[:2]
+    assert (fewer[2]["class"], fewer[2]["present"], fewer[2]["absent"]) == ("blue", 0, 0)
+    assert np.isnan(fewer[2]["AP"])
+    none = LabelTable.from_dense(TABLE.dense(), TABLE.images, ["x", "y", "z"])
+    with pytest.raises(UserError, match=r"other\.csv names none of the run's 3 classes: it has 'x', 'y', 'z'"):
+        predictor.evaluate(none, folder, called="other.csv")
+
+
+def rows_of(made: np.ndarray) -> Rows:
+    """The labels of TABLE, those where `made` is true by a model that is always wrong."""
+    image, column, value = TABLE.entries()
+    sources = ("person", "model:bce:runs/before")
+    said = np.where(made, -value, value)
+    return Rows.build(TABLE.images, TABLE.classes, image, column, said, made.astype(int), None, sources)
+
+
+def test_labels_of_a_model_are_trained_on_but_judge_nothing(tmp_path: Path, folder: Path) -> None:
+    made = np.arange(TABLE.known) % 3 == 0
+    lines: list[str] = []
+    found = go(tmp_path / "run", folder, table=rows_of(made), say=lines.append)
+    said = [line for line in lines if "model" in line]
+    assert said == [
+        f"{made.sum()} of {TABLE.known} labels were made by a model: it trains on them, but judges by the others alone"
+    ]
+    run = Run(tmp_path / "run")
+    assert run.read_labels() == rows_of(made).resolve()
+    held = np.flatnonzero(run.parts(TABLE.images))
+    people = TABLE.keep(~made).subset(held).dense()
+    assert 0 < np.count_nonzero(people) < TABLE.subset(held).known
+    counts = [(row["present"], row["absent"]) for row in found.per_class]
+    assert counts == [(int((people[:, c] > 0).sum()), int((people[:, c] < 0).sum())) for c in range(3)]
+    left_out = TABLE.subset(held).known - np.count_nonzero(people)
+    assert f"{left_out} labels that a model made are not counted" in run.read_metrics()["protocol"]
+    # Where labels of a model are unknown, all that is measured is the same; so it is by `evaluate`.
+    predictor = Predictor(run)
+    alone = predictor.evaluate(TABLE.keep(~made), folder)
+    both = predictor.evaluate(rows_of(made), folder)
+    assert both.overall == alone.overall
+    assert both.protocol == f"{alone.protocol}; {made.sum()} labels that a model made are not counted"
+    assert predictor.evaluate(rows_of(np.zeros_like(made)), folder).overall != alone.overall
+    with pytest.raises(UserError, match="nothing to measure by"):
+        predictor.evaluate(rows_of(np.ones_like(made)), folder)
+    # A run that goes on trains on, and judges by, the same.
+    before = run.weights.read_bytes()
+    train(run.read_rows(), folder, Config.from_dict(run.read_config()), run, resume=True)
+    assert run.weights.read_bytes() == before
+
+
+def test_a_run_on_labels_of_a_model_alone_ends_well(tmp_path: Path, folder: Path) -> None:
+    found = go(tmp_path / "run", folder, table=rows_of(np.ones(TABLE.known, bool)))
+    assert np.isnan(found.overall["mAP"])
+    assert all(row["present"] == row["absent"] == 0 for row in found.per_class)
+    Predictor(Run(tmp_path / "run"))
+
+
+def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> None:
+    run = Run(copied)
+    before = predict_files(Predictor(run), [folder / "03.png"], [])
+    run.labels.write_bytes(b"damaged")
+    predictor = Predictor(Run.open(copied))
+    assert predict_files(predictor, [folder / "03.png"], []) == before
+    with pytest.raises(UserError, match="start a new run"):
+        predictor.evaluate(TABLE, folder)
+
+
+@pytest.mark.parametrize(("top", "every"), [(0, False), (2, False), (10**30, False), (0, True)])
+def test_labels_of_scores_are_those_of_a_loop(first_run: Path, top: int, every: bool) -> None:
+    predictor = Predictor(Run(first_run))
+    predictor.thresholds = torch.tensor([0.5, 0.25, 0.75])
+    for values in ([0.25, 0.25, 0.5], [0.5, 0.125, 0.75], [0.0, 0.0, 0.0]):
+        order = sorted(range(3), key=lambda c: -values[c])
+        expected = []
+        for rank, c in enumerate(order):
+            present = values[c] >= float(predictor.thresholds[c])
+            if every or present or rank < top:
+                expected.append({"class": CLASSES[c], "probability": values[c], "present": present})
+        assert predictor.labels(torch.tensor(values), top=top, every=every) == expected
 
 
 def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, folder: Path, first_run: Path) -> None:

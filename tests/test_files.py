@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.files import plain, replacing, write_json
+from halflabel.files import plain, read_json, replacing, write_json
 
 
 def test_a_new_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -78,3 +78,10 @@ def test_json_that_any_reader_takes(tmp_path: Path) -> None:
     assert text.endswith("\n")
     expected = {"é": 0.5, "1": [2, None], "deep": [{"inf": None}], "path": "a/b"}
     assert json.loads(text, parse_constant=pytest.fail) == expected == plain(content)
+
+
+def test_json_keeps_names_readable_and_bytes_that_are_no_utf8(tmp_path: Path) -> None:
+    odd = b"ph\xff".decode(errors="surrogateescape")
+    write_json(tmp_path / "x.json", {"ä": odd})
+    assert (tmp_path / "x.json").read_bytes() == '{\n "ä": "ph\\udcff"\n}\n'.encode()
+    assert read_json(tmp_path / "x.json", "again") == {"ä": odd}

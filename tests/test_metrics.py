@@ -302,6 +302,22 @@ def test_no_prediction_is_zero_and_no_positive_is_nan():
     assert nothing.classes == 0
 
 
+def test_a_class_that_cannot_be_wrong_is_left_out():
+    scores = np.array([[0.9, 0.9, 0.2], [0.2, 0.8, 0.9], [0.8, 0.7, 0.1]])
+    labels = np.array([[1, 1, -1], [-1, 1, 1], [1, 0, 1]], dtype=np.int8)
+    counts = metrics.decision_counts(scores, labels)
+    for share in (counts.precision, counts.recall, counts.f1):
+        assert share.isnan().tolist() == [False, True, False]
+    found = metrics.precision_recall_f1(scores, labels)
+    assert found.classes == 2
+    assert (found.CP, found.CR) == (1.0, 0.75)
+    assert found.macro_f1 == pytest.approx((1 + 2 / 3) / 2)
+    assert found.OR == 5 / 6, "all known entries count there"
+    assert metrics.best_thresholds(scores, labels).tolist() == [0.8, 0.5, 0.1]
+    nothing = metrics.precision_recall_f1(scores, np.maximum(labels, 0))
+    assert all(math.isnan(value) for value in nothing[:-1])
+
+
 @pytest.mark.parametrize("decimals", [None, 1])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_best_thresholds(decimals, dtype):

@@ -68,7 +68,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     done("drop", data / "train.csv", data / "some.csv", "--keep", "0.6")
     for images in ("images", "pack"):
-        done("train", data / "some.csv", data / images, "--out", out / images / "run", "--epochs", "2", *TINY)
+        done("train", data / "some.csv", data / images, "--out", out / images / "run", "--epochs", "3", *TINY)
     return out
 
 

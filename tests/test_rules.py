@@ -209,3 +209,12 @@ def test_few_pairs_or_no_negative_suggest_nothing() -> None:
     usual[:150, 0] = -1
     usual[0, 1] = -1
     assert suggest(LabelTable.from_dense(usual)) == []
+
+
+def test_the_bound_of_many_images_is_that_of_few_but_closer() -> None:
+    """30,000 images, of which the square does not fit 32 bits; Wilson's bound of n out of n is n / (n + z²)."""
+    count = 30_000
+    labels = np.where(np.arange(2 * count)[:, None] < [count, count + 1], 1, -1)
+    rule = next(rule for rule in suggest(LabelTable.from_dense(labels, classes=["dog", "animal"])))
+    assert (rule.first, rule.kind, rule.second, rule.holds, rule.seen) == ("dog", "implies", "animal", count, count)
+    assert rule.bound == pytest.approx(count / (count + 1.645**2), abs=1e-12)

@@ -7,13 +7,17 @@ import json
 import math
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from halflabel import __version__
 from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.run import Run
 
@@ -86,6 +90,36 @@ def test_labels_come_back_whole_with_unlabelled_images_and_unused_classes(tmp_pa
     assert run.read_labels() == TABLE
 
 
+def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    at = np.array([[2, 0], [0, 2], [0, 0], [0, 2], [0, 0]])
+    value, source = np.array([1, 1, -1, -1, 1]), np.array([1, 0, 0, 1, 0])
+    score = np.array([0.75, np.nan, np.nan, 0.5, np.nan])
+    names = ("person", "model:bce:runs/1")
+    rows = Rows.build(TABLE.images, TABLE.classes, at[:, 0], at[:, 1], value, source, score, names)
+    run.write_labels(rows)
+    kept = run.read_rows()
+    said = [
+        (kept.images[i], kept.classes[c], int(v), kept.sources[s], None if math.isnan(p) else float(p))
+        for i, c, v, s, p in zip(kept.image, kept.column, kept.value, kept.source, kept.score, strict=True)
+    ]
+    assert said == [
+        ("b/1.jpg", "z", 1, "person", None),
+        ("b/1.jpg", "a,b", -1, "model:bce:runs/1", 0.5),
+        ("ä", "z", 1, "model:bce:runs/1", 0.75),
+    ]
+    assert run.read_labels() == rows.resolve()
+    assert (tmp_path / "data.hash").read_text() == rows.resolve().digest() + "\n"
+
+
+def test_labels_of_a_run_that_named_no_sources_still_open(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write_labels(TABLE)
+    pq.write_table(pq.read_table(run.labels).select(["image", "class", "value"]), run.labels)
+    assert run.read_labels() == TABLE
+    assert run.read_rows().sources == ("",)
+
+
 def test_changed_labels_are_refused(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.write_labels(TABLE)
@@ -93,8 +127,9 @@ def test_changed_labels_are_refused(tmp_path: Path) -> None:
     other = LabelTable.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
     run.write_labels(other)
     run.write_text("data.hash", digest)
-    with pytest.raises(UserError, match="is not what was trained on"):
-        run.read_labels()
+    for read in (run.read_labels, run.read_rows):
+        with pytest.raises(UserError, match="is not what was trained on"):
+            read()
 
 
 def test_the_log_reads_back_and_its_csv_has_every_column(tmp_path: Path) -> None:
@@ -134,6 +169,58 @@ def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
     run.write_split(["x", "y", "z"], np.array([0, 1, 0]))
     split = pq.read_table(tmp_path / "split.parquet").to_pydict()
     assert split == {"image": ["x", "y", "z"], "part": ["train", "validation", "train"]}
+    assert run.read_split() == {"x": 0, "y": 1, "z": 0}
+    assert run.parts(Names(["z", "new", "y"])).tolist() == [0, -1, 1]
+    images, classes, found = run.read_predictions()
+    assert (list(images), classes) == (["x", "y"], ["cat", "dög"])
+    np.testing.assert_array_equal(found, scores)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"garbage",
+        {"image": ["x"]},
+        {"image": ["x", "x"], "part": ["train", "train"]},
+        {"image": ["x"], "part": ["neither"]},
+        {"image": [None], "part": ["train"]},
+        {"image": [["x"]], "part": [{"a": 1}]},
+    ],
+    ids=["no table", "no part", "twice", "neither", "no name", "other types"],
+)
+def test_a_damaged_split_is_the_users_to_know(tmp_path: Path, content: Any) -> None:
+    run = Run(tmp_path)
+    if isinstance(content, bytes):
+        run.split.write_bytes(content)
+    else:
+        pq.write_table(pa.table(content), run.split)
+    for read in (run.read_split, lambda: run.parts(Names(["x"]))):
+        with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
+            read()
+
+
+def test_an_empty_split_has_no_images(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write_split(pa.array([], pa.string()), np.zeros(0, np.int8))
+    assert run.read_split() == {}
+    assert run.parts(Names(["x"])).tolist() == [-1]
+
+
+@pytest.mark.parametrize("name", ["metrics", "env", "made"])
+def test_what_should_be_an_object_is(tmp_path: Path, name: str) -> None:
+    run = Run(tmp_path)
+    assert getattr(run, f"read_{name}")() == {}
+    run.write_json(f"{name}.json", [1])
+    with pytest.raises(UserError, match="is damaged"):
+        getattr(run, f"read_{name}")()
+
+
+def test_paths_that_are_no_utf8_go_out_as_they_came_in(tmp_path: Path) -> None:
+    run, odd = Run(tmp_path), b"ph\xff".decode(errors="surrogateescape")
+    run.write_script(f"echo {odd}\n")
+    assert (tmp_path / "repro.sh").read_bytes() == b"echo ph\xff\n"
+    run.write_config({"images": odd})
+    assert run.read_config() == {"images": odd}
 
 
 def test_a_run_says_when_it_was_made_and_keeps_that(tmp_path: Path) -> None:

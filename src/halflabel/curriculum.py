@@ -11,7 +11,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.relabel import Relabeler, check_size
+from halflabel.relabel import Relabeler, check_size, never_starts
 from halflabel.rng import hash_names
 from halflabel.types import Batch, Passes, Sweep, Targets
 from halflabel.weak import Hard
@@ -113,6 +113,10 @@ class Curriculum(Relabeler):
         self.before = self.given or sorted({max(math.floor(share * epochs + 0.5), 2) for share in _SHARES})
         if self.strategy == "2steps":
             self.before = self.before[:1]
+
+    def idle(self, epochs: int) -> str:
+        earlier = f"--relabel-at {max(epochs // 2, 2)}" if epochs > 1 else ""
+        return never_starts("labelling unknown entries", self.before[0], epochs, earlier)
 
     def start(self, table: LabelTable) -> None:
         tables = 3 if self.strategy == "e" else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["LabelError", "OwnHead", "UserError"]
+__all__ = ["LabelError", "NothingRead", "OwnHead", "UserError"]
 
 _LONGEST = 2000  # characters: a name in a damaged file may have millions
 
@@ -45,6 +45,10 @@ class LabelError(UserError):
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+
+
+class NothingRead(UserError):
+    """Of all images asked for not one can be read; of a part of them that may be no fault."""
 
 
 class OwnHead(UserError):

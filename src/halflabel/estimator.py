@@ -21,12 +21,12 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from halflabel import metrics
+from halflabel import metrics, scratch
 from halflabel.backbones import Backbone, build
-from halflabel.data.cache import cache_features
+from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
-from halflabel.experiment import make_views
+from halflabel.experiment import Config, make_views
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
@@ -48,7 +48,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     X, told by its type:
       - numbers (N, D): features, used as they are and never scaled; `make_pipeline(StandardScaler(), …)` scales them
-      - image files, a list of str or Path: features of the frozen backbone, pooled, or maps for heads that need them
+      - image files, a list of str or Path: features of the frozen backbone, pooled, or maps for heads that need them,
+        and of four strong views of each image for methods that ask for them
       - uint8 (N, 3, H, W) or (N, H, W, 3): images, likewise
 
     y (N, C), one column per class: 1 is present, −1 absent, NaN unknown. What 0 means is stated by `zero`, because two
@@ -62,6 +63,9 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `predict` gives 1 and 0 where 0 was found to mean absent, else 1 and −1 (see `zero_`), and classes for y (N,).
     `score` is the mean average precision over known entries, or the accuracy for y (N,). Images that cannot be read are
     left out of training with a warning, refused above 1 %; `predict_proba` and `decision_function` give NaN for them.
+
+    In `cross_val_score`, `GridSearchCV` and their like, a y with NaN takes a splitter, such as `cv=KFold(5)`: with a
+    plain number, `cv=5`, scikit-learn looks at y itself and refuses NaN. A y of ±1 with 0 for unknown takes either.
 
     Parameters: `options` are the method's own; `lr` and `weight_decay` None are the method's defaults, meant for a
     backbone's features, so a few columns of numbers may want a higher `lr`; `size` is the side in pixels to which
@@ -146,7 +150,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if pictures is None or backbone is None:
             source = Features(X, table.images)
         else:
-            source = self._look(backbone, pictures, maps=head.needs_maps)
+            copies = copies_for(method.views, Config.copies)
+            source = self._look(backbone, pictures, maps=head.needs_maps, copies=copies)
             if len(source.bad) > _MAX_BAD * count:
                 raise UserError(
                     f"{len(source.bad)} of {count} images cannot be read (first: {_first_bad(X, source)})",
@@ -265,8 +270,11 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             source = self._look(backbone, pictures, maps=self.model_.head.needs_maps)
         return score(Model(None, self.model_.head), source).logits
 
-    def _look(self, backbone: Backbone, pictures: _Pictures, *, maps: bool) -> Features:
-        """The features of each image, numbered as in X. An image that is there twice is looked at once."""
+    def _look(self, backbone: Backbone, pictures: _Pictures, *, maps: bool, copies: int = 0) -> Features:
+        """The features of each image, numbered as in X. An image that is there twice is looked at once.
+
+        Memory: (1 + copies) · 2·D bytes per image, · h·w for maps; each view is in a scratch file from 256 MB on.
+        """
         distinct, first, again = np.unique(pictures.keys, return_index=True, return_inverse=True)
         names = Names(distinct.tolist())
         views = make_views(backbone.preprocess.size, "squash", backbone)
@@ -278,13 +286,22 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with TemporaryDirectory() as temporary:
             place = Path(temporary if self.cache is None else self.cache)
             device = _device(self.device)
-            say = print if self.verbose else None
-            found = cache_features(backbone, source, place, maps=maps, device=device, batch_size=_AT_ONCE, say=say)
-            values = np.asarray(found.values)[again]  # a copy: the file may go
+            found = cache_features(
+                backbone,
+                source,
+                place,
+                maps=maps,
+                copies=copies,
+                device=device,
+                batch_size=_AT_ONCE,
+                say=print if self.verbose else None,
+            )
+            assert found.strong is not None  # the views above have a strong one
+            values, *strong = (_rows(kept, again) for kept in (found.values, *found.strong))
             bad = np.flatnonzero(np.isin(again, found.bad))
             del found
         backbone.cpu()
-        return Features(values, Names.numbered(len(values)), bad.tolist())
+        return Features(values, Names.numbered(len(values)), bad.tolist(), strong=strong)
 
 
 class _Pictures(NamedTuple):
@@ -317,6 +334,13 @@ class _Lines:
 
     def epoch_ends(self, line: Epoch) -> None:
         print(f"epoch {line['epoch']} of {self.epochs}: loss {line['loss']:.4g}")
+
+
+def _rows(kept: Any, index: NDArray[np.int64]) -> Tensor:
+    """A copy of these rows of cached features: their file may go."""
+    found = scratch.zeros((len(index), *kept.shape[1:]), torch.float16, f"the features of {len(index)} images take")
+    np.take(kept, index, axis=0, out=found.numpy(), mode="clip")  # any other mode would copy them once more
+    return found
 
 
 def _pictures(X: Any) -> _Pictures | None:

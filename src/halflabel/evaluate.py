@@ -107,11 +107,12 @@ def evaluate(
         f"images, wider where known positives are few"
     )
     if not bool((labels < 0).any()):
-        recalls = {"CR", "OR", "images", "classes"}
-        overall = {name: value if name in recalls else math.nan for name, value in overall.items()}
-        blank = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
-        per_class = [row | blank for row in per_class]
+        recall = counts.hits.double() / counts.positives  # NaN where nothing is known at all
+        overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"]}
+        overall |= {"CR": float(recall.nanmean()), "OR": float(counts.hits.sum() / counts.positives.sum())}
+        overall["classes"] = float((counts.positives > 0).sum())
+        per_class = [row | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
         protocol += "; nothing is known to be absent here, so only recall can be measured: label some negatives"
     if left_out:
-        protocol += f"; {left_out} unreadable images left out"
+        protocol += f"; {left_out} of these {len(readable)} images could not be read and are left out"
     return Evaluation(overall, per_class, protocol)

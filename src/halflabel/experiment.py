@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shlex
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,8 +23,8 @@ from halflabel import metrics, processes
 from halflabel.backbones import Backbone, build
 from halflabel.calibrate import Platt, fit_platt
 from halflabel.checkpoint import newest, save_tensors
-from halflabel.data.cache import cache_features
-from halflabel.data.decode import Quarantine, find_images, locate
+from halflabel.data.cache import cache_features, copies_for
+from halflabel.data.decode import Quarantine, TooManyBad, find_images, locate
 from halflabel.data.packed import OnDevice, open_packed
 from halflabel.data.resident import load_images
 from halflabel.data.shards import is_pack
@@ -32,9 +35,11 @@ from halflabel.evaluate import Evaluation, Judge, evaluate
 from halflabel.files import check_fields
 from halflabel.heads import Head, Model
 from halflabel.labels.names import Names
+from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
+from halflabel.provenance import tables
 from halflabel.run import Run
 from halflabel.score import score
 from halflabel.train import Epoch, Settings, Watch, fit
@@ -90,31 +95,46 @@ def make_views(size: int, resize: Literal["squash", "crop"], backbone: Backbone,
     }
 
 
-def open_images(names: Names, folder: Path, views: Mapping[str, View], config: Config) -> Images:
-    """The image files of a label table, or its images in a pack. One that is not there is unreadable, as if broken."""
+def open_images(
+    names: Names, folder: Path, views: Mapping[str, View], config: Config, *, bad_images: Path | None = None
+) -> Images:
+    """The image files of a label table, or its images in a pack. One that is not there is unreadable, as if broken.
+
+    Too many of these are an error at once; `bad_images` is then written to list them.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder", "name the folder with the images")
+    more: dict[str, Any] = {
+        "workers": config.workers,
+        "max_bad": config.max_bad,
+        "quarantine": Quarantine(bad_images),
+    }
     if is_pack(folder):
-        return open_packed(names, folder, views, workers=config.workers, max_bad=config.max_bad)
+        packed = open_packed(names, folder, views, **more)
+        packed.put_missing_aside(np.flatnonzero(packed.at < 0).tolist(), folder, "not in the pack")
+        return packed
     listed = list(names)
     paths = locate(listed, folder)
-    missing = [name for name, path in zip(listed, paths, strict=True) if path is None]
+    missing = [number for number, path in enumerate(paths) if path is None]
     if len(missing) == len(listed):
         raise UserError(
             f"none of the {len(listed)} images of the label file is in {folder} (first: {listed[0]!r})",
             "check the folder; names may leave out the ending, such as .jpg",
         )
     files = [path if path is not None else folder / name for name, path in zip(listed, paths, strict=True)]
-    return Images(files, names, views, workers=config.workers, max_bad=config.max_bad, quarantine=Quarantine())
+    source = Images(files, names, views, **more)
+    source.put_missing_aside(missing, folder)
+    return source
 
 
 def train(
-    table: LabelTable,
+    labels: LabelTable | Rows,
     images: Path | Tensor,
     config: Config,
     run: Run,
     *,
     watch: Watch | None = None,
+    init_watch: Watch | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
     cache: Path | None = None,
@@ -123,8 +143,13 @@ def train(
 ) -> Evaluation | None:
     """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 ones, and write the run directory.
 
+    Of rows, those that a model made are trained on, but held-out images are judged by the others alone.
     `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
+    `init_watch` is told of the epochs of the linear init, in the place of `watch`.
     Returns the evaluation on the held-out images, if any. Of several processes the first one writes."""
+    table, judged = tables(labels)
+    if made := table.known - judged.known:
+        say(f"{made} of {table.known} labels were made by a model: it trains on them, but judges by the others alone")
     how = recipe(config.method)
     # Some methods have weights of their own: they are the seed's too, whatever this process did before.
     method = seeded(config.settings.seed, lambda: how.make(**config.options))
@@ -138,18 +163,25 @@ def train(
     if isinstance(images, Tensor):
         raw = Arrays(images, table.images, views)
     else:
-        raw = open_images(table.images, images, views, config)
+        # An older run that may not start after all stays as it is.
+        own = run.bad_images if resume or not run.begun else None
+        raw = open_images(table.images, images, views, config, bad_images=own)
+        raw.quarantine.place = run.bad_images
 
-    part = assign(table, (1 - config.held_out, config.held_out), seed=config.settings.seed) if config.held_out else None
+    # Dealt by the labels that judge: each class is to have its share of them on either side.
+    shares = (1 - config.held_out, config.held_out)
+    part = assign(judged, shares, seed=config.settings.seed) if config.held_out else None
     if part is not None and config.begin_from is not None:
         part = _keep_split(Run.open(config.begin_from), table.images, part)
     inside = np.arange(len(table)) if part is None else np.flatnonzero(part == 0)
     outside = np.arange(0) if part is None else np.flatnonzero(part == 1)
-    known, hidden = table.subset(inside), table.subset(outside)
+    known, hidden = table.subset(inside), judged.subset(outside)
+    if config.held_out and not len(outside):
+        say("too few images to hold any out: nothing is measured")
 
     if not resume:  # what is wrong with the settings or the images has been said by now
         truth = _align(truth, table) if truth is not None else None
-        run.start(table, {**config.as_dict(), "size": size}, truth)
+        run.start(labels, {**config.as_dict(), "size": size}, truth)
     run.tidy()
     run.write_env(device)
     run.write_split(table.images.array, part if part is not None else np.zeros(len(table), np.int8))
@@ -164,7 +196,9 @@ def train(
     settings = config.settings
     judge = Judge(torch.from_numpy(hidden.dense())) if len(outside) else None
 
-    def tune(model: Model, source: Source, settings: Settings, folder: Path) -> list[Epoch]:
+    def tune(
+        model: Model, source: Source, settings: Settings, folder: Path, watch: Watch | None = watch
+    ) -> list[Epoch]:
         return fit(
             model,
             method,
@@ -185,7 +219,7 @@ def train(
             raw,
             place,
             maps=head.needs_maps,
-            copies=config.copies if "strong" in method.views else 0,
+            copies=copies_for(method.views, config.copies),
             device=device,
             batch_size=128 if device == "cuda" else 16,
             progress=progress,
@@ -208,22 +242,31 @@ def train(
                 say(f"linear init: {config.linear_init} epochs of the head on frozen features")
                 rate = settings.lr if config.linear_lr is None else config.linear_lr
                 first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, compile="no")
-                tune(Model(None, head), features(), first, run.checkpoints / "head")
+                with warnings.catch_warnings():  # what begins later has the epochs after these
+                    warnings.filterwarnings("ignore", ".* never starts in ")
+                    tune(Model(None, head), features(), first, run.checkpoints / "head", init_watch or watch)
             log = tune(tuned, source, settings, run.checkpoints / "all")
+    except TooManyBad:
+        if not (resume or run.read_log()):
+            run.withdraw()  # so that the same command with other options starts it
+        raise
     finally:  # also when there are too many of them
         if isinstance(raw, Images) and processes.is_first():
-            raw.quarantine.write(run / "bad_images.csv")
+            raw.quarantine.write(run.bad_images)
+    if isinstance(raw, Images) and len(raw.quarantine):
+        say(f"{len(raw.quarantine)} of {len(raw)} images could not be read: see {run.bad_images}")
     run.write_log(log)
     if processes.is_first():
         _write_model(run, Model(backbone, head), table.classes, config, size)
-    run.write_text("repro.sh", _repro(run, config))
+    run.write_script(_repro(run, config, str(images) if isinstance(images, Path) else config.images))
     run.write_made()
     if not len(outside):
         return None
     if config.mirror:  # features of mirror images are not cached
         tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
     logits = score(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
-    return processes.on_first(lambda: _finish(run, logits, hidden, log, config, _annotations(known)))
+    left_out = table.subset(outside).known - hidden.known
+    return processes.on_first(lambda: _finish(run, logits, hidden, log, config, _annotations(known), left_out))
 
 
 def _start_from(run: Run, model: Model, classes: Names) -> None:
@@ -244,8 +287,8 @@ def _start_from(run: Run, model: Model, classes: Names) -> None:
 
 def _keep_split(run: Run, images: Names, part: NDArray[np.int8]) -> NDArray[np.int8]:
     """What a run trained on must not be held out from the next: its images stay where they were."""
-    before = run.read_split()
-    return np.array([before.get(name, new) for name, new in zip(images, part.tolist(), strict=True)], np.int8)
+    before = run.parts(images)
+    return np.where(before < 0, part, before)
 
 
 def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
@@ -258,6 +301,14 @@ def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
     return truth.subset(images, classes)
 
 
+def _over(table: LabelTable, classes: Names) -> LabelTable:
+    """The labels of a table over other classes, by name: of those that it does not have nothing is known."""
+    at = classes.index(table.classes.array)
+    image, column, value = table.entries()
+    stays = at[column] >= 0
+    return LabelTable.from_entries(table.images, classes, image[stays], at[column[stays]], value[stays])
+
+
 def _annotations(table: LabelTable) -> NDArray[np.int64]:
     """Known labels per class."""
     stats = table.stats()
@@ -265,7 +316,13 @@ def _annotations(table: LabelTable) -> NDArray[np.int64]:
 
 
 def _finish(
-    run: Run, logits: Tensor, hidden: LabelTable, log: list[Epoch], config: Config, annotations: NDArray[np.int64]
+    run: Run,
+    logits: Tensor,
+    hidden: LabelTable,
+    log: list[Epoch],
+    config: Config,
+    annotations: NDArray[np.int64],
+    left_out: int,
 ) -> Evaluation:
     """Thresholds, calibration and metrics from the held-out images, written to the run."""
     labels = torch.from_numpy(hidden.dense())
@@ -277,19 +334,23 @@ def _finish(
     else:
         thresholds = torch.full((len(hidden.classes),), 0.5)
     found = evaluate(logits, labels, hidden.classes, thresholds=thresholds, platt=platt, annotations=annotations)
-    run.write_json("thresholds.json", dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
-    run.write_json("calibration.json", platt._asdict())
-    run.write_json("metrics.json", {"protocol": f"held-out images; {found.protocol}", **found.overall})
-    if found.per_class:
-        run.write_csv("per_label.csv", list(found.per_class[0]), [list(row.values()) for row in found.per_class])
+    found = _with_note(found, left_out)
+    run.write_calibration(platt, dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
+    run.write_metrics({"protocol": f"held-out images; {found.protocol}", **found.overall}, found.per_class)
     run.write_predictions(hidden.images.array, list(hidden.classes), scores.numpy())
     from halflabel.report.relabelling import draw_relabelling
     from halflabel.report.training import draw_run, model_card
 
     draw_run(log, found, run.plots)
     draw_relabelling(log, run.plots / "relabelling.png")
-    run.write_text("model_card.md", model_card(config.as_dict(), found, hidden))
+    run.write_card(model_card(config.as_dict(), found, hidden))
     return found
+
+
+def _with_note(found: Evaluation, left_out: int) -> Evaluation:
+    """The same evaluation, whose protocol says how many labels of models did not count."""
+    note = f"; {left_out} labels that a model made are not counted" if left_out else ""
+    return dataclasses.replace(found, protocol=found.protocol + note)
 
 
 def _write_model(run: Run, model: Model, classes: Names, config: Config, size: int) -> None:
@@ -298,11 +359,13 @@ def _write_model(run: Run, model: Model, classes: Names, config: Config, size: i
     save_tensors(model.state_dict(), run.weights, {"halflabel": json.dumps(about)})
 
 
-def _repro(run: Run, config: Config) -> str:
-    """A shell script that trains the same again, from the labels that the run keeps."""
+def _repro(run: Run, config: Config, images: str) -> str:
+    """A shell script that trains the same again, from the labels that the run keeps; it may be called from anywhere."""
     given = {**config.as_dict(), **dataclasses.asdict(config.settings)}
-    words = ["halflabel", "train", str(run / "labels.parquet"), given.pop("images"), "--out", f"{run.folder}-again"]
-    options, _ = given.pop("options"), given.pop("settings")
+    options, _, _ = given.pop("options"), given.pop("settings"), given.pop("images")
+    for name in ("weights", "begin_from"):
+        given[name] = os.path.abspath(given[name]) if given[name] else None
+    words = [os.path.abspath(images) if images else ""]  # of images in memory there is no folder to name
     for name, value in given.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
@@ -311,7 +374,8 @@ def _repro(run: Run, config: Config) -> str:
             words += [f"--{flag}", str(value)]
     for name, value in options.items():
         words += ["--" + name.replace("_", "-"), str(value)]
-    return f"#!/bin/sh\n{shlex.join(words)}\n"
+    command = f'halflabel train "$here"/{run.labels.name} {shlex.join(words)} --out "$here"-again'
+    return f'#!/bin/sh\nhere=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd) || exit\n{command}\n'
 
 
 def _device(settings: Settings) -> str:
@@ -362,12 +426,13 @@ class Prediction(NamedTuple):
 class Predictor:
     """A trained run, ready to score images."""
 
-    annotations: NDArray[np.int64] | None = None  # known training labels per class, where the labels are there
+    run: Run | None = None  # None for what was exported
 
     def __init__(self, run: Run) -> None:
         """Load the weights, the class names, the thresholds and the calibration of a run."""
         from safetensors import SafetensorError, safe_open
 
+        self.run = run
         self.config = Config.from_dict(run.read_config())
         run.check_finished()
         try:
@@ -392,51 +457,91 @@ class Predictor:
         self.device = _device(self.config.settings) if self.config.settings.device != "cuda" else _device(Settings())
         self.model.to(self.device).to(memory_format=torch.channels_last).eval()
         size = self.config.size or backbone.preprocess.size
-        self.views = make_views(size, self.config.resize, backbone)
+        self.views = make_views(size, self.config.resize, backbone, self.config.crop)
         self.platt, self.thresholds = Platt(), torch.full((len(self.classes),), 0.5)
-        if (run / "labels.parquet").exists():
-            self.annotations = _annotations(run.read_labels())
-        if (run / "calibration.json").exists():
+        if run.judged:
             self.platt = run.read_calibration()
             cuts = run.read_thresholds()
             if missing := [name for name in self.classes if cuts.get(name) is None]:
-                raise UserError(f"{run / 'thresholds.json'} has none for the class {missing[0]!r}", "train again")
+                raise UserError(f"{run.folder} has no threshold for the class {missing[0]!r}", "train again")
             self.thresholds = torch.tensor([cuts[name] for name in self.classes])
+
+    @cached_property
+    def annotations(self) -> NDArray[np.int64] | None:
+        """Known training labels per class (C,), where the labels are there; read when they are first asked for."""
+        if self.run is None or not self.run.labels.exists():
+            return None
+        return _annotations(self.run.read_labels())
 
     def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Logits of every image of a source (N, C); NaN for unreadable ones."""
-        mirror = self.config.mirror
-        return score(self.model, source, device=self.device, batch_size=32, mirror=mirror, progress=progress).logits
+        return score(
+            self.model,
+            source,
+            device=self.device,
+            batch_size=32,
+            mirror=self.config.mirror,
+            progress=progress,
+            features=False,
+        ).logits
 
     def scores(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Calibrated probabilities (N, C); NaN for unreadable images."""
         return self.platt.scores(self.logits(source, progress))
 
+    def labels(self, scores: Tensor, *, top: int = 3, every: bool = False) -> list[dict[str, Any]]:
+        """What the scores (C,) of an image say, most likely first: class, probability, present (over its threshold).
+
+        Given are the classes that are present and the `top` most likely, or every one.
+        """
+        present = scores >= self.thresholds
+        order = torch.argsort(scores, descending=True, stable=True)
+        shown = order if every else order[(torch.arange(len(order)) < min(top, len(order))) | present[order]]
+        columns = (self.classes.take(shown.numpy()), scores[shown].tolist(), present[shown].tolist())
+        keys = ("class", "probability", "present")
+        return [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
+
     def evaluate(
-        self, table: LabelTable, images: Path, progress: Callable[[int, int], None] | None = None
+        self,
+        labels: LabelTable | Rows,
+        images: Path,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        called: str = "the label table",
     ) -> Evaluation:
-        """Measure the run on other labels; classes are matched by name."""
-        at = table.classes.index(self.classes.array)
-        if (at < 0).any():
-            missing = self.classes[int(np.flatnonzero(at < 0)[0])]
+        """Measure the run on other labels, less those that a model made; classes are matched by name.
+
+        Of a class that the labels do not name, nothing is known. `called` is what an error calls the labels.
+        """
+        every, table = tables(labels)
+        if every.known and not table.known:
             raise UserError(
-                f"the labels have no class {missing!r}, which the run knows",
-                "use the same class names; one of which nothing is known is named by a row without an image",
+                f"all {every.known} labels were made by a model, so there is nothing to measure by",
+                "have some of them checked: halflabel review",
             )
-        table = table.subset(classes=at)
+        if (table.classes.index(self.classes.array) < 0).all():
+            theirs, own = (", ".join(map(repr, list(names)[:3])) for names in (table.classes, self.classes))
+            raise UserError(
+                f"{called} names none of the run's {len(self.classes)} classes: it has {theirs} …, the run {own} …",
+                "use the same class names",
+            )
+        table, every = _over(table, self.classes), _over(every, self.classes)
+        left_out = every.known - table.known
+        annotations = self.annotations  # before the work of scoring: the run's labels may be damaged
         source = open_images(table.images, images, self.views, dataclasses.replace(self.config, max_bad=1.0))
-        labels = torch.from_numpy(table.dense())
+        truth = torch.from_numpy(table.dense())
         logits = self.logits(source, progress)
-        return processes.on_first(
+        found = processes.on_first(
             lambda: evaluate(
                 logits,
-                labels,
+                truth,
                 table.classes,
                 thresholds=self.thresholds,
                 platt=self.platt,
-                annotations=self.annotations,
+                annotations=annotations,
             )
         )
+        return _with_note(found, left_out)
 
 
 def predict_files(
@@ -477,15 +582,5 @@ def predict_files(
         if number in reasons:
             found.append(Prediction(str(path), [], reasons[number]))
             continue
-        order = torch.argsort(scores[number], descending=True, stable=True).tolist()
-        labels = [
-            {
-                "class": predictor.classes[c],
-                "probability": float(scores[number, c]),
-                "present": bool(scores[number, c] >= predictor.thresholds[c]),
-            }
-            for rank, c in enumerate(order)
-            if all_scores or rank < top or scores[number, c] >= predictor.thresholds[c]
-        ]
-        found.append(Prediction(str(path), labels))
+        found.append(Prediction(str(path), predictor.labels(scores[number], top=top, every=all_scores)))
     return found

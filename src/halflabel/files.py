@@ -24,8 +24,10 @@ _LARGEST = 1 << 28  # bytes of a text file that is read whole
 
 def write_json(path: str | Path, content: Any) -> None:
     """Write content as JSON, whole or not at all; NaN and infinities become null."""
+    text = json.dumps(plain(content), indent=1, ensure_ascii=False) + "\n"
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(plain(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        # A path may hold bytes that are no UTF-8: what Python makes of them goes out as \udcff, which JSON reads back.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_text(path: str | Path, fix: str, *, most: int = _LARGEST) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.names import Names
+from halflabel.labels.names import Names, class_number
 from halflabel.labels.sheet import delimiter_of, existing, first_line, records
-from halflabel.labels.table import LabelTable, count_before
+from halflabel.labels.table import LabelTable
 
 __all__ = ["Edges", "LabelGraph", "from_cooccurrence", "from_file", "from_wordnet", "identity"]
 
@@ -94,7 +93,7 @@ def from_cooccurrence(table: LabelTable, k: int | None = None, *, prior: float =
     Memory: 8 bytes per known entry, 16 per known positive, and counts of 256 classes at a time, never C × C; time about
     2 Σ_images present · known.
     """
-    present, known = _matrix(table, table.value > 0), _matrix(table, np.ones(table.known, bool))
+    present, known = table.matrix(table.value > 0), table.matrix(np.ones(table.known, bool))
     columns = present.tocsc()
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))]
     for first in range(0, len(table.classes), _BLOCK):
@@ -130,7 +129,7 @@ def from_file(path: str | Path, classes: Names) -> Edges:
     read: dict[tuple[int, int], tuple[int, float]] = {}  # (row, col) -> line, weight
     number = {name: position for position, name in enumerate(classes)}
     for line, fields in _rows(path, number):
-        pair = (_class(fields[0], number, path, line), _class(fields[1], number, path, line))
+        pair = (class_number(fields[0], number, path, line), class_number(fields[1], number, path, line))
         if pair in read:
             said = f"the edge from {fields[1]!r} to {fields[0]!r} is already on line {read[pair][0]}"
             raise LabelError(said, "remove one of the two lines", path, line=line)
@@ -263,16 +262,6 @@ def _by_row(rows: NDArray[np.int64], cols: NDArray[np.int64], weights: NDArray[n
     return Edges(rows[order], cols[order], weights[order])
 
 
-def _matrix(table: LabelTable, chosen: NDArray[np.bool_]) -> Any:
-    """The chosen known entries as ones in a sparse (N, C) matrix."""
-    from scipy.sparse import csr_array
-
-    column = table.column[chosen].astype(np.int32)
-    start = count_before(chosen, table.start)
-    # No count can be above the number of images, and that number fits 32 bits.
-    return csr_array((np.ones(len(column), np.int32), column, start), shape=table.shape)
-
-
 def _rows(path: Path, classes: dict[str, int]) -> Iterator[tuple[int, list[str]]]:
     for place, (line, record) in enumerate(records(path, delimiter_of(first_line(path)))):
         fields = [field.strip() for field in record]
@@ -280,14 +269,6 @@ def _rows(path: Path, classes: dict[str, int]) -> Iterator[tuple[int, list[str]]
             raise LabelError(f"{len(fields)} fields", "write class,class,weight or class,class", path, line=line)
         if place or fields[0] in classes or fields[1] in classes:
             yield line, fields
-
-
-def _class(name: str, classes: dict[str, int], path: Path, line: int) -> int:
-    if name not in classes:
-        close = get_close_matches(name, classes, 1)
-        fix = f"write {close[0]!r}, or remove the line" if close else "use the names of the labels, or remove the line"
-        raise LabelError(f"no class is called {name!r}", fix, path, line=line)
-    return classes[name]
 
 
 def _weight(fields: list[str], path: Path, line: int) -> float:

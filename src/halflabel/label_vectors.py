@@ -166,13 +166,7 @@ def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
 
 def _pairs(table: LabelTable) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """Pairs of classes (row, col) that are present together, in how many images, and in how many both are known."""
-    from scipy.sparse import csr_array
-
-    image, column, value = table.entries()
-    shape, at = table.shape, column.astype(np.int64)
-    known = csr_array((np.ones(len(value), np.int64), (image, at)), shape=shape)
-    over = value > 0
-    present = csr_array((np.ones(int(over.sum()), np.int64), (image[over], at[over])), shape=shape)
+    present, known = table.matrix(table.value > 0), table.matrix(np.ones(table.known, bool))
     columns_present, columns_known = present.tocsc(), known.tocsc()
     for first in range(0, len(table.classes), _BLOCK):
         block = slice(first, first + _BLOCK)

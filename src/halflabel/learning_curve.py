@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.compare.result import Interval, Scored
+from halflabel.rng import uniform
 
 __all__ = ["Backtest", "Extrapolation", "Law", "extrapolate", "fit_law"]
 
@@ -115,11 +116,18 @@ def _drawn(found: Sequence[Mapping[int, Scored]]) -> tuple[NDArray[np.float64], 
     freedom = sum(len(one) - 1 for one in values)
     # Pooled over the shares: three seeds alone say little of their spread.
     spread = math.sqrt(sum(((one - one.mean()) ** 2).sum() for one in values) / freedom) if freedom else 0.0
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=images.shape) * spread
-    if freedom:  # the spread itself is known from few runs only
-        noise *= np.sqrt(freedom / rng.chisquare(freedom, (len(images), 1)))
+    normal = _normal(len(images), len(values) + freedom)
+    noise = normal[:, : len(values)] * spread
+    if freedom:  # the spread itself is known from few runs only: χ² is a sum of squares of normal numbers
+        noise *= np.sqrt(freedom / (normal[:, len(values) :] ** 2).sum(1, keepdims=True))
     return means, means + images - np.nanmean(images, 0) + noise / np.sqrt([len(one) for one in values])
+
+
+def _normal(rows: int, columns: int) -> NDArray[np.float64]:
+    """Normal numbers (rows, columns), each a function of its place alone (Box and Muller 1958)."""
+    row, column = np.arange(rows)[:, None], np.arange(columns)[None]
+    radius = np.sqrt(-2 * np.log1p(-uniform(0, row, column, 0)))
+    return np.asarray(radius * np.cos(2 * math.pi * uniform(0, row, column, 1)))
 
 
 def _interval(point: NDArray[np.float64], drawn: NDArray[np.float64]) -> Interval:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from halflabel import processes
 from halflabel.errors import UserError
 from halflabel.heads import HeadMaker, Linear, Model
 from halflabel.labels.table import LabelTable
@@ -54,8 +56,10 @@ class Method(nn.Module):
         self.views = views
 
     def plan(self, epochs: int) -> None:
-        """Called before `start` with the number of epochs to come."""
+        """Called before `start` with the number of epochs to come; warns where they are too few for the method."""
         self.relabel.plan(epochs)
+        if processes.is_first() and (idle := self.relabel.idle(epochs)):
+            warnings.warn(idle, stacklevel=2)
 
     def start(self, table: LabelTable) -> None:
         """Called once, before training, with the known training labels."""
@@ -144,6 +148,8 @@ class Recipe:
 
 
 _WHY = {
+    "full": "nothing is unknown, and what it does is for unknown labels",
+    "partial": "it takes all classes of an image but one for absent, which such labels do not say",
     "positives-only": "nothing is known to be absent, and it ignores what is unknown",
     "single-positive": "nothing is known to be absent, and it ignores what is unknown",
 }

@@ -10,7 +10,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.losses import widen
 from halflabel.types import Batch, Passes, Sweep, Targets
 
-__all__ = ["AssumeNegative", "Ignore", "Relabeler", "check_size"]
+__all__ = ["AssumeNegative", "Ignore", "Relabeler", "check_size", "never_starts"]
 
 LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
 
@@ -24,6 +24,13 @@ class Relabeler(nn.Module):
     def plan(self, epochs: int) -> None:
         """Called before `start` with the number of epochs to come, for schedules that end with them."""
 
+    def idle(self, epochs: int) -> str:
+        """Why what it is there for will not happen in so many epochs, and what to change; "" if it will.
+
+        Asked after `plan`; the user is told.
+        """
+        return ""
+
     def start(self, table: LabelTable) -> None:
         """Called once, before training, with the known training labels."""
 
@@ -33,6 +40,10 @@ class Relabeler(nn.Module):
 
     def wants_sweep(self, epoch: int) -> bool:
         """Whether `absorb` is to be called after this epoch; every process must answer alike."""
+        return False
+
+    def wants_sweep_first(self) -> bool:
+        """Whether `absorb` is to be called before the first epoch too, as of epoch 0: for features that stay."""
         return False
 
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
@@ -63,6 +74,23 @@ class AssumeNegative(Relabeler):
         absent = (batch.labels < 0).to(dtype)
         unknown = (batch.labels == 0).to(dtype)
         return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)
+
+
+def never_starts(what: str, first: int, epochs: int, earlier: str = "") -> str:
+    """A line for the user where training ends before epoch `first`, with which something begins; else "".
+
+    `earlier` names options with which it would begin in time.
+
+    >>> never_starts("labelling", 10, 4, "--relabel-at 2")
+    'labelling never starts in 4 epochs: it begins with epoch 10; use --epochs 10 or more, or --relabel-at 2'
+    >>> never_starts("labelling", 10, 10)
+    ''
+    """
+    if first <= epochs:
+        return ""
+    number = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+    fix = f"use --epochs {first} or more" + (f", or {earlier}" if earlier else "")
+    return f"{what} never starts in {number}: it begins with epoch {first}; {fix}"
 
 
 def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps: int = 0, stored: float = 0.0) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
-from halflabel.labels.names import Names
+from halflabel.labels.names import Names, class_number
 from halflabel.labels.sheet import csv_line, delimiter_of, existing, first_line, records
 from halflabel.labels.table import LabelTable
+from halflabel.wilson import wilson
 
 __all__ = ["Consequences", "Kind", "Rules", "Suggestion", "breaches", "read_rules", "suggest", "write_suggestions"]
 
@@ -114,7 +114,7 @@ def _csv(path: Path, classes: Names) -> Rules:
             raise LabelError(
                 f"{fields[1]!r} is no rule", "write implies or excludes between two classes", path, line=line
             )
-        first, second = (_class(name, number, path, line) for name in (fields[0], fields[2]))
+        first, second = (class_number(name, number, path, line) for name in (fields[0], fields[2]))
         kind: Kind = "implies" if fields[1] == "implies" else "excludes"
         if first == second:
             raise LabelError(f"{fields[0]!r} {kind} itself", "remove the line, or name another class", path, line=line)
@@ -184,14 +184,6 @@ def _nodes(root: Any, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
             raise LabelError(f"what is below {name!r} is no list", "write a list of nodes", path)
         waiting += [(child, (*above, name)) for child in below[0]]
         waiting += [(child, ()) for child in below[1]]
-
-
-def _class(name: str, classes: dict[str, int], path: Path, line: int) -> int:
-    if name not in classes:
-        close = get_close_matches(name, classes, 1)
-        fix = f"write {close[0]!r}, or remove the line" if close else "use the names of the labels, or remove the line"
-        raise LabelError(f"no class is called {name!r}", fix, path, line=line)
-    return classes[name]
 
 
 def _closed(given: list[_Given], classes: Names, path: Path) -> Rules:
@@ -285,7 +277,7 @@ def suggest(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> list[Su
 
     Memory: counts of 256 classes at a time, and the pairs that pass; never C × C.
     """
-    present, absent = _matrix(table, table.value > 0), _matrix(table, table.value < 0)
+    present, absent = table.matrix(table.value > 0), table.matrix(table.value < 0)
     positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
     known = np.bincount(table.column, minlength=len(table.classes))
     rate = (positives + 1) / (known + 2)
@@ -302,7 +294,7 @@ def suggest(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> list[Su
             ("excludes", without_b, 1 - rate[None, :]),
         )
         for kind, holds, usual in kinds:
-            low = _wilson(holds, seen)
+            low = np.nan_to_num(wilson(holds, seen, z=1.645).low)  # one-sided; 0 where nothing was seen
             # What the counts still allow of breaches, against what chance would make of them.
             a, b = np.nonzero((seen > 0) & (low >= bound) & (1 - low <= 0.5 * (1 - usual)))
             best = np.lexsort((-seen[a, b], -low[a, b]))[: 2 * top]
@@ -325,21 +317,3 @@ def suggest(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> list[Su
 def write_suggestions(found: list[Suggestion]) -> str:
     """The suggestions as a rules file, each line ready to be kept or removed."""
     return "".join(csv_line((rule.first, rule.kind, rule.second)) for rule in found)
-
-
-def _wilson(holds: NDArray[Any], seen: NDArray[Any], z: float = 1.645) -> NDArray[np.float64]:
-    """Wilson's lower bound of a share, one-sided at 95 %; 0 where nothing was seen."""
-    n = np.maximum(seen, 1)
-    share = holds / n
-    margin = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    low: NDArray[np.float64] = (share + z * z / (2 * n) - margin) / (1 + z * z / n) * (seen > 0)
-    return low
-
-
-def _matrix(table: LabelTable, chosen: Mask) -> Any:
-    """The chosen known entries as ones in a sparse (N, C) matrix."""
-    from scipy.sparse import csr_array
-
-    before = np.append(0, np.cumsum(chosen, dtype=np.int64))[table.start]
-    column = table.column[chosen].astype(np.int32)
-    return csr_array((np.ones(len(column), np.int64), column, before), shape=table.shape)

@@ -22,6 +22,7 @@ from halflabel.files import check_fields, plain, read_json, read_text, replacing
 
 if TYPE_CHECKING:
     from halflabel.calibrate import Platt
+    from halflabel.labels.names import Names
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
 
@@ -65,13 +66,23 @@ def _by_the_first(write: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
+class _Place:
+    """Where something of a run lies."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: Run, kind: type[Run] | None = None) -> Path:
+        return run.folder / self.name
+
+
 class Run:
     """A folder with the settings, the log, the weights and the results of one training run.
 
     config.yaml     every setting, resolved                 log.jsonl, log.csv   one line per epoch
     env.json        versions and device                     metrics.json         what was measured, on what
     made.json       when training ended, by which version
-    labels.parquet  the labels trained on, data.hash their digest
+    labels.parquet  the labels trained on, with their sources and scores; data.hash is their digest
     truth.parquet   hidden labels, for the log alone
     split.parquet   which image was held out                per_label.csv        the same, per class
                                                             predictions.parquet  scores of the held-out images
@@ -79,7 +90,18 @@ class Run:
     last/           checkpoints to resume from              calibration.json     logits to probabilities
     bad_images.csv  what could not be read                  plots/, model_card.md, report.html, repro.sh
     answers.sqlite  what people said, kept for ever         scores.parquet       scores to ask by
+    filled.csv      what `fill` filled
     """
+
+    weights = _Place("best.safetensors")
+    checkpoints = _Place("last")
+    plots = _Place("plots")
+    labels = _Place("labels.parquet")
+    split = _Place("split.parquet")
+    predictions = _Place("predictions.parquet")
+    bad_images = _Place("bad_images.csv")
+    filled = _Place("filled.csv")  # where `fill` writes unless told otherwise
+    tensorboard = _Place("tensorboard")
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -88,16 +110,14 @@ class Run:
         return self.folder / name
 
     @property
-    def weights(self) -> Path:
-        return self / "best.safetensors"
+    def begun(self) -> bool:
+        """Whether there are settings and labels, so that it can be resumed."""
+        return (self / "config.yaml").exists()
 
     @property
-    def checkpoints(self) -> Path:
-        return self / "last"
-
-    @property
-    def plots(self) -> Path:
-        return self / "plots"
+    def judged(self) -> bool:
+        """Whether held-out images gave a calibration and thresholds."""
+        return (self / "calibration.json").exists()
 
     @classmethod
     def create(cls, folder: str | Path, *, force: bool = False) -> Run:
@@ -105,7 +125,11 @@ class Run:
         run = cls(folder)
         if run.folder.exists() and not run.folder.is_dir():
             raise UserError(f"{run.folder} is a file", "name a folder for the run with --out")
-        if (run / "config.yaml").exists() and not force:
+        try:
+            str(run.folder).encode()
+        except UnicodeEncodeError:  # Arrow opens no such paths
+            raise UserError(f"{str(run.folder)!r} is no UTF-8", "choose another --out") from None
+        if run.begun and not force:
             raise UserError(
                 f"{run.folder} already holds a run",
                 "choose another --out, go on with --resume, or add --force to start it again",
@@ -113,7 +137,7 @@ class Run:
         return run
 
     @_by_the_first
-    def start(self, table: LabelTable, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:
+    def start(self, labels: LabelTable | Rows, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:
         """Clear what an earlier run left here, then write labels and settings: from now on it can be resumed."""
         import shutil
 
@@ -122,12 +146,17 @@ class Run:
             shutil.rmtree(folder, ignore_errors=True)
         for name in _RESULTS:
             (self / name).unlink(missing_ok=True)
-        self.write_labels(table)
+        self.write_labels(labels)
         if truth is not None:
             from halflabel.labels import formats
 
             formats.write(truth, self / "truth.parquet")
         self.write_config(config)
+
+    @_by_the_first
+    def withdraw(self) -> None:
+        """Take the start back: what stopped the run before its first epoch is no run to go on with."""
+        (self / "config.yaml").unlink(missing_ok=True)
 
     @_by_the_first
     def tidy(self) -> None:
@@ -143,7 +172,7 @@ class Run:
     def open(cls, folder: str | Path) -> Run:
         """An existing run, or an error that says what is missing."""
         run = cls(folder)
-        if not (run / "config.yaml").exists():
+        if not run.begun:
             raise UserError(f"{run.folder} holds no run (no config.yaml)", "name the folder that `train --out` wrote")
         return run
 
@@ -162,8 +191,7 @@ class Run:
         try:
             config = yaml.safe_load(text)
         except Exception as error:  # besides its own kinds, whatever a date or a number that is none makes Python raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{self / 'config.yaml'} cannot be read ({reason})", "train again") from None
+            raise UserError(f"{self / 'config.yaml'} cannot be read ({_reason(error)})", "train again") from None
         if not isinstance(config, dict) or not _is_small(config):
             raise UserError(f"{self / 'config.yaml'} holds no settings", "train again")
         return config
@@ -185,6 +213,40 @@ class Run:
             return read_json(self / name, fix)
         except UserError:
             raise UserError(f"{self / name} is missing or damaged", fix) from None
+
+    def _read_object(self, name: str, fix: str) -> dict[str, Any]:
+        """What a JSON file maps names to; nothing where there is no such file."""
+        found = self.read_json(name) if (self / name).exists() else {}
+        if not isinstance(found, dict):
+            raise UserError(f"{self / name} is damaged", fix)
+        return found
+
+    def read_env(self) -> dict[str, Any]:
+        return self._read_object("env.json", "remove the file: nothing else is lost")
+
+    def read_made(self) -> dict[str, Any]:
+        """When training ended, and by which version; empty in older runs."""
+        return self._read_object("made.json", "remove the file: nothing else is lost")
+
+    @_by_the_first
+    def write_metrics(self, metrics: Mapping[str, Any], per_class: Sequence[Mapping[str, Any]]) -> None:
+        """What was measured on held-out images, and the same per class."""
+        self.write_json("metrics.json", metrics)
+        if per_class:
+            self.write_csv("per_label.csv", list(per_class[0]), [list(row.values()) for row in per_class])
+
+    def read_metrics(self) -> dict[str, Any]:
+        return self._read_object("metrics.json", "train again")
+
+    def read_per_class(self) -> list[dict[str, str]]:
+        """The lines of per_label.csv, as they are written there."""
+        return self._read_csv("per_label.csv")
+
+    @_by_the_first
+    def write_calibration(self, platt: Platt, thresholds: Mapping[str, float]) -> None:
+        """How logits become probabilities, and from which probability each class is said to be present."""
+        self.write_json("thresholds.json", thresholds)
+        self.write_json("calibration.json", platt._asdict())
 
     def read_calibration(self) -> Platt:
         """How logits become probabilities."""
@@ -210,7 +272,15 @@ class Run:
     @_by_the_first
     def write_text(self, name: str, text: str) -> None:
         with replacing(self / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            # A path may hold bytes that are no UTF-8; they go out as they came in.
+            temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    def write_card(self, text: str) -> None:
+        self.write_text("model_card.md", text)
+
+    def write_script(self, text: str) -> None:
+        """The commands that train the same again."""
+        self.write_text("repro.sh", text)
 
     @_by_the_first
     def write_env(self, device: str) -> None:
@@ -255,36 +325,61 @@ class Run:
 
     @_by_the_first
     def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        with replacing(self / name) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        with (
+            replacing(self / name) as temporary,
+            open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+        ):
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(header)
             writer.writerows([plain(cell) for cell in row] for row in rows)
 
-    @_by_the_first
-    def write_labels(self, table: LabelTable) -> None:
-        """The labels trained on: a run can be resumed whatever becomes of the file they came from."""
-        from halflabel.labels import formats
+    def _read_csv(self, name: str) -> list[dict[str, str]]:
+        path = self / name
+        if not path.exists():
+            return []
+        try:
+            with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+                return list(csv.DictReader(file))
+        except (OSError, csv.Error) as error:
+            raise UserError(f"{path} cannot be read ({error})", "train again") from None
 
-        formats.write(table, self / "labels.parquet")
-        self.write_text("data.hash", table.digest() + "\n")
+    def count_bad_images(self) -> int:
+        """How many images could not be read."""
+        return len(self._read_csv(self.bad_images.name))
+
+    @_by_the_first
+    def write_labels(self, labels: LabelTable | Rows) -> None:
+        """The labels trained on: a run can be resumed whatever becomes of the file they came from.
+
+        Of rows, those that hold are kept with their source and score: what a model made stays known as such.
+        """
+        from halflabel.labels import formats
+        from halflabel.labels.rows import Rows
+        from halflabel.provenance import decisive
+
+        rows = decisive(labels if isinstance(labels, Rows) else Rows.from_table(labels))
+        formats.write(rows, self.labels)
+        self.write_text("data.hash", rows.resolve().digest() + "\n")
 
     def read_labels(self) -> LabelTable:
         """The labels trained on, checked against their digest."""
+        return self._read_labels()[1]
+
+    def read_rows(self) -> Rows:
+        """The same as rows, one per known entry, with who made each; in older runs nobody is named."""
+        return self._read_labels()[0]
+
+    def _read_labels(self) -> tuple[Rows, LabelTable]:
         from halflabel.labels import formats
 
         try:
-            table = formats.read(self / "labels.parquet", format="long").table()
+            rows = formats.read(self.labels, format="long").rows
         except UserError as error:
             raise UserError(error.message, "start a new run") from None
+        table = rows.resolve()
         if read_text(self / "data.hash", "start a new run").strip() != table.digest():
-            raise UserError(f"{self / 'labels.parquet'} is not what was trained on", "start a new run")
-        return table
-
-    def read_rows(self) -> Rows:
-        """The labels trained on as rows, to append others to."""
-        from halflabel.labels import formats
-
-        return formats.read(self / "labels.parquet", format="long").rows
+            raise UserError(f"{self.labels} is not what was trained on", "start a new run")
+        return rows, table
 
     def read_truth(self) -> LabelTable | None:
         """The hidden labels that the log compares guesses with, where they were given."""
@@ -299,24 +394,38 @@ class Run:
         import pyarrow.parquet as pq
 
         kind = np.array(["train", "validation"])[part]
-        with replacing(self / "split.parquet") as temporary:
+        with replacing(self.split) as temporary:
             pq.write_table(pa.table({"image": images, "part": pa.array(kind).dictionary_encode()}), temporary)
 
     def read_split(self) -> dict[str, int]:
-        """0 for images that were trained on, 1 for those held out, by name."""
+        """0 for images that were trained on, 1 for those held out, by name; `parts` is quicker where there are many."""
+        names, part = self._read_split()
+        return dict(zip(names, part.tolist(), strict=True))
+
+    def parts(self, images: Names) -> NDArray[np.int8]:
+        """0 for images that were trained on, 1 for those held out, −1 for others, in the order given (N,)."""
+        names, part = self._read_split()
+        at = names.index(images.array)
+        return np.where(at < 0, -1, part[at] if len(part) else 0).astype(np.int8)
+
+    def _read_split(self) -> tuple[Names, NDArray[np.int8]]:
         import pyarrow as pa
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        path = self / "split.parquet"
+        from halflabel.labels.names import Names
+
         try:
-            if not path.is_file():  # a pipe would be waited for
+            if not self.split.is_file():  # a pipe would be waited for
                 raise ValueError("no such file")
-            found = pq.read_table(path)
-            columns = [found[name].to_pylist() for name in ("image", "part")]
-        except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{path} cannot be read ({reason})", "start a new run") from None
-        return {str(image): int(part == "validation") for image, part in zip(*columns, strict=True)}
+            found = pq.read_table(self.split)
+            image, part = (found[name].cast(pa.string()).combine_chunks() for name in ("image", "part"))
+            if image.null_count or not pc.all(pc.is_in(part, pa.array(["train", "validation"])), min_count=0).as_py():
+                raise ValueError("an image has no name or no part")
+            names = Names(image)
+        except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException, UserError) as error:
+            raise UserError(f"{self.split} cannot be read ({_reason(error)})", "start a new run") from None
+        return names, pc.equal(part, "validation").to_numpy(zero_copy_only=False).astype(np.int8)
 
     @_by_the_first
     def write_predictions(self, images: Sequence[str], classes: Sequence[str], scores: NDArray[np.float32]) -> None:
@@ -327,8 +436,25 @@ class Run:
         flat = pa.array(np.ascontiguousarray(scores, dtype=np.float32).reshape(-1))
         table = pa.table({"image": images, "scores": pa.FixedSizeListArray.from_arrays(flat, len(classes))})
         table = table.replace_schema_metadata({"classes": json.dumps(list(classes))})
-        with replacing(self / "predictions.parquet") as temporary:
+        with replacing(self.predictions) as temporary:
             pq.write_table(table, temporary, compression="zstd")
+
+    def read_predictions(self) -> tuple[Names, list[str], NDArray[np.float32]]:
+        """(H images, C classes, scores (H, C)); NaN for images that could not be read."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from halflabel.labels.names import Names
+
+        try:
+            found = pq.read_table(self.predictions).combine_chunks()
+            classes = [str(name) for name in json.loads(found.schema.metadata[b"classes"])]
+            names = Names(found["image"].cast(pa.string()).combine_chunks())
+            flat = found["scores"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            scores = flat.reshape(len(names), len(classes)).astype(np.float32)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException, UserError) as error:
+            raise UserError(f"{self.predictions} cannot be read ({_reason(error)})", "train again") from None
+        return names, classes, scores
 
 
 def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:
@@ -344,6 +470,11 @@ def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:
         return "hub"
     Run.open(path).check_finished()
     return "run"
+
+
+def _reason(error: Exception) -> str:
+    text = error.message if isinstance(error, UserError) else str(error)
+    return (text.splitlines() or [type(error).__name__])[0]
 
 
 def _is_small(config: Any) -> bool:

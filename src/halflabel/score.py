@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from halflabel import processes, scratch
 from halflabel.data.sources import Source, agree_on_bad, sequential
-from halflabel.errors import UserError
+from halflabel.errors import NothingRead
 from halflabel.heads import Model
 from halflabel.rng import bits
 from halflabel.room import Room
@@ -98,7 +98,7 @@ def score(
     agree_on_bad(source)
     found = processes.merge(found, plan)
     if not found:
-        raise UserError("not one image could be read", "check the image folder")
+        raise NothingRead("not one image could be read", "check the image folder")
     return Sweep(**{"features": torch.zeros(len(source), 0), **found})
 
 

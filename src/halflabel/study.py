@@ -21,8 +21,8 @@ from halflabel import __version__
 from halflabel.auto import epochs_for, short_list
 from halflabel.compare.bench import Bench
 from halflabel.compare.grid import Contender, Grid, Hiding, parse_budget
-from halflabel.compare.loop import Watch, run_grid
-from halflabel.compare.result import RESAMPLES, Interval, Judged, Scored, difference, interval
+from halflabel.compare.loop import Progress, Watch, check_rate, run_grid
+from halflabel.compare.result import RESAMPLES, Interval, Judged, Scored, common_seeds, difference, interval
 from halflabel.compare.store import Store
 from halflabel.errors import UserError
 from halflabel.experiment import Config
@@ -38,13 +38,18 @@ BUDGETS = (0.1, 0.2, 0.5, 0.8, 1.0)
 GROWTH = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 CURVES = ("whole images", "random labels")
 
+Place = tuple[str, float]  # a strategy and its share of clean labels
+
 _FEWEST = 20  # images
 _SAVED = ("study.csv", "study.json")
 
 
 @dataclass(frozen=True)
 class Point:
-    """Test mAP of one way to spend labels, mean over seeds with a 95 % interval; `share` is that of clean labels."""
+    """Test mAP of one way to spend labels, with a 95 % interval; `share` is that of clean labels.
+
+    The mean is over `seeds` seeds, those that all points have finished; `per_seed` has all of its own.
+    """
 
     strategy: str
     share: float
@@ -88,6 +93,7 @@ class Study:
     protocol: tuple[str, ...]
     failures: tuple[str, ...] = ()
     left_out: int = 0
+    waiting: tuple[int, int] | None = None  # images with features, of so many, where the budget ended among these
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Growth:
     protocol: tuple[str, ...]
     failures: tuple[str, ...] = ()
     left_out: int = 0
+    waiting: tuple[int, int] | None = None
 
 
 def study(
@@ -144,7 +151,8 @@ def study(
         kept = _PLUS.apply(bench.rest, 0)
         spent["noisy+", float(np.mean(kept.value == bench.rest.value))] = _PLUS
     scored = {place: tried.scored(hiding) for place, hiding in spent.items()}
-    points = [_point(bench, *place, spent[place], found) for place, found in scored.items() if found]
+    seen = _by_common_seeds(scored)
+    points = [_point(bench, *place, spent[place], found, scored[place]) for place, found in seen.items()]
     pairs = [(a, b) for a in scored for b in scored if _compared(a, b)]
     gaps = [gap for a, b in pairs if (gap := _gap(*a, scored[a], *b, scored[b])) is not None]
     left = f"{len(whole)} of {len(table)} images have all labels known and are used; {_said(bench, tried, seeds)}"
@@ -153,9 +161,10 @@ def study(
         tuple(points),
         tuple(gaps),
         tuple(conclude(gaps)),
-        (left, *_PROTOCOL),
+        (left, *_PROTOCOL, *_said_of_seeds(scored, seen)),
         tuple(tried.failures),
         len(tried.left),
+        tried.waiting,
     )
     _save(out, result, points)
     if points:
@@ -189,16 +198,19 @@ def grow(
     spent |= {("random labels", share): _hiding("partial", share) for share in steps}
     bench, tried = _train(table, images, out, method, list(spent.values()), seeds, **how)
     scored = {place: tried.scored(hiding) for place, hiding in spent.items()}
-    points = [_point(bench, *place, spent[place], found) for place, found in scored.items() if found]
+    seen = _by_common_seeds(scored)
+    points = [_point(bench, *place, spent[place], found, scored[place]) for place, found in seen.items()]
     gaps = [
         gap
         for share in steps[:-1]
         if (gap := _gap(CURVES[0], share, scored[CURVES[0], share], CURVES[1], share, scored[CURVES[1], share]))
     ]
-    main = {share: scored[CURVES[0], share] for share in steps if scored[CURVES[0], share]}
+    # By the same seeds at all shares: one that is easier would bend the curve where it is alone.
+    main = {share: seen[CURVES[0], share] for share in steps if (CURVES[0], share) in seen}
     enough = len(main) >= 3 and 1.0 in main
     law = extrapolate(main) if enough else Extrapolation((math.nan,) * 3, (), Interval(*(math.nan,) * 3), None)
-    said = (_said(bench, tried, seeds), *_GROWING, _ONE_SEED if seeds == 1 else "")
+    alone = len(next(iter(seen.values()), {0: None})) == 1
+    said = (_said(bench, tried, seeds), *_GROWING, _ONE_SEED if alone else "", *_said_of_seeds(scored, seen))
     result = Growth(
         tried.contender.name,
         tuple(points),
@@ -210,6 +222,7 @@ def grow(
         protocol=tuple(line for line in said if line),
         failures=tuple(tried.failures),
         left_out=len(tried.left),
+        waiting=tried.waiting,
     )
     _save(out, result, points)
     if result.curve:
@@ -273,6 +286,7 @@ class _Tried:
     left: Sequence[Any]
     store: Store
     judged: Judged
+    waiting: tuple[int, int] | None = None
 
     def scored(self, hiding: Hiding) -> dict[int, Scored]:
         """By seed, for the seeds that are finished."""
@@ -310,10 +324,12 @@ def _train(
         raise UserError(f"{seeds} seeds give no result", "use 1 or more")
     if not 0 < test_share < 1:
         raise UserError(f"the test share {test_share:g} is not between 0 and 1", "use 0.2")
+    check_rate(lr)
     if config is None:
         config = Config(held_out=0.0)
         epochs = epochs_for(len(table), config.tune)
         config = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=epochs))
+    features = Progress(progress)
     bench = Bench(
         table,
         images,
@@ -324,7 +340,7 @@ def _train(
         cache=cache if cache is not None else out.parent / "cache",
         deadline=None if seconds is None else started + seconds,
         say=say,
-        progress=progress,
+        progress=features,
     )
     hidings = tuple(dict.fromkeys(hidings))
     if method == "auto":
@@ -335,10 +351,10 @@ def _train(
     contender = Contender.parse(method, lr=lr)
     grid = Grid((contender,), hidings, seeds, "none")
     bench.open()
-    store = Store(out)
+    store = Store(out, "study")
     store.start({"halflabel": __version__, "test_share": test_share, **bench.identity()}, force=force)
     found, left = run_grid(grid, bench, store, watch, bench.deadline)
-    return bench, _Tried(contender, grid, found, left, store, Judged(bench, store))
+    return bench, _Tried(contender, grid, found, left, store, Judged(bench, store), features.waiting)
 
 
 def _said(bench: Bench, tried: _Tried, seeds: int) -> str:
@@ -353,12 +369,37 @@ def _said(bench: Bench, tried: _Tried, seeds: int) -> str:
     )
 
 
-def _point(bench: Bench, strategy: str, share: float, hiding: Hiding, found: Mapping[int, Scored]) -> Point:
+def _by_common_seeds(scored: Mapping[Place, Mapping[int, Scored]]) -> dict[Place, dict[int, Scored]]:
+    """What is finished of each place with the seeds that all of these have; left out is who has none of them."""
+    common = common_seeds({place: found for place, found in scored.items() if found})
+    seen = {place: {seed: found[seed] for seed in common if seed in found} for place, found in scored.items()}
+    return {place: found for place, found in seen.items() if found}
+
+
+def _said_of_seeds(
+    scored: Mapping[Place, Mapping[int, Scored]], seen: Mapping[Place, Mapping[int, Scored]]
+) -> list[str]:
+    """Which finished runs no point is made of."""
+    further = sum(len(found) - len(seen.get(place, ())) for place, found in scored.items())
+    if not further:
+        return []
+    seeds = ", ".join(map(str, next(iter(seen.values()))))
+    return [f"Points are means over the seeds that all have finished ({seeds}); {further} further runs are left out."]
+
+
+def _point(
+    bench: Bench,
+    strategy: str,
+    share: float,
+    hiding: Hiding,
+    found: Mapping[int, Scored],
+    every: Mapping[int, Scored],
+) -> Point:
     values = np.array([one.mAP for one in found.values()])
     positives = min(one.positives for one in found.values())
     own = interval(values, np.stack([one.replicates for one in found.values()]), positives)
     labels = hiding.apply(bench.rest, 0).known
-    return Point(strategy, share, labels, *own, len(values), tuple(map(float, values)))
+    return Point(strategy, share, labels, *own, len(values), tuple(one.mAP for one in every.values()))
 
 
 def _gap(
@@ -383,7 +424,7 @@ def _compared(a: tuple[str, float], b: tuple[str, float]) -> bool:
 
 
 def _save(out: Path, result: Study | Growth, points: Sequence[Point]) -> None:
-    store = Store(out)
+    store = Store(out, "study")
     names = [one.name for one in dataclasses.fields(Point)]
     rows = [
         [*(getattr(point, name) for name in names[:-1]), " ".join(f"{v:.6g}" for v in point.per_seed)]

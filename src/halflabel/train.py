@@ -191,6 +191,9 @@ class _Training:
         elif self.folder is not None and processes.is_first():
             checkpoints.clear(self.folder)
         interrupt.release()
+        if (self.epoch, self.done) == (1, 0) and self.method.relabel.wants_sweep_first():
+            self.method.relabel.absorb(self._sweep(0), 0)
+            processes.agree(self.method.state_dict().values())
         while self.epoch <= self.settings.epochs and not self._stalled():
             self._train_epoch()
             line = self._finish_epoch()
@@ -355,10 +358,8 @@ class _Training:
         agree_on_bad(self.source)
         processes.agree(self._state())
         relabel = self.method.relabel
-        sweep = logits = None
-        if relabel.wants_sweep(self.epoch):
-            seed = int(bits(self.settings.seed, PASSES, self.epoch)[0])
-            sweep = self._score(self._whole(), self.source, relabel.passes, seed, relabel.wants_features)
+        logits = None
+        sweep = self._sweep(self.epoch) if relabel.wants_sweep(self.epoch) else None
         if self.validation is not None and self.judge is not None:
             logits = self._score(self._evaluated(), self.validation).logits
         interrupt.hold()
@@ -380,6 +381,12 @@ class _Training:
         line["seconds"] = time.perf_counter() - self.started
         self.log.append(line)
         return line
+
+    def _sweep(self, epoch: int) -> Sweep:
+        """What the model says of all training images after this epoch."""
+        relabel = self.method.relabel
+        seed = int(bits(self.settings.seed, PASSES, epoch)[0])
+        return self._score(self._whole(), self.source, relabel.passes, seed, relabel.wants_features)
 
     def _plan(self, epoch: int) -> Plan:
         """All images in an order that is a function of seed, epoch and names alone, or of the source's own making."""

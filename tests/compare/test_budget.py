@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from halflabel.compare import loop
 from halflabel.compare.bench import Trained
 from halflabel.compare.grid import Contender, Grid, Hiding, Outcome, Task
 from halflabel.compare.store import Store
+from halflabel.errors import UserError
 from halflabel.experiment import Config
 from halflabel.labels.table import LabelTable
 
@@ -80,8 +82,49 @@ def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
     assert not found.failures
     assert sum(left.runs for left in found.left_out) == 4
     assert len(trained) == 1, "it was begun, and no other after it"
+    assert found.waiting == (48, 60)
+    told.clear()
     found = go(budget=1e6, progress=progress, cache=tmp_path / "cache")
+    assert told[0] > 48, "what was computed before is kept"
     assert len(found.rows) == 2
+    assert found.waiting is None
+
+
+def test_a_run_under_way_is_given_up_at_the_end_of_an_epoch(
+    go: Any, monkeypatch: pytest.MonkeyPatch, trained: list[Task]
+) -> None:
+    from halflabel.compare import bench
+
+    now, told = [0.0], []
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+
+    class Watch:
+        def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None:
+            told.append(number)
+
+        def epoch_ends(self, epoch: int, epochs: int) -> None:
+            now[0] += 100.0
+
+        def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
+            pass
+
+    found = go(budget=150.0, watch=Watch())  # two epochs of 100 s each: the last is not cut off
+    assert [row.seeds for row in found.rows] == [1]
+    assert told == [1]
+    now[0] = 0.0
+    go(out="other", budget=50.0, watch=Watch())
+    assert now[0] == 100.0, "one epoch, and no more"
+    again = go(out="other", budget=1e6, watch=Watch())
+    assert [row.seeds for row in again.rows] == [2, 2]
+    assert not again.left_out
+    assert not again.failures
+
+
+def test_a_rate_by_which_nothing_is_learned_is_refused(go: Any, tmp_path: Path) -> None:
+    for rate in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(UserError, match="nothing is learned"):
+            go(lr=rate)
+    assert not (tmp_path / "out").exists()
 
 
 def test_time_left_is_told(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
-from halflabel.compare.bench import Bench
+from halflabel.compare.bench import Bench, OutOfTime
 from halflabel.data.digits import write_folder
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--search", "none"]
@@ -84,13 +86,72 @@ def test_failures_and_what_was_left_out_are_shown(data: Path, tmp_path: Path) ->
     assert none.exit_code == 2
     assert "not one run could be finished" in none.stderr
     short = ask(data, tmp_path / "c", "--methods", "bn-bce,em", "--budget", "0.001s")
+    assert short.exit_code == 2
     assert "left out for want of time: 2 runs" in " ".join(short.output.split())
+    assert "To go on:  halflabel" in short.stdout
+    assert "the budget ended before one run was finished" in short.stderr
+
+
+def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(self: Bench, done: int, total: int) -> None:
+        assert self.progress is not None
+        self.progress(done, total)
+        raise OutOfTime
+
+    monkeypatch.setattr(Bench, "_tell", tell)
+    monkeypatch.setattr("sys.argv", ["halflabel", "compare", "a file.csv", "--force", "--budget", "1s"])
+    result = ask(data, tmp_path / "out", "--methods", "bn-bce", "--budget", "1h")
+    assert result.exit_code == 2
+    assert "To go on:  halflabel compare 'a file.csv' --budget 1s\n" in result.stdout
+    assert "the budget ended while features were computed (16 of 40 images done)" in result.stderr
+
+
+def test_next_trains_what_was_compared(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line can be pasted: it reads the labels and trains as the comparison did."""
+    labels = tmp_path / "my labels.csv"
+    rows = [line.split(",") for line in (data / "train.csv").read_text().splitlines()]
+    body = [[row[0], *("-1" if cell == "0" else cell for cell in row[1:])] for row in rows[1:]]
+    labels.write_text("".join(",".join(row) + "\n" for row in [rows[0], *body]))
+    given = [*TINY[:-2], "--batch-size", "8", "--minus-one", "absent", "--value", "x=unknown", "--value", "y=absent"]
+    result = run(
+        "compare", labels, data / "images", "--out", tmp_path / "out", "--methods", "em:alpha=0.05", "--seeds", "1",
+        "--search", "none", "--shares", "0.5,1", *given,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    line = next(line for line in result.stdout.splitlines() if line.startswith("Next:"))
+    words = shlex.split(line)[1:]
+    assert words[:4] == ["halflabel", "train", str(labels), str(data / "images")]
+    pairs = set(pairwise(words))
+    for flag, value in (
+        ("--method", "em"), ("--alpha", "0.05"), ("--lr", "0.0003"), ("--backbone", "tiny"), ("--size", "32"),
+        ("--epochs", "1"), ("--batch-size", "8"), ("--minus-one", "absent"), ("--value", "x=unknown"),
+        ("--value", "y=absent"), ("--device", "cpu"),
+    ):  # fmt: skip
+        assert (flag, value) in pairs
+    assert not {"--out", "--seeds", "--search", "--shares", "--methods"} & set(words)
+    trained = run(*words[1:], "--out", tmp_path / "run")
+    assert trained.exit_code == 0, trained.output
+
+
+def test_nothing_is_recommended_where_all_labels_were_hidden(data: Path, tmp_path: Path) -> None:
+    result = ask(data, tmp_path, "--methods", "role", "--protocol", "single-positive")
+    assert result.exit_code == 0, result.output
+    assert "halflabel train" not in result.stdout
+    assert "Next:  labels were hidden from all of these" in result.stdout
+
+
+def test_gradients_can_be_clipped(data: Path, tmp_path: Path) -> None:
+    """A run that diverges is told to add --clip 1."""
+    assert ask(data, tmp_path / "out", "--methods", "bce", "--clip", "1").exit_code == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["clip"] == 1.0
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--methods", "bcee"], "did you mean"),
+        (["--methods", "BCE"], "did you mean bce"),
+        (["--lr", "0"], "nothing is learned at the rate 0"),
         (["--shares", "some"], "--shares 0.1,0.3,1"),
         (["--shares", "2"], "0.1,0.3,1"),
         (["--protocol", "nothing"], "single-positive"),

@@ -389,6 +389,7 @@ def test_equal_methods_do_not_differ_and_a_worse_one_is_behind(go: Any, config: 
     assert last.seed_sd == pytest.approx(np.std(last.per_seed, ddof=1))
 
 
+@pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in so few epochs
 def test_auto_says_why(go: Any) -> None:
     said: list[str] = []
     found = go(names="auto", shares=[0.3], seeds=1, say=said.append)

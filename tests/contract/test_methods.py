@@ -64,7 +64,8 @@ class Case:
         self.model = Model(None, head)
         shape = (IMAGES, CHANNELS, 4, 4) if head.needs_maps else (IMAGES, CHANNELS)
         self.values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-        self.source = Features(self.values, self.table.images, [UNREAD])
+        strong = self.values + 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(2))
+        self.source = Features(self.values, self.table.images, [UNREAD], strong=[strong])
 
     def batch(self, index: Tensor | None = None) -> Batch:
         """All images that can be read, or those of `index`; further views are near the first, as augmented ones are."""

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from halflabel.data.decode import BadImage, Quarantine, find_images, locate, read_image
+from halflabel.data.decode import BadImage, Quarantine, TooManyBad, find_images, locate, read_image
 from halflabel.errors import UserError
 
 
@@ -85,6 +85,26 @@ def test_a_jpeg_of_several_pictures_gives_the_first(tmp_path: Path) -> None:
     assert image.shape == (3, 8, 16)
     assert image[0, 4, 4] > 240
     assert image[2, 4, 4] < 15
+
+
+def test_avif_is_read_where_pillow_can_and_named_where_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = pytest.importorskip("PIL.AvifImagePlugin")
+    if not plugin.SUPPORTED:
+        pytest.skip("Pillow is built without AVIF")
+    data = encoded(Image.fromarray(picture()), "AVIF", quality=95)
+    image = read(tmp_path, data)
+    assert image.shape == (3, 20, 30)
+    assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - picture()).mean() < 6
+    (tmp_path / "a.avif").write_bytes(data)
+    assert find_images(tmp_path) == [tmp_path / "a.avif"]
+    assert locate(["a"], tmp_path) == [tmp_path / "a.avif"]
+    with pytest.raises(BadImage, match="30 × 20 pixels is over the limit of 100"):
+        read_image(tmp_path / "a.avif", max_pixels=100)
+    assert reason(tmp_path, data[: len(data) // 2])
+    # What shares its container, as HEIC does, is still nothing we know.
+    assert reason(tmp_path, b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(100)) == "not an image"
+    monkeypatch.setattr(plugin, "SUPPORTED", False)
+    assert reason(tmp_path, data).startswith("AVIF is not read here")
 
 
 def test_gif_gives_its_first_frame(tmp_path: Path) -> None:
@@ -329,6 +349,15 @@ def test_quarantine_tolerates_a_few_and_stops_at_many(tmp_path: Path) -> None:
     assert caught.value.message.endswith("0.jpg): truncated")
     assert "--max-bad" in caught.value.fix
     quarantine.check(1000, limit=0.037)
+    with pytest.raises(TooManyBad, match=r"over the limit of 1 %, and the others were not tried yet: first"):
+        quarantine.check(1000, so_far=True)
+    quarantine.place = tmp_path / "out" / "bad_images.csv"
+    with pytest.raises(TooManyBad) as caught:
+        quarantine.check(1000)
+    assert caught.value.fix == f"see {quarantine.place}, or raise --max-bad"
+    with pytest.raises(TooManyBad, match=r"37 of 1000 images \(3.7 %\) have no file in photos, .*'cat,0', 'cat,1'"):
+        quarantine.check_missing(1000, 0.01, Path("photos"))
+    quarantine.check_missing(1000, 0.037, Path("photos"))
     quarantine.write(tmp_path / "out" / "bad_images.csv")
     with open(tmp_path / "out" / "bad_images.csv", newline="") as file:
         rows = list(csv.reader(file))

@@ -143,7 +143,7 @@ def test_a_part_renumbers_and_keeps_names_and_keys(tmp_path: Path) -> None:
 
 def test_features_come_in_float32_without_the_bad_ones() -> None:
     source = features(bad=(3, 5))
-    found = list(source.fetch([np.array([5, 2, 1]), np.array([3])], ("weak", "strong")))
+    found = list(source.fetch([np.array([5, 2, 1]), np.array([3])], ("weak", "plain")))
     assert [batch.images.tolist() for batch in found] == [[2, 1], []]
     assert found[0].views[0].dtype == torch.float32
     assert found[0].views[0].tolist() == [[8, 9, 10, 11], [4, 5, 6, 7]]
@@ -211,10 +211,23 @@ def test_the_copy_is_a_function_of_seed_epoch_and_image() -> None:
     assert not torch.equal(one, two)
 
 
-def test_without_copies_a_strong_view_is_the_plain_one() -> None:
-    source = copied(0)
-    ((_, (weak, strong)),) = source.fetch([np.array([3, 1])], ("weak", "strong"))
+def test_features_without_images_have_their_one_view_for_a_strong_one_and_say_so_once() -> None:
+    source = features()
+    with pytest.warns(UserWarning, match="without strong views"):
+        ((_, (weak, strong)),) = source.fetch([np.array([3, 1])], ("weak", "strong"))
     assert weak is strong
+    assert len(list(source.fetch([np.array([3, 1])], ("weak", "strong"), epoch=1))) == 1  # a warning would be an error
+
+
+def test_features_of_images_that_were_cached_without_strong_views_refuse_to_give_one() -> None:
+    source = copied(0)
+    assert len(list(source.fetch([np.array([3, 1])], ("weak", "plain")))) == 1
+    for whole in (source, Part(source, np.array([2, 1]))):
+        with pytest.raises(UserError, match="strong views, and these features were cached without any"):
+            list(whole.fetch([np.array([1])], ("weak", "strong")))
+
+
+def test_one_copy_is_every_strong_view_and_a_batch_may_have_none() -> None:
     only = copied(1)
     assert which_copies(only, 0, 5, ("weak", "strong")) == [0] * N
     batches = list(copied(2, bad=(3,)).fetch([np.array([3])], ("weak", "strong")))

@@ -110,6 +110,7 @@ def test_the_label_state_is_exactly_the_same(done: Path) -> None:
             assert len(one[key].unique()) > 2  # it is no table of nothing
 
 
+@pytest.mark.filterwarnings("ignore:.* never starts in ")
 def test_every_method_agrees_over_processes(done: Path) -> None:
     two = found(done, "every method", 0)
     assert_same(two, found(done, "every method", 1))

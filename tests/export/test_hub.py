@@ -239,3 +239,37 @@ def test_push_explains_itself(run: Run, folder: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["export", "hub", str(run.folder), "--out", str(tmp_path / "m"), "--private"])
     assert result.exit_code == 2
     assert not (tmp_path / "m").exists()
+
+
+@pytest.fixture(scope="module")
+def secretive(pictures: Path, table: LabelTable, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with label vectors from a file that began with the weights of another; read only."""
+    place = tmp_path_factory.mktemp("a secret place")
+    words = place / "glove.txt"
+    words.write_text("".join(f"{name} {number} 0.5\n" for number, name in enumerate(table.classes)), encoding="utf-8")
+    config = dataclasses.replace(
+        Predictor(run).config, method="gcn-ml", options={"vectors": str(words), "vector_size": 2}
+    )
+    first, second = Run(place / "first"), Run(place / "second")
+    train(table, pictures, config, first)
+    train(table, pictures, dataclasses.replace(config, begin_from=str(first.folder)), second)
+    words.unlink()  # whoever gets the model has not got the file either
+    return second
+
+
+@pytest.mark.parametrize("kind", ["hub", "onnx"])
+def test_of_paths_the_last_part_alone_is_exported(secretive: Run, pictures: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / ("model" if kind == "hub" else "model.onnx")
+    result = CliRunner().invoke(app, ["export", kind, str(secretive.folder), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    for path in out.iterdir() if kind == "hub" else [out]:
+        assert b"a secret place" not in path.read_bytes()
+    opened = open_predictor(out)
+    assert opened.config.options == {"vectors": "glove.txt", "vector_size": 2}
+    assert opened.config.begin_from is None
+    photo = pictures / "00.png"
+    (ours,), (theirs,) = (predict_files(one, [photo], [], top=3) for one in (Predictor(secretive), opened))
+    assert [label["class"] for label in ours.labels] == [label["class"] for label in theirs.labels]
+    assert [label["probability"] for label in ours.labels] == pytest.approx(
+        [label["probability"] for label in theirs.labels], abs=1e-4
+    )

@@ -33,7 +33,7 @@ from halflabel.noise import LatentNoise
 from halflabel.predictor import OnnxPredictor, open_predictor
 from halflabel.run import Run
 from halflabel.semantic import GraphClassifier, SemanticHead, TaughtHead
-from halflabel.sequence import Sequence
+from halflabel.sequence import Recurrent
 from halflabel.types import Output
 
 CLASSES = ("a", "b", "c", "d")
@@ -114,7 +114,7 @@ HEADS: dict[str, Callable[[], Head]] = {
     "maps": lambda: Ensemble([BoostedMaps(64, 4), Saliency(64, 4)]),
     "graph": lambda: Graph(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
     "noise": lambda: Ensemble([LatentNoise(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
-    "paths": lambda: Sequence(64, 4, dimensions=8, hidden=8, beam=3, length=2),
+    "paths": lambda: Recurrent(64, 4, dimensions=8, hidden=8, beam=3, length=2),
     "labels": lambda: Ensemble(
         [told(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), told(GraphClassifier(64, 4))]
     ),

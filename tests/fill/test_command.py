@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
+import pytest
 from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
+from halflabel.fill import Scores, write
 from halflabel.labels import formats
+from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.run import Run
 
@@ -61,6 +66,48 @@ def test_a_whole_file_and_other_labels(frozen: Run, pictures: Path, digits: Labe
     assert table.known > digits.subset(list(range(30))).known
 
 
+def test_what_a_model_filled_before_is_no_evidence(
+    pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels that came back from an earlier fill stay as they are, keep their source, and judge nothing."""
+    image, column, value = digits.entries()
+    made = np.arange(digits.known) % 2
+    sources = ("person", "model:an:runs/before")
+    rows = Rows.build(digits.images, digits.classes, image, column, value, made, made * 0.75, sources)
+    formats.write(rows, tmp_path / "labels.csv")
+    shown = done(
+        "train", tmp_path / "labels.csv", pictures / "images", "--method", "bn-bce", "--backbone", "tiny", "--size",
+        "32", "--epochs", "1", "--device", "cpu", "--workers", "0", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert f"{made.sum()} of {digits.known} labels were made by a model: it trains on them, but judges" in shown
+    judged = []
+    monkeypatch.setattr(write, "score_run", lambda run, images, table, **more: judged.append(table) or scored(table))
+    out = tmp_path / "whole.csv"
+    done("fill", tmp_path / "run", pictures / "images", "--out", out, "--complete", *EASY)
+    assert judged == [digits.keep(made == 0)]
+    after = formats.read(out).rows
+    old = after.source == after.sources.index("model:an:runs/before")
+    assert old.sum() == made.sum()
+    assert set(after.score[old].tolist()) == {0.75}
+    assert len(after) > digits.known
+    table = after.resolve().subset(after.images.index(digits.images.array), after.classes.index(digits.classes.array))
+    assert (table.dense()[digits.dense() != 0] == digits.dense()[digits.dense() != 0]).all()
+
+
+def scored(table: LabelTable) -> Scores:
+    """Scores that know the labels: enough to fill something."""
+    noise = np.random.default_rng(0).normal(0, 1, table.shape)
+    part = (np.arange(len(table)) % 2).astype(np.int8)
+    return Scores((4 * table.dense() + noise).astype(np.float32), part, "made up")
+
+
+@pytest.mark.parametrize("name", ["f.labels", "f.json", "f", "f.csv.gz"])
+def test_only_names_that_say_what_is_written(frozen: Run, pictures: Path, tmp_path: Path, name: str) -> None:
+    answer = refused("fill", frozen.folder, pictures / "images", "--out", tmp_path / name)
+    assert "end it in .csv or .parquet" in answer
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_faults(frozen: Run, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "there.csv"
     out.write_text("x")
@@ -75,6 +122,14 @@ def test_faults(frozen: Run, pictures: Path, tmp_path: Path) -> None:
     answer = refused("fill", frozen.folder, pictures / "images", "--out", tmp_path / "a.csv", "--rules", rules)
     assert "rules.csv, line 1: no class is called 'cat'" in answer
     assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_run_that_was_interrupted_fills_nothing(frozen: Run, pictures: Path, tmp_path: Path) -> None:
+    begun = Run(shutil.copytree(frozen.folder, tmp_path / "run"))
+    begun.weights.unlink()
+    out = tmp_path / "filled.csv"
+    assert "has no weights yet" in refused("fill", begun.folder, pictures / "images", "--out", out, *EASY)
+    assert not out.exists()
 
 
 def test_rules_are_suggested_and_checked(tmp_path: Path) -> None:

@@ -120,3 +120,43 @@ def test_an_error_stays_short_whatever_it_quotes() -> None:
     error = LabelError("a" * 10**6, "b" * 10**6, "x" * 10**6)
     assert len(str(error)) < 5000
     assert UserError("short", "as it is").message == "short"
+
+
+def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    """Images there are trained on, with one that cannot be read."""
+    from halflabel.data.digits import write_folder
+    from halflabel.report.facts import gather
+    from halflabel.run import Run
+
+    write_folder(tmp_path, 24)
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/ph\xff"))
+    try:
+        (tmp_path / "images").rename(odd)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    min(odd.iterdir()).write_bytes(b"no image")
+    words = [
+        "train",
+        f"{tmp_path}/train.csv",
+        str(odd),
+        "--method",
+        "bn-bce",
+        "--backbone",
+        "tiny",
+        "--size",
+        "32",
+        "--epochs",
+        "1",
+    ]
+    words += ["--workers", "0", "--device", "cpu", "--max-bad", "0.5", "--out", f"{tmp_path}/run"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "images could not be read" in result.stdout
+    run = Run.open(tmp_path / "run")
+    assert run.read_config()["images"] == str(odd)
+    assert os.fsencode(odd) in (run / "repro.sh").read_bytes()
+    assert os.fsencode(odd) in run.bad_images.read_bytes()
+    assert gather(run).unreadable == 1
+    # Arrow opens no files below such a folder: a run is not begun there.
+    with pytest.raises(UserError, match="no UTF-8"):
+        Run.create(odd / "run")

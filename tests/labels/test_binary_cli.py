@@ -44,7 +44,8 @@ def test_training_from_it_is_training_from_the_rows(data: Path, tmp_path: Path, 
     """Pages of a file cannot be written to, and nothing tries to."""
     binary = tmp_path / "train.labels"
     done("convert", data / "train.csv", binary)
-    options = ["--method", method, "--epochs", "3", "--backbone", "tiny", "--size", "32", "--workers", "0"]
+    early = ["--apl-from", "1"] if method == "em-apl" else []
+    options = ["--method", method, *early, "--epochs", "3", "--backbone", "tiny", "--size", "32", "--workers", "0"]
     for labels, out in ((data / "train.csv", "a"), (binary, "b")):
         done("train", labels, data / "images", "--out", tmp_path / out, "--device", "cpu", *options)
     lines = [(tmp_path / out / "log.jsonl").read_text().splitlines() for out in "ab"]

@@ -29,6 +29,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "nus-wide": (".", Policy()),
     "single-positive": (".", Policy(split="train")),
     "imagefolder-lists": ("*.jsonl", Policy()),
+    "tags": ("*", Policy(unlisted="unknown")),
     "imagefolder": ("csv", Policy(ignore=("width",))),
     "long": ("own.csv", Policy()),
     "wide": ("plain.csv", Policy()),
@@ -64,7 +65,14 @@ def test_golden_data_is_recognised_and_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"), [("long", "*"), ("wide", "*"), ("imagefolder", "*"), ("open-images", "*/*annotations*.csv")]
+    ("name", "pattern"),
+    [
+        ("long", "*"),
+        ("wide", "*"),
+        ("tags", "*"),
+        ("imagefolder", "*"),
+        ("open-images", "*/*annotations*.csv"),
+    ],
 )
 def test_everything_golden_is_told_apart(name: str, pattern: str) -> None:
     found = places(name, pattern)

@@ -149,6 +149,8 @@ def test_scores_with_blanks_around_them(file: Path) -> None:
     [
         (HEADER + "a,cat,1,,\n,,1,,\n", 3, None, "neither an image nor a class"),
         (HEADER + "a,cat,1,,\na,cat,1,,high\n", 3, "score", "'high' is not a number"),
+        (HEADER + "a,cat,1,,\na,cat,1,,1e39\n", 3, "score", "'1e39' is too large"),
+        (HEADER + "a,cat,1,,\na,cat,1,, -1e39\n", 3, "score", "' -1e39' is too large"),
         (HEADER + "a,cat,1,,\na,cat,2,,\n", 3, "value", "'2' is not a label"),
         (HEADER + "a,cat,1,,\na,cat,1,\n", 3, None, "4 fields where the first line has 5"),
         (HEADER + "a,cat,1,,\na,c\0at,1,,\n", 3, None, "byte 0x00"),
@@ -336,3 +338,44 @@ def test_no_bytes_bring_it_down(tmp_path: Path, golden: str) -> None:
             fault = error
         assert fault is None or fault.fix
     assert 0 < read < 150
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "column", "words"),
+    [
+        ("image,class,value\na.jpg,cat,1\n,dog,1\n", 3, "image", "value '1' is said of no image"),
+        ("image,class,value\na.jpg,cat,1\n\nb.jpg, ,-1\n", 4, "class", "value '-1' is said of no class"),
+        (HEADER + ",cat,,,\na.jpg,cat,1,,\nb.jpg,,0,,\n", 4, "class", "value '0' is said of no class"),
+        (HEADER + "a.jpg,cat,1,,\n,dog,,me,\n", 3, "image", "source 'me' is said of no image"),
+        (HEADER + "a.jpg,cat,1,,\nb.jpg,,,,0.5\n", 3, "class", "score '0.5' is said of no class"),
+    ],
+)
+def test_a_row_that_says_something_names_image_and_class(
+    file: Path, content: str, line: int, column: str, words: str
+) -> None:
+    error = refusal(file, content)
+    assert (error.line, error.column) == (line, column)
+    assert words in error.message
+
+
+def test_a_row_that_says_nothing_still_names(file: Path) -> None:
+    file.write_text("image,class,value\na.jpg,cat,1\n,dog,\nb.jpg,, \n")
+    rows = long.read(file, Policy()).rows
+    assert (list(rows.images), list(rows.classes), len(rows)) == (["a.jpg", "b.jpg"], ["cat", "dog"], 1)
+
+
+def test_blanks_around_names_do_not_count(file: Path) -> None:
+    file.write_text("image,class,value\n a.jpg , dog ,1\na.jpg,dog,-1\nb.jpg,\tdog,1\n")
+    rows, audit = long.read(file, Policy())
+    assert (list(rows.images), list(rows.classes)) == (["a.jpg", "b.jpg"], ["dog"])
+    assert rows.resolve().dense().tolist() == [[-1], [1]]
+    assert "blanks around the name of the image taken off in 1 rows" in audit.notes
+    assert "blanks around the name of the class taken off in 2 rows" in audit.notes
+
+
+def test_blanks_in_our_own_files_are_kept_and_told(file: Path) -> None:
+    file.write_text(HEADER + " a.jpg,dog ,1,,\na.jpg,dog,-1,,\n")
+    rows, audit = long.read(file, Policy())
+    assert (list(rows.images), list(rows.classes)) == ([" a.jpg", "a.jpg"], ["dog ", "dog"])
+    assert "1 images differ from another by blanks around the name only" in audit.notes
+    assert "1 classes differ from another by blanks around the name only" in audit.notes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from halflabel.errors import UserError
@@ -56,7 +58,25 @@ def test_further_values_come_first() -> None:
     with pytest.raises(Undecided) as caught:
         read_value("perhaps", policy, BINARY)
     assert "'perhaps'" in caught.value.message
-    assert "--value 'perhaps=present'" in caught.value.fix
+    assert "--value perhaps=present" in caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["dog, cat", "it's", "a & b", "$HOME", "x;y|z", "-", "café"])
+def test_what_is_suggested_can_be_copied_into_a_shell(text: str) -> None:
+    with pytest.raises(Undecided) as caught:
+        read_value(text, Policy(), BINARY)
+    words = shlex.split(caught.value.fix.split("means: ")[1].split(" (or")[0])
+    assert words == ["--value", f"{text}=present"]
+
+
+def test_what_cannot_be_copied_is_shortened_and_not_suggested() -> None:
+    for text in ("dog\nand a cat", "x" * 500):
+        with pytest.raises(Undecided) as caught:
+            read_value(text, Policy(), BINARY)
+        assert "--value" not in caught.value.fix
+        assert "…" in caught.value.message
+        assert len(caught.value.message) < 100
+        assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize("raw", ["2", "0.5", "-2", "11", "cat"])

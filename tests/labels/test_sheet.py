@@ -257,3 +257,27 @@ def test_what_csv_writes_comes_back_with_its_lines(rows: list[tuple[str, str]], 
         assert list(zip(sheet.columns[0].to_pylist(), sheet.columns[1].to_pylist(), strict=True)) == rows
         text = list(records(path, delimiter))
         assert [sheet.line(row) for row in range(len(rows))] == [line for line, _ in text[1:]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", [";", ",", "\t", "|"])
+def test_the_separator_that_excel_states(tmp_path: Path, mark: str, end: str, encoding: str) -> None:
+    path = tmp_path / "x.csv"
+    # Of the two marks in the header the stated one counts, though the other is there more often.
+    other = "," if mark != "," else ";"
+    text = [f"sep={mark}", f"image{mark}a{other}b{other}c", f"1.jpg{mark}2", f"3.jpg{mark}4"]
+    path.write_bytes((end.join(text) + end).encode(encoding))
+    assert first_line(path) == text[1]
+    sheet = Sheet(path, encoding="utf-16" if encoding == "utf-16" else None)
+    assert sheet.header == ["image", f"a{other}b{other}c"]
+    assert sheet.column("image").to_pylist() == ["1.jpg", "3.jpg"]
+    assert sheet.line(1) == 4
+
+
+def test_a_fault_below_excels_separator(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("sep=;\nimage;cat\na;1\nb;1;0\n")
+    with pytest.raises(LabelError, match="3 fields where the first line has 2") as caught:
+        Sheet(path)
+    assert caught.value.line == 4

@@ -84,6 +84,13 @@ def test_entries_and_keep(table: LabelTable) -> None:
     assert table.keep(np.ones(table.known, bool)) == table
 
 
+@quick
+@given(tables(), st.integers(0, 2**31))
+def test_matrix_holds_the_chosen_entries(table: LabelTable, seed: int) -> None:
+    mask = np.random.default_rng(seed).random(table.known) < 0.5
+    np.testing.assert_array_equal(table.matrix(mask).toarray(), table.keep(mask).dense() != 0)
+
+
 def test_from_entries_takes_any_order_the_last_wins_and_zero_is_unknown() -> None:
     images, classes = Names(["a", "b"]), Names(["x", "y", "z"])
     said = [(1, 2, 1), (0, 1, -1), (1, 0, 1), (0, 1, 1), (1, 2, 0), (1, 0, -1), (0, 0, 1)]
@@ -265,6 +272,11 @@ class TestRows:
 
     def test_conflicts_count_pairs_called_both(self) -> None:
         assert self.rows((0, 0, 1), (0, 0, -1), (0, 0, 1), (1, 1, 1), (1, 1, 1), (1, 0, -1), (1, 0, 0)).conflicts() == 1
+
+    def test_conflicts_of_more_entries_than_32_bits_can_number(self) -> None:
+        image, column = np.array([99_999, 99_999, 46_350]), np.array([39_999, 39_999, 39_999])
+        rows = Rows.build(Names.numbered(100_000), Names.numbered(40_000), image, column, np.array([1, -1, 1]))
+        assert rows.conflicts() == 1
 
     @quick
     @given(tables())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels import wide
+from halflabel.labels import formats, wide
 from halflabel.labels.audit import Became
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -101,6 +101,26 @@ def test_where() -> None:
     assert "--where split=train" in refusal(GOLDEN / "splits.csv").fix
 
 
+def test_what_is_suggested_can_be_copied(file: Path) -> None:
+    fix = refusal(file, None, 'image,my tags\na,"dog, cat"\n').fix
+    assert "--value 'dog, cat=present'" in fix
+    assert "--ignore 'my tags' or --where 'my tags=dog, cat'" in fix
+    fix = refusal(file, None, 'image,notes\na,"dog\nand cat"\n').fix
+    assert "--ignore notes" in fix
+    assert "--where" not in fix
+    assert "\n" not in fix
+
+
+@pytest.mark.parametrize("content", ["a.jpg,dog,1\nb.jpg,cat,1\n", "a.PNG,1,0\nb.png,0,1\n", 'a.jpg,"dog, cat"\n'])
+def test_a_file_without_a_header_is_told(file: Path, content: str) -> None:
+    file.write_text(content)
+    with pytest.raises(LabelError, match="the first line names no columns") as caught:
+        formats.read(file)
+    assert caught.value.line == 1
+    assert "image,class,value" in caught.value.fix
+    assert "no header line" in refusal(file, None, "0001,dog,1\n0002,cat,1\n").fix
+
+
 def test_image_column(file: Path) -> None:
     file.write_text("cat,Filename,dog\n1,a,0\n")
     assert list(wide.read(file, Policy()).rows.images) == ["a"]
@@ -184,6 +204,51 @@ def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: in
     with tempfile.TemporaryDirectory() as folder:
         wide.write(Rows.from_table(table), Path(folder) / "x.csv")
         assert wide.read(Path(folder) / "x.csv", Policy()).table() == table
+
+
+# Names that make the header look like that of another form, among plain ones.
+LIKE_LONG = ("class", "label", "Tag", "category", "value", "source", "score", "confidence", "id", "path", "annotator")
+LIKE_OPEN_IMAGES = ("ImageID", "LabelName", "Confidence")
+odd_headers = st.sampled_from([*LIKE_LONG, *LIKE_OPEN_IMAGES, "Image", "cat", "a\nb", "1", "0"])
+
+
+@given(
+    st.lists(st.sampled_from(["a", "1", "0", "b,c", "d\ne", "cat"]), min_size=1, max_size=4, unique=True),
+    st.lists(odd_headers, min_size=1, max_size=10, unique=True),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_is_written_is_recognised_and_read_back(images: list[str], classes: list[str], seed: int) -> None:
+    labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
+    table = LabelTable.from_dense(labels, images, classes)
+    is_long = "value" in classes and set(classes) & {"class", "label", "Tag", "category"} and len(classes) < 8
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.csv"
+        if is_long or set(LIKE_OPEN_IMAGES) <= set(classes):
+            with pytest.raises(UserError, match="would be read as"):
+                wide.write(Rows.from_table(table), path)
+            assert not path.exists()
+        else:
+            wide.write(Rows.from_table(table), path)
+            found = formats.read(path)
+            assert (found.audit.format, found.table()) == ("wide", table)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ("image,tag,cat\na,1,0\nb,,1\n", "wide"),
+        ("image,label\na,1\nb,0\n", "wide"),
+        ("image,label\na,1\nb,0\nc,2\n", "long"),
+        ("image,label,score\na,1,0.9\nb,0,0.2\n", "long"),
+        ("image,label,class_name\na,1,cat\nb,0,dog\n", "long"),
+        ("image,class,value\na,0,1\nb,1,-1\n", "long"),
+        ("image,class,value,source,score\n,0,,,\na,0,1,,\n", "long"),
+    ],
+)
+def test_cells_tell_long_from_wide(file: Path, content: str, name: str) -> None:
+    file.write_text(content)
+    assert formats.find_format(file) == name
 
 
 @pytest.mark.parametrize("name", ["a;b;c", "a|b|c|d", "a\tb\tc", 'a";"b";"c'])

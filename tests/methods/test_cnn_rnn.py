@@ -16,7 +16,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.method import recipe
 from halflabel.methods.cnn_rnn import Ordered
 from halflabel.score import score
-from halflabel.sequence import Sequence
+from halflabel.sequence import Recurrent
 from halflabel.train import Settings, fit
 from halflabel.types import Batch
 
@@ -31,7 +31,7 @@ SMALL = {"dimensions": 4, "hidden": 3, "dropout": 0.0}
 
 def _head(classes, channels=5, seed=0, **options):
     torch.manual_seed(seed)
-    head = Sequence(channels, classes, **{**SMALL, **options}).double()
+    head = Recurrent(channels, classes, **{**SMALL, **options}).double()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return head

@@ -284,17 +284,54 @@ def test_fixed_similarities_are_those_of_the_start():
     checks.same(step(method, later, labels, 3), expected)
 
 
-def test_rescaling_is_measured_once():
+def test_smoothness_is_left_out_until_it_is_measured():
     view, labels = inputs(10, 6, 4)
     method = begin(labels, rescale=True)
-    plain = bce_loss(view, labels)
-    nothing = np.zeros_like(labels)
-    step(method, view, nothing)
-    assert not method.ratio.any()  # no cross-entropy to compare with
-    assert float(step(method, view, labels)[0]) == pytest.approx(plain * (1 + 1.0 + 0.5))
-    kept = method.ratio.clone()
-    step(method, view + 1, labels)
-    assert torch.equal(method.ratio, kept)
+    loss, by_view, by_matrix = step(method, view, np.zeros_like(labels))
+    assert not method.measured.any()  # no cross-entropy to compare with
+    assert loss == 0
+    assert not by_view.any()
+    assert not by_matrix.any()
+    method.eval()
+    assert float(step(method, view, labels)[0]) == pytest.approx(bce_loss(view, labels))
+    method.train()
+    assert float(step(method, view, labels)[0]) == pytest.approx(bce_loss(view, labels) * (1 + 1.0 + 0.5))
+
+
+@pytest.mark.parametrize("logistic", [0, 2])
+def test_rescaling_is_by_means_over_the_last_logistic_epoch_or_the_first_after(logistic):
+    options = {"lambda_y": 2.0, "lambda_f": 0.3, "k": 3}
+    views, labels = zip(*(inputs(seed, 6, 4) for seed in range(20, 26)), strict=True)
+    labels = list(labels)
+    labels[0] = labels[3] = np.zeros_like(labels[0])
+    method = begin(labels[1], rescale=True, logistic_share=logistic / 4, **options)
+    method.plan(4)
+    matrix = [list(row) for row in matrix_of(method, 4)]
+    rows = [[list(row) for row in view] for view in views]
+    sums = np.zeros(3)
+    for epoch in range(1, 5):
+        for view, row, known in zip(views, rows, labels, strict=True):
+            loss = float(step(method, view, known, epoch)[0])
+            logits, features = [list(one[:4]) for one in row], [list(one[4:]) for one in row]
+            cross_entropy = float(slow.imcl(logits, features, known, matrix, lambda_y=0.0, lambda_f=0.0))
+            if epoch < logistic:
+                assert loss == pytest.approx(cross_entropy)
+                continue
+            # Neighbours are looked for with what was measured before this batch.
+            scale = [sums[0] / total if total else 1.0 for total in sums[1:]]
+            found = slow.smoothness(
+                slow.impute(logits, known), features, matrix, 2.0 * scale[0], 0.3 * scale[1], 3, "clipped"
+            )
+            l_y, l_f = (float(total) / 24 for total in found)
+            if epoch == max(logistic, 1) and known.any():
+                sums += [cross_entropy, l_y, l_f]
+            if epoch == logistic:
+                assert loss == pytest.approx(cross_entropy)
+                continue
+            rescaled = 2.0 * l_y * sums[0] / sums[1] + 0.3 * l_f * sums[0] / sums[2] if sums.any() else 0.0
+            assert loss == pytest.approx(cross_entropy + rescaled)
+    np.testing.assert_allclose(method.measured, sums)
+    assert sums[0] > 0
 
 
 def test_a_is_learned_at_its_own_rate_and_stays_above_zero():
@@ -306,8 +343,9 @@ def test_a_is_learned_at_its_own_rate_and_stays_above_zero():
     assert [p.shape for p in group["params"]] == [method.graph.weights.shape]
     optimizer = torch.optim.RMSprop(method.parameters(), lr=0.02)
     plain, smooth = bce_loss(view.float(), labels), []
-    for _ in range(100):
-        loss = method.step(Split(5), checks.batch(view.float(), labels), 1)
+    for number in range(100):
+        epoch = 1 if number == 0 else 2  # the scale is measured by the first step alone
+        loss = method.step(Split(5), checks.batch(view.float(), labels), epoch)
         assert (method.graph.weights >= 0).all()
         optimizer.zero_grad()
         loss.backward()
@@ -359,17 +397,29 @@ def test_rules_of_the_house(options):
     checks.check_round_trip(lambda: make(**options), (1, 2, 2, 3))
 
 
+@pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("options", [{"dictionary": 9, "rescale": True}, {"image_similarity": "fixed"}])
-def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, monkeypatch, options):
+def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, monkeypatch, options, within):
     monkeypatch.setattr("os.fsync", lambda handle: None)
     rng = np.random.default_rng(0)
     table = LabelTable.from_dense(rng.choice([-1, 0, 1], (24, 4)))
     values = torch.from_numpy(rng.random((24, 6))).float()
-    settings = Settings(epochs=4, batch_size=8, lr=0.01, device="cpu")
+    settings = Settings(epochs=4, batch_size=8, lr=0.01, device="cpu", save_every=1)
 
     class Break:
-        def epoch_starts(self, epoch, images): ...
-        def step_done(self, images, loss): ...
+        """At the end of epoch 3, or after the second of three batches of the epoch in which the scale is measured."""
+
+        def __init__(self):
+            self.epoch, self.steps = 0, 0
+
+        def epoch_starts(self, epoch, images):
+            self.epoch, self.steps = epoch, 0
+
+        def step_done(self, images, loss):
+            self.steps += 1
+            if self.epoch == (3 if options.get("image_similarity") else 2) and self.steps == 2 and within:
+                raise KeyboardInterrupt
+
         def epoch_ends(self, line):
             if line["epoch"] == 3:
                 raise KeyboardInterrupt

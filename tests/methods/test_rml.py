@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from fractions import Fraction
 from math import comb
 from pathlib import Path
@@ -339,7 +340,7 @@ def test_sweeps_without_room_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
     table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**9))
-    Propagate(0, 20, 0.0, 1.0, "auto").start(table)  # it never sweeps
+    Propagate(-1, 20, 0.0, 1.0, "auto").start(table)  # it never sweeps
     with pytest.raises(UserError, match=r"ss-rml would score 500000 images × 1000 classes at once: 2\.0 GB"):
         Propagate(1, 20, 0.0, 1.0, "auto").start(table)
 
@@ -362,9 +363,57 @@ def test_when_features_are_wanted():
     assert [epoch for epoch in range(1, 50) if relabel.wants_sweep(epoch)] == [3, 23, 43]
     relabel.start(LabelTable.from_dense([[1, -1], [1, 1]]))
     assert not relabel.wants_sweep(3)  # nothing is unknown
-    never = Propagate(0, 20, 0.0, 1.0, "auto")
+    at_once = Propagate(0, 20, 0.0, 1.0, "auto")
+    at_once.start(LabelTable.from_dense([[1, -1], [0, 0]]))
+    assert [epoch for epoch in range(50) if at_once.wants_sweep(epoch)] == [0, 20, 40]
+    assert at_once.wants_sweep_first()
+    assert not relabel.wants_sweep_first()
+    never = Propagate(-1, 20, 0.0, 1.0, "auto")
     never.start(LabelTable.from_dense([[1, -1], [0, 0]]))
-    assert not any(never.wants_sweep(epoch) for epoch in range(1, 50))
+    assert not any(never.wants_sweep(epoch) for epoch in range(50))
+    assert never.idle(3) == ""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, monkeypatch, broken):
+    """Section 2.2: similarities are computed at the beginning, and what is passed on stays until the end."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    labels, features = _scattered()
+    table = LabelTable.from_dense(labels)
+    seen = []
+
+    class Watch:
+        def epoch_starts(self, epoch, images):
+            seen.append((relabel.neighbour.tolist(), relabel.similarity.tolist()))
+
+        def step_done(self, images, loss):
+            if broken and len(seen) == 1:
+                raise KeyboardInterrupt
+
+        def epoch_ends(self, line): ...
+
+    def go(**more):
+        method = recipe("ss-rml").make(start=0)
+        nonlocal relabel
+        relabel = method.relabel
+        model = Model(None, seeded(0, lambda: method.head(4, labels.shape[1])))
+        settings = Settings(epochs=2, batch_size=4, device="cpu", save_every=1)
+        fit(model, method, Features(features, table.images), table, settings, folder=tmp_path, **more)
+
+    relabel = None
+    if broken:
+        with pytest.raises(KeyboardInterrupt):
+            go(watch=Watch())
+    go(watch=Watch(), resume=broken)
+    takers, givers = [i for i in range(12) if (labels[i] == 0).any()], [i for i in range(12) if labels[i].any()]
+    near, distance = [-1] * 12, {}
+    for i in takers:
+        distance[i], near[i] = min((float((features[i] - features[j]).norm()), j) for j in givers if j != i)
+    t = sum(distance.values()) / len(takers) * len(takers) / 12
+    assert len(seen) == 2 + broken
+    for neighbour, similarity in seen:
+        assert neighbour == near
+        assert similarity == pytest.approx([math.exp(-distance[i] / t) if i in distance else 0.0 for i in range(12)])
 
 
 def test_what_is_remembered_survives():

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy.stats import wasserstein_distance
 
-from halflabel.errors import UserError
-from halflabel.heads import Linear, Model
+from halflabel.errors import OwnHead, UserError
+from halflabel.heads import Linear, Model, Weldon
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE
 from halflabel.method import Method, recipe, recipes, seeded
@@ -103,8 +103,12 @@ def test_logits_and_odd_shapes_are_refused(function):
         function(scores[:-1], labels)
 
 
+def regimes(*names, **more):
+    return {name: analysis.gradient_regime(recipe(name).make(), **more) for name in names}
+
+
 def test_gradients_are_those_of_the_formulas():
-    found = analysis.gradient_regimes(["an", "bce", "entmin", "hill", "splc"], points=20)
+    found = regimes("an", "bce", "entmin", "hill", "splc", points=20)
     p = found["an"].p
     classes = len(p)
     np.testing.assert_allclose(found["an"].present, (p - 1) / classes, atol=1e-12)
@@ -123,20 +127,27 @@ def test_gradients_are_those_of_the_formulas():
 
 
 def test_gradients_show_what_a_method_remembers():
-    found = analysis.gradient_regimes(["ll-r", "ll-ct", "csl"])
+    found = regimes("ll-r", "ll-ct", "csl")
     late = found["ll-ct"].unknown < 0
     assert late.any()
     assert not late.all()
     assert (np.diff(late.astype(int)) >= 0).all()  # flipped above some score, not below
     assert (found["ll-r"].unknown[late] >= 0).all()
-    early = analysis.gradient_regimes(["ll-r", "csl"], epoch=1)
+    early = regimes("ll-r", "csl", epoch=1)
     np.testing.assert_allclose(early["ll-r"].unknown, early["ll-r"].absent)
     assert not early["csl"].unknown.any()
     assert found["csl"].unknown.any()
 
 
 def test_every_method_charged_per_entry_has_a_regime(tmp_path):
-    found = analysis.gradient_regimes(points=25, epoch=3)
+    found = {}
+    for name in recipes():
+        try:
+            found |= regimes(name, points=25, epoch=3)
+        except OwnHead:  # its step works inside its own head
+            continue
+        except UserError as error:
+            assert "a loss of rankings" in error.message, name  # noqa: PT017
     assert (
         {"an", "bce", "hill", "splc", "csl", "ll-r", "ll-ct", "ll-cp", "boostlu", "gr"} <= set(found) <= set(recipes())
     )
@@ -144,7 +155,7 @@ def test_every_method_charged_per_entry_has_a_regime(tmp_path):
         assert all(np.isfinite(curve).all() for curve in regime), name
         assert np.abs(np.concatenate(regime[1:])).max() > 0, name
     few = {name: found[name] for name in ("an", "gr", "splc")}
-    analysis.draw_gradient_regimes(few, tmp_path / "regimes.png", columns=2)
+    analysis.draw_gradient_regimes(few, tmp_path / "regimes.png", caption="whose it is")
     assert is_picture(tmp_path / "regimes.png")
     with pytest.raises(UserError, match="no method"):
         analysis.draw_gradient_regimes({}, tmp_path / "none.png")
@@ -156,7 +167,9 @@ def test_a_step_that_needs_its_own_head_is_named():
             return model.head.embedding.sum()
 
     with pytest.raises(UserError, match="'embedding' of its own head"):
-        analysis._regime(Inside(BCE()), epoch=1, points=5)
+        analysis.gradient_regime(Inside(BCE()), epoch=1, points=5)
+    with pytest.raises(UserError, match="a loss of rankings"):
+        analysis.gradient_regime(recipe("warp").make())
 
 
 def landscape_case(name, **options):
@@ -198,6 +211,20 @@ def test_landscape_is_the_loss_of_the_moved_weights():
     assert not np.array_equal(found.loss, analysis.loss_landscape(model, method, batch, span=0.5, steps=5).loss)
 
 
+def test_a_landscape_moves_filters_of_any_shape_by_their_own_norms():
+    _, method, batch = landscape_case("bce")
+    model = Model(None, seeded(0, lambda: Weldon(5, 4)))
+    batch = Batch(batch.index, (batch.views[0][:, :, None, None].expand(-1, -1, 3, 3),), batch.labels)
+    told = []
+    found = analysis.loss_landscape(model, method, batch, steps=3, progress=lambda *both: told.append(both))
+    assert told[-1] == (9, 9)
+    assert math.isclose(found.loss[1, 1], float(method.step(model, batch, 1).detach()), rel_tol=1e-6)
+    weight = model.head.conv.weight.detach()
+    direction = analysis._direction(weight, torch.Generator().manual_seed(0))
+    for one, other in zip(direction, weight, strict=True):
+        assert math.isclose(float(one.norm()), float(other.norm()), rel_tol=1e-5)
+
+
 def test_landscape_leaves_what_the_method_remembers():
     model, method, batch = landscape_case("ll-cp", delta=10.0)
     method.step(model, batch, 2)
@@ -215,10 +242,11 @@ def test_pictures_are_written(tmp_path):
     scores, truth = make()
     truth[:, 2] = 0
     densities = analysis.score_densities(scores, truth)
-    analysis.draw_score_densities(densities, tmp_path / "densities.png", [f"name {c}" for c in range(6)], most=3)
-    analysis.draw_probability_histograms(analysis.probability_histograms(scores, truth), tmp_path / "histograms.png")
+    analysis.draw_score_densities(densities, tmp_path / "densities.png", [f"name $^${c}" for c in range(6)], most=3)
+    both = {name: analysis.probability_histograms(scores, labels) for name, labels in (("a$^$b", truth), ("c", -truth))}
+    analysis.draw_probability_histograms(both, tmp_path / "histograms.png")
     analysis.draw_loss_landscape(analysis.loss_landscape(*landscape_case("bce"), steps=5), tmp_path / "landscape.png")
     assert all(is_picture(tmp_path / f"{name}.png") for name in ("densities", "histograms", "landscape"))
     empty = analysis.score_densities(np.zeros((0, 3)), np.zeros((0, 3)))
-    analysis.draw_score_densities(empty, tmp_path / "empty.png")
+    analysis.draw_score_densities(empty, tmp_path / "empty.png", ["a", "b", "c"])
     assert is_picture(tmp_path / "empty.png")

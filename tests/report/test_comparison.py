@@ -126,7 +126,9 @@ def test_what_cannot_be_told_from_the_best_is_marked(edited: Callable[..., Path]
     rows = re.findall(r"−10.00( ≈)?<br>", text)
     assert len(rows) == 5  # all but the two best
     assert all(bool(mark) == near for mark in rows)
-    assert f"as good within chance: {3 if near else 0} of 3 others" in text
+    assert f"cannot be told from it: {3 if near else 0} of 3 others" in text
+    assert ("With fewer than 3 seeds" in text) == near, "there are two"
+    assert "as good as the best" not in text
 
 
 def test_hidden_truth_is_shouted(edited: Callable[..., Path]) -> None:
@@ -221,9 +223,35 @@ def test_class_differences_are_those_of_the_runs(made: Path, edited: Callable[..
 def test_methods_that_are_alike_differ_in_no_class(edited: Callable[..., Path]) -> None:
     def change(content: dict[str, Any]) -> None:
         first, *rest = content["rows"]
-        rest[0] |= {name: first[name] for name in ("method", "lr", "options", "labels")}
+        rest[0] |= {name: first[name] for name in ("method", "lr", "options", "labels", "runs", "judged_by")}
 
     assert "No class differs." in check(build_comparison(edited(change))).text
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_runs_that_two_contenders_share_are_found(edited: Callable[..., Path], old: bool) -> None:
+    """What one contender's search comes to may be what another one is: both stand for the same runs."""
+
+    def change(content: dict[str, Any]) -> None:
+        mine = [row for row in content["rows"] if row["labels"] == "30 %"]
+        one = next(row for row in mine if row["method"] == "em:alpha=0.05")
+        one["method"] = "em:alpha=0.0500"
+        for row in content["rows"] if old else ():
+            del row["runs"], row["judged_by"]
+
+    told = read_comparison(edited(change))
+    rows = {row.method: row for row in told.panels[0]}
+    assert class_gaps(told, rows["em:alpha=0.0500"], rows["bn-bce"])
+    assert class_gaps(told, rows["em:alpha=0.0500"], rows["em:alpha=0.0500"]) == []
+
+
+def test_without_common_runs_nothing_is_said_of_classes(edited: Callable[..., Path]) -> None:
+    folder = edited()
+    for path in (folder / "tasks").glob("*.npy"):
+        path.unlink()
+    page = check(build_comparison(folder))
+    assert "No class differs." not in page.text
+    assert "Not compared: no finished runs of one seed of both." in page.text
 
 
 def test_without_the_test_labels_the_page_says_so(edited: Callable[..., Path]) -> None:
@@ -283,3 +311,24 @@ def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width
     assert told == []
     assert asked == [path.as_uri()]
     tab.close()
+
+
+def test_no_folder_is_on_the_page(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"validation images": "/secret/place", "begin_from": "/secret/place/run"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    given = "sst:vectors=/secret/place/glove.txt:vector_size=50"
+    old = found["rows"][0]["method"]
+    for row in found["rows"]:
+        if row["method"] == old:
+            row["method"], row["options"] = given, {"vectors": "/secret/place/glove.txt"}
+    failed = {"labels": "all", "method": given, "what": f"{given}, seed 0", "reason": "'/secret/place/g.txt' is gone"}
+    found["failures"].append(failed)
+    found["left_out"].append({"labels": "all", "method": given, "runs": 1, "seeds": [0]})
+    (folder / "comparison.json").write_text(json.dumps(found), encoding="utf-8")
+    page = check(build_comparison(folder))
+    assert "sst:vectors=glove.txt:vector_size=50" in page.text
+    assert "'g.txt' is gone" in page.text
+    assert "secret" not in page.text

@@ -12,9 +12,10 @@ from halflabel.errors import UserError
 from halflabel.label_graph import Edges, identity
 from halflabel.labels.names import Names
 from halflabel.omp import Similar
-from halflabel.report.neighbours import draw_image_neighbours, draw_label_neighbours, strongest_edges
+from halflabel.report.neighbours import draw_image_neighbours, draw_label_neighbours, spread_queries, strongest_edges
 
 EDGES = Edges(np.array([0, 0, 1, 1, 2, 2]), np.array([0, 1, 0, 2, 0, 1]), np.array([9.0, 0.5, 0.5, 2.0, 0.0, 1.0]))
+START = EDGES._replace(weights=np.array([0.9, 0.1, 0.2, 0.3, 0.4, 0.5]))
 CLASSES = Names(["dog", "cat", "sofa"])
 
 
@@ -25,30 +26,31 @@ def is_picture(path):
 
 
 def test_strongest_edges():
-    found = strongest_edges(EDGES, CLASSES, 3)
-    assert [tuple(edge) for edge in found] == [("cat", "sofa", 2.0), ("sofa", "cat", 1.0), ("dog", "cat", 0.5)]
-    assert len(strongest_edges(EDGES, CLASSES)) == 4  # no loop, no edge of weight 0
+    found = strongest_edges(START, EDGES, CLASSES, 3)
+    expected = [("cat", "sofa", 2.0, 0.3), ("sofa", "cat", 1.0, 0.5), ("dog", "cat", 0.5, 0.1)]
+    assert [tuple(edge) for edge in found] == expected
+    assert len(strongest_edges(START, EDGES, CLASSES)) == 4  # no loop, no edge of weight 0
 
 
 def test_label_neighbours_are_drawn(tmp_path):
-    draw_label_neighbours(EDGES, list(CLASSES), tmp_path / "labels.png", n=3)
+    draw_label_neighbours(START, EDGES, ["d$^$g", "cat", "so$a"], tmp_path / "labels.png", n=3, caption="whose")
     assert is_picture(tmp_path / "labels.png")
     with pytest.raises(UserError, match="no label is connected"):
-        draw_label_neighbours(identity(3), CLASSES, tmp_path / "none.png")
+        draw_label_neighbours(identity(3), identity(3), CLASSES, tmp_path / "none.png")
 
 
 def test_image_neighbours_are_drawn(tmp_path):
-    images = torch.randint(0, 256, (5, 3, 16, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    rng = np.random.default_rng(0)
+    photos = {i: rng.integers(0, 256, (16 + 2 * i, 20, 3), dtype=np.uint8) for i in range(4)}  # one cannot be read
     index = torch.tensor([[1, 2], [0, -1], [-1, -1], [4, 0], [3, 1]])
     similar = Similar(index, (torch.rand(5, 2), torch.rand(5, 2)))
-    draw_image_neighbours(images, similar, tmp_path / "all.png")
-    names = [f"a/long/path/to/photo-{i}.jpg" for i in range(5)]
-    draw_image_neighbours(images, similar, tmp_path / "some.png", queries=[3], names=names)
+    assert spread_queries(similar) == [0, 1, 3, 4]
+    assert spread_queries(similar, 2) == [0, 4]
+    titles = {i: f"a class of a long name $^$ {i}" for i in range(5)}
+    draw_image_neighbours(photos, similar, [0, 1, 3, 4], titles, tmp_path / "all.png")
+    draw_image_neighbours(photos, similar, [3], titles, tmp_path / "some.png", "whose it is")
     assert is_picture(tmp_path / "all.png")
     assert is_picture(tmp_path / "some.png")
     assert (tmp_path / "all.png").read_bytes()[16:24] != (tmp_path / "some.png").read_bytes()[16:24]
-    nothing = Similar(torch.full((5, 2), -1), similar.weights)
     with pytest.raises(UserError, match="not one image has a neighbour"):
-        draw_image_neighbours(images, nothing, tmp_path / "none.png")
-    with pytest.raises(UserError, match="shape"):
-        draw_image_neighbours(images[:4], similar, tmp_path / "none.png")
+        spread_queries(Similar(torch.full((5, 2), -1), similar.weights))

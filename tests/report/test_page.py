@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import io
 import math
@@ -25,10 +26,12 @@ from halflabel.evaluate import Evaluation, evaluate
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.metrics import best_thresholds, calibration_error
-from halflabel.report import charts, gallery, judged, sections, training
+from halflabel.report import canvas, charts, gallery, judged, sections, training
 from halflabel.report.charts import Series
 from halflabel.report.curves import precision_recall, reliability, thin
 from halflabel.report.facts import gather
+from halflabel.report.labels import draw_labels
+from halflabel.report.maps import seen
 from halflabel.report.markup import Html, count, el, join, short
 from halflabel.report.page import MOST_BYTES, build_page, write_report
 from halflabel.rng import uniform
@@ -290,6 +293,32 @@ def test_predictions_of_other_labels_are_refused(tmp_path: Path) -> None:
         build_page(run)
 
 
+def test_a_damaged_split_is_refused_in_one_message(tmp_path: Path) -> None:
+    run = random_run(tmp_path / "run")
+    run.split.write_bytes(b"garbage")
+    result = CliRunner().invoke(app, ["report", str(run.folder)])
+    assert result.exit_code == 2, result.output
+    assert "split.parquet cannot be read" in " ".join(result.stderr.split())
+    run.write_split(["other.jpg"], np.zeros(1, np.int8))
+    with pytest.raises(UserError, match="which were trained on"):
+        build_page(run)
+
+
+def test_labels_of_a_model_are_not_among_what_was_known_of_held_out_images(tmp_path: Path) -> None:
+    run = random_run(tmp_path / "run")
+    whole = gather(run)
+    rows = run.read_rows()
+    made = np.arange(len(rows)) % 2
+    run.write_labels(dataclasses.replace(rows, source=made.astype(np.int16), sources=("person", "model:an:x")))
+    facts = gather(run)
+    assert facts.table == whole.table
+    assert whole.measured is not None
+    assert facts.measured is not None
+    people = whole.table.keep(made == 0).rows(whole.measured.images)
+    np.testing.assert_array_equal(facts.measured.labels, people)
+    assert 0 < facts.measured.known < whole.measured.known
+
+
 def test_markup_is_escaped_unless_it_is_markup() -> None:
     assert el("p", "<", Html("<br>"), None, title='"', hidden=False) == '<p title="&quot;">&lt;<br></p>'
     assert el("br") == "<br>"
@@ -419,8 +448,8 @@ def test_heat_is_opaque_where_it_is_hot() -> None:
 def test_only_the_part_that_was_seen_is_covered() -> None:
     from halflabel.data.views import Plain
 
-    assert gallery._seen(Plain(32), 100, 50) == (0, 0, 1, 1)
-    left, top, right, bottom = gallery._seen(Plain(32, "crop", crop_pct=0.8), 100, 50)
+    assert seen(Plain(32), 100, 50) == (0, 0, 1, 1)
+    left, top, right, bottom = seen(Plain(32, "crop", crop_pct=0.8), 100, 50)
     assert (left, right) == pytest.approx((0.1, 0.9))
     assert (top, bottom) == pytest.approx((0.3, 0.7))
 
@@ -653,3 +682,62 @@ def test_every_run_of_a_method_can_be_seen_beside_their_mean() -> None:
     assert drawn.count('class="f1 seed"') == 2
     assert drawn.count('class="middle"') == 1
     assert 'r="4"' not in drawn
+
+
+def test_of_paths_the_page_shows_the_last_part_alone(tmp_path: Path) -> None:
+    run = random_run(tmp_path / "run")
+    options = {"vectors": "/secret/place/glove.txt", "graph": "cooccurrence", "side": "C:\\secret\\place\\birds.csv"}
+    secret = {"weights": "/secret/place/w.pt", "begin_from": "/secret/place/before", "later": "/secret/place"}
+    run.write_config({**run.read_config(), **secret, "options": options})
+    page = check(build_page(run))
+    assert "options vectors = glove.txt, graph = cooccurrence, side = birds.csv" in page.text
+    assert "secret" not in page.text
+    assert "begin_from" not in page.text
+    for shown in ("backbone tiny", "size 32", "epochs 3", "lr 0.1"):
+        assert shown in page.text
+
+
+def test_the_card_says_what_each_class_wants() -> None:
+    labels = torch.tensor([[1, 1, -1, 0], [1, -1, -1, 0], [1, -1, -1, 0]], dtype=torch.int8)
+    table = LabelTable.from_dense(labels.numpy(), None, ["always", "some", "never", "nothing"])
+    found = evaluate(torch.zeros(3, 4), labels, table.classes)
+    config = {"backbone": "tiny", "method": "bce", "size": 32, "tune": "head"}
+    card = training.model_card(config, found, table)
+    assert "for want of a known positive among the held-out images: never, nothing.\n" in card
+    assert "for want of a known negative among the held-out images: always.\n" in card
+
+
+@pytest.mark.parametrize("name", ["a$^$b", "$", r"\$x$", "$\\frac$"])
+def test_names_with_dollars_are_names(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    save = canvas.save_figure
+
+    def keep(figure: Any, path: Path) -> None:
+        drawn.append(figure)
+        save(figure, path)
+
+    monkeypatch.setattr(training, "save_figure", keep)
+    numbers = {"present": 9, "absent": 9, "AP": 0.5, "AP_low": 0.4, "AP_high": 0.6}
+    found = Evaluation({"mAP": 0.5}, [{"class": name, **numbers}], "")
+    training.draw_run([{"epoch": 1, "loss": 1.0, "mAP": 0.5}], found, tmp_path)
+    assert (tmp_path / "per_class.png").stat().st_size > 1000
+    (tick,) = drawn[1].axes[0].get_yticklabels()
+    written, is_formula = tick._preprocess_math(tick.get_text())
+    assert not is_formula
+    assert written.startswith(f"{name}  (9+")
+    table = LabelTable.from_dense(np.array([[1, -1], [1, 1]]), None, [name, "dog"])
+    for suffix in ("png", "svg"):
+        draw_labels(table, tmp_path / f"labels.{suffix}")
+        assert (tmp_path / f"labels.{suffix}").exists()
+    with pytest.raises(UserError, match=r"no picture can be written as '\.docx'"):
+        draw_labels(table, tmp_path / "labels.docx")
+
+
+def test_only_a_wrong_suffix_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any, **more: Any) -> None:
+        raise ValueError("something else")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", broken)
+    with pytest.raises(ValueError, match="something else"):
+        draw_labels(LabelTable.from_dense(np.array([[1, -1]])), tmp_path / "labels.png")
+    assert list(tmp_path.iterdir()) == []

@@ -382,6 +382,7 @@ def test_every_cell_can_be_set_up_as_declared(table: Table) -> None:
     for cell in table.cells(recipes()):
         made = set_up(cell, Changes())
         assert made.differs == cell.condition.training.differs
+        assert made.weight_decay == cell.settings.get("weight_decay", made.weight_decay)
         assert made.options == cell.options
         assert made.lr == cell.settings["lr"]
         for name, value in cell.settings.items():
@@ -389,6 +390,63 @@ def test_every_cell_can_be_set_up_as_declared(table: Table) -> None:
                 assert getattr(made.config.settings, name) == value
         assert made.config.tune == cell.config["tune"]
         assert made.pretrained == (cell.condition.training.start == "pretrained")
+
+
+@pytest.mark.parametrize("id", ["S1-table1", "S3-table4"])
+def test_what_differs_in_a_row_is_said_before_and_after(id: str) -> None:
+    needs = " ".join(run("reproduce", id).stdout.split())
+    for row in TABLES[id].rows:
+        for line in row.differs:
+            assert line in needs
+            assert row.name in needs
+    assert any(row.differs for row in TABLES[id].rows)
+
+
+def test_s3_rows_of_other_experiments(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    """CNN+RNN has the F1 of its own paper; CNN+RMLC is a head with the rate of one; both say what they are not."""
+    found = reproduce("S3-table4", coco2014, out=tmp_path, rows=["CNN+RNN", "CNN+RMLC"], changes=TINY)
+    own, head = (next(fit for fit in fits if fit["settings"].optimizer == name) for name in ("sgd", "adamw"))
+    assert (own["settings"].lr, head["settings"].lr, head["settings"].weight_decay) == (5e-5, 1e-3, 1e-2)
+    assert not any(name.startswith("backbone") for name in head["weights"])
+    precision, recall = (figure(found, "CNN+RNN", name).ours for name in ("P-C", "R-C"))
+    assert figure(found, "CNN+RNN", "F1-C").ours == pytest.approx(2 * precision * recall / (precision + recall))
+    for row, part in (("CNN+RNN", "quoted from another paper"), ("CNN+RMLC", "another experiment: the paper takes")):
+        assert any(line.startswith(f"{row}: ") and part in line for line in found.differs)
+    assert not any("binary relevance" in line for line in found.differs)
+    assert "epochs 2 instead of what the paper leaves open" in found.differs
+
+
+def test_options_that_name_epochs_follow_their_number() -> None:
+    def options(id: str, method: str, epochs: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+        table = TABLES[id]
+        row = next(row for row in table.rows if row.method == method)
+        made = set_up(table.cell(row, table.conditions[0]), Changes(epochs=epochs))
+        return made.options, made.differs
+
+    found, said = options("S3-table1", "ss-rml", 2)
+    assert found == {"start": 1}
+    assert "start 1 instead of 5, as training has 2 epochs" in said
+    assert options("S3-table1", "ss-rml", 40)[0] == {}  # the paper has no such epoch, so it need not come later
+    assert options("S4-table1", "csl", 2)[0] == {"prior_epochs": 1}
+    assert options("S4-table1", "csl", 20)[0] == {}
+
+
+def test_frozen_rows_with_strong_views_say_what_these_are() -> None:
+    table = TABLES["S4-table2"]
+    said = {row.name: set_up(table.cell(row, table.conditions[0]), Changes(tune="head")).differs for row in table.rows}
+    for name, lines in said.items():
+        assert not any("no augmentation" in line for line in lines)
+        assert any("strong views are 4 per image" in line for line in lines) == ("CR" in name)
+
+
+def test_runs_are_told_of_in_words(coco2014: Path, tmp_path: Path) -> None:
+    words = ["reproduce", "S4-table2", coco2014, "--rows", "BN-BCE + SR", "--conditions", "50 %", "--tune", "head"]
+    text = run(*words, *WORDS, "--out", tmp_path).stdout
+    assert "1/1  BN-BCE + SR, 50 % of the labels, drawn one by one, seed 0, lr" in text
+    assert "partial:" not in text
+    refused = run(*words, *WORDS[:-1], "-1", "--out", tmp_path)
+    assert refused.exit_code == 2
+    assert "--workers" in refused.stderr
 
 
 def test_rows_and_conditions_are_found_by_name_part_or_method() -> None:

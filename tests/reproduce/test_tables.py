@@ -73,6 +73,7 @@ def test_methods_take_their_options(table: Table) -> None:
             assert not row.options, "the options of a method that is not here are not known"
         assert set(row.on) <= {condition.name for condition in table.conditions}
         assert set(row.config) <= names(Config)
+        assert set(row.settings) <= names(Settings)
 
 
 @ALL
@@ -108,6 +109,35 @@ def test_rows_columns_and_measures_are_those_published(table: Table) -> None:
     columns = {column for row, cells in printed.rows.items() if row not in others for column in cells}
     assert {column.condition for column in columns} == {condition.name for condition in table.conditions}
     assert {column.measure for column in columns} == {measure.name for measure in table.measures}
+
+
+def test_f1_is_the_harmonic_mean_where_the_print_is() -> None:
+    """S3 quotes rows of other papers, whose F1-C is another measure than its own: what is printed shows which."""
+    for id, condition in (("S3-table3", "NUS-WIDE"), ("S3-table4", "MS-COCO")):
+        table = TABLES[id]
+        for row in table.rows:
+            numbers = [table.number(row.name, condition, measure) for measure in ("P-C", "R-C", "F1-C")]
+            precision, recall, f1 = (number.value for number in numbers if number is not None)
+            harmonic = abs(f1 - 2 * precision * recall / (precision + recall)) < 0.1
+            if row.method is not None:
+                assert (row.measured_as.get("F1-C", "macro_f1") == "CF1") == harmonic, row.name
+
+
+def test_dropout_is_for_strategy_e_alone() -> None:
+    for id, table in TABLES.items():
+        if id.startswith("S2-"):
+            for row in table.rows:
+                wet = row.options.get("dropout", 0.5) > 0
+                assert wet == (row.options["strategy"] == "e"), (id, row.name)
+
+
+def test_a_note_about_a_data_set_stays_with_it() -> None:
+    (condition,) = TABLES["S2-table4"].conditions
+    assert condition.notes == ("trained on train2014, tested on val2014",)
+    assert condition.on("coco2014").notes
+    assert not condition.on("voc2012").notes
+    for table in TABLES.values():
+        assert not any("train2014" in note for note in table.notes)
 
 
 def test_the_tables_that_were_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 
 import pytest
 from typer.testing import CliRunner
@@ -34,6 +35,13 @@ def test_next_writes_questions_and_leaves_out_what_was_answered(project, tmp_pat
     assert not {(row["image"], row["class"]) for row in rows} & {(row["image"], row["class"]) for row in later}
 
 
+def test_next_says_that_the_split_is_damaged(project, tmp_path) -> None:
+    (project.run / "split.parquet").write_text("garbage\n")
+    found = call("next", project.run.folder, project.images, "--out", tmp_path / "q.csv")
+    assert found.exit_code == 2
+    assert "split.parquet cannot be read" in " ".join(found.output.split())
+
+
 def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
     table = project.run.read_labels()
     known = table.rows([0])[0].argmax()
@@ -63,10 +71,50 @@ def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
     assert both.classes == table.classes
 
 
+def test_export_overwrites_an_earlier_export_and_nothing_else(project, tmp_path) -> None:
+    table = project.run.read_labels()
+    store = Answers(project.run / "answers.sqlite")
+    store.say([Answer("key-1", table.images[3], table.classes[1], 1)], "me")
+    out = tmp_path / "out.csv"
+    formats.write(table, out)  # labels like those that the run was trained on
+    for more in ([], ["--with-labels"]):
+        before = out.read_bytes()
+        found = call("review", project.run.folder, "--export", out, *more)
+        assert found.exit_code == 2
+        assert "is no export of these answers" in found.output.replace("\n", " ")
+        assert "--force" in found.output
+        assert out.read_bytes() == before
+    for name, more in (("answers.csv", []), ("all.csv", ["--with-labels"]), ("all.parquet", ["--with-labels"])):
+        assert call("review", project.run.folder, "--export", tmp_path / name, *more).exit_code == 0
+    store.undo(["key-1"], "me")  # what an export says need not hold any more
+    store.say([Answer("key-2", table.images[4], table.classes[1], -1)], "me")
+    store.close()
+    for name, more in (("answers.csv", []), ("all.csv", ["--with-labels"]), ("all.parquet", ["--with-labels"])):
+        assert call("review", project.run.folder, "--export", tmp_path / name, *more).exit_code == 0
+    assert list(formats.read(tmp_path / "answers.csv").rows.images) == [table.images[4]]
+    with open(tmp_path / "all.csv", "a") as file:
+        file.write(f"{table.images[5]},{table.classes[1]},1,someone,\n")  # what somebody added would be lost
+    assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 2
+    assert call("review", project.run.folder, "--export", out, "--force").exit_code == 0
+    assert formats.read(out).rows.value.tolist() == [-1]
+
+
+def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
+    rows = project.run.read_rows()
+    project.run.write_labels(dataclasses.replace(rows, sources=("model:bce:runs/0",)))
+    store = Answers(project.run / "answers.sqlite")
+    store.say([Answer("key-1", rows.images[3], rows.classes[1], 1)], "me")
+    store.close()
+    assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 0
+    found = formats.read(tmp_path / "all.csv").rows
+    assert [found.sources[number] for number in found.source] == ["model:bce:runs/0"] * len(rows) + ["person"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--export", "x.csv"], "no answers yet"),
+        (["--force"], "--force means nothing without --export"),
         (["--with-labels"], "without --export"),
         ([], "IMAGES is missing"),
     ],

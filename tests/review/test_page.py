@@ -185,6 +185,45 @@ def test_grid_saves_all_and_undo_takes_all_back(server, context) -> None:
     assert page.faults == []
 
 
+def test_the_grid_shows_what_was_said_and_saving_changes_none_of_it(server, context) -> None:
+    page = open_page(context, server.url)
+    press(page, "y")
+    press(page, "n")
+    press(page, "u")
+    count(page, 3)
+    page.keyboard.press("2")
+    for state, word in ((1, "yes"), (-1, "no"), (0, "unsure")):
+        page.select_option("#filter-state", {1: "present", -1: "absent", 0: "unsure"}[state])
+        tile = page.locator("#grid-tiles .tile")
+        expect(tile).to_have_count(1)
+        for _ in range(2):  # whichever answer the grid takes for the usual one
+            expect(tile.locator(".mark")).to_have_text(word)
+            assert tile.get_attribute("data-value") == str(state)
+            page.keyboard.press("i")
+        page.keyboard.press("Enter")
+        expect(page.locator("#none-title")).to_have_text("No question fits these filters")
+    page.wait_for_timeout(200)
+    assert server.said() == [1, -1, 0]
+    store = Answers(server.answers)
+    assert store.count() == (3, 0)  # nobody is said to have answered again
+    store.close()
+
+    page.select_option("#filter-state", "present")
+    tile = page.locator("#grid-tiles .tile")
+    tile.focus()
+    page.keyboard.press("n")
+    expect(tile.locator(".mark")).to_have_text("no")
+    page.keyboard.press("Enter")
+    expect(page.locator("#none-title")).to_have_text("No question fits these filters")
+    deadline = time.monotonic() + 5
+    while 1 in server.said() and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert sorted(server.said()) == [-1, -1, 0]
+    page.keyboard.press("z")  # what was said before holds again
+    expect(tile.locator(".mark")).to_have_text("yes")
+    assert page.faults == []
+
+
 def test_galleries_take_answers(server, context) -> None:
     page = open_page(context, server.url)
     page.keyboard.press("4")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from halflabel import score as scoring
-from halflabel import train
 from halflabel.backbones import build
 from halflabel.data.digits import CLASSES, scenes
 from halflabel.errors import UserError
 from halflabel.experiment import Config, Predictor, _write_model
+from halflabel.fill import crossfit
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
@@ -28,9 +30,20 @@ from halflabel.train import Settings
 SIZE = 64
 
 
+def untrained(folder, config, table):
+    """A run whose head was never trained: weights, settings and labels are all that scores need."""
+    run = Run(folder / "runs" / "first")
+    run.start(table, config.as_dict())
+    backbone = build(config.backbone, size=config.size)
+    make = recipe(config.method).make(**config.options).head
+    head = seeded(0, lambda: make(backbone.channels, len(table.classes)))
+    _write_model(run, Model(backbone, head), table.classes, config, config.size)
+    run.write_split(table.images.array, (np.arange(len(table)) < 6).astype(np.int8))
+    return run
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A run whose head was never trained: weights, settings and labels are all that scores need."""
     folder = tmp_path_factory.mktemp("small")
     made = scenes(24)
     (folder / "images").mkdir()
@@ -40,13 +53,7 @@ def small(tmp_path_factory):
         Image.fromarray(pixels[:32] if name == names[0] else pixels).save(folder / "images" / name)
     table = LabelTable.from_dense(made.labels, names, CLASSES)
     config = Config(method="bce", size=SIZE, settings=Settings(epochs=1), images=str(folder / "images"))
-    run = Run(folder / "runs" / "first")
-    run.start(table, config.as_dict())
-    backbone = build(config.backbone, size=SIZE)
-    head = seeded(0, lambda: recipe("bce").make().head(backbone.channels, 10))
-    _write_model(run, Model(backbone, head), table.classes, config, SIZE)
-    run.write_split(table.images.array, (np.arange(24) < 6).astype(np.int8))
-    return run, folder / "images"
+    return untrained(folder, config, table), folder / "images"
 
 
 def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
@@ -107,7 +114,7 @@ def test_what_is_missing_is_said(small, tmp_path) -> None:
 def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, monkeypatch) -> None:
     run, images = small
     trained, scored = [], []
-    fit, score = train.fit, scoring.score
+    fit, score = crossfit.fit, crossfit.score
 
     def spy_fit(model, method, source, known, settings):
         trained.append(set(known.images))
@@ -117,8 +124,8 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
         scored.append(set(source.names))
         return score(model, source, **more)
 
-    monkeypatch.setattr(train, "fit", spy_fit)
-    monkeypatch.setattr(scoring, "score", spy_score)
+    monkeypatch.setattr(crossfit, "fit", spy_fit)
+    monkeypatch.setattr(crossfit, "score", spy_score)
     found = cross_scores(run, images, folds=3)
     assert found is not None
     assert found.shape == (24, 10)
@@ -131,6 +138,63 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
         assert known | judged == names
     assert set.union(*scored) == names
     assert cross_scores(run, images, folds=0) is None
+
+
+def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(small, tmp_path) -> None:
+    """On equal views the two methods would train the same heads."""
+    _, images = small
+    table = small[0].read_labels()
+    hidden = table.dense()
+    hidden[::2, 1::2] = hidden[1::2, ::2] = 0
+    table = LabelTable.from_dense(hidden, list(table.images), CLASSES)
+    found = {}
+    for kind in ("cr", "pl"):
+        options = {"supervise": "weak", "tau": 0.5, "consistency": kind}
+        settings = Settings(epochs=3, lr=0.05, batch_size=8, device="cpu")
+        shape = {"backbone": "tiny", "size": 32, "crop": 0.5, "copies": 2}
+        run = untrained(tmp_path / kind, Config(method="srcr", options=options, settings=settings, **shape), table)
+        found[kind] = cross_scores(run, images, folds=2)
+        assert len(list((tmp_path / kind).rglob("strong-*"))) == (2 if kind == "cr" else 0)
+    assert not np.allclose(found["cr"], found["pl"], atol=1e-3)
+    # The views are those of the run's own training, not of another least crop.
+    note = next((tmp_path / "cr").rglob("strong-0-*")) / "cache.json"
+    assert Predictor(Run(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
+
+
+def test_names_that_are_no_text_are_kept(project) -> None:
+    scored = project.scored()
+    place = project.images / os.fsdecode(b"caf\xe9")
+    try:
+        place.mkdir()
+    except OSError:
+        pytest.skip("this file system has text alone for names")
+    first = scored.table.images[0]
+    (project.images / first).rename(place / first)
+    paths = [f"{place.name}/{first}", None, *scored.paths[2:]]
+    kept._write(project.run, scored.table, project.images, paths, scored.scores, scored.features)
+    again = project.scored()
+    assert again.paths == paths
+    assert np.array_equal(again.scores, scored.scores)
+
+
+def test_scores_that_an_earlier_version_kept_are_read(project, monkeypatch) -> None:
+    wanted = project.scored()
+    file = project.run / "scores.parquet"
+    found = pq.read_table(file)
+    assert found["path"].type == pa.binary()
+    at = found.schema.get_field_index("path")
+    pq.write_table(found.set_column(at, "path", found["path"].cast(pa.string())), file)
+    monkeypatch.setattr(kept, "_compute", None)
+    assert project.scored().paths == wanted.paths
+
+
+@pytest.mark.parametrize("rest", [b"garbage", b""])
+def test_a_damaged_split_is_said(project, rest) -> None:
+    (project.run / "split.parquet").write_bytes(rest)
+    with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
+        project.scored()
+    (project.run / "split.parquet").unlink()
+    assert not project.scored().held_out.any()
 
 
 def test_maps_have_the_shape_of_the_photo_and_a_cold_one_is_said_to_be(small, monkeypatch) -> None:

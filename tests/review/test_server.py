@@ -16,7 +16,7 @@ from PIL import Image
 
 from halflabel.errors import UserError
 from halflabel.questions import CONTROL_ABSENT, CONTROL_PRESENT
-from halflabel.review.desk import Desk, wilson
+from halflabel.review.desk import Desk, Share
 from halflabel.review.guard import HEADERS, TOKEN_HEADER, is_loopback
 from halflabel.review.pictures import NoPicture, NothingSeen, Pictures, Shelf
 from halflabel.review.server import bind, make_app
@@ -315,7 +315,7 @@ def test_the_estimate_counts_control_answers_alone(client, desk, project) -> Non
     found = say(client, *steps)["estimate"]
     for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT)):
         sure = [value for value in right[why] if value]
-        expected = wilson(sure.count(1), len(sure))
+        expected = Share.of(sure.count(1), len(sure))
         assert found[name]["part"] == sure.count(1)
         assert found[name]["of"] == len(sure)
         assert found[name]["low"] == pytest.approx(expected.low)
@@ -328,14 +328,6 @@ def test_without_control_answers_there_is_no_estimate(client, desk) -> None:
     estimate = say(client, step(asked, 1, "key-00000001"))["estimate"]
     assert estimate["precision"]["of"] == 0
     assert estimate["precision"]["share"] is None
-
-
-def test_wilson_is_scipys() -> None:
-    from scipy.stats import binomtest
-
-    for part, whole in ((0, 5), (3, 7), (50, 50), (1, 200)):
-        other = binomtest(part, whole).proportion_ci(method="wilson")
-        assert wilson(part, whole)[2:] == pytest.approx((other.low, other.high), abs=1e-6)
 
 
 def test_galleries_show_what_they_say(client, desk) -> None:

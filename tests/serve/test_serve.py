@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
+from halflabel.cli import app as cli
 from halflabel.errors import UserError
 from halflabel.experiment import Predictor, predict_files
 from halflabel.predictor import open_predictor
@@ -284,6 +286,55 @@ def test_a_model_without_numbers_is_refused_at_once(model: Path) -> None:
         torch.nn.init.constant_(weight, torch.nan)
     with pytest.raises(UserError, match="gives no numbers"):
         make_app(broken)
+
+
+FAULTS: dict[str, tuple[Exception | None, int, str]] = {
+    "any": (RuntimeError("secret"), 500, "the model failed (RuntimeError)"),
+    "memory": (torch.OutOfMemoryError("secret"), 503, "no memory for so much at a time"),
+    "no numbers": (None, 500, "the model gives no numbers for this"),
+}
+
+
+@pytest.mark.parametrize(("raised", "status", "says"), FAULTS.values(), ids=FAULTS)
+def test_a_model_that_fails_is_said_as_all_faults_are(
+    model: Path, photo: Path, raised: Exception | None, status: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = open_predictor(model)
+    app = make_app(broken, "run", SMALL)
+
+    def scores(source: Any, progress: Any = None) -> torch.Tensor:
+        if raised is not None:
+            raise raised
+        return torch.full((len(source), len(broken.classes)), torch.nan)
+
+    broken.scores = scores  # type: ignore[method-assign]
+    with TestClient(app) as opened:
+        answer = opened.post("/predict", files=files(photo.read_bytes()))
+        assert (answer.status_code, answer.json()) == (status, {"detail": says})
+        assert ("retry-after" in answer.headers) == (status == 503)
+        shown = opened.post("/try", files=files(photo.read_bytes()))
+        assert shown.status_code == status
+        assert says in shown.text
+        assert opened.get("/health").status_code == 200
+    assert ("secret" in caplog.text) == (raised is not None)
+
+
+def test_what_nobody_thought_of_is_json_too(predictor: Predictor, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(*_: Any, **__: Any) -> None:
+        raise KeyError("secret")
+
+    with TestClient(make_app(predictor, "run", SMALL), raise_server_exceptions=False) as opened:
+        monkeypatch.setattr(predictor, "labels", odd)
+        answer = opened.post("/predict", files=files(photo.read_bytes()))
+    assert (answer.status_code, answer.json()) == (500, {"detail": "the server failed (KeyError)"})
+
+
+@pytest.mark.parametrize("flag", ["--max-mb", "--max-megapixels", "--timeout", "--wait-ms"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+def test_limits_are_numbers(model: Path, flag: str, value: str) -> None:
+    result = CliRunner().invoke(cli, ["serve", str(model), "--port", "0", flag, value])
+    assert result.exit_code == 2, result.output
+    assert flag in result.stderr
 
 
 def test_a_port_that_is_taken_is_said() -> None:

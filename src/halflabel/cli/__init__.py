@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 from halflabel import __version__, processes
 from halflabel.errors import UserError
+from halflabel.files import FULL
 from halflabel.memory import keep_freed_memory
 
 __all__ = ["app", "main"]
@@ -36,11 +38,14 @@ class Commands(TyperGroup):
                 raise
             if processes.claim("error"):
                 show_error(UserError(f"another process of this job ended ({why})", "start again"))
+        except KeyboardInterrupt:
+            if processes.claim("error"):
+                typer.echo("Stopped", err=True)
+            return ctx.exit(130)
         except BrokenPipeError:
             raise  # `halflabel ... | head`: the reader has seen enough, and typer ends quietly
         except OSError as error:
-            # A full disk, a file without permission: the system's own words say it best.
-            show_error(UserError(f"{error.filename or 'a file'}: {error.strerror or error}"))
+            show_error(_of_the_system(error))
         return ctx.exit(2)
 
 
@@ -86,10 +91,47 @@ def main() -> None:
         is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     keep_freed_memory()
-    if processes.several():
-        _join()
-    else:
-        app()
+    try:
+        if processes.several():
+            _join()
+        else:
+            app()
+    except Exception as error:
+        if isinstance(error, OSError) and not _is_interruption(error):  # before any command begins, as by --help
+            from halflabel.cli.screen import show_error
+
+            show_error(_of_the_system(error))
+            sys.exit(2)
+        if not _is_interruption(error):
+            raise
+        # From a library: Ctrl-C while it was being imported comes out as its failure to be imported.
+        typer.echo("Stopped", err=True)
+        sys.exit(130)
+
+
+def _of_the_system(error: OSError) -> UserError:
+    """A full disk, a file without permission: the system's own words say it best."""
+    said = error.strerror or str(error)
+    message = f"{error.filename}: {said}" if error.filename else f"the output cannot be written: {said}"
+    if error.errno in FULL:
+        return UserError(message, "make room, or write to another place")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(message, "choose a place that you may read and write")
+    return UserError(message, "check the path, or choose another")
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is what an error comes from."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, KeyboardInterrupt):
+            return True
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            waiting += [one.__cause__, one.__context__]
+    return False
 
 
 def _join() -> None:
@@ -130,6 +172,7 @@ from halflabel.cli import models as _models  # noqa: E402, F401
 # isort: split
 from halflabel.cli import compare as _compare  # noqa: E402, F401  # after the others: the order of `--help`
 from halflabel.cli import export as _export  # noqa: E402, F401
+from halflabel.cli import figures as _figures  # noqa: E402, F401
 from halflabel.cli import fill as _fill  # noqa: E402, F401
 from halflabel.cli import next as _next  # noqa: E402, F401
 from halflabel.cli import pack as _pack  # noqa: E402, F401

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
+from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.options import (
@@ -27,9 +30,10 @@ from halflabel.cli.options import (
     Resize,
     Tune,
     check_method,
+    panel,
     takes_policy,
 )
-from halflabel.cli.screen import console, show_audit
+from halflabel.cli.screen import console, number, show_audit, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.points import points
 
@@ -37,20 +41,21 @@ if TYPE_CHECKING:
     from halflabel.compare import Comparison, Row, Task
     from halflabel.compare.grid import Outcome
     from halflabel.labels.audit import Import
+    from halflabel.labels.table import LabelTable
 
 TRAINING, JUDGING = "How all are trained", "How they are judged"
+
+_NO_EDGE = 10_000  # columns
+_OWN = {"labels", "images", "out", "force", "lr"}  # what means another thing to `train`, or what is said anyway
 
 Select = StrEnum("Select", ["known", "hidden"])
 Search = StrEnum("Search", ["small", "none"])
 
 
-def _panel(panel: str, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
-
 @app.command()
 @takes_policy
 def compare(
+    ctx: typer.Context,
     labels: LabelFile,
     images: ImageFolder,
     read: Callable[[Path], Any],
@@ -77,35 +82,34 @@ def compare(
     ] = Search.small,
     force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a comparison.")] = False,
     test: Annotated[
-        Path | None, _panel(JUDGING, "Labels of other images to judge by (default: a part of LABELS).", metavar="FILE")
+        Path | None, panel(JUDGING, "Labels of other images to judge by (default: a part of LABELS).", metavar="FILE")
     ] = None,
-    test_images: Annotated[Path | None, _panel(JUDGING, "Where they are (default: IMAGES).", metavar="DIR")] = None,
-    test_share: Annotated[float, _panel(JUDGING, "Without --test: the share of the images set aside.")] = 0.2,
-    held_out: Annotated[float, _panel(JUDGING, "Share of the other images kept for validation.")] = 0.2,
+    test_images: Annotated[Path | None, panel(JUDGING, "Where they are (default: IMAGES).", metavar="DIR")] = None,
+    test_share: Annotated[float, panel(JUDGING, "Without --test: the share of the images set aside.")] = 0.2,
+    held_out: Annotated[float, panel(JUDGING, "Share of the other images kept for validation.")] = 0.2,
     select: Annotated[
-        Select, _panel(JUDGING, "What epochs and settings are chosen by: known labels, or the hidden truth.")
+        Select, panel(JUDGING, "What epochs and settings are chosen by: known labels, or the hidden truth.")
     ] = Select.known,
-    tune: Annotated[Tune, _panel(TRAINING, "head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
-    backbone: Annotated[str, _panel(TRAINING, "efficientnet-lite0 comes with the package; or any timm model.")] = (
+    tune: Annotated[Tune, panel(TRAINING, "head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
+    backbone: Annotated[str, panel(TRAINING, "efficientnet-lite0 comes with the package; or any timm model.")] = (
         "efficientnet-lite0"
     ),
-    weights: Annotated[Path | None, _panel(TRAINING, "A local file with the backbone's weights.")] = None,
-    size: Annotated[int | None, _panel(TRAINING, "Image size in pixels (default: the backbone's own).")] = None,
-    resize: Annotated[Resize, _panel(TRAINING, "squash: whole image; crop: centre square.")] = Resize.squash,
+    weights: Annotated[Path | None, panel(TRAINING, "A local file with the backbone's weights.")] = None,
+    size: Annotated[int | None, panel(TRAINING, "Image size in pixels (default: the backbone's own).")] = None,
+    resize: Annotated[Resize, panel(TRAINING, "squash: whole image; crop: centre square.")] = Resize.squash,
     epochs: Annotated[
-        int | None, _panel(TRAINING, "Passes over the training images (default: by their number).", min=1)
+        int | None, panel(TRAINING, "Passes over the training images (default: by their number).", min=1)
     ] = None,
-    batch_size: Annotated[int, _panel(TRAINING, "Images per step.", min=1)] = 32,
-    lr: Annotated[
-        float | None, _panel(TRAINING, "One learning rate for all (default: the methods' own).", min=0)
-    ] = None,
-    optimizer: Annotated[Optimizer, _panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
-    ema: Annotated[float, _panel(TRAINING, "Decay of the weight average; 0 = none.", min=0, max=1)] = 0.0,
-    patience: Annotated[int, _panel(TRAINING, "Stop after so many epochs without gain; 0 = never.", min=0)] = 0,
-    device: Annotated[Device, _panel(TRAINING, "Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, _panel(TRAINING, "no is float32.")] = Precision.no,
-    workers: Annotated[int, _panel(TRAINING, "Processes that decode images.", min=0)] = 2,
-    max_bad: Annotated[float, _panel(TRAINING, "Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
+    batch_size: Annotated[int, panel(TRAINING, "Images per step.", min=1)] = 32,
+    lr: Annotated[float | None, panel(TRAINING, "One learning rate for all (default: the methods' own).")] = None,
+    clip: Annotated[float, panel(TRAINING, "Largest gradient norm; 0 = any.", min=0)] = 0.0,
+    optimizer: Annotated[Optimizer, panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
+    ema: Annotated[float, panel(TRAINING, "Decay of the weight average; 0 = none.", min=0, max=1)] = 0.0,
+    patience: Annotated[int, panel(TRAINING, "Stop after so many epochs without gain; 0 = never.", min=0)] = 0,
+    device: Annotated[Device, panel(TRAINING, "Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, panel(TRAINING, "no is float32.")] = Precision.no,
+    workers: Annotated[int, panel(TRAINING, "Processes that decode images.", min=0)] = 2,
+    max_bad: Annotated[float, panel(TRAINING, "Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
 ) -> None:
     """Compare methods on your own data: seeds, intervals, paired differences, time and memory.
 
@@ -127,8 +131,8 @@ def compare(
         if name != "auto":
             check_method(name.partition(":")[0])
     found: Import = read(labels)
-    table = found.table()
-    other = read(test).table() if test is not None else None
+    table = said_by_people(found)
+    other = said_by_people(read(test)) if test is not None else None
     show_audit(found.audit, table)
 
     from halflabel.auto import epochs_for
@@ -142,6 +146,7 @@ def compare(
         epochs=epochs if epochs is not None else epochs_for(len(table), tune.value),
         batch_size=batch_size,
         ema=ema,
+        clip=clip,
         patience=patience,
         device=device.value,
         **chosen,
@@ -182,24 +187,84 @@ def compare(
             progress=bar,
         )
     show_comparison(result)
-    if not result.rows:
-        raise UserError("not one run could be finished", "see the reasons above")
     if result.left_out:
-        console.print(f"To go on:  {escape(_again())}", soft_wrap=True)
+        show_waiting(result.waiting)
+        console.print(f"To go on:  {escape(again())}", soft_wrap=True)
+    if not result.rows:
+        raise nothing_finished(result.waiting, bool(result.left_out))
     console.print(f"Wrote [bold]{where}[/]: comparison.csv, comparison.json, plots/", soft_wrap=True)
-    best = next((row for row in result.rows if row.labels == "all"), result.rows[0])
+    best = next((row for row in result.rows if row.labels == "all"), None)
+    if best is None:
+        said = "labels were hidden from all of these. To choose a method for the labels as they are, compare without"
+        console.print(f"Next:  {said} --protocol and --shares, or with --shares 1", soft_wrap=True)
+        return
     words = ["halflabel", "train", str(labels), str(images), "--method", best.method.partition(":")[0]]
-    words += ["--lr", f"{best.lr:.3g}"]
+    words += ["--lr", f"{best.lr:.6g}"]
     for name, value in best.options.items():
         words += ["--" + name.replace("_", "-"), str(value)]
-    console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
+    console.print(f"Next:  {escape(shlex.join([*words, *_shared_options(ctx)]))}", soft_wrap=True)
+
+
+def _shared_options(ctx: typer.Context) -> list[str]:
+    """The options given to this command that `train` takes too, so that it reads and trains alike."""
+    group: Any = ctx.find_root().command
+    takes = {flag for parameter in group.commands["train"].params for flag in parameter.opts}
+    words: list[str] = []
+    for parameter in ctx.command.params:
+        name, flag = parameter.name or "", parameter.opts[0]
+        source = ctx.get_parameter_source(name)
+        if name in _OWN or flag not in takes or source is None or source.name != "COMMANDLINE":
+            continue
+        value = ctx.params[name]
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [flag, str(one)]
+    return words
+
+
+def show_waiting(waiting: tuple[int, int] | None) -> None:
+    """Say that it was not the runs that took the time."""
+    if waiting is not None:
+        done, total = (number(part) for part in waiting)
+        console.print(f"The budget ended while features were computed: {done} of {total} images done, which are kept.")
+
+
+def nothing_finished(waiting: tuple[int, int] | None, out_of_time: bool) -> UserError:
+    """What to say where there is no result."""
+    if waiting is not None:
+        done, total = (number(part) for part in waiting)
+        return UserError(
+            f"the budget ended while features were computed ({done} of {total} images done)",
+            "the same command goes on from there; a longer --budget gets further",
+        )
+    if out_of_time:
+        return UserError("the budget ended before one run was finished", "give the same command a longer --budget")
+    return UserError("not one run could be finished", "see the reasons above")
+
+
+def print_table(table: Table) -> None:
+    """A table as wide as it is where it goes to a file or a pipe: these have no right edge."""
+    if console.is_terminal:
+        console.print(table)
+    else:
+        Console(file=console.file, width=_NO_EDGE, highlight=False).print(table)
+
+
+def said_by_people(found: Import) -> LabelTable:
+    """The labels less those that a model made: a method that learnt from them would be judged by its own kind."""
+    from halflabel.provenance import tables
+
+    every, table = tables(found.rows)
+    if made := every.known - table.known:
+        console.print(f"{made} of {every.known} labels were made by a model: they are left out", soft_wrap=True)
+    return table
 
 
 @contextmanager
 def kept(place: Path) -> Iterator[None]:
-    """Let Ctrl-C end a grid of runs with one line: what is finished is kept."""
+    """Let Ctrl-C end a grid of runs with one line: what is finished is kept. Warnings take one line too."""
     try:
-        yield
+        with warnings_in_a_line():
+            yield
     except KeyboardInterrupt:
         typer.echo(f"Stopped; what is finished is in {place}: the same command goes on", err=True)
         raise typer.Exit(130) from None
@@ -266,31 +331,19 @@ def show_comparison(found: Comparison) -> None:
     console.print()
     if found.select == "hidden":
         console.print("[bold red]Chosen on hidden truth:[/] too good for anyone who lacks those labels.\n")
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    rows.add_column("labels", no_wrap=True)
-    rows.add_column("method", no_wrap=True)
-    for title in ("test mAP (95 %)", "to the best (95 %)", "seeds", "s/run", "memory", "lr", "options", "tried"):
-        rows.add_column(title, justify="left" if title == "options" else "right")
-    before = ""
-    for row in found.rows:
-        if row.labels != before and before:
-            rows.add_row()
-        shown = row.labels if row.labels != before else ""
-        before = row.labels
-        rows.add_row(
-            escape(shown),
-            f"[bold]{escape(row.method)}[/]",
-            f"{points(row.mAP)} ({points(row.mAP_low)} – {points(row.mAP_high)})",
-            _behind(row, row is found.best(row.labels)),
-            str(row.seeds),
-            f"{row.seconds:.3g}",
-            "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB",
-            f"{row.lr:.2g}",
-            escape(" ".join(f"{name}={value}" for name, value in row.options.items()) or "—"),
-            str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}",
-        )
     if found.rows:
-        console.print(rows)
+        table = _wide(found)
+        if console.is_terminal and console.measure(table, options=console.options.update(width=_NO_EDGE)).maximum > (
+            console.width
+        ):
+            _show_narrow(found)
+        else:
+            print_table(table)
+        unsure = [row for row in found.rows if "≈" in _behind(row, row is found.best(row.labels))]
+        if unsure:
+            few = any(row.seeds < 3 for row in unsure)
+            more = "; with fewer than 3 seeds the interval says most about the seeds: more of them narrow it"
+            console.print(f"[bright_black]≈: cannot be told from the best{more if few else ''}[/]")
         if found.memory_kind:
             console.print(f"[bright_black]memory: {found.memory_kind} during a run; tried: settings, with seed 0[/]")
     for failure in found.failures:
@@ -307,9 +360,60 @@ def show_comparison(found: Comparison) -> None:
         console.print(f"[bright_black]{escape(sentence)}[/]")
 
 
+def _cells(row: Row, best: bool) -> dict[str, str]:
+    """What a row shows, by title."""
+    return {
+        "test mAP (95 %)": f"{points(row.mAP)} ({points(row.mAP_low)} – {points(row.mAP_high)})",
+        "to the best (95 %)": _behind(row, best),
+        "seeds": f"{row.seeds} + {row.further}" if row.further else str(row.seeds),
+        "s/run": f"{row.seconds:.3g}",
+        "memory": "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB",
+        "lr": f"{row.lr:.2g}",
+        "options": " ".join(f"{name}={value}" for name, value in row.options.items()) or "—",
+        "tried": str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}",
+    }
+
+
+def _wide(found: Comparison) -> Table:
+    """One line per row."""
+    shown = [_cells(row, row is found.best(row.labels)) for row in found.rows]
+    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("labels", "method", *shown[0]):
+        rows.add_column(title, justify="left" if title in ("labels", "method", "options") else "right", no_wrap=True)
+    before = ""
+    for row, cells in zip(found.rows, shown, strict=True):
+        if row.labels != before and before:
+            rows.add_row()
+        first = row.labels if row.labels != before else ""
+        rows.add_row(escape(first), f"[bold]{escape(row.method)}[/]", *map(escape, cells.values()))
+        before = row.labels
+    return rows
+
+
+def _show_narrow(found: Comparison) -> None:
+    """Two lines per row, in columns by hand: a table that is too wide would be cut, and figures with it."""
+    shown = [_cells(row, row is found.best(row.labels)) for row in found.rows]
+    first = list(shown[0])[:3]
+    widths = [max(len(cells[title]) for cells in [*shown, {t: t for t in first}]) for title in first]
+    name = max(len(row.method) for row in found.rows)
+    before = ""
+    for row, cells in zip(found.rows, shown, strict=True):
+        if row.labels != before:
+            console.print(f"{'' if not before else chr(10)}[bold]labels {escape(row.labels)}[/]", soft_wrap=True)
+            heads = "  ".join(title.rjust(width) for title, width in zip(first, widths, strict=True))
+            console.print(f"  [bold]{'method'.ljust(name)}  {heads}[/]", soft_wrap=True)
+        before = row.labels
+        figures = "  ".join(cells[title].rjust(width) for title, width in zip(first, widths, strict=True))
+        console.print(f"  [bold]{escape(row.method.ljust(name))}[/]  {escape(figures)}", soft_wrap=True)
+        rest = ", ".join(f"{title} {value}" for title, value in cells.items() if title not in first and value != "—")
+        console.print(Padding(Text(rest, "bright_black"), (0, 0, 0, 4)))
+
+
 def _behind(row: Row, best: bool) -> str:
     if best:
         return "best"
+    if math.isnan(row.behind):
+        return "—"
     mean, low, high = (points(gap, 2, signed=True) for gap in (row.behind, row.behind_low, row.behind_high))
     value = f"{mean} ({low} to {high})"
     return value if row.behind_high < 0 else f"{value} ≈"
@@ -337,5 +441,6 @@ def _numbers(text: str | None) -> list[float]:
         raise UserError(f"{text!r} are no shares", "write them with commas, such as --shares 0.1,0.3,1") from None
 
 
-def _again() -> str:
-    return shlex.join(["halflabel", *sys.argv[1:]])
+def again() -> str:
+    """This very command, without what would start from nothing again."""
+    return shlex.join(["halflabel", *(word for word in sys.argv[1:] if word != "--force")])

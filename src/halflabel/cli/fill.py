@@ -75,12 +75,13 @@ def fill(
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
-    from halflabel.labels.rows import Rows
+    from halflabel.fill.ending import check_ending
     from halflabel.labels.sheet import existing
     from halflabel.run import Run
 
     opened = Run.open(run)
-    path = out or opened / "filled.csv"
+    path = out or opened.filled
+    check_ending(path)
     if path.exists() and not force:
         raise UserError(f"{path} is there already", "choose another --out, or add --force to overwrite it")
     if labels is not None and path.resolve() == labels.resolve():
@@ -105,7 +106,7 @@ def fill(
             progress=bar,
             say=console.print,
         )
-    base = (rows if rows is not None else Rows.from_table(filling.table)) if complete else None
+    base = (rows if rows is not None else opened.read_rows()) if complete else None
     tally = processes.on_first(lambda: write_filled(filling, path, base=base))
     _show(filling, tally, top)
     where, of = shlex.quote(str(path)), shlex.quote(str(run))

@@ -13,14 +13,13 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import takes_policy
+from halflabel.cli.options import LabelFile, takes_policy
 from halflabel.cli.screen import console, number, show_advice, show_audit, show_counts, show_stats
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import Import
 
-LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it is there.")]
 
 
@@ -99,8 +98,8 @@ def convert(
 ) -> None:
     """Turn labels from one format into another; what the other cannot hold is refused, never lost.
 
-    Formats: binary (.labels: opened in place, for millions of images), long (all other endings), wide, coco, lvis,
-    open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive, label-studio, fiftyone.
+    Formats: binary (.labels: opened in place, for millions of images), long (all other endings), wide, tags, coco,
+    lvis, open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive, label-studio, fiftyone.
 
     Example: halflabel convert labels.csv labels.json --to lvis
     """

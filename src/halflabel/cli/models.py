@@ -19,7 +19,7 @@ from halflabel.cli import app
 from halflabel.cli.options import ImageFolder, LabelFile, RunFolder, check_method, takes_policy
 from halflabel.cli.screen import console, paragraphs, show_audit, show_evaluation
 from halflabel.errors import UserError
-from halflabel.files import write_json
+from halflabel.files import read_json, write_json
 from halflabel.points import points
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def evaluate(
     images: ImageFolder,
     read: Callable[[Path], Any],
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out whatever it holds.")] = False,
 ) -> None:
     """Measure a trained run on other labels: known entries only, with intervals.
 
@@ -47,6 +48,10 @@ def evaluate(
     model_kind(run)
     if not images.is_dir():
         raise UserError(f"{images} is no folder", "name the folder with the images")
+    if out is not None and out.exists() and not force and not _is_evaluation(out):
+        raise UserError(
+            f"{out} is there already and holds no evaluation", "choose another --out, or add --force to overwrite it"
+        )
     found: Import = read(labels)
     table = found.table()
 
@@ -56,12 +61,28 @@ def evaluate(
     predictor = open_predictor(run)
     show_audit(found.audit, table)
     with Bar("scores") as bar:
-        result = predictor.evaluate(table, images, bar)
+        result = predictor.evaluate(found.rows, images, bar, called=str(labels))
+    named = set(table.classes)
+    if unnamed := [name for name in predictor.classes if name not in named]:
+        shown = ", ".join(unnamed[:8]) + (" …" if len(unnamed) > 8 else "")
+        console.print(
+            f"\n{labels} has no row on {len(unnamed)} of the run's {len(predictor.classes)} classes: {shown}",
+            markup=False,
+            soft_wrap=True,
+        )
     show_evaluation(result)
     if out is not None and processes.is_first():
         content = {"protocol": result.protocol, **result.overall, "per_class": result.per_class}
         write_json(out, content)
         console.print(f"Wrote {escape(str(out))}", soft_wrap=True)
+
+
+def _is_evaluation(path: Path) -> bool:
+    try:
+        content = read_json(path, "")
+    except UserError:
+        return False
+    return isinstance(content, dict) and {"protocol", "per_class"} <= content.keys()
 
 
 @app.command()
@@ -112,13 +133,13 @@ def _print_csv(found: Sequence[Prediction]) -> None:
 def _print_table(found: Sequence[Prediction]) -> None:
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("image", overflow="fold")
-    rows.add_column("labels (bold: over the threshold)")
+    rows.add_column("labels (*: over the threshold)")
     for item in found:
         if item.error:
             rows.add_row(escape(item.image), f"[red]{escape(item.error)}[/]")
             continue
         parts = [
-            f"[bold]{escape(label['class'])} {label['probability']:.2f}[/]"
+            f"[bold]{escape(label['class'])} {label['probability']:.2f}*[/]"
             if label["present"]
             else f"[bright_black]{escape(label['class'])} {label['probability']:.2f}[/]"
             for label in item.labels

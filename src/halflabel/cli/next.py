@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
+from halflabel.cli.progress import Bar
 from halflabel.cli.screen import console
 from halflabel.errors import UserError
 
@@ -51,10 +52,10 @@ def next_questions(
     opened = Run.open(run)
     if out.exists() and first_line(out) != ",".join(COLUMNS):
         raise UserError(f"{out} is there already and holds no questions", "choose another --out")
-    scored = score_run(opened, images, _bar)
+    scored = score_run(opened, images, partial(Bar, "scores"))
     skip = answered(opened / "answers.sqlite", scored.table)
     if wrong:
-        apart = cross_scores(opened, images, folds, _bar())
+        apart = cross_scores(opened, images, folds, Bar("scores"))
         if apart is not None:
             console.print(f"Each label is judged by a head that was trained without it ({folds} folds)")
             found = doubtful(apart, scored.table, count, how="cross-fitted score", per_image=per_image, skip=skip)
@@ -92,10 +93,3 @@ def next_questions(
     )
     words = ["halflabel", "review", str(run), str(images), "--questions", str(out)]
     console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
-
-
-def _bar() -> Callable[[int, int], None]:
-    """A bar, imported when there is something to wait for: it brings torch along, which takes seconds."""
-    from halflabel.cli.progress import Bar
-
-    return Bar("scores")

@@ -25,8 +25,15 @@ __all__ = [
     "RunFolder",
     "Tune",
     "check_method",
+    "panel",
     "takes_policy",
 ]
+
+
+def panel(panel: str, help: str, *names: str, **more: Any) -> Any:
+    """An option in a box of its own in the help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
 
 LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
 ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files, or a pack.")]
@@ -83,6 +90,12 @@ def _policy_options(
     ] = None,
     where: Annotated[
         list[str] | None, _reading("--where", help="Only rows with this value.", metavar="COLUMN=VALUE")
+    ] = None,
+    separator: Annotated[
+        str | None,
+        _reading(
+            "--separator", help="Lists of tags: what stands between two; or space, newline, none.", metavar="CHAR"
+        ),
     ] = None,
     split: Annotated[str | None, _reading("--split", help="Which split, where the format has several.")] = None,
     encoding: Annotated[str | None, _reading("--encoding", help="Text encoding, UTF-8 if not stated.")] = None,

@@ -64,10 +64,11 @@ class Bar:
 
 
 class TrainingBar:
-    """Watches training: a bar per epoch, then its line of the log."""
+    """Watches training: a bar per epoch, then its line of the log; `word` is what an epoch is called."""
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, epochs: int, word: str = "epoch") -> None:
         self.epochs = epochs
+        self.word = word
         self._progress = _progress()
         self._seen = 0
         self._started = 0.0
@@ -79,10 +80,10 @@ class TrainingBar:
         self._progress.stop()
 
     def epoch_starts(self, epoch: int, images: int) -> None:
-        self._progress.start()  # not before: the features may have a bar of their own first
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
-        self._progress.add_task(f"epoch {epoch}/{self.epochs}", total=images, rate="", note="")
+        self._progress.start()  # not before: the features may have a bar of their own first
+        self._progress.add_task(f"{self.word} {epoch}/{self.epochs}", total=images, rate="", note="")
         self._seen, self._started = 0, time.perf_counter()
 
     def step_done(self, images: int, loss: float | None) -> None:
@@ -93,7 +94,8 @@ class TrainingBar:
             self._progress.update(task, completed=self._seen, rate=f"{rate:.0f} images/s", note=f"loss {loss:.4f}")
 
     def epoch_ends(self, line: Epoch) -> None:
-        parts = [f"epoch {line['epoch']:>3}/{self.epochs}", f"loss {line['loss']:.4f}"]
+        self._progress.stop()  # another watch may have the next epoch
+        parts = [f"{self.word} {line['epoch']:>3}/{self.epochs}", f"loss {line['loss']:.4f}"]
         for key, title in (("mAP", "mAP"), ("assumed_mAP", "mAP (unknown = absent)")):
             if key in line:
                 parts.append(f"{title} {points(line[key])}")

@@ -43,6 +43,10 @@ def report(
 
     if out is not None:
         check_name(out)
+    if (run / "study.json").exists():
+        from halflabel.report.comparison_facts import no_page_of_study
+
+        raise no_page_of_study(run)
     if not (run / "config.yaml").exists() and is_comparison(run):
         if images is not None:
             raise UserError("the page of a comparison has no photos", "leave --images out")

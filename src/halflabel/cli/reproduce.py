@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.compare import GridBar, kept
-from halflabel.cli.options import Device, Hold, Precision, Tune
+from halflabel.cli.options import Device, Hold, Precision, Tune, panel
 from halflabel.cli.progress import Bar
 from halflabel.cli.screen import console
 from halflabel.errors import UserError
@@ -26,8 +27,7 @@ _EVERY = 60  # seconds between lines where no bar can be shown
 CHANGES, SPEED = "What to do otherwise than the paper", "Speed"
 
 
-def _panel(panel: str, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+_panel = partial(panel, show_default=False)  # defaults are the papers'
 
 
 @app.command()
@@ -87,7 +87,7 @@ def reproduce(
         ),
     ] = None,
     hold: Annotated[Hold, _panel(SPEED, "device: decode once and keep images on the GPU.")] = Hold.files,
-    workers: Annotated[int, _panel(SPEED, "Processes that decode images.")] = 2,
+    workers: Annotated[int, _panel(SPEED, "Processes that decode images.", min=0)] = 2,
 ) -> None:
     """Run a published table again, with its protocol, and see its figures beside yours.
 

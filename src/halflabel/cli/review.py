@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import shlex
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
+from halflabel.cli.progress import Bar
 from halflabel.cli.screen import console
 from halflabel.errors import UserError
 
@@ -38,6 +39,7 @@ def review(
     with_labels: Annotated[
         bool, typer.Option("--with-labels", help="--export: the run's own labels too, ready for `train`.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="--export: overwrite the file whatever it holds.")] = False,
 ) -> None:
     """Answer questions about images in the browser: y, n, u, and z takes back. Nothing leaves this machine.
 
@@ -50,20 +52,14 @@ def review(
     opened = Run.open(run)
     place = answers or opened / "answers.sqlite"
     if export is not None:
-        _export(opened, place, export, with_labels)
+        _export(opened, place, export, with_labels, force)
         return
-    if with_labels:
-        raise UserError("--with-labels means nothing without --export", "add --export FILE")
+    for flag, given in (("--with-labels", with_labels), ("--force", force)):
+        if given:
+            raise UserError(f"{flag} means nothing without --export", "add --export FILE")
     if images is None:
         raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/")
     _serve(opened, images, questions, place, who or _login(), host, port)
-
-
-def _bar() -> Callable[[int, int], None]:
-    """A bar, imported when there is something to wait for: it brings torch along, which takes seconds."""
-    from halflabel.cli.progress import Bar
-
-    return Bar("scores")
 
 
 def _login() -> str:
@@ -73,24 +69,28 @@ def _login() -> str:
         return "someone"
 
 
-def _export(run: Run, place: Path, out: Path, with_labels: bool) -> None:
+def _export(run: Run, place: Path, out: Path, with_labels: bool, force: bool) -> None:
     from halflabel.labels import formats
-    from halflabel.labels.rows import Rows
     from halflabel.review.store import Answers
 
     if not place.exists():
         raise UserError(
             f"there are no answers yet ({place})", f"halflabel review {shlex.quote(str(run.folder))} photos/"
         )
-    table = run.read_labels()
+    labels = run.read_rows()
     store = Answers(place)
     try:
-        rows = store.rows(table.images, table.classes)
+        if out.exists() and not force and not store.exported(out, labels):
+            raise UserError(
+                f"{out} is there already and is no export of these answers",
+                "choose another name, or add --force to overwrite it",
+            )
+        rows = store.rows(labels.images, labels.classes)
         unsure = sum(item.value == 0 for item in store.standing())
     finally:
         store.close()
     present = int((rows.value > 0).sum())
-    formats.write(Rows.from_table(table).append(rows) if with_labels else rows.named(), out)
+    formats.write(labels.append(rows) if with_labels else rows.named(), out)
     console.print(
         f"Wrote [bold]{escape(str(out))}[/]: {len(rows)} answers, {present} present and {len(rows) - present} absent; "
         f"{unsure} unsure left out",
@@ -124,7 +124,7 @@ def _serve(run: Run, images: Path, questions: Path | None, place: Path, who: str
     run.check_finished()
     found = read_questions(questions, run.read_labels()) if questions is not None else None
     with server.bind(host, port) as listening:
-        scored = score_run(run, images, _bar)
+        scored = score_run(run, images, partial(Bar, "scores"))
         store = Answers(place)
         try:
             if found is None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -31,6 +34,7 @@ __all__ = [
     "show_evaluation",
     "show_next_step",
     "show_stats",
+    "warnings_in_a_line",
 ]
 
 console = Console(highlight=False)
@@ -47,6 +51,22 @@ def show_error(error: UserError) -> None:
     screen.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
     if error.fix:
         screen.print(f"  [bold]fix:[/] {escape(error.fix)}", soft_wrap=True)
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Show what training warns of without the place in the code that says it."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def say(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category is UserWarning:
+                console.print(f"Warning: {message}", markup=False, soft_wrap=True)
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = say
+        yield
 
 
 def paragraphs(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,9 @@ def serve(
     ] = 50,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds to send a request, and again to be answered.", min=0.1, rich_help_panel=LIMITS),
+        typer.Option(
+            help="Seconds to send a request, and again to be answered.", min=0.1, max=86_400, rich_help_panel=LIMITS
+        ),
     ] = 30,
     queue: Annotated[
         int, typer.Option(help="Requests at a time; more get 503 with Retry-After.", min=1, rich_help_panel=LIMITS)
@@ -38,7 +41,12 @@ def serve(
     batch: Annotated[int, typer.Option(help="Images that are scored together.", min=1, rich_help_panel=LIMITS)] = 16,
     wait_ms: Annotated[
         float,
-        typer.Option(help="How long an image waits for others, to be scored together.", min=0, rich_help_panel=LIMITS),
+        typer.Option(
+            help="How long an image waits for others, to be scored together.",
+            min=0,
+            max=10_000,
+            rich_help_panel=LIMITS,
+        ),
     ] = 5,
 ) -> None:
     """Answer over HTTP what is in images: POST /predict gives labels with calibrated probabilities, as JSON.
@@ -55,6 +63,10 @@ def serve(
     from halflabel.sockets import open_socket
 
     # What can be refused is refused before torch and the model are loaded, which takes seconds.
+    given = {"--max-mb": max_mb, "--max-megapixels": max_megapixels, "--timeout": timeout, "--wait-ms": wait_ms}
+    for flag, value in given.items():
+        if not math.isfinite(value):
+            raise UserError(f"{flag} {value:g} is no limit", f"use a number, or leave {flag} out")
     model_kind(model)
     with open_socket(host, port) as listening:
         try:

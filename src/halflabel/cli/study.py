@@ -11,8 +11,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.compare import GridBar, kept
-from halflabel.cli.options import Device, ImageFolder, LabelFile, Optimizer, Precision, Resize, Tune, takes_policy
+from halflabel.cli.compare import GridBar, again, kept, nothing_finished, print_table, said_by_people, show_waiting
+from halflabel.cli.options import (
+    Device,
+    ImageFolder,
+    LabelFile,
+    Optimizer,
+    Precision,
+    Resize,
+    Tune,
+    panel,
+    takes_policy,
+)
 from halflabel.cli.screen import console, number, show_audit
 from halflabel.errors import UserError
 from halflabel.points import points
@@ -22,10 +32,6 @@ if TYPE_CHECKING:
     from halflabel.study import Growth, Study
 
 TRAINING, JUDGING = "How all are trained", "How they are judged"
-
-
-def _panel(panel: str, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 @app.command()
@@ -53,30 +59,31 @@ def study(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a study.")] = False,
     test: Annotated[
-        Path | None, _panel(JUDGING, "Labels of other images to judge by (default: a part of LABELS).", metavar="FILE")
+        Path | None, panel(JUDGING, "Labels of other images to judge by (default: a part of LABELS).", metavar="FILE")
     ] = None,
-    test_images: Annotated[Path | None, _panel(JUDGING, "Where they are (default: IMAGES).", metavar="DIR")] = None,
-    test_share: Annotated[float, _panel(JUDGING, "Without --test: the share of the images set aside.")] = 0.2,
+    test_images: Annotated[Path | None, panel(JUDGING, "Where they are (default: IMAGES).", metavar="DIR")] = None,
+    test_share: Annotated[float, panel(JUDGING, "Without --test: the share of the images set aside.")] = 0.2,
     held_out: Annotated[
-        float, _panel(JUDGING, "Share of the other images to choose the epoch by; 0: the last epoch.", min=0, max=0.9)
+        float, panel(JUDGING, "Share of the other images to choose the epoch by; 0: the last epoch.", min=0, max=0.9)
     ] = 0.0,
-    tune: Annotated[Tune, _panel(TRAINING, "head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
-    backbone: Annotated[str, _panel(TRAINING, "efficientnet-lite0 comes with the package; or any timm model.")] = (
+    tune: Annotated[Tune, panel(TRAINING, "head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
+    backbone: Annotated[str, panel(TRAINING, "efficientnet-lite0 comes with the package; or any timm model.")] = (
         "efficientnet-lite0"
     ),
-    weights: Annotated[Path | None, _panel(TRAINING, "A local file with the backbone's weights.")] = None,
-    size: Annotated[int | None, _panel(TRAINING, "Image size in pixels (default: the backbone's own).")] = None,
-    resize: Annotated[Resize, _panel(TRAINING, "squash: whole image; crop: centre square.")] = Resize.squash,
+    weights: Annotated[Path | None, panel(TRAINING, "A local file with the backbone's weights.")] = None,
+    size: Annotated[int | None, panel(TRAINING, "Image size in pixels (default: the backbone's own).")] = None,
+    resize: Annotated[Resize, panel(TRAINING, "squash: whole image; crop: centre square.")] = Resize.squash,
     epochs: Annotated[
-        int | None, _panel(TRAINING, "Passes over the training images (default: by their number).", min=1)
+        int | None, panel(TRAINING, "Passes over the training images (default: by their number).", min=1)
     ] = None,
-    batch_size: Annotated[int, _panel(TRAINING, "Images per step.", min=1)] = 32,
-    lr: Annotated[float | None, _panel(TRAINING, "Learning rate (default: the method's own).")] = None,
-    optimizer: Annotated[Optimizer, _panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
-    device: Annotated[Device, _panel(TRAINING, "Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, _panel(TRAINING, "no is float32.")] = Precision.no,
-    workers: Annotated[int, _panel(TRAINING, "Processes that decode images.")] = 2,
-    max_bad: Annotated[float, _panel(TRAINING, "Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
+    batch_size: Annotated[int, panel(TRAINING, "Images per step.", min=1)] = 32,
+    lr: Annotated[float | None, panel(TRAINING, "Learning rate (default: the method's own).")] = None,
+    clip: Annotated[float, panel(TRAINING, "Largest gradient norm; 0 = any.", min=0)] = 0.0,
+    optimizer: Annotated[Optimizer, panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
+    device: Annotated[Device, panel(TRAINING, "Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, panel(TRAINING, "no is float32.")] = Precision.no,
+    workers: Annotated[int, panel(TRAINING, "Processes that decode images.", min=0)] = 2,
+    max_bad: Annotated[float, panel(TRAINING, "Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
 ) -> None:
     """How to spend labels, and whether to get more: trained and judged on your own images.
 
@@ -93,8 +100,8 @@ def study(
             raise UserError(f"{folder} is no folder", "name the folder with the images")
     shares = _numbers(budgets) if budgets is not None else None
     found: Import = read(labels)
-    table = found.table()
-    other = read(test).table() if test is not None else None
+    table = said_by_people(found)
+    other = said_by_people(read(test)) if test is not None else None
     show_audit(found.audit, table)
 
     from halflabel import study as studies
@@ -108,6 +115,7 @@ def study(
     settings = Settings(
         epochs=epochs if epochs is not None else epochs_for(len(table), tune.value),
         batch_size=batch_size,
+        clip=clip,
         device=device.value,
         **chosen,
     )
@@ -144,9 +152,14 @@ def study(
             names = [word.strip() for word in strategies.split(",") if word.strip()]
             result = studies.study(table, images, budgets=shares or studies.BUDGETS, strategies=names, **how)
     _show(result)
-    if not result.points and result.failures:
-        raise UserError("not one run could be finished", "see the reasons above")
-    console.print(f"Wrote [bold]{escape(str(place))}[/]: study.csv, study.json, plots/", soft_wrap=True)
+    if result.left_out:
+        show_waiting(result.waiting)
+        console.print(f"To go on:  {escape(again())}", soft_wrap=True)
+    if not result.points:
+        raise nothing_finished(result.waiting, result.left_out > 0)
+    picture = place / "plots" / ("growth.png" if grow else "study.png")
+    drawn = ", plots/" if picture.exists() else ""
+    console.print(f"Wrote [bold]{escape(str(place))}[/]: study.csv, study.json{drawn}", soft_wrap=True)
 
 
 def _show(found: Study | Growth) -> None:
@@ -162,20 +175,23 @@ def _show(found: Study | Growth) -> None:
             f"{100 * point.share:.3g} %",
             number(point.labels),
             f"{points(point.mAP)} ({points(point.low)} – {points(point.high)})",
-            str(point.seeds),
+            str(point.seeds) + (f" + {further}" if (further := len(point.per_seed) - point.seeds) else ""),
         )
         before = point.strategy
     if found.points:
-        console.print(rows)
+        print_table(rows)
     for line in found.failures:
         console.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
     if found.left_out:
-        console.print(f"[yellow]left out for want of time:[/] {found.left_out} runs; the same command goes on")
+        console.print(f"[yellow]left out for want of time:[/] {found.left_out} runs")
+    if not found.points:
+        return
     from halflabel.study import Growth
 
     if isinstance(found, Growth):
         console.print(f"\n[bold]{escape(found.advice)}[/]", soft_wrap=True)
-        console.print(escape(found.control), soft_wrap=True)
+        if found.control:
+            console.print(escape(found.control), soft_wrap=True)
     else:
         for line in found.conclusions:
             console.print(f"[bold]{escape(line)}[/]", soft_wrap=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
@@ -29,14 +28,16 @@ from halflabel.cli.options import (
     Resize,
     Tune,
     check_method,
+    panel,
     takes_policy,
 )
-from halflabel.cli.screen import console, show_audit, show_evaluation
+from halflabel.cli.screen import console, show_audit, show_evaluation, warnings_in_a_line
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
     from halflabel.experiment import Config
     from halflabel.labels.audit import Import
+    from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
     from halflabel.method import Recipe
     from halflabel.run import Run
@@ -46,10 +47,6 @@ SCHEDULE, SPEED = "Optimisation", "Speed"
 Schedule = StrEnum("Schedule", ["cosine", "step", "plateau", "constant"])
 Compile = StrEnum("Compile", ["no", "graph", "inductor", "full"])
 Where = StrEnum("Where", ["workers", "device"])
-
-
-def _panel(panel: str, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 class TrainCommand(TyperCommand):
@@ -127,53 +124,53 @@ def train(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a run.")] = False,
     epochs: Annotated[
-        int | None, _panel(SCHEDULE, "Passes over the training images (default: by their number).", min=1)
+        int | None, panel(SCHEDULE, "Passes over the training images (default: by their number).", min=1)
     ] = None,
-    batch_size: Annotated[int, _panel(SCHEDULE, "Images per step.", min=1)] = 32,
-    lr: Annotated[float | None, _panel(SCHEDULE, "Learning rate of the head (default: the method's).", min=0)] = None,
+    batch_size: Annotated[int, panel(SCHEDULE, "Images per step.", min=1)] = 32,
+    lr: Annotated[float | None, panel(SCHEDULE, "Learning rate of the head (default: the method's).", min=0)] = None,
     backbone_lr: Annotated[
-        float | None, _panel(SCHEDULE, "The backbone's rate, as a fraction of --lr (default: 0.1).", min=0)
+        float | None, panel(SCHEDULE, "The backbone's rate, as a fraction of --lr (default: 0.1).", min=0)
     ] = None,
-    optimizer: Annotated[Optimizer, _panel(SCHEDULE, "What takes the steps.")] = Optimizer.adamw,
-    weight_decay: Annotated[float | None, _panel(SCHEDULE, "Weight decay (default: the method's).", min=0)] = None,
-    momentum: Annotated[float, _panel(SCHEDULE, "Momentum of sgd.", min=0, max=1)] = 0.9,
-    schedule: Annotated[Schedule, _panel(SCHEDULE, "How the learning rate falls.")] = Schedule.cosine,
-    step_epochs: Annotated[int, _panel(SCHEDULE, "step: lower the rate after so many epochs.", min=1)] = 10,
-    step_factor: Annotated[float, _panel(SCHEDULE, "step, plateau: by this factor.", min=0, max=1)] = 0.1,
-    warmup: Annotated[float, _panel(SCHEDULE, "Epochs of linear warm-up.", min=0)] = 0.0,
+    optimizer: Annotated[Optimizer, panel(SCHEDULE, "What takes the steps.")] = Optimizer.adamw,
+    weight_decay: Annotated[float | None, panel(SCHEDULE, "Weight decay (default: the method's).", min=0)] = None,
+    momentum: Annotated[float, panel(SCHEDULE, "Momentum of sgd.", min=0, max=1)] = 0.9,
+    schedule: Annotated[Schedule, panel(SCHEDULE, "How the learning rate falls.")] = Schedule.cosine,
+    step_epochs: Annotated[int, panel(SCHEDULE, "step: lower the rate after so many epochs.", min=1)] = 10,
+    step_factor: Annotated[float, panel(SCHEDULE, "step, plateau: by this factor.", min=0, max=1)] = 0.1,
+    warmup: Annotated[float, panel(SCHEDULE, "Epochs of linear warm-up.", min=0)] = 0.0,
     ema: Annotated[
-        float | None, _panel(SCHEDULE, "Decay of the weight average; 0 = none (default: 0).", min=0, max=1)
+        float | None, panel(SCHEDULE, "Decay of the weight average; 0 = none (default: 0).", min=0, max=1)
     ] = None,
-    clip: Annotated[float, _panel(SCHEDULE, "Largest gradient norm; 0 = any.", min=0)] = 0.0,
-    accumulate: Annotated[int, _panel(SCHEDULE, "Batches per step of the optimizer.", min=1)] = 1,
-    patience: Annotated[int, _panel(SCHEDULE, "Stop after so many epochs without gain; 0 = never.", min=0)] = 0,
-    seed: Annotated[int, _panel(SCHEDULE, "Same seed, same result.")] = 0,
-    device: Annotated[Device, _panel(SPEED, "Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, _panel(SPEED, "no is float32.")] = Precision.no,
-    workers: Annotated[int, _panel(SPEED, "Processes that decode images.", min=0)] = 2,
-    channels_last: Annotated[bool, _panel(SPEED, "Memory layout of convolutions, mostly faster.")] = True,
+    clip: Annotated[float, panel(SCHEDULE, "Largest gradient norm; 0 = any.", min=0)] = 0.0,
+    accumulate: Annotated[int, panel(SCHEDULE, "Batches per step of the optimizer.", min=1)] = 1,
+    patience: Annotated[int, panel(SCHEDULE, "Stop after so many epochs without gain; 0 = never.", min=0)] = 0,
+    seed: Annotated[int, panel(SCHEDULE, "Same seed, same result.")] = 0,
+    device: Annotated[Device, panel(SPEED, "Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, panel(SPEED, "no is float32.")] = Precision.no,
+    workers: Annotated[int, panel(SPEED, "Processes that decode images.", min=0)] = 2,
+    channels_last: Annotated[bool, panel(SPEED, "Memory layout of convolutions, mostly faster.")] = True,
     compile: Annotated[
         Compile,
-        _panel(SPEED, "graph: replay CUDA graphs, quick for small batches; inductor: torch.compile; full: both."),
+        panel(SPEED, "graph: replay CUDA graphs, quick for small batches; inductor: torch.compile; full: both."),
     ] = Compile.no,
     shard: Annotated[
-        bool, _panel(SPEED, "With torchrun: split the weights over the processes, for large backbones.")
+        bool, panel(SPEED, "With torchrun: split the weights over the processes, for large backbones.")
     ] = False,
     deterministic: Annotated[
-        bool, _panel(SPEED, "On a GPU too: the same result each time, more slowly, where torch has a way.")
+        bool, panel(SPEED, "On a GPU too: the same result each time, more slowly, where torch has a way.")
     ] = False,
     hold: Annotated[
-        Hold, _panel(SPEED, "device: with --tune all, decode once and keep images on the GPU.")
+        Hold, panel(SPEED, "device: with --tune all, decode once and keep images on the GPU.")
     ] = Hold.files,
     views_on: Annotated[
-        Where, _panel(SPEED, "device: with --tune all, workers only decode, and crops and colours are the GPU's work.")
+        Where, panel(SPEED, "device: with --tune all, workers only decode, and crops and colours are the GPU's work.")
     ] = Where.workers,
     decode_on: Annotated[
-        Where, _panel(SPEED, "device: with --views-on device, the JPEGs of a pack are decoded on the GPU too.")
+        Where, panel(SPEED, "device: with --views-on device, the JPEGs of a pack are decoded on the GPU too.")
     ] = Where.workers,
-    copies: Annotated[int, _panel(SPEED, "Strong views cached per image, if the method asks for them.", min=1)] = 4,
-    save_every: Annotated[int, _panel(SPEED, "Steps between checkpoints within an epoch; 0 = none.", min=0)] = 0,
-    tensorboard: Annotated[bool, _panel(SPEED, "Also log for TensorBoard.", "--tensorboard")] = False,
+    copies: Annotated[int, panel(SPEED, "Strong views cached per image, if the method asks for them.", min=1)] = 4,
+    save_every: Annotated[int, panel(SPEED, "Steps between checkpoints within an epoch; 0 = none.", min=0)] = 0,
+    tensorboard: Annotated[bool, panel(SPEED, "Also log for TensorBoard.", "--tensorboard")] = False,
 ) -> None:
     """Train a classifier from what is known, and judge it on held-out known labels.
 
@@ -192,7 +189,7 @@ def train(
 
         config = Config.from_dict(run.read_config())
         folder = moved or Path(config.images)
-        _run_training(run.read_labels(), folder, config, run, tensorboard, run.read_truth(), resume=True)
+        _run_training(run.read_rows(), folder, config, run, tensorboard, run.read_truth(), resume=True)
         return
     if after is not None:
         stays = {"after", "answers", "images", "labels", "out", "force", "tensorboard"}
@@ -207,10 +204,13 @@ def train(
         rows = before.read_rows()
         if more is not None:
             rows = rows.append(more)
+            present, absent = (int((more.value == kind).sum()) for kind in (1, -1))
+            said = f"{present + absent} answers from {escape(str(answers))}: {present} present, {absent} absent"
+            console.print(f"Took {said}", soft_wrap=True)
         config = replace(Config.from_dict(before.read_config()), begin_from=str(after.absolute()))
         folder = moved or Path(config.images)
         config = replace(config, images=str(folder.absolute()))
-        _run_training(rows.resolve(), folder, config, run, tensorboard, None, resume=False)
+        _run_training(rows, folder, config, run, tensorboard, None, resume=False)
         return
     if answers is not None:
         raise UserError("--answers means nothing without --continue", "name the run to train on from")
@@ -283,11 +283,11 @@ def train(
         **begun,
     )
     hidden = read(truth).table() if truth is not None else None
-    _run_training(table, images, config, run, tensorboard, hidden, resume=False)
+    _run_training(found.rows, images, config, run, tensorboard, hidden, resume=False)
 
 
 def _run_training(
-    table: LabelTable,
+    labels: Rows,
     images: Path,
     config: Config,
     run: Run,
@@ -300,17 +300,18 @@ def _run_training(
     from halflabel.experiment import train as train_run
     from halflabel.track import Several, TensorBoard
 
-    watch = TrainingBar(config.settings.epochs)
+    watch, first = TrainingBar(config.settings.epochs), TrainingBar(config.linear_init, "head")
     logs = tensorboard and processes.is_first()
-    watches = Several(watch, TensorBoard(run / "tensorboard")) if logs else watch
+    watches = Several(watch, TensorBoard(run.tensorboard)) if logs else watch
     what = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {what} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
-    with _resumable(run), _warnings_in_a_line(), watch, Bar("features") as bar:
-        found = train_run(
-            table, images, config, run, watch=watches, say=console.print, progress=bar, truth=truth, resume=resume
-        )
-    if (run / "bad_images.csv").exists() and (bad := len((run / "bad_images.csv").read_text().splitlines()) - 1):
-        console.print(f"{bad} images could not be read: see {escape(str(run / 'bad_images.csv'))}")
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    with _resumable(run), warnings_in_a_line(), watch, first, Bar("features") as bar:
+        more: dict[str, Any] = {"watch": watches, "init_watch": first, "say": say, "progress": bar}
+        found = train_run(labels, images, config, run, truth=truth, resume=resume, **more)
     if found is not None:
         show_evaluation(found)
     where, named = escape(str(run.folder)), escape(shlex.quote(str(run.folder)))
@@ -339,24 +340,8 @@ def _check_alone(ctx: typer.Context, way: str, stays: Set[str]) -> None:
 
 
 def _how_to_go_on(run: Run) -> str:
-    begun = (run / "config.yaml").exists()
-    return f"go on with:  halflabel train --resume {shlex.quote(str(run.folder))}" if begun else "nothing was written"
-
-
-@contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    """Show what training warns of without the place in the code that says it."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def say(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if category is UserWarning:
-                console.print(f"Warning: {message}", markup=False, soft_wrap=True)
-            else:
-                show(message, category, *where, **more)
-
-        warnings.showwarning = say
-        yield
+    go_on = f"go on with:  halflabel train --resume {shlex.quote(str(run.folder))}"
+    return go_on if run.begun else "nothing was written"
 
 
 @contextmanager
@@ -408,7 +393,7 @@ def _method_options(ctx: typer.Context, how: Recipe) -> dict[str, Any]:
         if name not in how.options:
             own = ["--" + option.replace("_", "-") for option in how.options]
             flags = [*own, *(word for parameter in ctx.command.params for word in parameter.opts)]
-            close = get_close_matches(flag, flags, 1)
+            close = get_close_matches(flag, flags, 1, cutoff=0.75)
             hint = f"did you mean {close[0]}? " if close else ""
             listed = f"the options of {how.name}: {', '.join(own)}" if own else f"{how.name} has no options of its own"
             raise UserError(f"neither `train` nor the method {how.name} has an option {flag}", hint + listed)

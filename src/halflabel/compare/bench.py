@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.backbones import build
+from halflabel.backbones import build, fingerprint
 from halflabel.compare.grid import Hiding, Outcome, Task
-from halflabel.data.cache import cache_features
+from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.resident import load_images
 from halflabel.data.sources import Arrays, Features, Images, Part, Source
 from halflabel.errors import UserError
@@ -149,6 +149,8 @@ class Bench:
         made = self.config.as_dict()
         for name in ("method", "options", "linear_init", "images", "workers", "max_bad"):
             made.pop(name)
+        if self.config.weights:  # what is in the file: another one may have been put in its place
+            made["weights"] = fingerprint(self._backbone())
         settings = made.pop("settings")
         for name in ("lr", "weight_decay", "seed", "save_every", "device"):
             settings.pop(name)
@@ -182,7 +184,7 @@ class Bench:
         settings = replace(self.config.settings, lr=task.lr, weight_decay=task.contender.weight_decay, seed=task.seed)
         backbone = self._backbone()
         made = seeded(task.seed, lambda: method.head(backbone.channels, len(self.table.classes)))
-        strong = "strong" in method.views
+        copies = copies_for(method.views, self.config.copies)
         cached = self.config.tune == "head"
         training = known.subset(inside)
 
@@ -203,8 +205,8 @@ class Bench:
 
         # Outside the clock: the first task that needs them would pay for all.
         try:
-            parts = self._features(made.needs_maps, strong) if cached else self._pictures()
-            first = self._features(made.needs_maps, strong) if not cached and how.linear_init else None
+            parts = self._features(made.needs_maps, copies) if cached else self._pictures()
+            first = self._features(made.needs_maps, copies) if not cached and how.linear_init else None
         except UserError as error:
             raise DataError(error.message, error.fix) from error
         if not cached:  # what an earlier network left in reference cycles would be counted as this one's
@@ -296,18 +298,17 @@ class Bench:
         pictures: Parts = self._opened["pictures"]
         return pictures
 
-    def _features(self, maps: bool, strong: bool) -> Parts:
+    def _features(self, maps: bool, copies: int) -> Parts:
         """Cached features of a kind, computed when a contender first needs them and shared from then on."""
-        kind = f"features, maps {maps}, strong {strong}"
+        kind = f"features, maps {maps}, copies {copies}"
         if kind not in self._opened:
-            copies: dict[str, Any] = {"copies": self.config.copies} if strong else {}
             found = [
                 cache_features(
                     self._backbone(),
                     raw,
                     self.cache,
                     maps=maps,
-                    **copies,
+                    copies=copies,
                     device=self.device,
                     batch_size=128 if self.device == "cuda" else 16,
                     progress=self._tell,
@@ -327,11 +328,13 @@ class Bench:
             raise OutOfTime
 
 
-def _read_in(features: Any) -> Any:
+def _read_in(features: Features) -> Features:
     """Small features in memory: quicker, and no task is charged for the pages it happens to be the first to touch."""
-    if type(features) is Features and isinstance(features.values, np.ndarray) and features.values.nbytes <= _IN_MEMORY:
-        return Features(torch.from_numpy(np.array(features.values)), features.names, features.bad.tolist())
-    return features
+    strong = features.strong
+    if sum(values.nbytes for values in (features.values, *(strong or ()))) > _IN_MEMORY:
+        return features
+    held = [torch.from_numpy(np.array(values)) for values in (features.values, *(strong or ()))]
+    return Features(held[0], features.names, features.bad.tolist(), strong=None if strong is None else held[1:])
 
 
 def _matched(test: LabelTable, table: LabelTable, what: str = "test") -> LabelTable:

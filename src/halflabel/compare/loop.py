@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import traceback
 from collections import Counter
@@ -26,7 +27,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.method import recipe
 from halflabel.train import Epoch
 
-__all__ = ["Watch", "compare", "run_grid"]
+__all__ = ["Progress", "Watch", "check_rate", "compare", "run_grid"]
 
 
 class Watch(Protocol):
@@ -35,6 +36,24 @@ class Watch(Protocol):
     def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None: ...
     def epoch_ends(self, epoch: int, epochs: int) -> None: ...
     def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None: ...
+
+
+class Progress:
+    """Passes on how far the features are, and remembers it."""
+
+    def __init__(self, tell: Callable[[int, int], None] | None) -> None:
+        self.tell = tell
+        self.done, self.total = 0, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        if self.tell is not None:
+            self.tell(done, total)
+
+    @property
+    def waiting(self) -> tuple[int, int] | None:
+        """Images done, of so many, where not all are."""
+        return (self.done, self.total) if self.done < self.total else None
 
 
 def compare(
@@ -78,9 +97,11 @@ def compare(
         config = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=epochs))
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
     _check(seeds, select, search, test_share, config)
+    check_rate(lr)
     hidings = tuple(dict.fromkeys([*map(Hiding.parse, protocols), *map(Hiding.share, shares)])) or (Hiding(),)
     if select == "hidden" and not any(hiding.protocol for hiding in hidings):
         raise UserError("no label is hidden, so none can be chosen by", "leave select out, or hide some by --shares")
+    features = Progress(progress)
     bench = Bench(
         table,
         images,
@@ -92,7 +113,7 @@ def compare(
         cache=cache if cache is not None else out.parent / "cache",
         deadline=None if seconds is None else started + seconds,
         say=say,
-        progress=progress,
+        progress=features,
     )
     contenders, reasons = _contenders(methods, lr, bench, hidings)
     for name, why in reasons.items():
@@ -116,7 +137,8 @@ def compare(
         for task, outcome in found.items()
         if outcome.error
     ]
-    result = summarise(grid, found, store, bench, failures=tuple(failures), left_out=_left_out(left), chosen_by=reasons)
+    about = {"failures": tuple(failures), "left_out": _left_out(left), "chosen_by": reasons}
+    result = summarise(grid, found, store, bench, waiting=features.waiting, **about)
     store.write_csv("comparison.csv", result.columns, [list(line.values()) for line in result.table()])
     store.write_json("comparison.json", result.to_json())
     if result.rows:
@@ -140,6 +162,12 @@ def _check(seeds: int, select: str, search: str, test_share: float, config: Conf
         raise UserError(f"the test share {test_share:g} is not between 0 and 1", "use 0.2")
     if not 0 < config.held_out < 1:
         raise UserError("without validation images nothing can be chosen", "use --held-out 0.2")
+
+
+def check_rate(lr: float | None) -> None:
+    """Refuse a learning rate by which nothing is learned."""
+    if lr is not None and not 0 < lr < math.inf:
+        raise UserError(f"nothing is learned at the rate {lr:g}", "use --lr 0.001, or leave it to the method")
 
 
 def _contenders(
@@ -213,7 +241,11 @@ class _Clock:
 def run_grid(
     grid: Grid, bench: Any, store: Store, watch: Watch | None, deadline: float | None
 ) -> tuple[dict[Task, Outcome], list[Task]]:
-    """All tasks in turn: what was found, and the tasks that the deadline left no time for."""
+    """All tasks in turn: what was found, and the tasks that the deadline left no time for.
+
+    A task that is under way when it comes is given up at the end of the epoch: of a whole network the next call goes on
+    from there, a head is begun anew.
+    """
     found: dict[Task, Outcome] = {}
     left: list[Task] = []
     clock = _Clock(found)
@@ -232,7 +264,7 @@ def run_grid(
         if watch is not None:
             watch.task_starts(task, number, grid.total, clock.left(grid))
         try:
-            outcome, logits = _attempt(task, bench, store, watch)
+            outcome, logits = _attempt(task, bench, store, watch, deadline)
         except OutOfTime:
             stopped = True
             left.append(task)
@@ -244,10 +276,10 @@ def run_grid(
     return found, left
 
 
-def _attempt(task: Task, bench: Any, store: Store, watch: Watch | None) -> tuple[Outcome, Any]:
+def _attempt(task: Task, bench: Any, store: Store, watch: Watch | None, deadline: float | None) -> tuple[Outcome, Any]:
     """Run a task; whatever keeps it from finishing is its outcome, and the others go on."""
     epochs = bench.config.settings.epochs
-    told = _EpochWatch(watch, epochs) if watch is not None else None
+    told = _EpochWatch(watch, epochs, deadline)
     # A head on cached features is trained again in seconds; a whole network goes on where it was.
     folder = store.unfinished(task) if bench.config.tune == "all" else None
     started = time.perf_counter()
@@ -272,10 +304,10 @@ def _attempt(task: Task, bench: Any, store: Store, watch: Watch | None) -> tuple
 
 
 class _EpochWatch:
-    """Passes on the ends of epochs."""
+    """Passes on the ends of epochs, and ends the run at one of them when the time is over."""
 
-    def __init__(self, watch: Watch, epochs: int) -> None:
-        self.watch, self.epochs = watch, epochs
+    def __init__(self, watch: Watch | None, epochs: int, deadline: float | None) -> None:
+        self.watch, self.epochs, self.deadline = watch, epochs, deadline
 
     def epoch_starts(self, epoch: int, images: int) -> None:
         pass
@@ -284,7 +316,11 @@ class _EpochWatch:
         pass
 
     def epoch_ends(self, line: Epoch) -> None:
-        self.watch.epoch_ends(int(line["epoch"]), self.epochs)
+        epoch = int(line["epoch"])
+        if self.watch is not None:
+            self.watch.epoch_ends(epoch, self.epochs)
+        if self.deadline is not None and epoch < self.epochs and time.monotonic() > self.deadline:
+            raise OutOfTime
 
 
 def _left_out(tasks: Sequence[Task]) -> tuple[LeftOut, ...]:

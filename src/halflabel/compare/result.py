@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "LeftOut",
     "Row",
     "Scored",
+    "common_seeds",
     "difference",
     "interval",
     "summarise",
@@ -35,13 +36,16 @@ __all__ = [
 RESAMPLES = 400
 LEVEL = 0.95
 
+K = TypeVar("K")
+
 
 @dataclass(frozen=True)
 class Row:
     """One line of the table: a method on the labels that a hiding leaves.
 
-    mAP is the mean over seeds; `behind` is the mean paired difference to the best method of that hiding (≤ 0, and 0
-    for the best itself). Intervals are 95 %.
+    mAP is the mean over the seeds that all methods of that hiding have finished, and so are all figures but `seed_sd`
+    and those of `per_seed`; `behind` is the mean paired difference to the best of them (≤ 0, and 0 for the best itself;
+    NaN where they have no seed in common). Intervals are 95 %.
     """
 
     labels: str
@@ -52,8 +56,8 @@ class Row:
     behind: float
     behind_low: float
     behind_high: float
-    seeds: int
-    seed_sd: float  # NaN for a single seed
+    seeds: int  # that it is judged by
+    seed_sd: float  # over all its finished seeds; NaN for a single one
     validation: float  # the measure that epochs and settings were chosen by, mean over seeds
     selected_on: str
     seconds: float  # of a run's epochs, mean over seeds
@@ -67,8 +71,15 @@ class Row:
     known: float  # the share of the training entries that are known
     rate_at_edge: bool  # whether the chosen rate is the highest or lowest that was tried
     kept: float  # the share of each image's labels kept, where that is how labels were hidden; else NaN
-    per_seed: tuple[float, ...] = ()
+    per_seed: tuple[float, ...] = ()  # all its finished seeds
     best_epochs: tuple[int, ...] = ()
+    judged_by: tuple[int, ...] = ()  # these seeds
+    runs: tuple[str, ...] = ()  # and these files among the tasks, one for each of them
+
+    @property
+    def further(self) -> int:
+        """Finished seeds that do not count, since another method has not finished them."""
+        return max(len(self.per_seed) - self.seeds, 0)
 
 
 class Failure(NamedTuple):
@@ -100,6 +111,7 @@ class Comparison:
     select: str = "known"
     memory_kind: str = ""
     chosen_by: Mapping[str, str] = field(default_factory=dict)  # why each method of `auto` is on the list
+    waiting: tuple[int, int] | None = None  # images with features, of so many, where the budget ended among these
 
     def table(self) -> list[dict[str, Any]]:
         """One flat dictionary per row, as in the CSV file; fractions, seconds, bytes."""
@@ -107,8 +119,9 @@ class Comparison:
         for row in self.rows:
             line = asdict(row)
             line["options"] = " ".join(f"{name}={value}" for name, value in row.options.items())
-            for name in ("per_seed", "best_epochs"):
+            for name in ("per_seed", "best_epochs", "judged_by"):
                 line[name] = " ".join(f"{value:.6g}" for value in getattr(row, name))
+            line["runs"] = " ".join(row.runs)
             flat.append(line)
         return flat
 
@@ -193,8 +206,23 @@ class Scored(NamedTuple):
     positives: float
 
 
+def common_seeds(found: Mapping[K, Collection[int]]) -> tuple[int, ...]:
+    """The seeds to compare by: those that all have, or all but the few that have none of them.
+
+    Runs of one seed share their labels and validation images, and some are harder than others: means over different
+    seeds say nothing of who is better.
+
+    >>> common_seeds({"a": [0, 1, 2], "b": [0, 1]}), common_seeds({"a": [0, 1], "b": [0], "c": [2]})
+    ((0, 1), (0,))
+    """
+    common: set[int] = set()
+    for seeds in sorted(found.values(), key=len, reverse=True):
+        common = (common & set(seeds) or common) if common else set(seeds)
+    return tuple(sorted(common))
+
+
 def summarise(grid: Grid, found: Results, store: Store, bench: Bench, **about: Any) -> Comparison:
-    """The table of all cells that are finished."""
+    """The table of all cells that are finished, best first by the seeds that all have; last, who has none of these."""
     judged = Judged(bench, store)
     rows: list[Row] = []
     for hiding in grid.hidings:
@@ -209,10 +237,24 @@ def summarise(grid: Grid, found: Results, store: Store, bench: Bench, **about: A
         }
         done = {contender: tasks for contender, tasks in cells.items() if tasks}
         scored = {contender: {s: judged(task) for s, task in tasks.items()} for contender, tasks in done.items()}
-        ordered = sorted(scored, key=lambda c: -float(np.mean([one.mAP for one in scored[c].values()])))
+        common = set(common_seeds(scored))
+        judged_by = {c: sorted(common & set(scored[c])) or sorted(scored[c]) for c in scored}
+        apart = {c for c in scored if not common & set(scored[c])}
+        means = {c: float(np.mean([scored[c][seed].mAP for seed in judged_by[c]])) for c in scored}
+        ordered = sorted(scored, key=lambda c: (c in apart, -means[c]))
         for contender in ordered:
             rows.append(
-                _row(grid, found, contender, hiding, done[contender], scored[contender], scored[ordered[0]], bench)
+                _row(
+                    grid,
+                    found,
+                    contender,
+                    hiding,
+                    done[contender],
+                    scored[contender],
+                    judged_by[contender],
+                    scored[ordered[0]],
+                    bench,
+                )
             )
     kinds = {outcome.memory_kind for outcome in found.values() if outcome.memory_kind}
     return Comparison(
@@ -231,22 +273,23 @@ def _row(
     hiding: Hiding,
     tasks: Mapping[int, Task],
     scored: Mapping[int, Scored],
+    seeds: Sequence[int],
     best: Mapping[int, Scored],
     bench: Bench,
 ) -> Row:
-    values = np.array([one.mAP for one in scored.values()])
-    positives = min(one.positives for one in scored.values())
-    own = interval(values, np.stack([one.replicates for one in scored.values()]), positives)
-    shared = [seed for seed in scored if seed in best]
+    values = np.array([scored[seed].mAP for seed in seeds])
+    positives = min(scored[seed].positives for seed in seeds)
+    own = interval(values, np.stack([scored[seed].replicates for seed in seeds]), positives)
     if scored is best:
         behind = Interval(0.0, 0.0, 0.0)
-    elif shared:
-        gaps = np.array([scored[seed].mAP - best[seed].mAP for seed in shared])
-        draws = np.stack([scored[seed].replicates - best[seed].replicates for seed in shared])
+    elif all(seed in best for seed in seeds):
+        gaps = np.array([scored[seed].mAP - best[seed].mAP for seed in seeds])
+        draws = np.stack([scored[seed].replicates - best[seed].replicates for seed in seeds])
         behind = difference(gaps, draws, positives)
     else:
         behind = Interval(math.nan, math.nan, math.nan)
-    outcomes: list[Outcome] = [found[task] for task in tasks.values()]
+    every = np.array([one.mAP for one in scored.values()])
+    outcomes: list[Outcome] = [found[tasks[seed]] for seed in seeds]
     first = next(iter(tasks.values()))
     memory = [outcome.memory for outcome in outcomes if outcome.memory is not None]
     return Row(
@@ -259,9 +302,9 @@ def _row(
         behind_low=behind.low,
         behind_high=behind.high,
         seeds=len(values),
-        seed_sd=float(values.std(ddof=1)) if len(values) > 1 else math.nan,
+        seed_sd=float(every.std(ddof=1)) if len(every) > 1 else math.nan,
         validation=float(np.mean([outcome.select for outcome in outcomes])),
-        selected_on=_selected_on(bench, outcomes),
+        selected_on=_selected_on(bench, hiding, outcomes),
         seconds=float(np.mean([outcome.seconds for outcome in outcomes])),
         memory=float(np.median(memory)) if memory else math.nan,
         lr=first.lr,
@@ -271,8 +314,10 @@ def _row(
         known=float(np.mean([outcome.known for outcome in outcomes])),
         rate_at_edge=first.lr != contender.lr,
         kept=hiding.kept,
-        per_seed=tuple(float(value) for value in values),
-        best_epochs=tuple(outcome.best_epoch for outcome in outcomes),
+        per_seed=tuple(float(value) for value in every),
+        best_epochs=tuple(found[task].best_epoch for task in tasks.values()),
+        judged_by=tuple(seeds),
+        runs=tuple(tasks[seed].key for seed in seeds),
     )
 
 
@@ -282,8 +327,8 @@ def _key_options(contender: Contender, task: Task) -> dict[str, Any]:
     return {**{name: how.options[name].default for name in how.tune}, **dict(task.options)}
 
 
-def _selected_on(bench: Bench, outcomes: Sequence[Outcome]) -> str:
-    if bench.select == "hidden":
+def _selected_on(bench: Bench, hiding: Hiding, outcomes: Sequence[Outcome]) -> str:
+    if bench.select == "hidden" and hiding.protocol:  # else nothing is hidden
         return "hidden truth"
     return "known positives" if any(outcome.measure == "assumed_mAP" for outcome in outcomes) else "known labels"
 
@@ -329,7 +374,17 @@ def _protocol(grid: Grid, bench: Bench, judged: Judged, rows: Sequence[Row]) -> 
     if any(hiding.protocol for hiding in grid.hidings):
         said.append("Labels were hidden from the training and validation images only; which ones depends on the seed.")
     share = f"{100 * bench.config.held_out:g} %"
+    if further := [row for row in rows if row.further]:
+        named = [f"{row.method} at {row.labels}: {row.further}" for row in further]
+        said.append(
+            "Ranked by the seeds that all methods have finished with those labels; further finished seeds are listed "
+            f"and count for nothing: {', '.join(named)}."
+        )
+    if apart := [f"{row.method} at {row.labels}" for row in rows if math.isnan(row.behind)]:
+        said.append(f"Not ranked, for want of a seed in common with the others: {', '.join(apart)}.")
     if bench.select == "hidden":
+        if any(not hiding.protocol for hiding in grid.hidings):
+            said.append("With all labels nothing is hidden: there epochs and settings were chosen on known labels.")
         said.append(
             f"CHOSEN ON HIDDEN TRUTH: epochs and settings were chosen by mAP on the true labels of the validation "
             f"images ({share} of those not for the test), which are hidden from training. Whoever lacks these labels "

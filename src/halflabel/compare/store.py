@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from halflabel.labels.table import LabelTable
 
 __all__ = ["Store"]
 
-_WHAT = "comparison"
+What = Literal["comparison", "study"]
+
+_STUDY = ("study.csv", "study.json")
 
 
 class Store:
@@ -33,10 +35,11 @@ class Store:
     comparison.csv     the table                          unfinished/      checkpoints of the task under way
     comparison.json    the table and all about it         plots/, bad_images.csv
     test.parquet       the labels judged by, for the page of the comparison
+    study.csv, study.json   instead of comparison.* where the folder is that of a study
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, what: What = "comparison") -> None:
+        self.folder, self.what = folder, what
 
     @property
     def plots(self) -> Path:
@@ -56,7 +59,7 @@ class Store:
         if place.exists():
             found = self._read_config()
             if not force:
-                _check_same(self.folder, found, wanted)
+                _check_same(self.folder, self.what, found, wanted)
                 return True
             # The new settings are written last: until then the folder is still what it was.
             for name in ("tasks", "unfinished", "plots"):
@@ -68,9 +71,10 @@ class Store:
                 "bad_images.csv",
                 "test.parquet",
                 "report.html",
+                *_STUDY,
             ):
                 (self.folder / name).unlink(missing_ok=True)
-        write_json(place, {"what": _WHAT, **wanted})
+        write_json(place, {"what": self.what, **wanted})
         return False
 
     def _read_config(self) -> dict[str, Any]:
@@ -78,9 +82,20 @@ class Store:
             found = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise UserError(f"{self.folder / 'config.json'} cannot be read", "choose another --out") from None
-        if not isinstance(found, dict) or found.pop("what", None) != _WHAT:
-            raise UserError(f"{self.folder} holds something else than a comparison", "choose another --out")
-        return found
+        said = found.pop("what", None) if isinstance(found, dict) else None
+        if said == "comparison" and self._is_old_study():
+            said = "study"
+        if said != self.what:
+            raise UserError(f"{self.folder} holds something else than a {self.what}", "choose another --out")
+        content: dict[str, Any] = found
+        return content
+
+    def _is_old_study(self) -> bool:
+        """Whether an earlier version, which called all of these comparisons, left a study here."""
+        if any((self.folder / name).exists() for name in _STUDY):
+            return True
+        # Before its first end a study has no table yet; a comparison begins with the division of the images.
+        return self.what == "study" and not (self.folder / "split.csv").exists()
 
     def read(self, task: Task, shape: tuple[int, int]) -> Outcome | None:
         """A task that was finished well; what is missing, damaged or failed is to be run again."""
@@ -144,12 +159,12 @@ class Store:
         return self.folder / "tasks" / f"{task.key}.npy"
 
 
-def _check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, what: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     changed = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
     if changed:
         named = ", ".join(_change(name, found.get(name), wanted.get(name)) for name in changed)
         raise UserError(
-            f"{folder} holds a comparison made otherwise: {named}",
+            f"{folder} holds a {what} made otherwise: {named}",
             "give the same options, choose another --out, or add --force to start again",
         )
 

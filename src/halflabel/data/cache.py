@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,19 +26,29 @@ from halflabel import processes
 from halflabel.backbones import Backbone, fingerprint
 from halflabel.data.packed import Packed
 from halflabel.data.sources import Arrays, Features, Images, Plan, sequential
-from halflabel.errors import UserError
+from halflabel.errors import NothingRead, UserError
 from halflabel.files import FULL, no_space, replacing, write_json
 from halflabel.heads import pool
 from halflabel.lock import Lock
 from halflabel.room import Room
 
-__all__ = ["cache_features"]
+__all__ = ["cache_features", "copies_for"]
 
 _BLOCK = 1 << 24
 _KEEP = 512  # images between two notes of how far the building has come
+_WITHIN = 30.0  # seconds in which there is one at least
 _LOOK = 0.5  # seconds between two looks whether another job has ended
 _ABANDONED = 86400.0  # seconds after which a half-built file that nobody wrote to is taken for left behind
 _COPY_SEED = 0x636F7079  # of the strong views kept here, whatever seed trains on them
+
+
+def copies_for(views: Sequence[str], copies: int) -> int:
+    """How many strong views of an image to cache for a method that sees these views: `copies`, or 0 if it wants none.
+
+    >>> copies_for(("weak", "strong"), 4), copies_for(("weak",), 4)
+    (4, 0)
+    """
+    return copies if "strong" in views else 0
 
 
 def cache_features(
@@ -110,7 +120,7 @@ def cache_features(
         for image, (_, path, why) in bad.items():
             source.put_aside(image, path, why)
     plain, *strong = (_open(shelf.values) for shelf in shelves)
-    return Features(plain, source.names, list(bad), strong=strong)
+    return Features(plain, source.names, list(bad), strong=strong if "strong" in source.views else None)
 
 
 @dataclass(frozen=True)
@@ -204,16 +214,17 @@ class _Shelf:
         values: Any = np.lib.format.open_memmap(partial, mode="r+") if writes and not fresh else None
         opened = os.stat(partial) if values is not None else None
         noted, crc = done, zlib.crc32(values[:done].tobytes()) if done and writes else 0
+        noted_at = time.monotonic()
         room = Room()
 
         def note() -> None:
-            nonlocal noted, crc
+            nonlocal noted, noted_at, crc
             values.flush()
             if locked:
                 crc = zlib.crc32(values[noted:done].tobytes(), crc)
                 content = {"made_of": self.made_of, "done": done, "crc32": crc, "bad": bad}
                 write_json(self.folder / "building.json", content)
-            noted = done
+            noted, noted_at = done, time.monotonic()
 
         backbone = backbone.to(device).to(memory_format=torch.channels_last).eval()
         plan = sequential(len(source), batch_size)[done // batch_size :]
@@ -226,19 +237,19 @@ class _Shelf:
                         opened = os.stat(partial)
                     values[images] = out
                 done = int(planned[-1]) + 1
-                if values is not None and done - noted >= _KEEP:
+                if values is not None and (done - noted >= _KEEP or time.monotonic() - noted_at >= _WITHIN):
                     note()
                 tell(done)
         except BaseException as error:
             if not locked:
                 partial.unlink(missing_ok=True)
-            elif isinstance(error, KeyboardInterrupt) and values is not None and done > noted:
-                note()
+            elif not isinstance(error, OSError) and values is not None and done > noted:
+                note()  # stopped, or out of time: the next one goes on from here; a disk that fails is left alone
             raise
 
         def end() -> None:
             if values is None or opened is None:
-                raise UserError("not one image could be read", "check the image folder")
+                raise NothingRead("not one image could be read", "check the image folder")
             if not locked and self.fault() is None:  # another job was quicker
                 partial.unlink(missing_ok=True)
                 return

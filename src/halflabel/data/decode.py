@@ -37,6 +37,7 @@ __all__ = [
     "SUFFIXES",
     "BadImage",
     "Quarantine",
+    "TooManyBad",
     "decode_image",
     "find_images",
     "list_images",
@@ -50,10 +51,10 @@ __all__ = [
 MAX_PIXELS = 100_000_000
 
 #: File name endings taken for images, best first: where `cat.jpg` and `cat.png` both exist, the id `cat` is the first.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jpe", ".jfif", ".mpo")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jpe", ".jfif", ".mpo", ".avif")
 _RANK = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
 
-# The only parsers that ever see a file. The one for JPEG also opens MPO, a JPEG of several pictures.
+# The only parsers that ever see a file, beside that for AVIF. The one for JPEG also opens MPO: several pictures in one.
 _FORMATS = tuple(
     plugin.format
     for plugin in (
@@ -75,6 +76,10 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+class TooManyBad(UserError):
+    """More images than are tolerated cannot be read."""
 
 
 class BadImage(Exception):
@@ -110,7 +115,7 @@ def open_image(path: str | Path) -> IO[bytes]:
 
 
 def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, least: int = 0) -> torch.Tensor:
-    """The picture in a JPEG, PNG, WebP, GIF (first frame), BMP or TIFF file: uint8 (3, H, W), RGB, upright.
+    """The picture in a JPEG, PNG, WebP, AVIF, GIF (first frame), BMP or TIFF file: uint8 (3, H, W), RGB, upright.
 
     Transparent pixels are laid on white. 16-bit grey is divided by 257; 32-bit grey is read on the scale 0..65535, and
     floating grey on 0..1, 0..255 or 0..65535, whichever is the first to hold all values, else stretched from its least
@@ -162,7 +167,13 @@ def _quiet() -> Iterator[None]:
 
 def _header(path: str | Path, file: IO[bytes]) -> ImageFile.ImageFile:
     """Image.open without its own size check, which names no size and cannot be set per call."""
-    prefix = file.read(16)
+    prefix = file.read(64)
+    if prefix[4:8] == b"ftyp" and (b"avif" in prefix or b"avis" in prefix):  # Pillow itself would also take HEIC for it
+        avif = _avif()
+        if avif is None:
+            raise BadImage(path, "AVIF is not read here: Pillow 11.3 or later, built with it, is needed")
+        file.seek(0)
+        return avif(file, os.fspath(path))
     for name in _FORMATS:
         factory, accept = Image.OPEN[name]
         # `accept` answers with a text where Pillow was built without this format.
@@ -170,6 +181,15 @@ def _header(path: str | Path, file: IO[bytes]) -> ImageFile.ImageFile:
             file.seek(0)
             return factory(file, os.fspath(path))
     raise BadImage(path, "not an image")
+
+
+def _avif() -> type[ImageFile.ImageFile] | None:
+    """What opens AVIF, where Pillow has it."""
+    try:
+        from PIL import AvifImagePlugin
+    except ImportError:
+        return None
+    return AvifImagePlugin.AvifImageFile if AvifImagePlugin.SUPPORTED else None
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -357,9 +377,13 @@ def match(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...]) -> 
 
 
 class Quarantine:
-    """The images that could not be read, kept aside so that a few bad files do not stop a long run."""
+    """The images that could not be read, kept aside so that a few bad files do not stop a long run.
 
-    def __init__(self) -> None:
+    `place` is the file that lists them in the end, for whoever is told that they are too many.
+    """
+
+    def __init__(self, place: Path | None = None) -> None:
+        self.place = place
         self.rows: list[tuple[str, str, str]] = []
 
     def __len__(self) -> int:
@@ -369,15 +393,28 @@ class Quarantine:
         """Put one image aside; `image` is its id in the label table."""
         self.rows.append((image, str(path), reason))
 
-    def check(self, total: int, limit: float = 0.01) -> None:
-        """Raise UserError if more than the share `limit` of `total` images is bad."""
+    def check(self, total: int, limit: float = 0.01, *, so_far: bool = False) -> None:
+        """Raise TooManyBad if more than the share `limit` of `total` images is bad; `so_far`: not all were tried."""
         bad = len(self.rows)
         if bad > limit * total:
             image, path, reason = self.rows[0]
-            raise UserError(
+            more = ", and the others were not tried yet" if so_far else ""
+            raise TooManyBad(
                 f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) cannot be read, "
-                f"over the limit of {100 * limit:.3g} %: first: {image} ({path}): {reason}",
-                "see bad_images.csv, or raise --max-bad",
+                f"over the limit of {100 * limit:.3g} %{more}: first: {image} ({path}): {reason}",
+                f"see {self.place or 'bad_images.csv'}, or raise --max-bad",
+            )
+
+    def check_missing(self, total: int, limit: float, folder: Path) -> None:
+        """The same before any file was opened: those put aside are all that have no file in the folder."""
+        bad = len(self.rows)
+        if bad > limit * total:
+            named = ", ".join(repr(image) for image, _, _ in self.rows[:3])
+            listed = f"see {self.place}; " if self.place else ""
+            raise TooManyBad(
+                f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) have no file in {folder}, over the limit "
+                f"of {100 * limit:.3g} %: {named}{' …' if bad > 3 else ''}",
+                f"{listed}check the folder, leave those images out of the label file, or raise --max-bad",
             )
 
     def write(self, path: str | Path) -> None:

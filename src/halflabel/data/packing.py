@@ -66,7 +66,7 @@ def pack_images(
         "source": hashlib.sha256(hash_names(names).tobytes()).hexdigest()[:16],
     }
     _begin(out, about, force)
-    quarantine = Quarantine()
+    quarantine = Quarantine(out / "bad_images.csv")
     for path in odd:
         quarantine.add(path, folder / path, "its name is not UTF-8")
     parts, done = _parts_so_far(out, quarantine)
@@ -81,7 +81,7 @@ def pack_images(
                 if reason:
                     quarantine.add(name, folder / name, reason)
                     shard.bad.append((name, str(folder / name), reason))
-                    quarantine.check(total, max_bad)
+                    quarantine.check(total, max_bad, so_far=True)
                 else:
                     shard.add(name, data, wide, high)
                 if shard.length >= shard_bytes:

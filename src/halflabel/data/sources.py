@@ -5,7 +5,8 @@ Every random choice is keyed by (seed, epoch, image name, view): what comes out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,8 +17,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from halflabel import processes
-from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, read_image
+from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, TooManyBad, read_image
 from halflabel.data.views import View, view_keys
+from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.rng import hash_names
 
@@ -99,10 +101,12 @@ class Arrays:
 class Features:
     """Cached features or maps of a frozen backbone: one view per image, (N, D) or (N, D, h, w), any float type.
 
-    Whatever views are asked for, the cached one is given: training on it sees no augmentation. With `strong`, K more
-    arrays of that shape that hold strong views, the view "strong" is one of these K, drawn anew for each seed, epoch
-    and image: an approximation, K fixed augmentations of an image in the place of a fresh one each epoch. Images
-    numbered in `bad` have no features and are left out of their batch.
+    The views "plain" and "weak" are the cached one: training on it sees no augmentation. With `strong`, K more arrays
+    of that shape that hold strong views, the view "strong" is one of these K, drawn anew for each seed, epoch and
+    image: an approximation, K fixed augmentations of an image in the place of a fresh one each epoch. Where K is 0
+    there were images to make some of, so asking for "strong" is an error. With None there are but these features, and
+    "strong" is the cached view too, with a warning the first time. Images numbered in `bad` have no features and are
+    left out of their batch.
     """
 
     def __init__(
@@ -111,18 +115,21 @@ class Features:
         names: Names,
         bad: Sequence[int] = (),
         *,
-        strong: Sequence[NDArray[Any] | Tensor] = (),
+        strong: Sequence[NDArray[Any] | Tensor] | None = None,
     ) -> None:
         self.values = values
         self.names = names
         self.bad = np.asarray(bad, dtype=np.int64)
         self.strong = strong
         self.hashes = hash_names(names.array)
+        self._warned = False
 
     def __len__(self) -> int:
         return len(self.values)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        if "strong" in views:
+            self._check_strong()
         for index in plan:
             if len(self.bad):
                 index = np.setdiff1d(index, self.bad, assume_unique=True)
@@ -131,18 +138,32 @@ class Features:
             for number, name in enumerate(views):
                 if self.strong and name == "strong":
                     keys = view_keys(seed, epoch, self.hashes[index], len(views))[:, number]
-                    found.append(self._draw(index, keys))
+                    found.append(_draw(self.strong, index, keys))
                 else:
                     plain = _take(self.values, index) if plain is None else plain
                     found.append(plain)
             yield Fetched(index, tuple(found))
 
-    def _draw(self, index: NDArray[np.int64], keys: NDArray[np.uint64]) -> Tensor:
-        """For each image the strong view that its key falls on."""
-        which = keys % np.uint64(len(self.strong))
-        rows = torch.cat([_take(values, index[which == copy]) for copy, values in enumerate(self.strong)])
-        place = np.argsort(np.argsort(which, kind="stable"))  # where the row of each image is among those
-        return rows[torch.from_numpy(place)]
+    def _check_strong(self) -> None:
+        if self.strong is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "these features come without strong views: a method of weak and strong views sees the same one twice",
+                stacklevel=3,
+            )
+        elif self.strong is not None and not self.strong:
+            raise UserError(
+                "the method asks for strong views, and these features were cached without any",
+                "cache them with copies=1 or more, or use a method of one view",
+            )
+
+
+def _draw(strong: Sequence[NDArray[Any] | Tensor], index: NDArray[np.int64], keys: NDArray[np.uint64]) -> Tensor:
+    """For each image the strong view that its key falls on."""
+    which = keys % np.uint64(len(strong))
+    rows = torch.cat([_take(values, index[which == copy]) for copy, values in enumerate(strong)])
+    place = np.argsort(np.argsort(which, kind="stable"))  # where the row of each image is among those
+    return rows[torch.from_numpy(place)]
 
 
 def _take(values: NDArray[Any] | Tensor, index: NDArray[np.int64]) -> Tensor:
@@ -237,10 +258,26 @@ class Images:
 
     def put_aside(self, number: int, path: str, reason: str) -> None:
         """Note that an image cannot be read, once; too many of them are an error."""
-        if number not in self.bad:
-            self.bad[number] = (self.names[number], path, reason)
-            self.quarantine.add(*self.bad[number])
-            self.quarantine.check(len(self), self.max_bad)
+        if self._note(number, path, reason):
+            self.quarantine.check(len(self), self.max_bad, so_far=True)
+
+    def put_missing_aside(self, numbers: Iterable[int], folder: Path, reason: str = "no such file") -> None:
+        """The same for all images without a file in the folder, counted before any is opened and listed if too many."""
+        for number in numbers:
+            self._note(number, self.paths[number], reason)
+        try:
+            self.quarantine.check_missing(len(self), self.max_bad, folder)
+        except TooManyBad:
+            if self.quarantine.place is not None and processes.is_first():
+                self.quarantine.write(self.quarantine.place)
+            raise
+
+    def _note(self, number: int, path: str, reason: str) -> bool:
+        if number in self.bad:
+            return False
+        self.bad[number] = (self.names[number], path, reason)
+        self.quarantine.add(*self.bad[number])
+        return True
 
 
 def agree_on_bad(source: Source) -> None:

@@ -15,7 +15,7 @@ from halflabel.datasets.dataset import Dataset, Layout, Split
 from halflabel.errors import LabelError
 from halflabel.labels import open_images as reader
 from halflabel.labels.audit import Audit
-from halflabel.labels.names import Names
+from halflabel.labels.names import Names, repeated
 from halflabel.labels.policy import Policy
 from halflabel.labels.sheet import existing, lines
 from halflabel.labels.table import LabelTable
@@ -80,8 +80,7 @@ def _listed(folder: Path, wanted: str | None, there: Layout) -> list[str] | None
         file = found[0]
     ids = [line.split(",")[0].strip() for line in lines(existing(file))]
     ids = [name for name in ids if name and name != "LabelName"]
-    if len(set(ids)) < len(ids):
-        twice = next(name for name in ids if ids.count(name) > 1)
+    if (twice := repeated(ids)) is not None:
         raise LabelError(f"class {twice!r} is listed twice", "leave one line per class", file)
     return ids
 

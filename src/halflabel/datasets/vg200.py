@@ -17,7 +17,7 @@ import numpy as np
 from halflabel.datasets.dataset import Dataset, Layout, Split
 from halflabel.errors import LabelError
 from halflabel.labels.json_file import load
-from halflabel.labels.names import Names
+from halflabel.labels.names import Names, repeated
 from halflabel.labels.sheet import existing, lines
 from halflabel.labels.table import LabelTable
 
@@ -59,7 +59,6 @@ def _table(listing: Path, present: dict[str, Any], file: Path) -> LabelTable:
             message = f"the entry is not a list of numbers from 0 to {_CLASSES - 1}"
             raise LabelError(message, "download the file again", file, column=name)
         labels[number, found] = 1
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := repeated(names)) is not None:
         raise LabelError(f"image {twice!r} is listed twice", "download the file again", listing)
     return LabelTable.from_dense(labels, names, Names.numbered(_CLASSES))

@@ -12,6 +12,7 @@ from halflabel.calibrate import Platt
 from halflabel.data.views import Plain
 from halflabel.errors import UserError
 from halflabel.experiment import Predictor
+from halflabel.report.passing_on import shown_options
 
 __all__ = ["LAYOUT", "About"]
 
@@ -22,7 +23,8 @@ LAYOUT = 1  # raised when a reader of today could not make sense of what is writ
 class About:
     """Classes, thresholds, calibration, preprocessing, and how to build the network again.
 
-    Nothing of where it was trained: no path and no name of an image leaves the run.
+    Nothing of where it was trained: no folder and no name of an image leaves the run. Of options that are paths, such
+    as label vectors, the last part stays: it says what was trained, and building the network reads no such file.
     """
 
     classes: tuple[str, ...]
@@ -52,7 +54,7 @@ class About:
             preprocess.std,
             config.backbone,
             config.method,
-            dict(config.options),
+            shown_options(config.options),
             config.tune,
             config.mirror,
         )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halflabel.backbones import build
-from halflabel.data.cache import cache_features
+from halflabel import scratch
+from halflabel.backbones import Backbone, build
+from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.decode import Quarantine, locate
 from halflabel.data.packed import open_packed
 from halflabel.data.shards import is_pack, open_pack
 from halflabel.data.sources import Features, Images, Part, Source
-from halflabel.errors import UserError
+from halflabel.errors import NothingRead, UserError
 from halflabel.experiment import Config, Predictor, make_views
 from halflabel.heads import Model
 from halflabel.labels.names import Names
@@ -31,11 +29,9 @@ from halflabel.run import Run
 from halflabel.score import score
 from halflabel.train import fit
 
-__all__ = ["Scores", "cross_fit", "score_run"]
+__all__ = ["Scores", "cross_fit", "run_features", "score_run"]
 
 _FOLDS = 5
-_IN_MEMORY = 1 << 28  # entries; more go to a file that is gone when the scores are
-_AT_ONCE = 1024  # images scored at a time
 
 Progress = Callable[[int, int], None]
 
@@ -44,7 +40,7 @@ class Scores(NamedTuple):
     """Logits (N, C), NaN for unreadable images; and which images can judge them.
 
     Images of one `part` ≥ 0 were scored by a model that saw none of them; part −1 were trained on, and judge nothing.
-    Memory: 4 bytes per entry, in a temporary file above 268 million of them, and 1 byte per image.
+    Memory: 4 bytes per entry, in a scratch file from 256 MB on, and 1 byte per image.
     """
 
     logits: NDArray[np.float32]
@@ -80,30 +76,47 @@ def score_run(
         predictor = Predictor(run)
         if folds is None:
             return _held_out(run, predictor, images, table, progress)
-        assert predictor.model.backbone is not None
-        backbone, count = predictor.model.backbone, folds  # type: ignore[assignment]
+        assert isinstance(predictor.model.backbone, Backbone)
+        backbone, count = predictor.model.backbone, folds
         protocol = (
             f"{count}-fold cross-fitting of the head; the tuned backbone has seen the labels of its training images, "
             "so precision may be overestimated"
         )
     size = config.size or backbone.preprocess.size
-    source = _files(table.images, images, config, make_views(size, config.resize, backbone))
+    source = _files(table.images, images, config, make_views(size, config.resize, backbone, config.crop))
+    features = run_features(run, config, backbone, source, len(table.classes), progress=progress, say=say)
+    say(f"training the head {count} times")
+    return cross_fit(features, table, config, folds=count, protocol=protocol, channels=backbone.channels)
+
+
+def run_features(
+    run: Run,
+    config: Config,
+    backbone: Backbone,
+    source: Images,
+    classes: int,
+    *,
+    train: bool = True,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Features:
+    """The features that the training of a run cached; where they are gone or stale they are computed again.
+
+    With `train` there are also the strong views that its method asks for; scoring does without them.
+    """
     method = recipe(config.method).make(**config.options)
-    needs_maps = method.head(backbone.channels, len(table.classes)).needs_maps
     device = _device(config)
-    features = cache_features(
-        backbone.to(device),
+    return cache_features(
+        backbone,
         source,
         run.folder.parent / "cache",
-        maps=needs_maps,
-        copies=config.copies if "strong" in method.views else 0,
+        maps=method.head(backbone.channels, classes).needs_maps,
+        copies=copies_for(method.views, config.copies) if train else 0,
         device=device,
         batch_size=128 if device == "cuda" else 16,
         progress=progress,
         say=say,
     )
-    say(f"training the head {count} times")
-    return cross_fit(features, table, config, folds=count, protocol=protocol, channels=backbone.channels)
 
 
 def cross_fit(
@@ -122,15 +135,17 @@ def cross_fit(
     how.check_regime(table.stats().regime)
     wide = int(features.values.shape[1]) if channels is None else channels
     part = assign(table, [1 / folds] * folds, seed=config.settings.seed)
-    logits = _room(table.shape)
+    logits = scratch.zeros(table.shape, what=f"the scores of {len(table)} images take")
     for number in range(folds):
-        inside = np.flatnonzero(part != number)
+        inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
         model = _train(Part(features, inside), table.subset(inside), config, wide)
-        for here in _pieces(np.flatnonzero(part == number)):
-            with _unreadable_stay_nan():
-                found = score(model, Part(features, here), device=_device(config), batch_size=512)
-                logits[here] = found.logits.numpy()
-    return Scores(logits, part, protocol)
+        at = torch.from_numpy(outside)
+        try:
+            found = score(model, Part(features, outside), device=_device(config), batch_size=512, features=False)
+            logits[at] = found.logits
+        except NothingRead:  # of one fold that is no fault
+            logits[at] = torch.nan
+    return Scores(logits.numpy(), part, protocol)
 
 
 def _train(source: Source, table: LabelTable, config: Config, channels: int) -> Model:
@@ -138,19 +153,16 @@ def _train(source: Source, table: LabelTable, config: Config, channels: int) -> 
     head = seeded(config.settings.seed, lambda: method.head(channels, len(table.classes)))
     model = Model(None, head)
     # Without a validation part the last epoch counts: no label of the fold has any say in it.
-    fit(model, method, source, table, dataclasses.replace(config.settings, save_every=0, patience=0))
+    # A run that was trained on a GPU is scored on a machine without one too.
+    settings = dataclasses.replace(config.settings, save_every=0, patience=0, device=_device(config))
+    fit(model, method, source, table, settings)
     return model
 
 
 def _held_out(run: Run, predictor: Predictor, images: Path, table: LabelTable, progress: Progress | None) -> Scores:
-    import pyarrow.parquet as pq
-
-    split = pq.read_table(run / "split.parquet")
-    kept = np.array(split["part"].to_pylist()) == "validation"
-    names = Names(split["image"].combine_chunks())
-    at = names.index(table.images.array)
+    split = run.read_split()
     # An image that the run never had was not trained on either.
-    judges = np.where(at < 0, True, kept[np.maximum(at, 0)])
+    judges = np.array([split.get(name, 1) == 1 for name in table.images], bool)
     if not judges.any():
         raise UserError(
             "the run tuned its backbone on every image, so no label is left to judge its scores by",
@@ -161,13 +173,7 @@ def _held_out(run: Run, predictor: Predictor, images: Path, table: LabelTable, p
     few = min(_FOLDS, len(held))
     part[held] = assign(table.subset(held), [1 / few] * few, seed=0) if few > 1 else 0
     source = _files(table.images, images, predictor.config, predictor.views)
-    logits = _room(table.shape)
-
-    for here in _pieces(np.arange(len(table))):
-        with _unreadable_stay_nan():
-            logits[here] = predictor.logits(Part(source, here)).numpy()
-        if progress is not None:
-            progress(int(here[-1]) + 1, len(table))
+    logits = predictor.logits(source, progress).numpy()
     protocol = (
         f"the tuned run's own scores, judged on the {len(held)} images it held out, which also chose its best epoch; "
         "images it was trained on may be scored more boldly"
@@ -175,32 +181,8 @@ def _held_out(run: Run, predictor: Predictor, images: Path, table: LabelTable, p
     return Scores(logits, part, protocol)
 
 
-def _pieces(index: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    for first in range(0, len(index), _AT_ONCE):
-        yield index[first : first + _AT_ONCE]
-
-
-@contextmanager
-def _unreadable_stay_nan() -> Iterator[None]:
-    """Scoring refuses a source of which no image can be read; of a piece of a larger one that is no fault."""
-    try:
-        yield
-    except UserError as error:
-        if "not one image" not in error.message:
-            raise
-
-
 def _device(config: Config) -> str:
     return "cuda" if config.settings.device != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def _room(shape: tuple[int, int]) -> NDArray[np.float32]:
-    if math.prod(shape) <= _IN_MEMORY:
-        return np.full(shape, np.nan, np.float32)
-    with tempfile.NamedTemporaryFile(prefix="halflabel-fill-") as file:  # its name goes, its bytes stay while mapped
-        found: NDArray[np.float32] = np.memmap(file, np.float32, "w+", shape=shape)
-    found[:] = np.nan
-    return found
 
 
 def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:

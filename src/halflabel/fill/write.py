@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,17 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.files import replacing
 from halflabel.fill.crossfit import score_run
+from halflabel.fill.ending import check_ending
 from halflabel.fill.filling import Filling, Tally, plan
 from halflabel.labels.long import COLUMNS, csv_text
+from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.labels.table import LabelTable
+from halflabel.provenance import MODEL, tables
 from halflabel.rules import Rules, read_rules
 from halflabel.run import Run
 
 __all__ = ["fill_run", "model_source", "write_filled"]
-
-MODEL = "model:"
 
 
 def model_source(run: Run, method: str) -> str:
@@ -44,13 +45,14 @@ def fill_run(
     """Decide how to complete the run's own labels, or `labels`: other ones of the run's classes, of any images.
 
     Other labels join those of the run, and win over them, for training heads and as evidence; only their images are
-    filled. Rows that a model filled earlier (source "model:…") stay as they are and count as no evidence.
+    filled. Rows that a model filled earlier (source "model:…"), the run's own among them, stay as they are and count
+    as no evidence: neither for thresholds nor for the heads.
     """
-    own = run.read_labels()
+    run.check_finished()
+    own = run.read_rows()
     config = run.read_config()
     found: Rules | None = read_rules(rules, own.classes) if rules is not None else None
-    rows = Rows.from_table(own)
-    table, judged = _align(rows if labels is None else rows.append(labels), own)
+    table, judged = _align(own if labels is None else own.append(labels), own.classes)
     asked = np.ones(len(table), bool)
     if labels is not None:
         # The run's other images are evidence too; what is filled are the images asked for.
@@ -75,6 +77,7 @@ def write_filled(filling: Filling, path: Path, *, base: Rows | None = None) -> T
     Without a base the file can be appended to the label file, less its first line: the last row wins. One block of
     rows is in memory at a time.
     """
+    check_ending(path)
     import pyarrow as pa
 
     types = (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32())
@@ -131,18 +134,13 @@ def _batches(rows: Rows, schema: Any) -> Iterator[Any]:
         yield pa.record_batch(columns, schema=schema)
 
 
-def _align(rows: Rows, own: LabelTable) -> tuple[LabelTable, LabelTable]:
-    """(all labels that hold, those that no model filled) over the run's classes; foreign classes are refused."""
-    at = own.classes.index(rows.classes.array)
+def _align(rows: Rows, classes: Names) -> tuple[LabelTable, LabelTable]:
+    """(all labels that hold, those that no model made) over the run's classes; foreign classes are refused."""
+    at = classes.index(rows.classes.array)
     if (at < 0).any():
         missing = rows.classes[int(np.flatnonzero(at < 0)[0])]
         raise UserError(
             f"the labels have a class {missing!r} that the run was not trained on",
             "train with it, or leave its rows out",
         )
-    hold = standing(rows)
-    model = np.array([name.startswith(MODEL) for name in rows.sources])[rows.source[hold]]
-    image, column, value = rows.image[hold], at[rows.column[hold]], rows.value[hold]
-    table = LabelTable.from_entries(rows.images, own.classes, image, column, value)
-    people = ~model
-    return table, LabelTable.from_entries(rows.images, own.classes, image[people], column[people], value[people])
+    return tables(replace(rows, classes=classes, column=at.astype(np.int32)[rows.column]))

@@ -14,11 +14,11 @@ from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
 from halflabel.labels.json_file import Id, Record, as_score, head_and_tail, identifier, load, name, records
-from halflabel.labels.long import complete
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.standing import standing
+from halflabel.labels.unlisted import complete
 
 __all__ = ["USES", "Parsed", "document", "note_annotations", "parse", "read", "sniff", "write"]
 
@@ -47,14 +47,14 @@ class Parsed:
 
     def statements(
         self,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int16], NDArray[np.float32], tuple[str, ...]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], tuple[str, ...]]:
         """The pairs, with source and score of the first annotation of each: keys of our own, which COCO permits."""
         key, first = np.unique(self.image * len(self.classes) + self.column, return_index=True)
         sources: dict[str, int] = {"": 0}
-        source, score = np.zeros(len(key), np.int16), np.full(len(key), np.nan, np.float32)
+        source, score = np.zeros(len(key), np.int32), np.full(len(key), np.nan, np.float32)
         for number, at in enumerate(first.tolist()):
             record = self.annotation_records[at]
-            if isinstance(by := record.get("source"), str) and len(sources) < np.iinfo(np.int16).max:
+            if isinstance(by := record.get("source"), str):
                 source[number] = sources.setdefault(by, len(sources))
             if isinstance(given := record.get("score"), (int, float)):
                 score[number] = given

@@ -28,11 +28,11 @@ from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
 from halflabel.labels.json_file import Record, as_score, head_and_tail, load, name
-from halflabel.labels.long import complete
-from halflabel.labels.names import Names
+from halflabel.labels.names import Names, repeated
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.standing import standing
+from halflabel.labels.unlisted import complete
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -80,7 +80,7 @@ def read(path: Path, policy: Policy) -> Import:
         audit.note(f"{conflicts} entries are in both files: present wins, both rows are kept")
     entries = len(rows.images) * len(rows.classes)
     if policy.unlisted == "absent":
-        rows = _complete(rows, silent, audit)
+        rows = complete(rows, audit, images=~np.isin(np.arange(len(rows.images)), list(silent)))
     else:
         pairs = rows.image.astype(np.int64) * len(rows.classes) + rows.column
         audit.add("not listed", "unknown", entries - len(np.unique(pairs)))
@@ -95,8 +95,7 @@ def write(rows: Rows, path: Path) -> None:
         raise UserError(f"FiftyOne reads a folder, not {path.name}", "name a folder to write")
     names = list(rows.images)
     keys = [_key(name) for name in names]
-    if len(set(keys)) < len(keys):
-        again = next(key for key in keys if keys.count(key) > 1)
+    if (again := repeated(keys)) is not None:
         both = [name for name, key in zip(names, keys, strict=True) if key == again][:2]
         raise UserError(
             f"FiftyOne names images without their ending, and {both[0]!r} and {both[1]!r} differ in nothing else",
@@ -138,19 +137,6 @@ def _key(image: str) -> str:
     """
     stem, dot, suffix = image.rpartition(".")
     return stem if dot and stem and not stem.endswith("/") and "/" not in suffix else image
-
-
-def _complete(rows: Rows, silent: set[int], audit: Audit) -> Rows:
-    """Say absent of what is not listed, but not of images that say nothing."""
-    if not silent:
-        return complete(rows, audit)
-    listed = np.zeros((len(rows.images), len(rows.classes)), bool)
-    listed[rows.image, rows.column] = True
-    listed[sorted(silent)] = True
-    image, column = np.nonzero(~listed)
-    audit.add("not listed", "absent", len(image))
-    absent = np.full(len(image), -1, np.int8)
-    return rows.append(Rows.build(rows.images, rows.classes, image, column, absent, "unlisted"))
 
 
 class _Reading:

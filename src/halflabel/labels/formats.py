@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from halflabel.errors import LabelError, UserError
+from halflabel.labels import foreign
 from halflabel.labels.audit import Import
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -27,6 +28,7 @@ FORMATS = {
     "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
     "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
     "imagefolder-lists": "Hugging Face ImageFolder: metadata.jsonl with lists of classes, their scores and sources",
+    "tags": "one line per image with a list of tags in one column: a.jpg,dog;cat (CSV)",
     "imagefolder": "Hugging Face ImageFolder: metadata.csv, .jsonl or .parquet with file_name",
     "single-positive": "folder of formatted_<split>_images.npy, _labels.npy and _labels_obs.npy",
     "long": "one row per label: image,class,value,source,score (CSV or Parquet); halflabel's own form",
@@ -45,9 +47,13 @@ def find_format(path: Path) -> str:
     _check_there(path)
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
-    for name in FORMATS:
-        if _module(name).sniff(path):
-            return name
+    name = next((name for name in FORMATS if _module(name).sniff(path)), None)
+    if name is not None and name != "coco":  # which any JSON file may be
+        return name
+    if (known := foreign.recognised(path)) is not None:
+        raise known
+    if name is not None:
+        return name
     raise LabelError("this is no label format we know", f"state it with --format: {', '.join(FORMATS)}", path)
 
 

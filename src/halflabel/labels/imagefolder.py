@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,14 +19,17 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
+from halflabel.labels import tags
 from halflabel.labels.audit import Audit, Import
+from halflabel.labels.cells import decode
 from halflabel.labels.json_file import JsonLines
 from halflabel.labels.names import Names
-from halflabel.labels.policy import MINUS_ONE, VALUE, ZERO, Meaning, Policy, Undecided, read_value
+from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, Undecided, stating
 from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import Sheet, existing, first_line, read_parquet
+from halflabel.labels.unlisted import complete
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["IMAGE", "USES", "read", "sniff", "write"]
 
 USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
 
@@ -86,6 +88,10 @@ def read(path: Path, policy: Policy) -> Import:
     """Read the metadata, and from a folder also the images it forgets: Hugging Face would drop those in silence."""
     path = Path(path)
     file = _metadata_file(path)
+    if file.suffix == ".csv" and tags.sniff(file):
+        policy.check(tags.USES, "imagefolder, with a column of tags")
+        rows, audit = tags.read(file, policy)
+        return Import(_add_forgotten(rows, path, audit) if path.is_dir() else rows, audit)
     metadata = _open(file, policy.encoding)
     if IMAGE not in metadata.header:
         raise metadata.error(
@@ -94,7 +100,7 @@ def read(path: Path, policy: Policy) -> Import:
         )
     for name in policy.ignore:
         if name not in metadata.header:
-            raise metadata.error(f"there is no column {name!r} to ignore", f"leave out --ignore {name}")
+            raise metadata.error(f"there is no column {name!r} to ignore", f"leave out {stating('--ignore', name)}")
     images = _images(metadata)
     audit = Audit("imagefolder", [str(file)])
     columns = [name for name in metadata.header if name != IMAGE and name not in policy.ignore]
@@ -173,26 +179,13 @@ def _read_columns(metadata: Columns, images: Names, classes: list[str], policy: 
     if policy.unlisted is not None:
         message = "every class has its own column here, so nothing is unlisted"
         raise metadata.error(message, "leave --unlisted out: null is unknown, false is absent")
-    cells = {name: pc.dictionary_encode(metadata.column(name)) for name in classes}
-    among = frozenset(raw for coded in cells.values() for raw in coded.dictionary.to_pylist())
-    labels = np.zeros((len(images), len(classes)), np.int8)
-    counts: Counter[tuple[str, Meaning]] = Counter()
-    for number, (name, coded) in enumerate(cells.items()):
-        codes = coded.indices.to_numpy(zero_copy_only=False)
-        raws = coded.dictionary.to_pylist()
-        value_of = np.zeros(len(raws), np.int8)
-        for code, (raw, count) in enumerate(zip(raws, np.bincount(codes, minlength=len(raws)), strict=True)):
-            try:
-                meaning = read_value(raw, policy, among)
-            except Undecided as problem:
-                fix = f"{problem.fix}; if {name!r} is not a class, add --ignore {name}"
-                row = int(np.argmax(codes == code))
-                raise metadata.error(problem.message, fix, row=row, column=name) from None
-            value_of[code] = VALUE[meaning]
-            counts[raw.strip(), meaning] += int(count)
-        labels[:, number] = value_of[codes]
-    for (raw, meaning), count in sorted(counts.items(), key=lambda item: -item[1]):
-        audit.add(raw or "null or blank", meaning, count)
+
+    def fault(problem: Undecided, name: str, raw: str, row: int) -> LabelError:
+        fix = f"{problem.fix}; if {name!r} is not a class, add {stating('--ignore', name)}"
+        return metadata.error(problem.message, fix, row=row, column=name)
+
+    columns = ((name, metadata.column(name)) for name in classes)
+    labels = decode(columns, policy, audit, fault, blank="null or blank")
     image, column = np.nonzero(labels)
     return Rows.build(images, Names(classes), image, column, labels[image, column])
 
@@ -237,12 +230,7 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
             f"{int(silent.sum())} images have null instead of a list: nothing is known of them from {positive[0]}"
         )
     if policy.unlisted == "absent":
-        unlisted = np.ones((len(images), len(classes)), bool)
-        unlisted[image, column] = False
-        unlisted[silent] = False
-        image, column = np.nonzero(unlisted)
-        audit.add("not listed", "absent", len(image))
-        rows = rows.append(Rows.build(images, classes, image, column, np.full(len(image), -1, np.int8), "unlisted"))
+        rows = complete(rows, audit, images=~silent)
     else:
         listed = len(np.unique(np.concatenate(keys)))
         audit.add("not listed", "unknown", len(images) * len(classes) - listed)
@@ -253,7 +241,7 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
 
 def _refuse_multi_hot(metadata: Columns, name: str, values: pa.Array, row: NDArray[np.int64]) -> None:
     """[0, 1, 1, 0] is one value per class, not the classes "0" and "1": repeats tell them apart."""
-    if not set(pc.unique(values).to_pylist()) <= {*ZERO, *MINUS_ONE, "1", "1.0"}:
+    if not set(pc.unique(values).to_pylist()) <= {*ONE, *ZERO, *MINUS_ONE}:
         return
     codes = pc.dictionary_encode(values).indices.to_numpy(zero_copy_only=False).astype(np.int64)
     key = row * (int(codes.max(initial=0)) + 1) + codes
@@ -341,7 +329,7 @@ class _Parquet(Sheet):
         except pa.ArrowException:
             message = f"a column of type {column.type} cannot hold labels"
             raise self.error(
-                message, f"store text, numbers, true or false, or add --ignore {name}", column=name
+                message, f"store text, numbers, true or false, or add {stating('--ignore', name)}", column=name
             ) from None
 
 

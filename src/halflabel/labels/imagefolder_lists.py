@@ -19,7 +19,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
 from halflabel.labels.imagefolder import IMAGE
-from halflabel.labels.json_file import JsonLines
+from halflabel.labels.json_file import JsonLines, as_score
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -141,9 +141,10 @@ def _entries(sheet: JsonLines, row: int, name: str) -> list[tuple[str, str, floa
             message = f"this is not one {what} for each of the {len(labels)} in {name!r}"
             raise sheet.error(message, "make the lists equally long", row=row, column=column)
     try:
-        scores = [math.nan if score is None else float(score) for score in beside["score"]]
+        given = [math.nan if score is None else float(score) for score in beside["score"]]
     except (TypeError, ValueError):
         fix = "use numbers or null"
         raise sheet.error("a score is not a number", fix, row=row, column=f"{name}_score") from None
+    scores = [as_score(score, sheet.path, f"{name}_score", sheet.line(row)) for score in given]
     sources = ["" if source is None else str(source) for source in beside["source"]]
     return list(zip(labels, sources, scores, strict=True))

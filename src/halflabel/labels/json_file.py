@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
+from halflabel.labels.names import repeated
 from halflabel.labels.sheet import Sheet, existing
 
 __all__ = ["Id", "JsonLines", "Record", "as_score", "head_and_tail", "identifier", "load", "name", "records"]
@@ -115,12 +116,12 @@ def name(value: Any, path: str | Path, place: str) -> str:
     return value
 
 
-def as_score(value: Any, path: str | Path, place: str) -> float:
+def as_score(value: Any, path: str | Path, place: str, line: int | None = None) -> float:
     """A score, NaN where there is none; a number that no float of 32 bits can hold is refused."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     if abs(value) > _LARGEST_SCORE:  # a whole number may have hundreds of digits
-        raise LabelError("this is no score", "give it a number from 0 to 1", path, column=place)
+        raise LabelError("this is no score", "give it a number from 0 to 1", path, line=line, column=place)
     return float(value)
 
 
@@ -230,8 +231,7 @@ class _Twice(Exception):
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> Record:
     record = dict(pairs)
     if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _Twice(next(key for key in keys if keys.count(key) > 1))
+        raise _Twice(repeated(key for key, _ in pairs))
     return record
 
 

@@ -31,6 +31,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import existing
 from halflabel.labels.standing import standing
+from halflabel.labels.unlisted import complete
 
 __all__ = ["LOCAL_FILES", "OPTIONS", "PERSON", "USES", "config_path", "read", "sniff", "write"]
 
@@ -279,12 +280,16 @@ def _rows(found: _Found, policy: Policy, answered: bool) -> Rows:
         np.array([images[row[0]] for row in found.rows], np.int32),
         np.array([classes[row[1]] for row in found.rows], np.int32),
         np.array([row[2] for row in found.rows], np.int8),
-        np.array([source_at[row[3]] for row in found.rows], np.int16),
+        np.array([source_at[row[3]] for row in found.rows], np.int32),
         np.array([row[4] for row in found.rows], np.float32),
         sources,
     )
     if policy.unlisted == "absent":
-        rows = _complete_looked_at(rows, found, answered)
+        # Where somebody has looked, and not of questions of our own: these have answers of their own.
+        looked = set(found.looked) if answered else set(images)
+        seen = np.array([name in looked for name in images], bool)
+        named = np.array([name in found.named for name in classes], bool)
+        rows = complete(rows, audit, images=seen, classes=named, raw="not chosen")
     asked = len(rows.images) * len(rows.classes)
     audit.add("no answer", "unknown", asked - len(set(zip(rows.image.tolist(), rows.column.tolist(), strict=True))))
     notes = {
@@ -302,18 +307,6 @@ def _rows(found: _Found, policy: Policy, answered: bool) -> Rows:
     if conflicts := rows.conflicts():
         audit.note(f"{conflicts} entries were called both present and absent: the last answer wins, all rows are kept")
     return rows
-
-
-def _complete_looked_at(rows: Rows, found: _Found, answered: bool) -> Rows:
-    """Say absent of what was not chosen, where somebody has looked; questions of our own have answers of their own."""
-    looked = rows.images.index(dict.fromkeys(found.looked)) if answered else np.arange(len(rows.images))
-    listed = np.ones((len(rows.images), len(rows.classes)), bool)
-    listed[np.ix_(looked, rows.classes.index(found.named))] = False
-    listed[rows.image, rows.column] = True
-    image, column = np.nonzero(~listed)
-    found.audit.add("not chosen", "absent", len(image))
-    absent = np.full(len(image), -1, np.int8)
-    return rows.append(Rows.build(rows.images, rows.classes, image, column, absent, "unlisted"))
 
 
 def _declared(path: Path) -> list[str]:

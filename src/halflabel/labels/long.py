@@ -5,6 +5,8 @@ class and a row without a class names an image, so that classes and images with 
 
 Source and score may be left out. In a file with just `image,class,value` and no value but 1 and -1, -1 is absent unless
 stated otherwise; beside any other value, such as the 0 that others write for absent, it has to be stated.
+
+Names in our own files, which have all five columns, are exact. In others blanks around a name do not count.
 """
 
 from __future__ import annotations
@@ -22,15 +24,14 @@ from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
 from halflabel.labels.names import Names
-from halflabel.labels.policy import MINUS_ONE, VALUE, ZERO, Policy, Undecided, read_value
-from halflabel.labels.rows import Rows
-from halflabel.labels.sheet import ParquetSheet, Sheet, csv_line, delimiter_of, first_line
+from halflabel.labels.policy import MINUS_ONE, ONE, VALUE, ZERO, Policy, Undecided, read_value, shown
+from halflabel.labels.rows import Rows, too_many_sources
+from halflabel.labels.sheet import ParquetSheet, Sheet, csv_line, delimiter_of, first_line, records
+from halflabel.labels.unlisted import complete
 
-__all__ = ["IMAGE_COLUMNS", "USES", "csv_text", "read", "sniff", "write"]
+__all__ = ["COLUMNS", "IMAGE_COLUMNS", "USES", "csv_text", "has_values", "read", "sniff", "write"]
 
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "where", "encoding")
-
-MOST_ENTRIES = 1_000_000_000  # spelled out, absent entries take 16 bytes each
 
 COLUMNS = ("image", "class", "value", "source", "score")
 
@@ -47,20 +48,44 @@ _ALIASES = {
     "score": ("score", "confidence"),
 }
 
+_CELLS = frozenset(("", *ONE, *ZERO, *MINUS_ONE))
+
 
 def sniff(path: Path) -> bool:
-    """Long: a column that names the image, one that names the class, and at most a few besides."""
+    """Long: a column that names the image, one that names the class, and at most a few besides.
+
+    A wide table may have a class called "tag". So without a column of values the cells are looked at: where there is
+    nothing but 1, 0, -1 and blank in columns such as "tag" and "score", they are classes.
+    """
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
         try:
-            header = pq.read_schema(path).names
+            return _fits(pq.read_schema(path).names)
         except (pa.ArrowException, OSError):
             return False
-    else:
-        header = [name.strip() for name in _fields(first_line(path))]
-    roles = _roles(header, None)
-    return "image" in roles and "class" in roles and len(header) <= len(_ALIASES) + 3
+    line = first_line(path)
+    if not _fits([name.strip() for name in _fields(line)]):
+        return False
+    rows = records(path, delimiter_of(line))
+    try:
+        header = [name.strip() for name in next(rows)[1]]  # the first line may end within quotes
+        if not _fits(header) or has_values(header):
+            return _fits(header)
+        ours = [at for at, name in enumerate(header) if _role(name) not in (None, "image")]
+        empty = True
+        for _, record in rows:
+            if any(record[at].strip() not in _CELLS for at in ours if at < len(record)):
+                return True
+            empty = False
+        return empty
+    except LabelError:  # to be told by the reader, with its place
+        return True
+
+
+def has_values(header: list[str]) -> bool:
+    """Whether a file is long by its header alone: image, class and value, and at most a few columns besides."""
+    return _fits(header) and "value" in _roles(header, None)
 
 
 def read(path: Path, policy: Policy) -> Import:
@@ -76,6 +101,8 @@ def read(path: Path, policy: Policy) -> Import:
     audit = Audit("long", [str(path)])
     keep = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
     taken = {role: sheet.column(name).take(pa.array(keep)) for role, name in roles.items()}
+    if not own:
+        _take_blanks_off(taken, audit)
 
     has_image = pc.not_equal(taken["image"], "").to_numpy(zero_copy_only=False)
     has_class = pc.not_equal(taken["class"], "").to_numpy(zero_copy_only=False)
@@ -83,11 +110,12 @@ def read(path: Path, policy: Policy) -> Import:
         row = int(keep[np.argmin(has_image | has_class)])
         raise sheet.error("neither an image nor a class is named", "remove the row or fill it in", row=row)
     spoken = has_image & has_class
+    _check_declarations(sheet, roles, taken, keep, has_image, spoken)
     images, image = _encode(taken["image"], has_image)
     classes, column = _encode(taken["class"], has_class)
 
     short = not own and set(COLUMNS[:3]) <= set(sheet.header) <= set(COLUMNS)
-    if short and policy.minus_one is None and _values_of(taken["value"], spoken) <= {"1", "1.0", *MINUS_ONE}:
+    if short and policy.minus_one is None and _values_of(taken["value"], spoken) <= {*ONE, *MINUS_ONE}:
         policy = replace(policy, minus_one="absent")
     if "value" in taken:
         value = _values(sheet, roles["value"], taken["value"], keep, spoken, policy, own, audit)
@@ -108,6 +136,11 @@ def read(path: Path, policy: Policy) -> Import:
         rows = complete(rows, audit)
     if conflicts := rows.conflicts():
         audit.note(f"{conflicts} entries were called both present and absent: the last row wins, all rows are kept")
+    if own:
+        _note_twins(images, "images", audit)
+        _note_twins(classes, "classes", audit)
+    if "value" not in roles:
+        _note_lists(classes, audit)
     unused = [name for name in sheet.header if name not in roles.values() and name not in policy.where]
     if unused:
         audit.note(f"columns not used: {', '.join(unused)}")
@@ -132,20 +165,12 @@ def write(rows: Rows, path: Path) -> None:
                     file.write(csv_text(block))
 
 
-def complete(rows: Rows, audit: Audit) -> Rows:
-    """Say "absent" for every pair that no row speaks of: the policy `unlisted = absent`."""
-    entries = len(rows.images) * len(rows.classes)
-    if entries > MOST_ENTRIES:
-        raise UserError(
-            f"{len(rows.images)} images × {len(rows.classes)} classes are too many to call each unlisted one absent",
-            "use --unlisted unknown, with a method that assumes absence in training, such as an",
-        )
-    listed = np.zeros((len(rows.images), len(rows.classes)), bool)
-    listed[rows.image, rows.column] = True
-    image, column = np.nonzero(~listed)
-    audit.add("not listed", "absent", len(image))
-    absent = np.full(len(image), -1, np.int8)
-    return rows.append(Rows.build(rows.images, rows.classes, image, column, absent, "unlisted"))
+def _fits(header: list[str]) -> bool:
+    return {"image", "class"} <= set(_roles(header, None)) and len(header) <= len(_ALIASES) + 3
+
+
+def _role(name: str) -> str | None:
+    return next((role for role, aliases in _ALIASES.items() if name.lower() in aliases), None)
 
 
 def _fields(line: str) -> list[str]:
@@ -167,6 +192,48 @@ def _roles(header: list[str], image_column: str | None) -> dict[str, str]:
     if image_column is not None:
         roles["image"] = image_column
     return roles
+
+
+def _take_blanks_off(taken: dict[str, pa.Array], audit: Audit) -> None:
+    for role in ("image", "class"):
+        plain = pc.utf8_trim_whitespace(taken[role])
+        if count := pc.sum(pc.not_equal(plain, taken[role])).as_py():
+            audit.note(f"blanks around the name of the {role} taken off in {count} rows")
+        taken[role] = plain
+
+
+def _note_twins(names: Names, several: str, audit: Audit) -> None:
+    """In our own files names are exact, but two that look the same are worth a word."""
+    if same := len(names) - pc.count_distinct(pc.utf8_trim_whitespace(names.array)).as_py():
+        audit.note(f"{same} {several} differ from another by blanks around the name only")
+
+
+def _check_declarations(
+    sheet: Sheet,
+    roles: dict[str, str],
+    taken: dict[str, pa.Array],
+    keep: np.ndarray,
+    has_image: np.ndarray,
+    spoken: np.ndarray,
+) -> None:
+    """A row without an image, or without a class, only names the other: it must say nothing besides."""
+    for role in ("value", "source", "score"):
+        if role in taken:
+            says = pc.not_equal(pc.utf8_trim_whitespace(taken[role]), "").to_numpy(zero_copy_only=False) & ~spoken
+            if says.any():
+                at = int(np.argmax(says))
+                missing = "class" if has_image[at] else "image"
+                message = f"{role} {shown(taken[role][at].as_py())!r} is said of no {missing}"
+                fix = f"name the {missing}, or leave {', '.join(roles[r] for r in COLUMNS[2:] if r in roles)} blank"
+                raise sheet.error(message, fix, row=int(keep[at]), column=roles[missing])
+
+
+def _note_lists(classes: Names, audit: Audit) -> None:
+    """Names with a separator in them may be lists of names: that is for the user to say."""
+    lists = classes.array.filter(pc.match_substring_regex(classes.array, "[^,;|]+[,;|][^,;|]+"))
+    if len(lists):
+        one = shown(lists[0].as_py())
+        audit.note(f"{len(lists)} classes look like lists, such as {one!r}: if they are, add --format tags")
 
 
 def _values_of(column: pa.Array, spoken: np.ndarray) -> set[str]:
@@ -219,8 +286,7 @@ def _sources(sheet: Sheet, name: str | None, column: pa.Array | None, count: int
     if column is None:
         return ("",), np.zeros(count, np.int16)
     coded = pc.dictionary_encode(column)
-    if len(coded.dictionary) > np.iinfo(np.int16).max:
-        message = f"{len(coded.dictionary)} different sources are more than the 32,767 there is room for"
+    if message := too_many_sources(len(coded.dictionary)):
         raise sheet.error(message, "name fewer sources, or remove the column", column=name)
     return tuple(coded.dictionary.to_pylist()), np.asarray(coded.indices).astype(np.int16)
 
@@ -230,22 +296,27 @@ def _scores(sheet: Sheet, name: str | None, column: pa.Array | None, keep: np.nd
         return np.full(len(keep), np.nan, np.float32)
     given = pc.if_else(pc.equal(column, ""), None, column)
     try:
-        score = pc.cast(given, pa.float32())
+        score = np.asarray(pc.cast(given, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
     except pa.ArrowInvalid:
-        return _scores_one_by_one(sheet, name, column, keep)
-    return np.asarray(score.to_numpy(zero_copy_only=False), dtype=np.float32)
+        score = _scores_one_by_one(sheet, name, column, keep)
+    if np.isinf(score).any():
+        at = int(np.argmax(np.isinf(score)))
+        message = f"score {column[at].as_py()!r} is too large"
+        raise sheet.error(message, "use a number from 0 to 1, or blank", row=int(keep[at]), column=name)
+    return score
 
 
 def _scores_one_by_one(sheet: Sheet, name: str | None, column: pa.Array, keep: np.ndarray) -> np.ndarray:
     """Python reads numbers that Arrow does not, such as those with blanks around them."""
-    score = np.full(len(keep), np.nan, np.float32)
+    score = np.full(len(keep), np.nan)
     for position, text in enumerate(column.to_pylist()):
         try:
             score[position] = float(text.strip() or "nan")
         except ValueError:
             message = f"score {text!r} is not a number"
             raise sheet.error(message, "use a number or blank", row=int(keep[position]), column=name) from None
-    return score
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+        return score.astype(np.float32)
 
 
 def _blocks(rows: Rows) -> Iterator[pa.RecordBatch]:

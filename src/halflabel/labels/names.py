@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from halflabel.errors import UserError
+from halflabel.errors import LabelError, UserError
 
-__all__ = ["Names"]
+__all__ = ["Names", "class_number", "repeated"]
 
 _PIECE = 1 << 16
 
@@ -121,3 +123,26 @@ class Names:
         fresh = np.flatnonzero(self.index(other.array) < 0)
         new = other.array.cast(self.array.type).take(pa.array(fresh))
         return Names._trusted(pa.concat_arrays([self.array, new]))
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that has been there before, None where all differ.
+
+    >>> repeated(["cat", "dog", "cow", "dog"]), repeated(["cat", "dog"])
+    ('dog', None)
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def class_number(name: str, classes: Mapping[str, int], path: Path, line: int) -> int:
+    """The number of a class that a file names on a line; one that is not there is an error with the nearest name."""
+    if name not in classes:
+        close = get_close_matches(name, classes, 1)
+        fix = f"write {close[0]!r}, or remove the line" if close else "use the names of the labels, or remove the line"
+        raise LabelError(f"no class is called {name!r}", fix, path, line=line)
+    return classes[name]

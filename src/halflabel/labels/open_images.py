@@ -22,11 +22,11 @@ from halflabel.labels.audit import Audit, Import
 from halflabel.labels.long import csv_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
+from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.labels.sheet import existing, first_line, records
 from halflabel.labels.standing import standing
 
-__all__ = ["USES", "display_names", "read", "sniff", "write"]
+__all__ = ["NEEDED", "USES", "display_names", "read", "sniff", "write"]
 
 USES = ("machine",)
 
@@ -300,8 +300,7 @@ def _sources(
     if not source.names:
         return np.zeros(len(score), np.int16), score, ("",)
     names, codes = source.join()
-    if len(names) > np.iinfo(np.int16).max:
-        message = f"{len(names)} different sources are more than the 32,767 there is room for"
+    if message := too_many_sources(len(names)):
         raise LabelError(message, "check that Source names who said it, not each row", path, column="Source")
     return codes.astype(np.int16), score, tuple(names.to_pylist())
 

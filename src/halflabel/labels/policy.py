@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from halflabel.errors import UserError
 
-__all__ = ["Meaning", "Policy", "Undecided", "read_value"]
+__all__ = [
+    "MINUS_ONE",
+    "ONE",
+    "VALUE",
+    "WORDS",
+    "ZERO",
+    "Meaning",
+    "Policy",
+    "Undecided",
+    "read_value",
+    "shown",
+    "stating",
+]
 
 Meaning = Literal["present", "absent", "unknown"]
 
 VALUE: dict[Meaning, int] = {"present": 1, "absent": -1, "unknown": 0}
 
-_WORDS: dict[str, Meaning] = {
-    **dict.fromkeys(("1", "1.0", "+1", "true", "t", "yes", "y", "present", "x"), "present"),
+ONE = ("1", "1.0")
+ZERO = ("0", "0.0", "-0.0")
+MINUS_ONE = ("-1", "-1.0", "−1")
+
+WORDS: dict[str, Meaning] = {
+    **dict.fromkeys((*ONE, "+1", "true", "t", "yes", "y", "present", "x"), "present"),
     **dict.fromkeys(("false", "f", "no", "n", "absent"), "absent"),
     **dict.fromkeys(("", "?", "nan", "na", "n/a", "null", "none", "unknown"), "unknown"),
 }
-MINUS_ONE = ("-1", "-1.0", "−1")
-ZERO = ("0", "0.0", "-0.0")
 
 
 class Undecided(Exception):
@@ -45,6 +60,7 @@ class Policy:
     image_column    the column that names the image
     ignore          columns that are not classes
     where           keep only rows with these column values, such as {"split": "train"}
+    separator       what stands between two tags of a cell, such as ";"; also "space", "newline", "#" and "none"
     split           the split to read, where a format has several
     encoding        the text encoding, UTF-8 unless stated
     """
@@ -58,6 +74,7 @@ class Policy:
     image_column: str | None = None
     ignore: tuple[str, ...] = ()
     where: Mapping[str, str] = field(default_factory=dict)
+    separator: str | None = None
     split: str | None = None
     encoding: str | None = None
 
@@ -100,10 +117,29 @@ def read_value(raw: str, policy: Policy, among: frozenset[str]) -> Meaning:
                 "add --zero unknown or --zero absent",
             )
         return "absent"
-    meaning = _WORDS.get(text.lower())
+    meaning = WORDS.get(text.lower())
     if meaning is None:
-        raise Undecided(
-            f"value {text!r} is not a label",
-            f"use 1, 0 or blank, or state what it means: --value '{text}=present' (or absent, or unknown)",
-        )
+        fix = "use 1, 0 or blank"
+        if shown(text) == text:
+            fix += f", or state what it means: {stating('--value', text + '=present')} (or absent, or unknown)"
+        raise Undecided(f"value {shown(text)!r} is not a label", fix)
     return meaning
+
+
+def shown(text: str, most: int = 60) -> str:
+    """What a cell says; of several lines or a long text the beginning, with … for the rest.
+
+    >>> shown("a cat"), shown("a cat\\nand a dog"), shown("very long", 5)
+    ('a cat', 'a cat…', 'very…')
+    """
+    beginning = "".join(text.splitlines()[:1])[:most]
+    return text if beginning == text else beginning[: most - 1] + "…"
+
+
+def stating(flag: str, text: str) -> str:
+    """An option and what it says, as it can be copied into a shell.
+
+    >>> stating("--where", "split=train"), stating("--ignore", "my notes")
+    ('--where split=train', "--ignore 'my notes'")
+    """
+    return f"{flag} {shlex.quote(text)}"

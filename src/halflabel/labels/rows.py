@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "too_many_sources"]
+
+_MOST_SOURCES = int(np.iinfo(np.int16).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +47,14 @@ class Rows:
         score: NDArray[Any] | None = None,
         sources: Sequence[str] | None = None,
     ) -> Rows:
-        """Fill in what is left out: one `source` for all rows as a string, no score as NaN."""
+        """Fill in what is left out: one `source` for all rows as a string, no score as NaN.
+
+        More sources than their numbers can tell apart are refused.
+        """
         if isinstance(source, str):
             sources, source = (source,), np.zeros(len(image), np.int16)
+        sources = tuple(sources if sources is not None else ("",))
+        _check_sources(sources)
         return cls(
             images,
             classes,
@@ -55,7 +63,7 @@ class Rows:
             value.astype(np.int8, copy=False),
             source.astype(np.int16, copy=False),
             np.full(len(image), np.nan, np.float32) if score is None else score.astype(np.float32, copy=False),
-            tuple(sources if sources is not None else ("",)),
+            sources,
         )
 
     @classmethod
@@ -74,7 +82,7 @@ class Rows:
     def conflicts(self) -> int:
         """How many (image, class) pairs have been called both present and absent."""
         said = self.value != 0
-        codes = self.image[said] * np.int64(2 * len(self.classes))
+        codes = self.image[said].astype(np.int64) * (2 * len(self.classes))
         codes += 2 * self.column[said] + (self.value[said] > 0)
         codes.sort()
         # Of the sorted numbers 2·pair + (1 if present), neighbours that differ in the last bit only are a pair called
@@ -98,8 +106,9 @@ class Rows:
         """These rows, then those of `other`: on disk, in memory, newest last."""
         images, classes = self.images.union(other.images), self.classes.union(other.classes)
         sources = tuple(dict.fromkeys((*self.sources, *other.sources)))
-        mine = np.array([sources.index(name) for name in self.sources], np.int16)
-        theirs = np.array([sources.index(name) for name in other.sources], np.int16)
+        _check_sources(sources)
+        number = {name: place for place, name in enumerate(sources)}
+        mine, theirs = (np.array([number[name] for name in rows.sources], np.int16) for rows in (self, other))
         return Rows(
             images,
             classes,
@@ -110,3 +119,21 @@ class Rows:
             np.concatenate([self.score, other.score]),
             sources,
         )
+
+
+def too_many_sources(count: int) -> str:
+    """What is wrong with so many sources; blank where there is room for them.
+
+    >>> too_many_sources(40_000), too_many_sources(32_767)
+    ('40000 different sources are more than the 32,767 there is room for', '')
+    """
+    return (
+        f"{count} different sources are more than the {_MOST_SOURCES:,} there is room for"
+        if count > _MOST_SOURCES
+        else ""
+    )
+
+
+def _check_sources(sources: tuple[str, ...]) -> None:
+    if message := too_many_sources(len(sources)):
+        raise UserError(message, "name fewer sources, or leave them out")

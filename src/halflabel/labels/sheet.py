@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
+from halflabel.labels.policy import stating
 from halflabel.memory import physical
 
 __all__ = [
@@ -36,6 +37,12 @@ __all__ = [
 _DELIMITERS = ",;\t|"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SPECIAL = re.compile('[,;\t|"\r\n]')
+
+# What Excel may write before the header, to say which delimiter it used.
+_STATED = re.compile(r"sep=([,;\t|])\s*")
+
+# In place of a column's name: the first line of a file that has no header.
+_PICTURE = re.compile(r".+\.(jpe?g|png|gif|bmp|webp|tiff?|heic|avif)", re.IGNORECASE)
 
 # How Python stands in for a byte that does not decode ("surrogateescape"): no real text contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
@@ -61,25 +68,29 @@ def existing(path: str | Path, *, folder: bool = False) -> Path:
 
 
 def first_line(path: Path) -> str:
-    """The first line that is not blank, for telling formats apart; "" where there is no file.
+    """The first line that is not blank nor Excel's `sep=;`, for telling formats apart; "" where there is no file.
 
     Bytes that are not UTF-8, or UTF-16 with its mark, are replaced.
     """
+    return next((line for line in _beginning(path) if not _STATED.fullmatch(line)), "")
+
+
+def _beginning(path: Path) -> Iterator[str]:
+    """The lines that are not blank, decoded as well as may be; those of UTF-16 within the first megabyte."""
     try:
         if not path.is_file():  # a pipe would be waited for
-            return ""
+            return
         with open(path, "rb") as file:
             if file.read(2) in _UTF_16:
                 file.seek(0)
                 text = file.read(1 << 20).decode("utf-16", errors="replace")
-                return next((line for line in re.split("[\r\n]+", text) if line), "")
+                yield from filter(None, re.split("[\r\n]+", text))
+                return
             file.seek(0)
             while raw := file.readline(1 << 20):
-                if line := raw.decode("utf-8-sig", errors="replace").strip("\r\n"):
-                    return line.split("\r")[0]
+                yield from filter(None, re.split("[\r\n]+", raw.decode("utf-8-sig", errors="replace")))
     except OSError:
-        pass
-    return ""
+        return
 
 
 def delimiter_of(line: str) -> str:
@@ -126,7 +137,7 @@ def records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterator[tup
     line = 1
     try:
         for record in reader:
-            if record:
+            if record and not (line == 1 and _STATED.fullmatch(delimiter.join(record))):
                 yield line, record
             line = reader.line_num + 1
     except csv.Error as fault:
@@ -145,16 +156,21 @@ def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
 class Sheet:
     """Columns of strings from a CSV file.
 
-    The delimiter (comma, semicolon, tab or bar) is taken from the header, a byte order mark is skipped.
+    The delimiter (comma, semicolon, tab or bar) is taken from the header, or from Excel's `sep=;` above it.
+    A byte order mark is skipped.
     """
 
     def __init__(self, path: str | Path, *, encoding: str | None = None, header: list[str] | None = None) -> None:
         """Read the whole file. `header` names the columns of a file that has no header line."""
         self.path = existing(path)
         self.encoding = self._check_text(encoding or "utf-8")
-        self.delimiter = delimiter_of(first_line(self.path))
+        stated = _STATED.fullmatch(next(_beginning(self.path), ""))
+        self.delimiter = stated[1] if stated else delimiter_of(first_line(self.path))
+        self._above = 1 if stated else 0
         self._skip = 1 if header is None else 0
         self.header = [name.strip() for name in (header or next(self._records(), (1, []))[1])]
+        if header is None:
+            self._check_first_line()
         self._check_header()
         self.columns = self._read()
         if len(self) == 0:
@@ -185,7 +201,7 @@ class Sheet:
                 values = pc.unique(self.column(name)).to_pylist()[:8]
                 raise self.error(
                     f"no row has {value!r} here; found: {', '.join(map(repr, values))}",
-                    f"use --where {name}=VALUE with one of these",
+                    f"use {stating('--where', name + '=VALUE')} with one of these",
                     column=name,
                 )
             keep &= match
@@ -227,6 +243,15 @@ class Sheet:
                 )
         return encoding
 
+    def _check_first_line(self) -> None:
+        """The names of columns, and not the first image with its labels."""
+        if self.header and _PICTURE.fullmatch(self.header[0]):
+            raise self.error(
+                f"the first line names no columns: it begins with the image {self.header[0]!r}",
+                "add a line above it, such as image,class,value or image,tags",
+                line=1 + self._above,
+            )
+
     def _check_header(self) -> None:
         seen: set[str] = set()
         for number, name in enumerate(self.header, 1):
@@ -246,7 +271,9 @@ class Sheet:
         try:
             table = pa_csv.read_csv(
                 self.path,
-                pa_csv.ReadOptions(column_names=numbers, skip_rows=0, encoding=self.encoding, block_size=1 << 24),
+                pa_csv.ReadOptions(
+                    column_names=numbers, skip_rows=self._above, encoding=self.encoding, block_size=1 << 24
+                ),
                 pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 pa_csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=False),
             )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable, count_before
 
-__all__ = ["Conditional", "Pair", "Regime", "Stats", "conditional", "cooccurrence", "describe", "top_pairs"]
+__all__ = ["Conditional", "Pair", "Regime", "Stats", "conditional", "describe", "top_pairs"]
 
 _PIECE = 1 << 22  # entries counted at a time
 
@@ -95,11 +95,6 @@ def describe(table: LabelTable) -> Stats:
     )
 
 
-def cooccurrence(table: LabelTable) -> Any:
-    """How many images have both classes as known positives: sparse (C, C) int64, own counts on the diagonal."""
-    return _together(table).astype(np.int64)
-
-
 class Conditional(NamedTuple):
     """P(j | i) with its counts, sparse (C, C), row i and column j: probability = together / seen.
 
@@ -119,9 +114,9 @@ def conditional(table: LabelTable) -> Conditional:
     Images where j is unknown say nothing, so missing labels do not pull towards absence. Where negatives are never
     given, every known j is present and P is 1: only `together` says something then. The diagonal is 1.
     """
-    present = _matrix(table, table.value > 0)
+    present = table.matrix(table.value > 0)
     together = (present.T @ present).tocsr()
-    seen = (present.T @ _matrix(table, np.ones(table.known, np.bool_))).tocsr()
+    seen = (present.T @ table.matrix(np.ones(table.known, np.bool_))).tocsr()
     together, seen = together.astype(np.int64), seen.astype(np.int64)
     # Where both are present j is known, so the pairs of `together` all lie in `seen`: divide entry by entry.
     of = seen.multiply(together.astype(np.bool_)).tocsr()
@@ -156,8 +151,8 @@ def top_pairs(table: LabelTable, n: int = 20) -> list[Pair]:
     i, j = np.where(turned, j, i), np.where(turned, i, j)
     # Of these classes alone: how often the second is known where the first is present.
     firsts, seconds = np.isin(np.arange(stats.classes), i), np.isin(np.arange(stats.classes), j)
-    present = _matrix(table, (table.value > 0) & firsts[table.column])
-    seen = (present.T @ _matrix(table, seconds[table.column])).tocsr()[i, j]
+    present = table.matrix((table.value > 0) & firsts[table.column])
+    seen = (present.T @ table.matrix(seconds[table.column])).tocsr()[i, j]
     chance = count / np.asarray(seen).ravel()
     base = stats.positives / np.maximum(stats.positives + stats.negatives, 1)
     return [
@@ -167,7 +162,7 @@ def top_pairs(table: LabelTable, n: int = 20) -> list[Pair]:
 
 
 def _together(table: LabelTable) -> Any:
-    present = _matrix(table, table.value > 0)
+    present = table.matrix(table.value > 0)
     return (present.T @ present).tocsr()
 
 
@@ -181,12 +176,3 @@ def _most_frequent(together: Any, n: int) -> tuple[NDArray[Any], NDArray[Any], N
     row, col, count = row[upper], together.indices[upper], together.data[upper]
     order = np.lexsort((col, row, -count))[:n]
     return row[order], col[order], count[order]
-
-
-def _matrix(table: LabelTable, chosen: NDArray[np.bool_]) -> Any:
-    """The chosen known entries as ones in a sparse (N, C) matrix; int32, which holds any count of images."""
-    from scipy.sparse import csr_array
-
-    column = table.column[chosen].astype(np.int32)
-    start = count_before(chosen, table.start)
-    return csr_array((np.ones(len(column), np.int32), column, start), shape=table.shape)

@@ -157,6 +157,16 @@ class LabelTable:
             self.images, self.classes, count_before(mask, self.start), self.column[mask], self.value[mask]
         )
 
+    def matrix(self, mask: NDArray[np.bool_]) -> Any:
+        """The known entries where `mask` (one per entry) is true, as ones in a sparse (N, C) matrix.
+
+        Products count images in int32: no count can be above their number, and that number fits.
+        """
+        from scipy.sparse import csr_array
+
+        column = self.column[mask].astype(np.int32)
+        return csr_array((np.ones(len(column), np.int32), column, count_before(mask, self.start)), shape=self.shape)
+
     def subset(self, images: ArrayLike | None = None, classes: ArrayLike | None = None) -> LabelTable:
         """Some images and classes, by number and in the order given."""
         table = self

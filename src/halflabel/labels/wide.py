@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from halflabel.errors import UserError
+from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.audit import Audit, Import
-from halflabel.labels.long import IMAGE_COLUMNS
+from halflabel.labels.cells import decode
+from halflabel.labels.long import IMAGE_COLUMNS, has_values
 from halflabel.labels.names import Names
-from halflabel.labels.policy import VALUE, Meaning, Policy, Undecided, read_value
+from halflabel.labels.open_images import NEEDED
+from halflabel.labels.policy import Policy, Undecided, shown, stating
 from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import Sheet, csv_line, first_line
+from halflabel.labels.tags import LISTS
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -45,30 +47,21 @@ def read(path: Path, policy: Policy) -> Import:
         raise sheet.error("no column is left that could be a class", "check the header line", line=1)
     _check_images(sheet, names, keep, image_column)
 
-    cells = {name: pc.dictionary_encode(sheet.column(name).take(index)) for name in classes}
-    among = frozenset(raw for coded in cells.values() for raw in coded.dictionary.to_pylist())
-    labels = np.zeros((len(keep), len(classes)), np.int8)
-    counts: Counter[tuple[str, Meaning]] = Counter()
-    for number, (name, coded) in enumerate(cells.items()):
-        codes = coded.indices.to_numpy(zero_copy_only=False)
-        raws = coded.dictionary.to_pylist()
-        value_of = np.zeros(len(raws), np.int8)
-        for code, (raw, count) in enumerate(zip(raws, np.bincount(codes, minlength=len(raws)), strict=True)):
-            try:
-                meaning = read_value(raw, policy, among)
-            except Undecided as problem:
-                fix = problem.fix
-                if "not a label" in problem.message:
-                    fix += f"; if {name!r} is not a class, add --ignore {name} or --where {name}={raw}"
-                row = int(keep[np.flatnonzero(codes == code)[0]])
-                raise sheet.error(problem.message, fix, row=row, column=name) from None
-            value_of[code] = VALUE[meaning]
-            counts[raw.strip(), meaning] += int(count)
-        labels[:, number] = value_of[codes]
+    def fault(problem: Undecided, name: str, raw: str, row: int) -> LabelError:
+        fix = problem.fix
+        if "not a label" in problem.message:
+            fix += f"; if {name!r} is not a class, add {stating('--ignore', name)}"
+            if shown(raw) == raw:
+                fix += f" or {stating('--where', f'{name}={raw}')}"
+            if name.lower() in LISTS:
+                fix += "; if it lists the classes that are there, add --format tags"
+            if image_column.lower() not in IMAGE_COLUMNS:
+                fix += "; if the file has no header line, add one, such as image,class,value"
+        return sheet.error(problem.message, fix, row=int(keep[row]), column=name)
 
     audit = Audit("wide", [str(path)])
-    for (raw, meaning), count in sorted(counts.items(), key=lambda item: -item[1]):
-        audit.add(raw or "blank", meaning, count)
+    columns = ((name, sheet.column(name).take(index)) for name in classes)
+    labels = decode(columns, policy, audit, fault, blank="blank")
     if policy.ignore:
         audit.note(f"columns ignored: {', '.join(policy.ignore)}")
     if policy.where:
@@ -83,11 +76,15 @@ def write(rows: Rows, path: Path) -> None:
     for name in table.classes:
         if name == "image" or name != name.strip() or not name:
             raise UserError(f"the header line of a wide table cannot hold a class called {name!r}", _LONG)
+    header = ["image", *table.classes]
+    if has_values(header) or set(NEEDED) <= set(header):
+        form = "long" if has_values(header) else "open-images"
+        raise UserError(f"with these classes a wide table would be read as {form}: {', '.join(header[:9])}", _LONG)
     if "" in table.images:
         raise UserError("an image has no name", "give every image a name")
     text = np.array(["0", "", "1"])
     with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        file.write(csv_line(["image", *table.classes]))
+        file.write(csv_line(header))
         for first in range(0, len(table), 4096):
             block = np.arange(first, min(first + 4096, len(table)))
             for position, cells in zip(block, text[table.rows(block) + 1].tolist(), strict=True):

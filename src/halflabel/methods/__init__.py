@@ -44,7 +44,7 @@ def names() -> set[str]:
 
 def no_method(name: str, known: Collection[str]) -> UserError:
     """What to say of the name of no method."""
-    close = get_close_matches(name, known, 3)
+    close = get_close_matches(name.lower().replace("_", "-"), known, 3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}")
 

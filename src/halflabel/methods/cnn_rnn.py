@@ -14,7 +14,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE, widen
 from halflabel.method import REGIMES, Method, method
 from halflabel.ranking import UnknownAs
-from halflabel.sequence import Sequence, path_loss
+from halflabel.sequence import Recurrent, path_loss
 from halflabel.types import Batch, Output
 
 __all__ = ["Ordered", "Paths", "cnn_rnn"]
@@ -69,7 +69,7 @@ def cnn_rnn(
     Differs from the paper: that knows all labels, so there all that is not the next label competes.
     """
     head = partial(
-        Sequence, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score
+        Recurrent, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score
     )
     return Paths(Ordered(order, unknown), head)
 
@@ -119,7 +119,7 @@ class Paths(Method):
         targets = self.relabel(batch, output.logits.detach(), epoch)
         path = self.relabel.path(targets.pos > 0, output.logits.detach())
         rows = (path < targets.pos.shape[1]).any(1)
-        head = own_head(model, Sequence)
+        head = own_head(model, Recurrent)
         later = head.unroll(output.features[rows], path[rows])
         loss = path_loss(output.logits, later, targets.pos > 0, targets.neg > 0, path)
         return loss.sum() / max(len(loss), 1)

@@ -10,7 +10,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.losses import Loss, over_images, widen
 from halflabel.method import Method, method
 from halflabel.methods.large_loss import largest
-from halflabel.relabel import Relabeler
+from halflabel.relabel import Relabeler, never_starts
 from halflabel.types import Batch, Targets
 
 __all__ = ["MarginBCE", "Selective", "csl"]
@@ -61,6 +61,10 @@ class Selective(Relabeler):
         self.prior_threshold = prior_threshold
         self.prior_epochs = prior_epochs
         self.margin = margin
+
+    def idle(self, epochs: int) -> str:
+        earlier = f"--prior-epochs {epochs - 1}"
+        return never_starts("learning from unknown entries", self.prior_epochs + 1, epochs, earlier)
 
     def start(self, table: LabelTable) -> None:
         self.register_buffer("prior", torch.zeros(len(table.classes)))

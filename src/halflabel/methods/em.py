@@ -13,7 +13,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE, widen
 from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import Relabeler, check_size
+from halflabel.relabel import Relabeler, check_size, never_starts
 from halflabel.rng import hash_names
 from halflabel.terms import Entropy
 from halflabel.types import Batch, Sweep, Targets
@@ -147,6 +147,10 @@ class APL(Relabeler):
 
     def plan(self, epochs: int) -> None:
         self.end = self.given_end or epochs
+
+    def idle(self, epochs: int) -> str:
+        earlier = f"--apl-from {epochs - 1}" if epochs > 1 else ""
+        return never_starts("learning from pseudo-labels", self.first + 1, epochs, earlier)
 
     def start(self, table: LabelTable) -> None:
         large = 4 * len(table) * len(table.classes) >= _BYTES_FROM

@@ -18,7 +18,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE, widen
 from halflabel.method import Method, method
 from halflabel.omp import MOST, Part, Similar, Solve, joint_omp
-from halflabel.relabel import Ignore
+from halflabel.relabel import Ignore, never_starts
 from halflabel.types import Batch, Sweep
 
 __all__ = ["Interactive", "Items", "Memory", "imcl", "impute"]
@@ -83,24 +83,25 @@ def imcl(
     of the logistic epochs (at least one; 4·(C + D) bytes per training image), and A as it starts; off = for images: the
     image itself in place of similar ones, and no label inferred from itself; for labels: A = identity. With both off it
     is logistic.
-    rescale: as the released code does, λ_y and λ_f are multiplied by CE/ℓ_y and CE/ℓ_f, measured once, when the
-    logistic epochs are over, so that they do not depend on the size of features and the number of labels; false is the
-    formula as printed.
+    rescale: as the released code does, λ_y and λ_f are multiplied by CE/ℓ_y and CE/ℓ_f, so that they do not depend on
+    the size of features and the number of labels. CE, ℓ_y and ℓ_f are means over the batches with a known label in the
+    last logistic epoch; where there is none, or images are fixed by it, in the first epoch after: over those so far
+    while it lasts, and then kept. Before any is measured, ℓ_y and ℓ_f are left out. false is the formula as printed.
     side: a CSV file of rows image,group (the species of a bird, say); a one-hot vector of the group, of magnitude
     side_weight, is appended to y where similar images are looked for, so that images of a group find each other. It has
     no gradient, so it is left out of the reported loss.
 
-    The paper's settings: RMSProp, rate 1e-3 (CUB and COCO 1e-2), × 0.8 when validation falls, batch 32: --optimizer
-    rmsprop --schedule plateau --step-factor 0.8. Its figures (mAP, Open Images, 5,000 classes): 78.07 against 75.85 of
-    logistic, 76.72 with frozen features; with these, on the fifth of classes with most annotations, 86.26 against 85.83
-    with images fixed, 85.99 with labels fixed, 85.49 with both off.
+    The paper's settings: RMSProp, rate 1e-3 (CUB and COCO 1e-2), × 0.8 when validation falls, batches of 32 (COCO 1):
+    --optimizer rmsprop --schedule plateau --step-factor 0.8. Its figures (mAP, Open Images, 5,000 classes): 78.07
+    against 75.85 of logistic, 76.72 with frozen features; with these, on the fifth of classes with most annotations,
+    86.26 against 85.83 with images fixed, 85.99 with labels fixed, 85.49 with both off.
 
     Measured here (VOC 2012 photos, 2 of 20 labels known, linear head on frozen features, 20 epochs, test mAP, two
-    seeds): `bce` 75.1; the defaults 74.5, A = identity 73.7: the graph of labels helps as in the paper, but not beyond
-    `bce`; lambda_y 0.1 75.0; lambda_y 0.3 with a dictionary of 2,000 images 75.0. Without rescale 64.9, and end to end
-    features collapse to one point (16): there ℓ_f of 1,280 features drowns cross-entropy. The reason it does not gain:
-    what similar images say of the hidden labels reads 58 mAP when looked for in a batch of 32, 71 in 256, 73 among all
-    images, and the network itself 76. Expect more where classes are many and the network knows each of them badly.
+    seeds): `bce` 75.1; the defaults 74.2, A = identity 73.5: the graph of labels helps as in the paper, but not beyond
+    `bce`; lambda_y 0.1 75.1. Without rescale 64.9, and end to end features collapse to one point (16): there ℓ_f of
+    1,280 features drowns cross-entropy. The reason it does not gain: what similar images say of the hidden labels
+    reads 58 mAP when looked for in a batch of 32, 71 in 256, 73 among all images, and the network itself 76. Expect
+    more where classes are many and the network knows each of them badly.
 
     Where the paper is silent: an image without any similar one has no ℓ_y and ℓ_f (with c = 0 they would pull its
     features and unknown labels to 0); A and network step together, not in turns; `halflabel.omp` has the finer points
@@ -192,6 +193,11 @@ class Memory(Ignore):
     def plan(self, epochs: int) -> None:
         self.logistic_epochs = max(round(self.logistic_share * epochs), 1 if self.keeps else 0)
 
+    def idle(self, epochs: int) -> str:
+        if self.logistic_share == 1:  # that is to say never
+            return ""
+        return never_starts("smoothness", self.logistic_epochs + 1, epochs)
+
     def start(self, table: LabelTable) -> None:
         if self.table == table:
             return
@@ -265,7 +271,7 @@ class Interactive(Method):
 
     relabel: Memory
     graph: LabelGraph
-    ratio: Tensor  # (2,) CE/ℓ_y and CE/ℓ_f once measured; 0 before
+    measured: Tensor  # (3,) sums of CE, ℓ_y and ℓ_f over batches; 0 before any
     start_weights: Tensor  # (E,) of A before it learned anything
     groups: Tensor | None  # (N,) int64, −1 for none
 
@@ -309,7 +315,7 @@ class Interactive(Method):
         self.table = table
         self.graph = LabelGraph(edges, len(table.classes), learned=self.labels == "learned")
         self.register_buffer("start_weights", self.graph.weights.detach().clone(), persistent=False)
-        self.register_buffer("ratio", torch.zeros(2))
+        self.register_buffer("measured", torch.zeros(3))
         self.register_buffer("groups", None if groups is None else torch.from_numpy(groups), persistent=False)
         self.group_count = 0 if groups is None else int(groups.max()) + 1
 
@@ -326,11 +332,17 @@ class Interactive(Method):
         order = batch.index.argsort()
         labels = impute(batch.labels[order], output.logits[order])
         here = Items(batch.index[order], output.features[order].to(labels.dtype), labels)
-        if epoch > self.relabel.logistic_epochs and self._smooths():
-            with torch.autocast(output.logits.device.type, enabled=False):
-                l_y, l_f = self._smoothness(here)
-            size = max(output.logits.numel(), 1)
-            loss = loss + self._weighted(loss.detach(), l_y / size, l_f / size)
+        smooth, measures = epoch > self.relabel.logistic_epochs, self._measures(epoch)
+        if (smooth or measures) and self._smooths():
+            with torch.autocast(output.logits.device.type, enabled=False), torch.set_grad_enabled(smooth):
+                l_y, l_f = (total / max(output.logits.numel(), 1) for total in self._smoothness(here))
+            if measures:
+                # A batch without any known label has no cross-entropy that smoothness could be compared with.
+                now = torch.stack([loss.detach(), l_y.detach(), l_f.detach()])
+                self.measured += now * (now[0] > 0)
+            if smooth:
+                lambda_y, lambda_f = self._lambdas()
+                loss = loss + lambda_y * l_y + lambda_f * l_f
         if self.training:
             self.relabel.remember(here)
         return loss
@@ -416,7 +428,8 @@ class Interactive(Method):
         labels = items.labels
         if side is not None:
             labels, said = torch.cat([labels, side], 1), torch.cat([said, side], 1)
-        lambda_y, lambda_f = self._lambdas()
+        # Before anything is measured they are as given: neighbours are needed to measure by.
+        lambda_y, lambda_f = self._lambdas(unmeasured=1.0)
         return joint_omp(
             [Part(labels[at], said, lambda_y, labels), Part(items.features[at], items.features, lambda_f)],
             self.k,
@@ -443,20 +456,19 @@ class Interactive(Method):
         numbers = torch.arange(self.group_count, device=groups.device)
         return self.side_weight * (groups[:, None] == numbers).to(dtype)
 
-    def _lambdas(self) -> tuple[float | Tensor, float | Tensor]:
-        """λ_y and λ_f as they count now."""
+    def _lambdas(self, unmeasured: float = 0.0) -> tuple[float | Tensor, float | Tensor]:
+        """λ_y and λ_f as they count now: times CE/ℓ, or times `unmeasured` where that ratio is not known yet."""
         if not self.rescale:
             return self.weights
-        ratio = self.ratio.where(self.ratio > 0, 1)
+        smoothness = self.measured[1:]
+        ratio = torch.where(smoothness > 0, self.measured[0] / smoothness.where(smoothness > 0, 1), unmeasured)
         return self.weights[0] * ratio[0], self.weights[1] * ratio[1]
 
-    def _weighted(self, cross_entropy: Tensor, l_y: Tensor, l_f: Tensor) -> Tensor:
-        if self.rescale and self.training:
-            measured = torch.stack([l_y, l_f]).detach()
-            fresh = (self.ratio == 0) & (measured > 0)
-            self.ratio.copy_(torch.where(fresh, cross_entropy / measured.where(measured > 0, 1), self.ratio))
-        lambda_y, lambda_f = self._lambdas()
-        return lambda_y * l_y + lambda_f * l_f
+    def _measures(self, epoch: int) -> bool:
+        """Whether CE, ℓ_y and ℓ_f are compared in this epoch: before ℓ_y and ℓ_f are trained for, where that can be."""
+        last = self.relabel.logistic_epochs
+        before = last > 0 and self.images != "fixed"
+        return self.rescale and self.training and epoch == (last if before else last + 1)
 
 
 def read_groups(path: str | Path, table: LabelTable) -> NDArray[np.int64]:

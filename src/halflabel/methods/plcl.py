@@ -51,7 +51,7 @@ def curriculum(
     """`partial-bce`, and twice in training the unknown entries that score far from zero become labels.
 
     Use it for partly known ± labels. It is the baseline "curriculum labelling" of later papers: `plcl` with the score
-    threshold strategy, on a linear head without a graph. It remembers one byte per training image and class.
+    threshold strategy, on a linear head without a graph. It remembers a quarter of a byte per training image and class.
 
         L = 1/B Σ_i g(p_i)/C Σ_{known or weak c} BCE,   weak labels: x ≥ θ present, x < −θ absent   (eq. 1, 8)
 
@@ -93,8 +93,8 @@ def plcl(
     """Partial-BCE, scores that hear each other through a graph, and unknown entries labelled once they are easy.
 
     Use it for partly known ± labels when training may take longer: it needs features with places (maps) unless pooling
-    is "mean", remembers one byte per training image and class, and the graph takes time that grows with C³. It refuses
-    more than 2,400 classes with a graph.
+    is "mean", remembers a quarter of a byte per training image and class, and the graph takes time that grows with C³.
+    It refuses more than 2,400 classes with a graph.
 
         A = 1×1 convolution of the features;  x_c = ½ (mean of the highest k⁺ of A_c + mean of the lowest k⁻)
         h_v⁰ = x_v e_v;  T times: h_v ← GRU(h_v, mean over u ≠ v of ReLU(FC(h_u)));  y_v = (h_v⁰ + h_v^T)_v

@@ -13,7 +13,7 @@ from halflabel.losses import over_images, widen
 from halflabel.method import REGIMES, Method, method
 from halflabel.neighbours import nearest
 from halflabel.ranking import Ranking, Sampling, UnknownAs
-from halflabel.relabel import Relabeler, check_size
+from halflabel.relabel import Relabeler, check_size, never_starts
 from halflabel.terms import Term
 from halflabel.types import Batch, Output, Sweep, Targets
 
@@ -116,7 +116,9 @@ def ss_rml(
     """Robust ranking that also learns from unlabelled images: each takes the labels of its nearest labelled image.
 
     For a few labelled images and many without any label. Up to epoch `start` it is `rml` on what is known; then the
-    features of the training images are computed, labels are passed on, and again every so many epochs.
+    features of the training images are computed, labels are passed on, and again every so many epochs. With frozen
+    features, which stay as they are, start=0 is what the paper does for given features (section 2.2): labels are passed
+    on at the beginning and stay so until the end.
 
         L = 1/B Σ_i s_i [ Σ_{j present} Σ_{k absent} L(r_j) R_s(x_j − x_k) + κ Σ_j R_s(y_j x_j) ]        (eq. 6)
         s_i = exp(−d_i/t), d_i the Euclidean distance to the nearest labelled image; 1 for labelled ones  (eq. 5)
@@ -125,10 +127,11 @@ def ss_rml(
     are taken from the nearest other image with a known label, with weight s_i; what that image does not know either
     stays unknown. A pair of a known and a passed-on label weighs √s_i.
 
-    start: the epoch after which labels are first passed on; 0 = never. every: epochs between two times.
+    start: the epoch after which labels are first passed on; 0 = before the first; −1 = never. every: epochs between two
+    times.
     t: scale of distances; 0 = mean(d)·u/(l + u), as the released code, with u images that receive labels and l others.
     labelled: weight of known labels (the released code has 5).
-    eta: weight of Σ_j max(0, 1 − |x_j|) on images without any known label (eq. 4); with start=0 it is eq. 4 itself,
+    eta: weight of Σ_j max(0, 1 − |x_j|) on images without any known label (eq. 4); with start=-1 it is eq. 4 itself,
     which the paper finds to help little.
     s, kappa, leak, rank, unknown, rounded: as in `rml`; here `unknown` concerns what is still unknown after passing on,
     on images with a known or passed-on label.
@@ -165,8 +168,8 @@ class Propagate(UnknownAs):
 
     def __init__(self, first: int, every: int, t: float, labelled: float, unknown: str) -> None:
         super().__init__(unknown)
-        if first < 0 or every < 1:
-            raise UserError(f"start is {first} and every is {every}", "use start >= 0 and every >= 1")
+        if first < -1 or every < 1:
+            raise UserError(f"start is {first} and every is {every}", "use start >= 0, or -1 for never, and every >= 1")
         if t < 0 or labelled < 0:
             raise UserError(f"t is {t:g} and labelled is {labelled:g}", "use numbers of 0 or more")
         self.first = first
@@ -174,9 +177,12 @@ class Propagate(UnknownAs):
         self.t = t
         self.labelled = labelled
 
+    def idle(self, epochs: int) -> str:
+        return never_starts("passing labels on", self.first + 1, epochs, f"--start {epochs - 1}")
+
     def start(self, table: LabelTable) -> None:
         super().start(table)
-        if self.first:
+        if self.first >= 0:
             check_size(table, 0, "ss-rml", sweeps=1)
         self.table = table
         self.register_buffer("neighbour", torch.full((len(table),), -1))
@@ -197,8 +203,11 @@ class Propagate(UnknownAs):
         return Targets(pos, neg + self.weight.to(dtype) * trust * unknown)
 
     def wants_sweep(self, epoch: int) -> bool:
-        due = 0 < self.first <= epoch and (epoch - self.first) % self.every == 0
+        due = 0 <= self.first <= epoch and (epoch - self.first) % self.every == 0
         return due and self.table.known < self.table.shape[0] * self.table.shape[1]
+
+    def wants_sweep_first(self) -> bool:
+        return self.first == 0 and self.wants_sweep(0)
 
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
         count = np.diff(self.table.start)

@@ -12,7 +12,7 @@ from halflabel.errors import UserError
 from halflabel.heads import Head, HeadMaker, Model, pool
 from halflabel.losses import BCE, ByShare, Reduce, over_entries, over_known, widen
 from halflabel.method import Method, method
-from halflabel.relabel import Ignore, Relabeler
+from halflabel.relabel import Ignore, Relabeler, never_starts
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["Confident", "Saliency", "SelfTraining", "srcr"]
@@ -63,6 +63,9 @@ class Confident(Relabeler):
         super().__init__()
         self.tau = tau
         self.first = first
+
+    def idle(self, epochs: int) -> str:
+        return never_starts("learning from guesses", self.first, epochs, f"--cr-from {epochs}")
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         wide = widen(logits)
@@ -187,8 +190,8 @@ def srcr(
     76.2, which the table shows unnamed and the text describes. Both views pass through the network as one batch, so
     batch norm has statistics of both.
 
-    On cached features of a frozen backbone, strong views are what the cache holds of them; with none, both views are
-    the plain one and "cr" is the same as "pl".
+    On cached features of a frozen backbone, strong views are what the cache holds of them. Features that come without
+    images have none: then both views are the plain one, and "cr" is the same as "pl".
     """
     _one_of("saliency", saliency, ("all", "known", "none"))
     _one_of("consistency", consistency, ("cr", "pl", "none"))

@@ -7,6 +7,7 @@ Tensors on any device, or NumPy arrays.
 
 from __future__ import annotations
 
+from ..wilson import wilson
 from .blocks import Blockwise, blockwise
 from .completion import Completion, completion_rates
 from .intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
@@ -53,4 +54,5 @@ __all__ = [
     "precision_recall_f1",
     "resample",
     "summary",
+    "wilson",
 ]

@@ -49,7 +49,7 @@ def blockwise(scores: Any, labels: LabelTable | ArrayLike, thresholds: float | A
             f"scores have the shape {(images, classes)} and labels {tuple(known)}",
             "give one score per label: both images by classes, shape (N, C)",
         )
-    counts = torch.zeros(3, classes, dtype=torch.int64)
+    counts = torch.zeros(len(Counts._fields), classes, dtype=torch.int64)
     right = torch.zeros(2, dtype=torch.int64)
     calibration: Tensor | None = None
     for rows in _slices(images, _ROWS // max(classes, 1)):

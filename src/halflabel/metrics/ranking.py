@@ -96,11 +96,13 @@ def best_thresholds(scores: ArrayLike, labels: ArrayLike) -> Tensor:
     """Per class the threshold t with the highest F1 of "present where score >= t" over known entries.
 
     F1 at a cut = 2 hits / (rank + P). t is one of the class's scores; of equal F1 the highest t wins. A class without a
-    known positive has no best threshold and gets 0.5. Choose thresholds on data that is not also used to report.
+    known positive or without a known negative has no best threshold and gets 0.5. Choose thresholds on data that is not
+    also used to report.
 
     scores, labels: (N, C) as in `average_precision`. Returns (C,) float64.
     """
-    return _per_class(*as_pair(scores, labels), _best_f1)
+    table, known = as_pair(scores, labels)
+    return _per_class(table, known, _best_f1).masked_fill_(~(known < 0).any(0), 0.5)
 
 
 def group_means(values: ArrayLike, counts: ArrayLike, groups: int = 5) -> GroupMeans:
@@ -181,7 +183,7 @@ def _packed_cuts(scores: Tensor, labels: Tensor) -> Cuts:
     bits ^= (bits >> 31) & np.int32(0x7FFFFFFF)
     lowest, highest = int(bits.min()), int(bits.max())
     narrow = highest - lowest < 2**31 - 1
-    keys = (np.int32(highest) - bits).view(np.uint32) if narrow else (np.int64(highest) - bits).view(np.uint64)
+    keys = (np.int32(highest) - bits).view(np.uint32) if narrow else (highest - bits.astype(np.int64)).view(np.uint64)
     keys <<= 1
     keys |= table > 0
     keys |= np.multiply(table == 0, np.iinfo(keys.dtype).max - 1, dtype=keys.dtype)

@@ -24,39 +24,50 @@ __all__ = [
 
 
 class Counts(NamedTuple):
-    """Known entries per class, each (C,) int64: present and decided so; decided present; present."""
+    """Known entries per class, each (C,) int64: present and decided so; decided present; present; absent.
+
+    Shares of them are NaN for a class without a known positive or without a known negative: there is nothing to find,
+    or nothing that could be a false alarm, and calling every entry present would be perfect.
+    """
 
     hits: Tensor
     predicted: Tensor
     positives: Tensor
+    negatives: Tensor
 
     @property
     def precision(self) -> Tensor:
-        """hits / predicted (C,): 0 with nothing predicted, NaN without a known positive."""
+        """hits / predicted (C,): 0 with nothing predicted."""
         return self._share(self.hits, self.predicted)
 
     @property
     def recall(self) -> Tensor:
-        """hits / positives (C,): NaN without a known positive."""
+        """hits / positives (C,)."""
         return self._share(self.hits, self.positives)
 
     @property
     def f1(self) -> Tensor:
-        """2 hits / (predicted + positives) (C,): NaN without a known positive."""
+        """2 hits / (predicted + positives) (C,)."""
         return self._share(2 * self.hits, self.predicted + self.positives)
+
+    @property
+    def judged(self) -> Tensor:
+        """Which classes have a known positive and a known negative: bool (C,)."""
+        return (self.positives > 0) & (self.negatives > 0)
 
     def total(self) -> Counts:
         """All classes taken together, as one class."""
         return Counts(*(column.sum(0, keepdim=True) for column in self))
 
     def _share(self, part: Tensor, whole: Tensor) -> Tensor:
-        return (part.double() / whole.clamp(min=1)).masked_fill_(self.positives == 0, torch.nan)
+        return (part.double() / whole.clamp(min=1)).masked_fill_(~self.judged, torch.nan)
 
 
 class PrecisionRecallF1(NamedTuple):
     """Precision, recall and F1 averaged over classes (C-, macro) and overall (O-, micro).
 
-    `classes` is the number of classes with a known positive, over which CP, CR and macro_f1 are averaged.
+    `classes` is the number of classes with a known positive and a known negative, over which CP, CR and macro_f1 are
+    averaged.
     """
 
     CP: float
@@ -76,12 +87,13 @@ def precision_recall_f1(
     """Precision, recall and F1 of decisions over known entries (Durand 2019, supplementary A.3).
 
     Per class c: P_c = hits_c / predicted_c, R_c = hits_c / positives_c, F1_c = 2 hits_c / (predicted_c + positives_c).
-      CP, CR, macro_f1   means of P_c, R_c, F1_c over the classes with a known positive
+      CP, CR, macro_f1   means of P_c, R_c, F1_c over the classes with a known positive and a known negative
       CF1                2 CP CR / (CP + CR), which is not macro_f1
       OP, OR, OF1        the same from hits, predicted and positives summed over all classes; micro_f1 = OF1
-    Conventions: a class without a known positive is left out of CP, CR and macro_f1, but its false alarms count in OP.
+    Conventions: a class without a known positive is left out of CP, CR and macro_f1, but its false alarms count in OP;
+    so is one without a known negative, of which no decision "present" can be wrong, but its entries count in OP and OR.
     A precision with nothing predicted is 0 (some papers leave such a class out, which rewards silence). CF1 is 0 where
-    CP and CR are. Without any known positive every value is NaN.
+    CP and CR are. Without any known positive, or any known negative, every value is NaN.
 
     Arguments and decisions as in `decision_counts`.
     """
@@ -102,14 +114,14 @@ def rates(counts: Counts) -> PrecisionRecallF1:
         OF1=of1,
         macro_f1=mean_known(counts.f1),
         micro_f1=of1,
-        classes=int((counts.positives > 0).sum()),
+        classes=int(counts.judged.sum()),
     )
 
 
 def decision_counts(
     scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5, *, top_k: int | None = None
 ) -> Counts:
-    """Hits, predicted and positives of each class over known entries.
+    """Hits, predicted, positives and negatives of each class over known entries.
 
     scores, labels: (N, C); labels in {-1, 0, +1}, 0 skipped. An entry is decided present where score >= threshold, one
     number or (C,), rounded to the scores' type; or, with `top_k`, where it is among the k highest scores of its image,
@@ -117,10 +129,11 @@ def decision_counts(
     (and only there) the score of an unknown entry matters: it can take a place.
     """
     table, known = as_pair(scores, labels)
-    counts = torch.zeros(3, table.shape[1], dtype=torch.int64, device=table.device)
+    counts = torch.zeros(len(Counts._fields), table.shape[1], dtype=torch.int64, device=table.device)
     for rows, decided in _decisions(table, thresholds, top_k):
-        present = known[rows] > 0
-        counts += torch.stack([(decided & present).sum(0), (decided & (known[rows] != 0)).sum(0), present.sum(0)])
+        present, absent = known[rows] > 0, known[rows] < 0
+        parts = (decided & present, decided & (present | absent), present, absent)
+        counts += torch.stack([part.sum(0) for part in parts])
     return Counts(*counts)
 
 

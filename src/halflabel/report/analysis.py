@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halflabel.errors import OwnHead, UserError
+from halflabel.report.canvas import BLUE, GREY, literal, save_figure
 from halflabel.report.labels import COLOURS
-from halflabel.report.training import BLUE, GREY, save_figure
 from halflabel.rng import uniform
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ __all__ = [
     "draw_loss_landscape",
     "draw_probability_histograms",
     "draw_score_densities",
-    "gradient_regimes",
+    "gradient_regime",
     "loss_landscape",
     "probability_histograms",
     "score_densities",
@@ -110,29 +109,23 @@ def probability_histograms(scores: ArrayLike, labels: ArrayLike, bins: int = 50)
     return Histograms(edges, *counts)
 
 
-def gradient_regimes(names: Sequence[str] | None = None, *, epoch: int = 5, points: int = 99) -> dict[str, Regime]:
-    """How hard each method pulls an entry of score p, when it is known present, known absent or unknown.
+def gradient_regime(method: Method, *, epoch: int = 5, points: int = 99) -> Regime:
+    """How hard a method pulls an entry of score p, when it is known present, known absent or unknown.
 
-    Measured, not derived: whole steps of the method (relabelling, loss, terms) on fixed scores, epochs 1 to `epoch`,
-    the gradient taken in the last. Image i of three times `points` holds one entry of score p_i, in a class of its own;
-    the others are unknown with low scores, as in sparse labels, so that what a method does to the most likely unknowns
-    of a batch, or to frequent classes, shows as it would in training. By default every registered method whose loss
-    is charged per entry (ℓ⁺, ℓ⁻) and whose step asks only for scores: ranking losses have no such curve, and a step
-    that works inside its own head has none on fixed scores.
+    Measured, not derived: whole steps of the method (relabelling, loss, terms) on fixed scores, epochs 1 to `epoch` of
+    as many, the gradient taken in the last. Image i of three times `points` holds one entry of score p_i, in a class of
+    its own; the others are unknown with low scores, as in sparse labels, so that what a method does to the most likely
+    unknowns of a batch, or to frequent classes, shows as it would in training. Only for methods whose loss is charged
+    per entry (ℓ⁺, ℓ⁻) and whose step asks only for scores: ranking losses have no such curve, and a step that works
+    inside its own head has none on fixed scores. `method` must be fresh: it is planned and started here.
     """
     from halflabel.losses import Loss
-    from halflabel.method import recipe, recipes
 
-    if names is not None:
-        return {name: _regime(recipe(name).make(), epoch, points) for name in names}
-    found = {}
-    for name, known in recipes().items():
-        method = known.make()
-        if type(method.loss).pair is Loss.pair:
-            continue
-        with suppress(OwnHead):
-            found[name] = _regime(method, epoch, points)
-    return found
+    if type(method.loss).pair is Loss.pair:
+        raise UserError(
+            f"{type(method.loss).__name__} is a loss of rankings, not of entries", "choose methods charged per entry"
+        )
+    return _regime(method, epoch, points)
 
 
 def loss_landscape(
@@ -144,12 +137,14 @@ def loss_landscape(
     span: float = 1.0,
     steps: int = 21,
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Landscape:
     """The loss of a batch around the weights, along two random directions (Li 2018).
 
     Each direction is Gaussian and filter-normalised: every filter (row of a weight of two or more dimensions) is scaled
     to the norm of the model's own filter; biases and normalisation weights stay. `model` and `method` are left as they
-    are: copies are moved, in evaluation mode. Memory: three times the weights; `steps`² forward passes.
+    are: copies are moved, in evaluation mode. Memory: three times the weights; `steps`² forward passes, of which
+    `progress` is told (done, of how many).
     """
     import torch
 
@@ -170,10 +165,14 @@ def loss_landscape(
                     weight.copy_(middle + float(x) * one + float(y) * two)
                 judged.load_state_dict(state)  # what a step remembers must not reach the next point
                 loss[row, column] = float(judged.step(moved, batch, epoch))
+                if progress is not None:
+                    progress(row * steps + column + 1, steps * steps)
     return Landscape(at, at, loss)
 
 
-def draw_score_densities(found: Densities, path: Path, classes: Sequence[str] | None = None, most: int = 40) -> None:
+def draw_score_densities(
+    found: Densities, path: Path, classes: Sequence[str], most: int = 40, caption: str = ""
+) -> None:
     """The two densities over all classes, and the distance per class (the `most` smallest, where there are more)."""
     from matplotlib.figure import Figure
 
@@ -190,7 +189,7 @@ def draw_score_densities(found: Densities, path: Path, classes: Sequence[str] | 
     left.set_ylabel("density")
     left.legend(loc="upper center")
     left.set_title(f"all classes: Wasserstein distance {found.distance:.3f}", fontsize="medium")
-    names = [classes[c] if classes is not None else f"class {c}" for c in shown]
+    names = [literal(classes[c]) for c in shown]
     right.barh(np.arange(len(shown)), found.per_class[shown], color=BLUE)
     right.set_yticks(np.arange(len(shown)), names, fontsize="small")
     right.axvline(found.distance, color=GREY, lw=1)
@@ -198,57 +197,57 @@ def draw_score_densities(found: Densities, path: Path, classes: Sequence[str] | 
     right.set_xlabel("Wasserstein distance")
     which = f"the {len(shown)} smallest of {len(judged)} classes" if len(judged) > len(shown) else "per class"
     right.set_title(which, fontsize="medium")
-    save_figure(figure, path)
+    save_figure(figure, path, caption=caption)
 
 
-def draw_probability_histograms(found: Histograms, path: Path) -> None:
-    """One histogram above the other for known present, known absent and unknown, on a logarithmic scale."""
+def draw_probability_histograms(found: Mapping[str, Histograms], path: Path, caption: str = "") -> None:
+    """A column per set of images: one histogram above the other for present, absent and unknown, on a log scale."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.5, 6), layout="constrained")
-    panels = (("known present", found.present), ("known absent", found.absent), ("unknown", found.unknown))
-    for axes, (meaning, counts) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
-        axes.stairs(counts, found.edges, fill=True, color=LINES[meaning.split()[-1]])
-        axes.set_yscale("symlog", linthresh=1)
-        axes.set_ylim(bottom=0)
+    figure = Figure(figsize=(1.5 + 4.6 * len(found), 6), layout="constrained")
+    columns = figure.subplots(3, len(found), sharex=True, sharey="row", squeeze=False).T
+    for panels, (title, counts) in zip(columns, found.items(), strict=True):
+        for axes, meaning in zip(panels, ("present", "absent", "unknown"), strict=True):
+            entries: NDArray[np.int64] = getattr(counts, meaning)
+            axes.stairs(entries, counts.edges, fill=True, color=LINES[meaning])
+            axes.set_yscale("symlog", linthresh=1)
+            axes.set_xlim(0, 1)
+            axes.set_title(f"{meaning}: {int(entries.sum()):,} entries", fontsize="medium")
+        panels[0].set_title(f"{literal(title)}\n{panels[0].get_title()}", fontsize="medium")
+        panels[-1].set_xlabel("score")
+    for axes in columns[0]:  # the others share their scale
         axes.set_ylabel("entries")
-        axes.set_title(f"{meaning}: {int(counts.sum()):,} entries", fontsize="medium")
-        axes.set_xlim(0, 1)
-    axes.set_xlabel("score")
-    save_figure(figure, path)
+        axes.set_ylim(bottom=0)
+    save_figure(figure, path, caption=caption)
 
 
-def draw_gradient_regimes(found: Mapping[str, Regime], path: Path, columns: int = 5) -> None:
-    """One small panel per method: its three curves, scaled so that the largest pull is 1."""
+def draw_gradient_regimes(found: Mapping[str, Regime], path: Path, caption: str = "") -> None:
+    """A panel per method: its three curves, scaled so that the largest pull is 1."""
     from matplotlib.figure import Figure
 
     if not found:
         raise UserError("no method to draw", "name methods whose loss is charged per entry, such as bce")
-    rows = math.ceil(len(found) / columns)
-    figure = Figure(figsize=(2.3 * columns, 0.9 + 1.9 * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for axes in panels:
-        axes.axis("off")
-    for axes, (name, regime) in zip(panels, found.items(), strict=False):
-        axes.axis("on")
+    figure = Figure(figsize=(1 + 3 * len(found), 3.4), layout="constrained")
+    panels = list(figure.subplots(1, len(found), sharex=True, sharey=True, squeeze=False).flat)
+    for axes, (name, regime) in zip(panels, found.items(), strict=True):
         curves = {"present": regime.present, "absent": regime.absent, "unknown": regime.unknown}
         largest = max(float(np.abs(curve).max()) for curve in curves.values()) or 1.0
         axes.axhline(0, color="#d5d8dc", lw=0.8)
         for meaning, curve in curves.items():
             style = {"lw": 2.2, "color": "#374151", "ls": ":"} if meaning == "unknown" else {"lw": 1.4}
             axes.plot(regime.p, curve / largest, label=meaning, **{"color": LINES[meaning], **style})
-        axes.set_title(name, fontsize="medium")
+        axes.set_title(literal(name), fontsize="medium")
         axes.set_xlim(0, 1)
         axes.set_ylim(-1.1, 1.1)
         axes.tick_params(labelsize="small")
     figure.supxlabel("score p", fontsize="medium")
-    figure.supylabel("dL/dx (below 0 the score is pushed up)", fontsize="medium")
+    figure.supylabel("dL/dx, largest = 1\n(below 0 the score is pushed up)", fontsize="medium")
     handles, meanings = panels[0].get_legend_handles_labels()
     figure.legend(handles, meanings, loc="outside upper center", ncols=3, frameon=False)
-    save_figure(figure, path)
+    save_figure(figure, path, caption=caption)
 
 
-def draw_loss_landscape(found: Landscape, path: Path) -> None:
+def draw_loss_landscape(found: Landscape, path: Path, caption: str = "") -> None:
     """Contours of the slice; the cross is the model."""
     from matplotlib.figure import Figure
 
@@ -260,8 +259,9 @@ def draw_loss_landscape(found: Landscape, path: Path) -> None:
     axes.set_xlabel("first direction, in norms of the filters")
     axes.set_ylabel("second direction")
     axes.set_aspect("equal")
+    axes.locator_params(nbins=5)
     figure.colorbar(shade, ax=axes, label="loss of the batch", shrink=0.85)
-    save_figure(figure, path)
+    save_figure(figure, path, caption=caption)
 
 
 def _entries(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int8]]:
@@ -329,11 +329,17 @@ def _regime(method: Method, epoch: int, points: int) -> Regime:
 
     model = Model(None, Fixed())
     batch = Batch(torch.arange(len(labels)), (features,) * len(method.views), torch.from_numpy(labels))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what too few epochs mean for training is no news here
+        method.plan(epoch)
     method.start(LabelTable.from_dense(labels))
     for number in range(1, epoch + 1):
         loss = method.step(model, batch, number)
         if number < epoch and method.relabel.wants_sweep(number):
-            method.relabel.absorb(Sweep(logits.detach().float(), features.float()), number)
+            fixed, passes = logits.detach().float(), method.relabel.passes
+            mean = None if passes is None else torch.sigmoid(fixed) if passes.of == "score" else fixed
+            spread = None if mean is None else torch.zeros_like(mean)  # fixed scores do not change with dropout
+            method.relabel.absorb(Sweep(fixed, features.float(), mean, spread), number)
     (gradient,) = torch.autograd.grad(loss, logits)
     curve = (gradient * len(labels)).numpy()
     present, absent, unknown = (curve[block * points + at, at].copy() for block in range(3))
@@ -345,6 +351,6 @@ def _direction(weight: torch.Tensor, generator: Any) -> torch.Tensor:
 
     drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight)
     filters = tuple(range(1, weight.ndim))
-    own, norm = weight.norm(dim=filters, keepdim=True), drawn.norm(dim=filters, keepdim=True)
+    own, norm = (torch.linalg.vector_norm(one, dim=filters, keepdim=True) for one in (weight, drawn))
     scaled: torch.Tensor = drawn * own / norm
     return scaled

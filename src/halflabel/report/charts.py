@@ -354,15 +354,19 @@ def columns(
     x_label: str,
     y_label: str = "",
     log: bool = False,
+    whole: bool = False,
     height: int = 144,
 ) -> Html:
-    """A histogram: counts (bins,) between edges (bins + 1,); `log` makes few entries beside many visible."""
+    """A histogram: counts (bins,) between edges (bins + 1,); `log` makes few entries beside many visible.
+
+    Where bins are for `whole` numbers, so are the ticks.
+    """
 
     def scaled(value: float) -> float:
         return math.log10(1 + value) if log else float(value)
 
     most = max(float(counts.max()), 1.0)
-    x = _Axis(float(edges[0]), float(edges[-1]), 46, WIDTH - 10)
+    x = _Axis(float(edges[0]), float(edges[-1]), 46, WIDTH - 10, whole=whole)
     y = _Axis(0, scaled(most), height - 34, _TOP)
     marks = [0.0, *(10.0**k for k in range(int(math.log10(most)) + 1))] if log else _ticks(0, most, 3, whole=True)
     labels: list[tuple[float, str]] = []

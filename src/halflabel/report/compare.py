@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.report.training import BLUE, GREY, ORANGE, save_figure
+from halflabel.report.canvas import BLUE, GREY, ORANGE, literal, save_figure
 
 if TYPE_CHECKING:
     from halflabel.compare.result import Comparison, Row
@@ -50,7 +50,7 @@ def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    return f"labels: {rows[0].labels} ({100 * rows[0].known:.3g} % of entries known)"
+    return f"labels: {literal(rows[0].labels)} ({100 * rows[0].known:.3g} % of entries known)"
 
 
 def _errors(row: Row) -> NDArray[Any]:
@@ -67,7 +67,7 @@ def _draw_methods(panels: Sequence[Sequence[Row]], note: str, path: Path) -> Non
             best = row is rows[0]
             colour = ORANGE if best else GREY if row.behind_high < 0 else BLUE
             axis.errorbar(100 * row.mAP, place, xerr=_errors(row), fmt="o", color=colour, ms=5, capsize=2)
-        axis.set_yticks(range(len(rows)), [row.method for row in reversed(rows)])
+        axis.set_yticks(range(len(rows)), [literal(row.method) for row in reversed(rows)])
         axis.set_ylim(-0.6, len(rows) - 0.4)
         axis.grid(axis="x", alpha=0.3)
         axis.set_xlabel(f"test mAP, 95 % interval{note}\norange: best; blue: not told apart from it; grey: behind")
@@ -82,8 +82,8 @@ def _draw_seeds(panels: Sequence[Sequence[Row]], note: str, path: Path) -> None:
         for place, row in enumerate(reversed(rows)):
             values = 100 * np.array(row.per_seed)
             axis.plot(values, [place] * len(values), "o", color=BLUE, alpha=0.6, ms=5)
-            axis.plot([100 * row.mAP] * 2, [place - 0.3, place + 0.3], color=ORANGE)
-        axis.set_yticks(range(len(rows)), [row.method for row in reversed(rows)])
+            axis.plot([values.mean()] * 2, [place - 0.3, place + 0.3], color=ORANGE)
+        axis.set_yticks(range(len(rows)), [literal(row.method) for row in reversed(rows)])
         axis.set_ylim(-0.6, len(rows) - 0.4)
         axis.grid(axis="x", alpha=0.3)
         axis.set_xlabel(f"test mAP of each seed (line: mean){note}")
@@ -98,7 +98,7 @@ def _draw_cost(panels: Sequence[Sequence[Row]], note: str, path: Path) -> None:
         for row in rows:
             at, colour = (row.seconds, 100 * row.mAP), ORANGE if row is rows[0] else BLUE
             axis.errorbar(*at, yerr=_errors(row), fmt="o", color=colour, ecolor=GREY, ms=5)
-            axis.annotate(row.method, at, (5, 4), textcoords="offset points", fontsize="small")
+            axis.annotate(literal(row.method), at, (5, 4), textcoords="offset points", fontsize="small")
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("{x:g}")
@@ -121,7 +121,7 @@ def _draw_shares(rows: Sequence[Row], shares: Sequence[float], note: str, path: 
             [row.kept for row in line],
             values[0],
             yerr=np.maximum([values[0] - values[1], values[2] - values[0]], 0),
-            label=method,
+            label=literal(method),
             color=f"C{number % 10}",
             marker=_MARKS[number % len(_MARKS)],
             ms=5,

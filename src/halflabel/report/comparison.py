@@ -23,6 +23,8 @@ PANELS = 6  # ways of hiding labels that are drawn
 LINES = 6  # methods whose curves are drawn, one colour each
 NAMED = 24  # methods with a line of their own in a chart
 GAPS = 8  # classes shown on each side
+ENOUGH = 3  # seeds from which on their spread is known at all
+FEW_SEEDS = f"With fewer than {ENOUGH} seeds such an interval says most about the seeds: more of them narrow it."
 _TITLES = {
     "judged": "Judged",
     "methods": "Methods",
@@ -61,11 +63,9 @@ def build_comparison(folder: Path) -> str:
         _cards(told),
     )
     version = told.config.get("halflabel", "?")
-    hidden = {key for key, value in told.config.items() if isinstance(value, str) and len(value) == 64}
-    settings = {key: value for key, value in told.config.items() if key not in {*hidden, "test images", "halflabel"}}
     said = el("p", f"Made by halflabel; the methods were compared by version {version}. This file: ", SIZE, ".")
     words = glossary(("entry", "AP", "mAP", "95 % interval", "epoch"))
-    foot = el("footer", words, details(settings, {"halflabel": version}), said)
+    foot = el("footer", words, details(told.config, {"halflabel": version}), said)
     return document(title, [top, contents(_TITLES, there), el("main", *there), foot])
 
 
@@ -86,7 +86,8 @@ def _cards(told: Told) -> Html:
     for rows in told.panels[:PANELS]:
         best, near = rows[0], sum(_near(row) for row in rows[1:])
         note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
-        note += f"; as good within chance: {near} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
+        note += f"; cannot be told from it: {near} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
+        note += f" ({best.seeds} seed{'s' * (best.seeds > 1)})" if near and best.seeds < ENOUGH else ""
         title = f"best with labels: {short(best.labels, 30)}"
         listed_.append(el("div", el("dt", title), el("dd", el("b", short(best.method, 22)), el("span", note))))
     return el("dl", *listed_, class_="cards")
@@ -95,6 +96,11 @@ def _cards(told: Told) -> Html:
 def _near(row: Row) -> bool:
     """Whether the paired interval of its difference to the best reaches 0."""
     return math.isnan(row.behind_high) or row.behind_high >= 0
+
+
+def _of_seeds(rows: Sequence[Row]) -> str:
+    """What to add where few seeds make the intervals of differences."""
+    return f". {FEW_SEEDS}" if any(row.seeds < ENOUGH and _near(row) for row in rows[1:]) else ""
 
 
 def _judged(told: Told) -> Html:
@@ -158,14 +164,17 @@ def _methods(told: Told) -> Html:
                 kept = [name for name, is_finite in zip(names[1:], finite, strict=True) if is_finite]
                 of = (value[finite], low[finite], high[finite])
                 drawn = charts.intervals(kept, *of, alt=alt, mean=0.0, span=span, differences=True)
-                note = "paired by image and seed; an interval that reaches the line: as good as the best, within chance"
+                note = "paired by image and seed; an interval that reaches the line: cannot be told from the best"
+                note += _of_seeds(rows)
                 charts_.append(
                     figure(drawn, f"Difference to {short(names[0], 24)}, labels: {short(rows[0].labels, 20)}", note)
                 )
     notes = (
         "Small numbers are 95 % intervals. To the best: the mean difference of mAP, paired by image and by seed; ≈ "
-        "marks what is as good within chance. "
-        "Seconds are those of one run's epochs. "
+        "marks what cannot be told from the best, which is not to say that it is as good. "
+        + (f"{FEW_SEEDS} " if any(_of_seeds(rows) for rows in told.panels) else "")
+        + "Seeds: those that all methods have finished with the same labels, by which they are ranked; "
+        "+ further ones, which count for nothing. Seconds are those of one run's epochs. "
         + (f"Memory: {told.memory_kind} during a run. " if told.memory_kind else "")
         + "Chosen: learning rate and options that did best on validation with seed 0, of so many tried; ↥ marks a "
         "rate at the edge of those tried. Validation: mAP there, and what it was measured by."
@@ -208,7 +217,7 @@ def _table(told: Told, rows: Sequence[Row]) -> Html:
                 el("th", short(row.method, 40), scope="row", class_="name", title=short(row.method, 200)),
                 _two(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
                 _two(0.0 if best else row.behind, behind, "" if best or math.isnan(row.behind) else between),
-                cell(row.seeds, str(row.seeds)),
+                cell(row.seeds, f"{row.seeds} + {row.further}" if row.further else str(row.seeds)),
                 cell(row.seconds, f"{row.seconds:.3g}"),
                 cell(row.memory, memory),
                 _two(row.lr, rate, short(options, 40)),
@@ -302,7 +311,7 @@ def _seeds(told: Told) -> Html | None:
     parts = []
     for rows in filter(None, panels):
         names = [row.method for row in rows]
-        value = np.array([row.mAP for row in rows])
+        value = np.array([np.mean(row.per_seed) for row in rows])
         sd = np.array([row.seed_sd for row in rows])
         dots = [np.array(row.per_seed) for row in rows]
         widest = max(rows, key=lambda row: row.seed_sd)
@@ -365,7 +374,8 @@ def _classes(told: Told) -> Html | None:
         gaps = class_gaps(told, first, second, GAPS)
         title = f"{short(first.method, 30)} against {short(second.method, 30)}, labels: {short(first.labels, 30)}"
         if not gaps:
-            parts.append(el("div", el("b", title), el("p", "No class differs.", class_="none")))
+            said = "No class differs." if gaps is not None else "Not compared: no finished runs of one seed of both."
+            parts.append(el("div", el("b", title), el("p", said, class_="none")))
             continue
         names = [gap.name for gap in gaps]
         mean, low, high = (np.array([getattr(gap.gap, key) for gap in gaps]) for key in ("mean", "low", "high"))

@@ -18,8 +18,9 @@ from halflabel.compare.result import RESAMPLES, Failure, Interval, LeftOut, Row,
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe
+from halflabel.report.passing_on import shown_name, shown_options, without_folders
 
-__all__ = ["ClassGap", "Told", "class_gaps", "read_comparison"]
+__all__ = ["ClassGap", "Told", "class_gaps", "no_page_of_study", "read_comparison"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,8 @@ class ClassGap(NamedTuple):
 def read_comparison(folder: Path) -> Told:
     """Read what `halflabel compare` left in a folder."""
     path, again = folder / "comparison.json", "run the same `halflabel compare` command again: it goes on"
+    if not path.exists() and (folder / "study.json").exists():  # an earlier version called studies comparisons too
+        raise no_page_of_study(folder)
     if not path.exists():
         raise UserError(f"{folder} has no comparison.json: the comparison was stopped before its end", again)
     try:
@@ -71,8 +74,8 @@ def read_comparison(folder: Path) -> Told:
             folder=folder,
             config={key: value for key, value in config.items() if key != "what"},
             rows=tuple(_row(row) for row in found["rows"]),
-            failures=tuple(Failure(**failure) for failure in found["failures"]),
-            left_out=tuple(LeftOut(**{**left, "seeds": tuple(left["seeds"])}) for left in found["left_out"]),
+            failures=tuple(_failure(Failure(**failure)) for failure in found["failures"]),
+            left_out=tuple(_left_out(left) for left in found["left_out"]),
             protocol=tuple(map(str, found["protocol"])),
             hidden_truth=bool(found["selected_on_hidden_truth"]),
             memory_kind=str(found["memory_is"]),
@@ -86,13 +89,30 @@ def read_comparison(folder: Path) -> Told:
     return told
 
 
+def no_page_of_study(folder: Path) -> UserError:
+    """What to say to someone who wants a page of a study."""
+    return UserError(f"{folder} holds a study, which has no page", "see study.csv and the pictures in plots/ there")
+
+
 def _row(found: Mapping[str, Any]) -> Row:
     """A row again; what JSON cannot hold was written as null."""
     number = {field.name for field in fields(Row) if field.type == "float"}
     values: dict[str, Any] = {
         name: math.nan if value is None and name in number else value for name, value in found.items()
     }
-    return Row(**{**values, **{name: tuple(values[name]) for name in ("per_seed", "best_epochs")}})
+    several = ("per_seed", "best_epochs", "judged_by", "runs")
+    values |= {name: tuple(values.get(name, ())) for name in several}
+    return Row(**{**values, "method": shown_name(values["method"]), "options": shown_options(values["options"])})
+
+
+def _failure(found: Failure) -> Failure:
+    shown = shown_name(found.method)
+    what = found.what.replace(found.method, shown)
+    return found._replace(method=shown, what=what, reason=without_folders(found.reason))
+
+
+def _left_out(found: Mapping[str, Any]) -> LeftOut:
+    return LeftOut(**{**found, "method": shown_name(found["method"]), "seeds": tuple(found["seeds"])})
 
 
 def _read_test(folder: Path, digest: str | None) -> LabelTable | None:
@@ -107,8 +127,10 @@ def _read_test(folder: Path, digest: str | None) -> LabelTable | None:
     return table
 
 
-def class_gaps(told: Told, first: Row, second: Row, most: int = 8) -> list[ClassGap]:
+def class_gaps(told: Told, first: Row, second: Row, most: int = 8) -> list[ClassGap] | None:
     """Classes in which two methods differ most, gains of the first one first: at most `most` on either side.
+
+    None where the folder holds no finished runs of both with the same seed: nothing can be said then.
 
     AP is the mean over the seeds that both have; the interval of the difference is paired by image and seed, as
     in the table. Only classes with a known positive and a known negative among the test images count.
@@ -117,7 +139,7 @@ def class_gaps(told: Told, first: Row, second: Row, most: int = 8) -> list[Class
     tasks = [_tasks(told, row) for row in (first, second)]
     seeds = sorted(set(tasks[0]) & set(tasks[1]))
     if not seeds:
-        return []
+        return None
     labels = torch.from_numpy(told.test.dense())
     logits = [[torch.from_numpy(np.load(found[seed], allow_pickle=False)) for seed in seeds] for found in tasks]
     readable = ~torch.stack([torch.isnan(one).any(1) for side in logits for one in side]).any(0)
@@ -149,15 +171,20 @@ def _replicates(logits: torch.Tensor, labels: torch.Tensor) -> NDArray[np.float6
 
 def _tasks(told: Told, row: Row) -> dict[int, Path]:
     """The logits of the runs behind a row, by seed."""
-    found = {}
+    if row.runs:
+        named = {seed: told.folder / "tasks" / f"{run}.npy" for seed, run in zip(row.judged_by, row.runs, strict=True)}
+        return {seed: path for seed, path in named.items() if path.exists()}
+    # A folder of an earlier version. A run that two contenders share bears the name of the first of them, so what was
+    # trained is compared, not what it is called.
+    found, method = {}, row.method.partition(":")[0]
     for path in sorted((told.folder / "tasks").glob("*.json")):
         try:
             task = json.loads(path.read_text(encoding="utf-8"))
-            if task["outcome"]["error"] or (task["contender"], task["labels"]) != (row.method, row.labels):
+            if task["outcome"]["error"] or (task["method"], task["labels"]) != (method, row.labels):
                 continue
             how = recipe(task["method"])
             options = {**{name: how.options[name].default for name in how.tune}, **task["options"]}
-            if math.isclose(task["lr"], row.lr, rel_tol=1e-9) and options == dict(row.options):
+            if math.isclose(task["lr"], row.lr, rel_tol=1e-9) and shown_options(options) == dict(row.options):
                 logits = path.with_suffix(".npy")
                 if logits.exists():
                     found[int(task["seed"])] = logits

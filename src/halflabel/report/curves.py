@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.wilson import wilson
+
 __all__ = ["Curve", "Reliability", "precision_recall", "reliability", "thin"]
 
 Floats = NDArray[np.float64]
@@ -57,11 +59,7 @@ def reliability(scores: NDArray[Any], labels: NDArray[Any], bins: int = 10) -> R
     number = np.minimum((score * bins).astype(np.int64), bins - 1)
     entries, scored, hits = (np.bincount(number, weight, bins) for weight in (None, score, present))
     with np.errstate(invalid="ignore", divide="ignore"):
-        n, z = entries.astype(np.float64), 1.959964
-        share = hits / n
-        middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-        half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        return Reliability(entries, scored / n, share, middle - half, middle + half)
+        return Reliability(entries, scored / entries, hits / entries, *wilson(hits, entries))
 
 
 def thin(x: Floats, y: Floats, most: int = 80) -> tuple[Floats, Floats]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halflabel.data.digits import Scenes
-from halflabel.report.training import BLUE, GREY, ORANGE, save_figure
+from halflabel.report.canvas import BLUE, GREY, ORANGE, literal, save_figure
 
 if TYPE_CHECKING:
     from halflabel.demo import Row
@@ -38,7 +38,7 @@ def draw_demo(found: Sequence[Row], path: Path) -> None:
     for axes, known in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
         rows = sorted((row for row in found if row.known == known), key=lambda row: row.mAP)
         colours = [GREY if row.method == "an" else BLUE for row in rows]
-        axes.barh([row.method for row in rows], [100 * row.mAP for row in rows], color=colours)
+        axes.barh([literal(row.method) for row in rows], [100 * row.mAP for row in rows], color=colours)
         axes.axvline(100 * oracle, color=ORANGE)
         axes.set_xlim(0, 100)
         axes.set_title(f"{known} known (line: all)", fontsize="medium")

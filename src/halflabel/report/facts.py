@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
+from halflabel.provenance import tables
 from halflabel.report.markup import count, percent
 from halflabel.run import Run
 
@@ -22,7 +23,10 @@ __all__ = ["Facts", "Measured", "gather", "is_comparison"]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Scores of the H held-out images that could be read, what is known of them, and what that gave."""
+    """Scores of the H held-out images that could be read, what is known of them, and what that gave.
+
+    Labels that a model made are not counted among what is known.
+    """
 
     images: NDArray[np.int64]  # (H,) their numbers in the label table
     scores: NDArray[np.float32]  # (H, C) calibrated
@@ -70,18 +74,17 @@ class Facts:
 
 def gather(run: Run) -> Facts:
     """Read a run; one that is unfinished has labels, settings and the log so far."""
-    table = run.read_labels()
-    held = run / "predictions.parquet"
+    table, judged = tables(run.read_rows())
     return Facts(
         name=run.folder.resolve().name,
         config=run.read_config(),
         table=table,
         training=_training(run, table),
         log=run.read_log(),
-        measured=_measured(run, table) if held.exists() else None,
-        env=run.read_json("env.json") if (run / "env.json").exists() else {},
-        made=_made(run),
-        unreadable=_rows(run, "bad_images.csv"),
+        measured=_measured(run, judged) if run.predictions.exists() else None,
+        env=run.read_env(),
+        made=run.read_made(),
+        unreadable=run.count_bad_images(),
         finished=run.weights.exists(),
     )
 
@@ -95,52 +98,32 @@ def is_comparison(folder: Path) -> bool:
     return isinstance(found, dict) and found.get("what") == "comparison"
 
 
-def _made(run: Run) -> dict[str, Any]:
-    found = run.read_json("made.json") if (run / "made.json").exists() else {}
-    if not isinstance(found, dict):
-        raise UserError(f"{run / 'made.json'} is damaged", "remove the file: nothing else is lost")
-    return found
-
-
 def _training(run: Run, table: LabelTable) -> NDArray[np.int64]:
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    path = run / "split.parquet"
-    if not path.exists():
+    if not run.split.exists():  # it is unfinished
         return np.arange(len(table))
-    found = pq.read_table(path).combine_chunks()
-    names = found["image"].filter(pc.equal(found["part"].cast("string"), "train")).combine_chunks()
-    return _numbers(run, table, names)
+    part = run.parts(table.images)
+    if (part < 0).any():
+        raise UserError(f"{run.folder} does not say of all its images which were trained on", "train again")
+    return np.flatnonzero(part == 0)
 
 
-def _numbers(run: Run, table: LabelTable, names: Any) -> NDArray[np.int64]:
-    at = table.images.index(names)
+def _numbers(run: Run, table: LabelTable, names: Names) -> NDArray[np.int64]:
+    at = table.images.index(names.array)
     if (at < 0).any():
         raise UserError(f"{run.folder} holds images that its labels do not name", "train again")
     return at
 
 
 def _measured(run: Run, table: LabelTable) -> Measured:
-    import pyarrow.parquet as pq
-
-    try:
-        found = pq.read_table(run / "predictions.parquet").combine_chunks()
-        classes = json.loads(found.schema.metadata[b"classes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{run / 'predictions.parquet'} cannot be read ({reason})", "train again") from None
+    names, classes, scores = run.read_predictions()
     if classes != list(table.classes):
-        raise UserError(f"{run / 'predictions.parquet'} is of other classes than the run's labels", "train again")
-    images = _numbers(run, table, found["image"].combine_chunks())
-    flat = found["scores"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    scores = flat.reshape(-1, len(classes)).astype(np.float32)
+        raise UserError(f"{run.predictions} is of other classes than the run's labels", "train again")
+    images = _numbers(run, table, names)
     readable = ~np.isnan(scores).any(axis=1)
     images, scores = images[readable], scores[readable]
-    cuts = run.read_json("thresholds.json")
-    metrics = run.read_json("metrics.json")
+    cuts, metrics = run.read_thresholds(), run.read_metrics()
     protocol = str(metrics.pop("protocol", ""))
-    rows = {row["class"]: row for row in _read_csv(run, "per_label.csv")}
+    rows = {row.get("class"): row for row in run.read_per_class()}
     return Measured(
         images=images,
         scores=scores,
@@ -163,15 +146,3 @@ def _number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return math.nan
-
-
-def _read_csv(run: Run, name: str) -> list[dict[str, str]]:
-    path = run / name
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
-        return list(csv.DictReader(file))
-
-
-def _rows(run: Run, name: str) -> int:
-    return len(_read_csv(run, name))

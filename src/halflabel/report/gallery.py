@@ -247,6 +247,7 @@ class _Shelf:
         import torch
 
         from halflabel.data.decode import BadImage, read_image
+        from halflabel.report.maps import seen
 
         number = int(self.found.images[pick.row])
         try:
@@ -261,7 +262,7 @@ class _Shelf:
         hot = self._heat(torch.as_tensor(view(image, 0)), pick.column)
         over = None
         if hot is not None:
-            left, top, right, bottom = _seen(view, high, wide)
+            left, top, right, bottom = seen(view, high, wide)
             box = {
                 "x": round(left * width, 1),
                 "y": round(top * height, 1),
@@ -308,15 +309,6 @@ class _Shelf:
         except UserError:
             return None
         return _png(heat(maps, (MAP_SIDE, MAP_SIDE))[0, 0])
-
-
-def _seen(view: Any, high: int, wide: int) -> tuple[float, float, float, float]:
-    """The part of the photo that the model was shown: left, top, right, bottom as shares of its sides."""
-    if view.resize == "squash":
-        return 0.0, 0.0, 1.0, 1.0
-    side = view.crop_pct * min(high, wide)
-    left, top = (wide - side) / 2 / wide, (high - side) / 2 / high
-    return left, top, 1 - left, 1 - top
 
 
 def _jpeg(image: torch.Tensor, width: int, height: int) -> str:

@@ -129,7 +129,7 @@ def curves(found: Measured) -> Html:
     drawn = charts.recall_curve(whole.recall, whole.precision, alt=alt, at=operating)
     panels = [figure(drawn, "all classes", join(["dot: each class", el("br"), "at its threshold"]))]
     positives = (found.labels > 0).sum(axis=0)
-    judged = np.flatnonzero(positives)
+    judged = np.flatnonzero((positives > 0) & (found.labels < 0).any(axis=0))  # else every curve is perfect
     order = judged[np.argsort(-positives[judged], kind="stable")]
     for c in order[:RECALL].tolist():
         row = found.per_class[c]

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.errors import UserError
-from halflabel.files import replacing
 from halflabel.labels.stats import conditional
 from halflabel.labels.table import LabelTable
+from halflabel.report.canvas import literal, save_figure
 
 __all__ = ["draw_labels"]
 
@@ -19,15 +18,13 @@ MOST = 60  # classes that can still be read on one page
 
 def draw_labels(table: LabelTable, path: Path) -> None:
     """Draw bars of present, absent and unknown per class, and P(column | row) where it can be known."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     stats = table.stats()
     order = np.argsort(-stats.positives, kind="stable")[:MOST]
-    names = [table.classes[int(c)] for c in order]
+    names = [literal(table.classes[int(c)]) for c in order]
     size = max(3.5, 0.24 * len(order))
     figure = Figure(figsize=(6 + size, 1.2 + size), layout="constrained")
-    FigureCanvasAgg(figure)
     bars, pairs = figure.subplots(1, 2, width_ratios=(5, size))
     left = np.zeros(len(order))
     for meaning, counts in (("present", stats.positives), ("absent", stats.negatives), ("unknown", stats.unknown)):
@@ -51,8 +48,4 @@ def draw_labels(table: LabelTable, path: Path) -> None:
     pairs.set_yticks(range(len(order)), names, fontsize="small")
     pairs.set_title("P(column | row present), on known labels" if certain else "images with both", fontsize="medium")
     figure.colorbar(shade, ax=pairs, shrink=0.7)
-    try:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format=path.suffix.lstrip(".").lower() or "png", dpi=120)
-    except ValueError:
-        raise UserError(f"{path}: no picture can be written as {path.suffix!r}", "use .png, .svg or .pdf") from None
+    save_figure(figure, path, kind=path.suffix.lstrip(".").lower() or "png", dpi=120)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.report.training import BLUE, save_figure
+from halflabel.report.canvas import BLUE, GREY, literal, save_figure
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from halflabel.label_graph import Edges
     from halflabel.omp import Similar
 
-__all__ = ["LabelEdge", "draw_image_neighbours", "draw_label_neighbours", "strongest_edges"]
+__all__ = ["LabelEdge", "draw_image_neighbours", "draw_label_neighbours", "spread_queries", "strongest_edges"]
 
 LONGEST = 22  # letters of a name that fit above a picture
+Pixels = NDArray[np.uint8]
 
 
 class LabelEdge(NamedTuple):
@@ -29,91 +29,97 @@ class LabelEdge(NamedTuple):
     label: str
     neighbour: str
     weight: float
+    before: float  # the weight it started with
 
 
-def strongest_edges(edges: Edges, classes: Names | Sequence[str], n: int = 20) -> list[LabelEdge]:
+def strongest_edges(before: Edges, after: Edges, classes: Names | Sequence[str], n: int = 20) -> list[LabelEdge]:
     """The n edges of the largest weight between different labels, largest first; equal ones by class number.
 
-    Edges of weight 0, which learning has removed, are left out.
+    `before` and `after` are the same edges in one order, as they start and as they are learned. Edges of weight 0,
+    which learning has removed, are left out.
     """
-    apart = np.flatnonzero((edges.rows != edges.cols) & (edges.weights > 0))
-    order = apart[np.lexsort((edges.cols[apart], edges.rows[apart], -edges.weights[apart]))][:n]
-    return [LabelEdge(classes[int(edges.rows[e])], classes[int(edges.cols[e])], float(edges.weights[e])) for e in order]
+    apart = np.flatnonzero((after.rows != after.cols) & (after.weights > 0))
+    order = apart[np.lexsort((after.cols[apart], after.rows[apart], -after.weights[apart]))][:n]
+    return [
+        LabelEdge(
+            classes[int(after.rows[e])], classes[int(after.cols[e])], float(after.weights[e]), float(before.weights[e])
+        )
+        for e in order
+    ]
+
+
+def spread_queries(similar: Similar, most: int = 6) -> list[int]:
+    """The numbers of some images that have a neighbour, spread evenly over them."""
+    having = np.flatnonzero((similar.index >= 0).any(1).cpu().numpy())
+    if not len(having):
+        raise UserError("not one image has a neighbour", "train longer")
+    return [int(i) for i in having[np.unique(np.linspace(0, len(having) - 1, most).astype(int))]]
 
 
 def draw_image_neighbours(
-    images: Tensor,
+    photos: Mapping[int, Pixels],
     similar: Similar,
+    queries: Sequence[int],
+    titles: Mapping[int, str],
     path: Path,
-    *,
-    queries: Sequence[int] | None = None,
-    names: Names | Sequence[str] | None = None,
+    caption: str = "",
 ) -> None:
     """One row per query: the image, then its neighbours in the order of choice, with c (labels) and c̄ (features).
 
-    images (N, 3, H, W) uint8; `similar` numbers them, one row per image. queries: image numbers, by default six spread
-    over the images that have a neighbour. names: of the images, to be written above them.
+    photos: (H, W, 3) of each image that is asked for or chosen, by its row number in `similar`; where one is missing
+    its place stays blank. titles: what stands above each.
     """
     from matplotlib.figure import Figure
 
-    if images.ndim != 4 or images.shape[1] != 3 or len(images) != len(similar.index):
-        raise UserError(
-            f"images have shape {tuple(images.shape)}, neighbours are of {len(similar.index)} images",
-            "give (N, 3, H, W) pictures, one for each row of the neighbours",
-        )
-    index, pictures = similar.index.cpu(), images.cpu()
+    index = similar.index.cpu()
     weights = [part.cpu() for part in similar.weights]
-    if queries is None:
-        having = np.flatnonzero((index >= 0).any(1).numpy())
-        queries = (
-            [int(i) for i in having[np.unique(np.linspace(0, len(having) - 1, 6).astype(int))]] if len(having) else []
-        )
-    if not queries:
-        raise UserError("not one image has a neighbour", "name the images to show, or train longer")
     columns = 1 + max(int((index[list(queries)] >= 0).sum(1).max()), 1)
-    figure = Figure(figsize=(1.5 * columns, 1.85 * len(queries)), layout="constrained")
+    figure = Figure(figsize=(1.9 * columns, 2.05 * len(queries)), layout="constrained")
     for line, axes in zip(queries, figure.subplots(len(queries), columns, squeeze=False), strict=True):
         for panel in axes:
             panel.axis("off")
-        _show(axes[0], pictures[line], _short(names, line))
-        for spine in axes[0].spines.values():
-            spine.set(visible=True, color=BLUE, linewidth=2)
+            panel.set_anchor("N")
+        _show(axes[0], photos.get(line), titles[line])
         axes[0].axis("on")
         axes[0].set(xticks=[], yticks=[])
+        for spine in axes[0].spines.values():
+            spine.set(visible=True, color=BLUE, linewidth=2.5)
         for place, other in enumerate(index[line, : columns - 1].tolist()):
             if other >= 0:
                 said = " · ".join(
                     f"{name} {float(part[line, place]):.2f}" for name, part in zip(("c", "c̄"), weights, strict=False)
                 )
-                above = _short(names, other)
-                _show(axes[1 + place], pictures[other], f"{above}\n{said}" if above else said)
-    save_figure(figure, path)
+                _show(axes[1 + place], photos.get(other), f"{titles[other]}\n{said}")
+    save_figure(figure, path, caption=caption)
 
 
-def draw_label_neighbours(edges: Edges, classes: Names | Sequence[str], path: Path, n: int = 30) -> None:
-    """Bars of the n strongest edges between different labels."""
+def draw_label_neighbours(
+    before: Edges, after: Edges, classes: Names | Sequence[str], path: Path, n: int = 30, caption: str = ""
+) -> None:
+    """Bars of the n strongest edges between different labels, and the weights they started with."""
     from matplotlib.figure import Figure
 
-    shown = strongest_edges(edges, classes, n)[::-1]
+    shown = strongest_edges(before, after, classes, n)[::-1]
     if not shown:
         raise UserError("no label is connected to another one", "use a label graph other than the identity")
-    figure = Figure(figsize=(6.5, 1.2 + 0.24 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(6.5, 1.4 + 0.24 * len(shown)), layout="constrained")
     axes = figure.subplots()
-    axes.barh(np.arange(len(shown)), [edge.weight for edge in shown], color=BLUE)
-    axes.set_yticks(np.arange(len(shown)), [f"{edge.label} ← {edge.neighbour}" for edge in shown], fontsize="small")
+    places = np.arange(len(shown))
+    axes.barh(places, [edge.weight for edge in shown], color=BLUE, label="learned")
+    axes.plot([edge.before for edge in shown], places, "|", color="black", ms=9, mew=2, label="at the start")
+    axes.set_yticks(places, [f"{literal(edge.label)} ← {literal(edge.neighbour)}" for edge in shown], fontsize="small")
+    axes.set_ylim(-0.7, len(shown) - 0.3)
+    axes.set_xlim(left=0)
     axes.set_xlabel("weight of the edge")
-    apart = int(((edges.rows != edges.cols) & (edges.weights > 0)).sum())
+    axes.grid(axis="x", color=GREY, alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    apart = int(((after.rows != after.cols) & (after.weights > 0)).sum())
     axes.set_title(f"the {len(shown)} strongest of {apart:,} edges between labels", fontsize="medium")
-    save_figure(figure, path)
+    save_figure(figure, path, caption=caption)
 
 
-def _show(axes: Any, picture: Tensor, title: str) -> None:
-    axes.imshow(picture.permute(1, 2, 0).numpy())
-    axes.set_title(title, fontsize="x-small")
-
-
-def _short(names: Names | Sequence[str] | None, number: int) -> str:
-    if names is None:
-        return ""
-    name = names[number]
-    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+def _show(axes: Any, picture: Pixels | None, title: str) -> None:
+    if picture is not None:
+        axes.imshow(picture)
+    lines = [line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…" for line in title.splitlines()]
+    axes.set_title(literal("\n".join(lines)), fontsize="small")

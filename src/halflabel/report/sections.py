@@ -14,6 +14,7 @@ from halflabel.report import charts
 from halflabel.report.charts import Series, figure
 from halflabel.report.facts import Facts
 from halflabel.report.markup import Html, count, decimal, el, join, percent, short
+from halflabel.report.passing_on import shown_settings
 
 __all__ = [
     "FEW",
@@ -148,7 +149,8 @@ def known(facts: Facts) -> Html:
     ):
         numbers = np.flatnonzero(spread)
         alt = f"{title}: from {int(numbers[0])} to {int(numbers[-1])}" if len(numbers) else title
-        drawn = charts.columns(*_grouped(spread), "plain", alt=alt, x_label=title.lower(), y_label="images")
+        counted, edges = _grouped(spread)
+        drawn = charts.columns(counted, edges, "plain", alt=alt, x_label=title.lower(), y_label="images", whole=True)
         over_all.append(figure(drawn, title))
     panels = [el("div", *over_all)]
     for title, part in panelled("Known per class", order):
@@ -359,12 +361,9 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 def details(config: dict[str, Any], env: dict[str, Any]) -> Html:
     """Settings and versions, folded away. Folders stay out: a page is made to be passed on."""
-    settings = {**config, **(config.get("settings") or {})}
     rows = []
-    for title, values in (("setting", settings), ("version", env)):
+    for title, values in (("setting", shown_settings(config)), ("version", env)):
         for key, value in values.items():
-            if key in ("settings", "images", "weights"):
-                continue
             if key == "options":
                 value = ", ".join(f"{name} = {own}" for name, own in dict(value or {}).items()) or "—"
             rows.append(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halflabel.points import points
-from halflabel.report.training import BLUE, GREY, ORANGE, save_figure
+from halflabel.report.canvas import BLUE, GREY, ORANGE, literal, save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,9 @@ def draw_study(found: Study, path: Path) -> None:
     ]
     note = f"\nbelow the picture: {', '.join(below)}" if below else ""
     axis.set_xlabel(f"share of the labels that are there and right{note}")
-    axis.set_title(f"{found.method}: the same number of clean labels, spent in several ways", fontsize="medium")
+    axis.set_title(
+        f"{literal(found.method)}: the same number of clean labels, spent in several ways", fontsize="medium"
+    )
     save_figure(figure, path)
 
 
@@ -138,7 +140,7 @@ def conclude(gaps: Sequence[Gap]) -> list[str]:
             if other == "noisy+":
                 worse = [gap for gap in mine if gap.worse]
                 said.append(
-                    f"{wrong} beats partial labels with {_list(worse)}."
+                    f"Partial labels give a lower mAP than {wrong} with {_list(worse)}."
                     if worse
                     else f"No share that was tried is told from {wrong}."
                 )
@@ -186,7 +188,9 @@ def _between(value: Interval) -> str:
 
 
 def describe_control(gaps: Sequence[Gap]) -> str:
-    """What the control says: whole images against labels drawn at random over all images."""
+    """What the control says: whole images against labels drawn at random over all images; nothing without gaps."""
+    if not gaps:
+        return ""
     said = "Control: as many labels drawn at random over all images, instead of whole images."
     if worse := [gap for gap in gaps if gap.worse]:
         shown = ", ".join(f"{_percent(gap.share)} ({_points(gap.difference)})" for gap in worse)

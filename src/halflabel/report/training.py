@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halflabel.files import replacing
 from halflabel.points import points
+from halflabel.report.canvas import BLUE, GREY, ORANGE, literal, save_figure
 from halflabel.report.markup import decimal
 from halflabel.report.sections import FEW, thinly_judged
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from halflabel.evaluate import Evaluation
     from halflabel.labels.table import LabelTable
 
-__all__ = ["BLUE", "GREY", "ORANGE", "draw_run", "model_card", "save_figure"]
-
-BLUE, ORANGE, GREY = "#2b6cb0", "#d97706", "#9ca3af"
+__all__ = ["draw_run", "model_card"]
 
 
 def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) -> None:
@@ -55,7 +53,8 @@ def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) 
         bars = {"xerr": np.maximum(errors[:, at], 0), "color": BLUE, "ecolor": GREY, "mfc": face}
         if len(at):
             axes.errorbar(values[at], at, fmt="o", ms=4, **bars)
-    axes.set_yticks(range(len(rows)), [f"{row['class']}  ({row['present']}+ {row['absent']}−)" for row in rows])
+    names = [f"{literal(row['class'])}  ({row['present']}+ {row['absent']}−)" for row in rows]
+    axes.set_yticks(range(len(rows)), names)
     axes.set_xlim(0, 102)
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("average precision on known labels, 95 % interval")
@@ -68,7 +67,6 @@ def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) 
 def model_card(config: Mapping[str, Any], found: Evaluation, hidden: LabelTable) -> str:
     """What the model is, how it was judged and where not to trust it: only what was measured."""
     value = found.overall
-    weak = [row["class"] for row in found.per_class if np.isnan(row["AP"])]
     lines = [
         f"# {config['backbone']}, trained by `{config['method']}`",
         "",
@@ -88,16 +86,12 @@ def model_card(config: Mapping[str, Any], found: Evaluation, hidden: LabelTable)
     ]
     if not bool((hidden.value < 0).any()):
         lines += ["", "Nothing was known to be absent, so mAP on known labels says nothing here: get some negatives."]
-    if weak:
-        shown = ", ".join(weak[:20]) + (" …" if len(weak) > 20 else "")
-        lines += ["", f"Not judged, for want of a known positive among the held-out images: {shown}."]
+    unjudged = [row for row in found.per_class if np.isnan(row["AP"])]
+    for want, classes in (
+        ("positive", [row["class"] for row in unjudged if not row["present"]]),
+        ("negative", [row["class"] for row in unjudged if row["present"] and not row["absent"]]),
+    ):
+        if classes:
+            shown = ", ".join(classes[:20]) + (" …" if len(classes) > 20 else "")
+            lines += ["", f"Not judged, for want of a known {want} among the held-out images: {shown}."]
     return "\n".join(lines) + "\n"
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all, without touching matplotlib's global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=130)

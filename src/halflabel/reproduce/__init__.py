@@ -1,7 +1,7 @@
 """Published tables, and the recipes to run them again.
 
 printed.py, papers/, published.py    the figures as printed
-protocol.py, tables.py               how each table is to be run, as plain data
+protocol.py, recipes/, tables.py     how each table is to be run, as plain data
 measure.py                           the papers' measures
 setup.py                             a declared cell as the library trains it, and how that differs from the paper
 plan.py                              rows and conditions by name, and the runs that share data and settings

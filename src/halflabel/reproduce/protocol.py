@@ -73,6 +73,7 @@ class Condition:
     with_positives    only images that show at least one class, in training and test
     hidings           the figure is the mean over these
     select            what chooses the epoch, on a share `held_out` of the training images or on the split `validation`
+    notes             about this data set alone
     """
 
     name: str
@@ -86,6 +87,7 @@ class Condition:
     select: Select = "last epoch"
     held_out: float = 0.0
     validation: str = ""
+    notes: tuple[str, ...] = ()
 
     def on(self, dataset: str) -> Condition:
         """The same on another data set; of the options those that it has too."""
@@ -94,7 +96,7 @@ class Condition:
         takes = options_of(dataset)
         options = {name: value for name, value in {**_ELSEWHERE, **self.options}.items() if name in takes}
         same = all(name in takes for trial in self.trials for name in trial)
-        return replace(self, dataset=dataset, options=options, trials=self.trials if same else ({},))
+        return replace(self, dataset=dataset, options=options, trials=self.trials if same else ({},), notes=())
 
     @property
     def tested(self) -> str:
@@ -110,8 +112,10 @@ class Row:
     on             further options under a condition, such as {"COCO": {"alpha": 0.1}}
     hiding         in place of the condition's
     config         in place of the training's fields of the same name
+    settings       the same of its settings
     relative_to    the row that relative measures are the difference to; it may be one the paper does not print
     measured_as    measure -> metric, where this row's measure is another than the column's
+    differs        what the paper does in this row that is not done here
     """
 
     name: str
@@ -122,6 +126,8 @@ class Row:
     config: Mapping[str, Any] = field(default_factory=dict)
     relative_to: str | None = None
     measured_as: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    differs: tuple[str, ...] = ()
 
 
 class Cell(NamedTuple):
@@ -162,7 +168,7 @@ class Table:
             {**row.options, **row.on.get(condition.name, {})},
             condition.hidings if row.hiding is None else (row.hiding,),
             {**condition.training.config, **row.config},
-            dict(condition.training.settings),
+            {**condition.training.settings, **row.settings},
         )
 
     def skipped(self, known: Collection[str]) -> list[str]:

@@ -20,7 +20,7 @@ from halflabel.compare.loop import Watch, run_grid
 from halflabel.compare.store import Store
 from halflabel.errors import UserError
 from halflabel.method import recipes
-from halflabel.reproduce.given import give
+from halflabel.reproduce.given import Given, give
 from halflabel.reproduce.measure import GUESSES, measure
 from halflabel.reproduce.outcome import Figure, Reproduction, Run, figures
 from halflabel.reproduce.plan import Group, choose, grid_of, groups_of, with_bases
@@ -29,7 +29,7 @@ from halflabel.reproduce.published import PUBLISHED, paper_of
 from halflabel.reproduce.setup import Changes
 from halflabel.reproduce.stage import Shelf, bench_of
 from halflabel.reproduce.tables import recipe_for
-from halflabel.reproduce.words import by_condition, described, joined, labels_seen
+from halflabel.reproduce.words import by_condition, described, joined, labels_seen, rows_differ
 
 __all__ = ["cache_for", "reproduce"]
 
@@ -125,9 +125,13 @@ def reproduce(
         on_hidden=tuple(dict.fromkeys(_on_hidden(groups))),
         protocol={name: tuple(dict.fromkeys(lines)) for name, lines in protocol.items()},
         measures=tuple(described(one) for one in table.measures),
-        differs=tuple(_differences(groups, columns, lost, seeds)),
+        differs=tuple(_differences(groups, columns, [row for row in chosen if row.method in recipes()], lost, seeds)),
         unsaid=tuple(by_condition({one.name: joined(one.training.unsaid) for one in columns})),
-        notes=(*table.notes, *(printed.notes if printed is not None else ())),
+        notes=(
+            *by_condition({one.name: one.notes for one in columns}),
+            *table.notes,
+            *(printed.notes if printed is not None else ()),
+        ),
         skipped=tuple(line for line in table.skipped(recipes()) if any(line.startswith(f"{r.name}: ") for r in chosen)),
         missing={name: str(error) for name, error in missing.items()},
         failures=tuple(f"{_named(run)}: {reason}" for run, reason in failures.items()),
@@ -182,6 +186,18 @@ def _elsewhere(figure: Figure, moved: Mapping[str, str]) -> Figure:
     return replace(figure, difference=math.nan, published_on=moved[figure.condition])
 
 
+class _InWords(Task):
+    """A task that tells what training knows as the protocol does."""
+
+    def describe(self) -> str:
+        given = " as given" if isinstance(self.hiding, Given) else ""
+        return f"{self.contender.name}, {labels_seen([self.hiding])}{given}, seed {self.seed}, lr {self.lr:.2g}"
+
+    @classmethod
+    def of(cls, task: Task) -> _InWords:
+        return cls(task.contender, task.hiding, task.seed, task.lr, task.options)
+
+
 class _Offset:
     """Passes on how one group gets on as part of the whole; the time left is not known for the others."""
 
@@ -190,13 +206,13 @@ class _Offset:
 
     def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None:
         last = self.before + total == self.total
-        self.watch.task_starts(task, self.before + number, self.total, left if last else None)
+        self.watch.task_starts(_InWords.of(task), self.before + number, self.total, left if last else None)
 
     def epoch_ends(self, epoch: int, epochs: int) -> None:
         self.watch.epoch_ends(epoch, epochs)
 
     def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-        self.watch.task_ends(task, outcome, self.before + number, self.total)
+        self.watch.task_ends(_InWords.of(task), outcome, self.before + number, self.total)
 
 
 def _measured(table: Table, row: Row, bench: Bench, outcome: Outcome, store: Store, task: Task) -> dict[str, float]:
@@ -228,7 +244,11 @@ def _value(one: Measure, metric: str, logits: Tensor, labels: Tensor, counts: Te
 
 
 def _differences(
-    groups: Sequence[Group], conditions: Sequence[Condition], lost: Mapping[str, Sequence[str]], seeds: int
+    groups: Sequence[Group],
+    conditions: Sequence[Condition],
+    rows: Sequence[Row],
+    lost: Mapping[str, Sequence[str]],
+    seeds: int,
 ) -> list[str]:
     """What is not the paper's setting, and under which conditions."""
     found: dict[str, list[str]] = {condition.name: [] for condition in conditions}
@@ -248,6 +268,7 @@ def _differences(
     several = f"the mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed, without a spread"
     return [
         *by_condition(found),
+        *rows_differ(rows),
         f"our figures are {several}, however many runs the paper's are the mean of",
     ]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
+from halflabel.data.cache import copies_for
 from halflabel.experiment import Config
 from halflabel.method import recipe
 from halflabel.reproduce.protocol import Cell
@@ -16,6 +18,8 @@ __all__ = ["Changes", "Setup", "set_up"]
 # these are the library's own, and so are the method's learning rate and weight decay.
 _OF_THE_NETWORK = ("optimizer", "schedule", "momentum", "step_epochs", "step_factor", "backbone_lr")
 _UNTRAINED = ("tiny",)
+# Options by which something begins with an epoch or after it.
+_EPOCHS = ("apl_from", "prior_epochs", "start", "warm")
 
 
 @dataclass(frozen=True)
@@ -62,16 +66,18 @@ def set_up(cell: Cell, changes: Changes) -> Setup:
             found.pop("lr", None)
         found.pop("weight_decay", None)
         said.append(
-            "the backbone is frozen and its features are cached, where the paper tunes the whole network: no "
-            "augmentation, and optimizer, schedule, rate and weight decay are those of the library for heads"
+            "the backbone is frozen and its features are cached, where the paper tunes the whole network: weak views "
+            "are the images as they are, and optimizer, schedule, rate and weight decay those of the library for heads"
         )
+        if copies := copies_for(how.make(**cell.options).views, Config.copies):
+            said.append(f"{cell.row.name}: strong views are {copies} per image, cached too, in place of ever new ones")
         if how.linear_init:
             said.append(
                 f"{cell.row.name}: on a frozen backbone there is no linear init, the head alone is trained anyway"
             )
     for name in ("backbone", "size", "epochs", "batch_size", "lr"):
         if found.get(name) != declared.get(name) and not (frozen and name == "lr" and changes.lr is None):
-            said.append(f"{name.replace('_', ' ')} {found[name]} instead of {_printed(declared.get(name))}")
+            said.append(f"{name.replace('_', ' ')} {found[name]} instead of {_printed(name, declared.get(name))}")
     if changes.weights is not None:
         said.append(f"the backbone's weights are those of {changes.weights}")
     pretrained = training.start == "pretrained"
@@ -79,7 +85,9 @@ def set_up(cell: Cell, changes: Changes) -> Setup:
         said.append(f"the backbone {found['backbone']} is not pre-trained")
     if changes.precision != "no":
         said.append(f"precision {changes.precision}: the papers do not speak of half precision")
-    options, scaled = _scaled(cell.options, declared.get("epochs"), found.get("epochs"))
+    own = {name: parameter.default for name, parameter in how.options.items()}
+    before, now = (settings.get("epochs", Settings.epochs) for settings in (declared, found))
+    options, scaled = _scaled(cell.options, own, before, now)
     said += scaled
     kept = {field.name for field in fields(Settings)}
     settings = Settings(
@@ -108,26 +116,41 @@ def set_up(cell: Cell, changes: Changes) -> Setup:
     return Setup(config, pretrained, options, rate, found.get("weight_decay", how.weight_decay), tuple(said))
 
 
-def _printed(value: Any) -> str:
-    return "the backbone's own" if value is None else str(value)
+def _printed(name: str, value: Any) -> str:
+    """
+    >>> _printed("epochs", 20), _printed("size", None), _printed("epochs", None)
+    ('20', "the backbone's own", 'what the paper leaves open')
+    """
+    if value is None:
+        return "the backbone's own" if name == "size" else "what the paper leaves open"
+    return str(value)
 
 
-def _scaled(given: dict[str, Any], before: int | None, now: int | None) -> tuple[dict[str, Any], list[str]]:
+def _scaled(given: dict[str, Any], own: Mapping[str, Any], before: int, now: int) -> tuple[dict[str, Any], list[str]]:
     """Options that name epochs, moved in proportion where training has another length.
 
-    >>> _scaled({"relabel_at": "10,15", "theta": 0.3}, 20, 4)[0]
+    Those that the table does not give are the method's own; they are moved where training is shorter, so that what
+    they begin is not left out.
+
+    >>> _scaled({"relabel_at": "10,15", "theta": 0.3}, {}, 20, 4)[0]
     {'relabel_at': '2,3', 'theta': 0.3}
+    >>> _scaled({}, {"start": 5, "every": 20}, 20, 4), _scaled({}, {"start": 5}, 20, 40)[0]
+    (({'start': 1}, ['start 1 instead of 5, as training has 4 epochs']), {})
     """
     options = dict(given)
-    if before and now and before != now:
-        for name in ("apl_from", "warm"):
-            if name in options:
-                options[name] = max(round(options[name] * now / before), 1)
+    if before != now:
+        for name in _EPOCHS:
+            if name in given or (name in own and now < before):
+                value = given[name] if name in given else own[name]
+                options[name] = max(round(value * now / before), 1) if value > 0 else value
         if options.get("relabel_at"):
             # Not before the second epoch: a model that has learned nothing has nothing to say.
             epochs = {max(round(int(epoch) * now / before), 2) for epoch in options["relabel_at"].split(",")}
             options["relabel_at"] = ",".join(map(str, sorted(epochs)))
-    names = {name: (given[name], options[name]) for name in given if given[name] != options[name]}
+    was = {name: given.get(name, own.get(name)) for name in options}
+    moved = {name: value for name, value in options.items() if was[name] != value}
+    options = {name: value for name, value in options.items() if name in given or name in moved}
     return options, [
-        f"{name} {new} instead of {old}, as training has {now} epochs" for name, (old, new) in names.items()
+        f"{name} {value} instead of {was[name]}, as training has {now} epoch{'s' if now > 1 else ''}"
+        for name, value in moved.items()
     ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from halflabel.compare.grid import Hiding
 from halflabel.reproduce.measure import GUESSES, METRICS
-from halflabel.reproduce.protocol import Measure, Table
+from halflabel.reproduce.protocol import Measure, Row, Table
 from halflabel.train import Settings
 
-__all__ = ["by_condition", "described", "joined", "labels_seen", "protocol_of", "stops"]
+__all__ = ["by_condition", "described", "joined", "labels_seen", "protocol_of", "rows_differ", "stops"]
 
 _OPTIONS = {
     ("kind", "sklearn"): "not interpolated",
@@ -36,7 +36,18 @@ def protocol_of(table: Table) -> list[str]:
         ]
         lines[one.name] += [f"left open by the paper: {', '.join(one.training.unsaid)}"] if one.training.unsaid else []
         lines[one.name] += [f"not as in the paper: {line}" for line in one.training.differs]
-    return by_condition(lines, most=3)
+        lines[one.name] += one.notes
+    rows = [f"not as in the paper: {line}" for line in rows_differ(row for row in table.rows if row.method)]
+    return [*by_condition(lines, most=3), *rows]
+
+
+def rows_differ(rows: Iterable[Row]) -> list[str]:
+    """What is not as in the paper about rows of their own: each line once, with the rows it is about."""
+    about: dict[str, list[str]] = {}
+    for row in rows:
+        for line in row.differs:
+            about.setdefault(line, []).append(row.name)
+    return [f"{', '.join(names)}: {line}" for line, names in about.items()]
 
 
 def labels_seen(hidings: Sequence[Hiding]) -> str:

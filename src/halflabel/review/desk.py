@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from halflabel.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, doubtful, is_fair, presence
 from halflabel.review.scores import Scored
 from halflabel.review.store import Answer, Answers, Standing
+from halflabel.wilson import wilson
 
-__all__ = ["STATES", "Desk", "Share", "wilson"]
+__all__ = ["Desk", "Share"]
 
-STATES = ("open", "answered", "present", "absent", "unsure")
-KINDS = ("missing", "wrong")
 LEASE = 90.0  # seconds that a question stays with the page that shows it
 _GALLERY = 240  # entries a gallery can show
 
@@ -33,26 +32,16 @@ class Share(NamedTuple):
     low: float
     high: float
 
+    @classmethod
+    def of(cls, part: int, whole: int) -> Share:
+        """With its Wilson interval."""
+        return cls(part, whole, *map(float, wilson(part, whole)))
+
     def as_dict(self) -> dict[str, Any]:
         known = self.whole > 0
         share = self.part / self.whole if known else None
         interval = (self.low, self.high) if known else (None, None)
         return {"part": self.part, "of": self.whole, "share": share, "low": interval[0], "high": interval[1]}
-
-
-def wilson(part: int, whole: int, z: float = 1.959964) -> Share:
-    """The Wilson interval of a share: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
-
-    >>> [round(end, 3) for end in wilson(8, 10)[2:]]
-    [0.49, 0.943]
-    """
-    if not whole:
-        return Share(0, 0, math.nan, math.nan)
-    p = part / whole
-    middle = p + z * z / (2 * whole)
-    spread = z * math.sqrt(p * (1 - p) / whole + z * z / (4 * whole * whole))
-    scale = 1 + z * z / whole
-    return Share(part, whole, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
 
 
 class Desk:
@@ -222,7 +211,7 @@ class Desk:
             asked = [e for e, question in self.pool.items() if question.why == why]
             said = [self._said[e] for e in asked if e in self._said]
             counted = [item.value for item in said if item.value and item.why == why and item.run == self.run]
-            share = wilson(counted.count(1), len(counted)).as_dict()
+            share = Share.of(counted.count(1), len(counted)).as_dict()
             found[name] = share | {"asked": len(asked), "unsure": sum(not item.value for item in said)}
         return found
 

@@ -132,7 +132,7 @@ def _shrink(path: Path, side: int) -> bytes:
 def _opened(path: Path) -> IO[bytes]:
     if path.exists():
         return open(path, "rb")
-    from halflabel.data.decode import open_image  # an image in a pack; it brings torch along, which takes seconds
+    from halflabel.data.decode import open_image  # an image in a pack
 
     return open_image(path)
 

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +45,6 @@ class Scored:
     folder: Path
     paths: list[str | None]  # relative to the folder
 
-    def called_present(self) -> NDArray[np.bool_]:
-        """(N, C): at or above the class's threshold."""
-        with np.errstate(invalid="ignore"):
-            called: NDArray[np.bool_] = self.scores >= self.thresholds
-        return called
-
 
 def score_run(run: Run, folder: Path, progress: Callable[[], Progress] | None = None) -> Scored:
     """Scores of a run for the images of its labels: from the file where weights and images are as they were, else new.
@@ -81,32 +74,16 @@ def cross_scores(
     """
     import torch
 
-    from halflabel.data.sources import Part
     from halflabel.experiment import Predictor
-    from halflabel.heads import Model
-    from halflabel.labels.split import assign
-    from halflabel.method import recipe, seeded
-    from halflabel.score import score
-    from halflabel.train import fit
+    from halflabel.fill.crossfit import cross_fit
 
     predictor = Predictor(run)
-    config = predictor.config
-    if config.tune != "head" or folds < 2:
+    if predictor.config.tune != "head" or folds < 2:
         return None
     table = run.read_labels()
-    features = _features(run, predictor, _source(table, folder, predictor), progress)
-    part = assign(table, (1 / folds,) * folds, seed=config.settings.seed)
-    logits = torch.full(table.shape, torch.nan)
-    settings = dataclasses.replace(config.settings, device=predictor.device)
-    for fold in range(folds):
-        inside, outside = np.flatnonzero(part != fold), np.flatnonzero(part == fold)
-        method = seeded(settings.seed, partial(recipe(config.method).make, **config.options))
-        make = partial(method.head, int(features.values.shape[1]), len(table.classes))
-        head = seeded(settings.seed, make)
-        model = Model(None, head)
-        fit(model, method, Part(features, inside), table.subset(inside), settings)
-        logits[torch.from_numpy(outside)] = score(model, Part(features, outside), device=predictor.device).logits
-    scores: NDArray[np.float32] = predictor.platt.scores(logits).numpy()
+    features = _features(run, predictor, _source(table, folder, predictor), progress, train=True)
+    found = cross_fit(features, table, predictor.config, folds=folds)
+    scores: NDArray[np.float32] = predictor.platt.scores(torch.from_numpy(found.logits)).numpy()
     return scores
 
 
@@ -116,21 +93,13 @@ def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
     return open_images(table.images, folder, predictor.views, dataclasses.replace(predictor.config, max_bad=1.0))
 
 
-def _features(run: Run, predictor: Predictor, source: Images, progress: Progress | None) -> Features:
-    """The features that training cached; where they are gone or stale, they are computed again."""
+def _features(run: Run, predictor: Predictor, source: Images, progress: Progress | None, *, train: bool) -> Features:
     from halflabel.backbones import Backbone
-    from halflabel.data.cache import cache_features
+    from halflabel.fill.crossfit import run_features
 
-    backbone = predictor.model.backbone
+    backbone, classes = predictor.model.backbone, len(predictor.classes)
     assert isinstance(backbone, Backbone)
-    return cache_features(
-        backbone,
-        source,
-        run.folder.parent / "cache",
-        maps=predictor.model.head.needs_maps,
-        device=predictor.device,
-        progress=progress,
-    )
+    return run_features(run, predictor.config, backbone, source, classes, train=train, progress=progress)
 
 
 def _compute(
@@ -144,7 +113,7 @@ def _compute(
     predictor = Predictor(run)
     source = _source(table, folder, predictor)
     if predictor.config.tune == "head":
-        cached = _features(run, predictor, source, progress)
+        cached = _features(run, predictor, source, progress, train=False)
         found = score(Model(None, predictor.model.head), cached, device=predictor.device, batch_size=256)
     else:
         mirror = predictor.config.mirror
@@ -170,17 +139,10 @@ def _relative(path: Path | None, folder: Path) -> str | None:
 
 
 def _held_out(run: Run, table: LabelTable) -> NDArray[np.bool_]:
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    held = np.zeros(len(table), bool)
-    path = run / "split.parquet"
-    if path.exists():
-        found = pq.read_table(path).combine_chunks()
-        names = found["image"].filter(pc.equal(found["part"].cast("string"), "validation")).combine_chunks()
-        at = table.images.index(names)
-        held[at[at >= 0]] = True
-    return held
+    if not (run / "split.parquet").exists():
+        return np.zeros(len(table), bool)
+    split = run.read_split()
+    return np.array([split.get(name) == 1 for name in table.images], bool)
 
 
 def _thresholds(run: Run, table: LabelTable) -> NDArray[np.float64]:
@@ -215,7 +177,8 @@ def _read(
     try:
         found = pq.read_table(run / _FILE).combine_chunks()
         about = json.loads(found.schema.metadata[b"halflabel"])
-        paths: list[str | None] = found["path"].to_pylist()
+        # Bytes, as a name on the disk need not be text; an earlier version wrote text.
+        paths = [None if path is None else os.fsdecode(path) for path in found["path"].to_pylist()]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return None
     if about.get("labels") != table.digest() or about.get("stamp") != _stamp(run, folder, paths):
@@ -245,7 +208,7 @@ def _write(
     content = pa.table(
         {
             "image": table.images.array,
-            "path": pa.array(paths, pa.string()),
+            "path": pa.array([None if path is None else os.fsencode(path) for path in paths], pa.binary()),
             "scores": block(scores),
             "features": block(features.astype(np.float32)),
         }

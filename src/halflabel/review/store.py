@@ -175,6 +175,34 @@ class Answers:
             undone = self._db.execute("SELECT COUNT(*) FROM undo").fetchone()[0]
         return int(said), int(undone)
 
+    def ever(self) -> set[tuple[str, str, int]]:
+        """All (image, class, value) that were ever said, whether they still hold or not."""
+        with self._lock, self._sound(), closing(self._db.execute("SELECT image, class, value FROM answer")) as found:
+            return set(found)
+
+    def exported(self, path: Path, labels: Rows) -> bool:
+        """Whether a file is an export of these answers, alone or after `labels`: whatever it says was said here."""
+        from halflabel.labels import formats
+
+        try:
+            rows = formats.read(path, format="long").rows
+        except UserError:
+            return False
+        ever, many = self.ever(), len(labels)
+
+        def is_said(first: int) -> bool:
+            if any(rows.sources[number] != SOURCE for number in np.unique(rows.source[first:])):
+                return False
+            entries = (part[first:].tolist() for part in (rows.image, rows.column, rows.value))
+            return all((rows.images[i], rows.classes[c], v) in ever for i, c, v in zip(*entries, strict=True))
+
+        if is_said(0):
+            return True
+        image = labels.images.index(rows.images.array)[rows.image[:many]]
+        column = labels.classes.index(rows.classes.array)[rows.column[:many]]
+        same = ((image, labels.image), (column, labels.column), (rows.value[:many], labels.value))
+        return len(rows) > many and all(np.array_equal(a, b) for a, b in same) and is_said(many)
+
     def rows(self, images: Names, classes: Names) -> Rows:
         """Label rows of the standing answers, source "person". Unsure says nothing, and so leaves earlier labels alone.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import re
 import signal
 import socket
@@ -36,6 +37,7 @@ from halflabel.serve.uploads import Body, Upload, Uploads
 
 __all__ = ["make_app", "serve"]
 
+_LOG = logging.getLogger(__name__)
 _LARGE = 3 * 8_000_000  # bytes of a decoded image
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _FILE = {"type": "string", "format": "binary"}
@@ -148,13 +150,26 @@ class _Service:
             reasons = "; ".join(f"{item.name}: {item.reason}" if item.name else item.reason for item in bad[:4])
             raise Refused(statuses.pop() if len(statuses) == 1 else 400, reasons)
         waits = [asyncio.wrap_future(self.batcher.submit(item)) for item in found if isinstance(item, Tensor)]
-        scores = iter(await asyncio.gather(*waits))
+        scores = iter(await self._scored(waits))
         answers = []
         for upload, item in zip(uploads, found, strict=True):
-            labels = [] if isinstance(item, Upload) else self._labels(next(scores), top, every)
+            labels = [] if isinstance(item, Upload) else self.predictor.labels(next(scores), top=top, every=every)
             error = item.reason if isinstance(item, Upload) else ""
             answers.append({"image": upload.name, "labels": labels, "error": error})
         return answers
+
+    async def _scored(self, waits: Sequence[asyncio.Future[Tensor]]) -> list[Tensor]:
+        """The scores of images when they are there; what the model raises is a fault here, and not the client's."""
+        try:
+            scores = list(await asyncio.gather(*waits))
+        except Exception as error:  # whatever a model may raise
+            _LOG.error("the model failed", exc_info=error)
+            if isinstance(error, MemoryError | torch.OutOfMemoryError):
+                raise Refused(503, "no memory for so much at a time") from None
+            raise Refused(500, f"the model failed ({type(error).__name__})") from None
+        if not all(bool(torch.isfinite(row).all()) for row in scores):
+            raise Refused(500, "the model gives no numbers for this")
+        return scores
 
     def _read(self, upload: Upload) -> Tensor | Upload:
         """The image as the model takes it, or the upload with what is wrong with it."""
@@ -170,16 +185,6 @@ class _Service:
         except BadImage as bad:
             status = 415 if bad.reason == "not an image" else 413 if "pixels" in bad.reason else 400
             return upload._replace(status=status, reason=bad.reason)
-
-    def _labels(self, scores: Tensor, top: int, every: bool) -> list[dict[str, Any]]:
-        """Labels over their threshold and the `top` most likely, or all, as `halflabel predict` gives them."""
-        present = scores >= self.predictor.thresholds
-        order = torch.argsort(scores, descending=True, stable=True)
-        shown = order if every else order[(torch.arange(len(order)) < min(top, len(order))) | present[order]]
-        return [
-            {"class": self.predictor.classes[c], "probability": float(scores[c]), "present": bool(present[c])}
-            for c in shown.tolist()
-        ]
 
 
 def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = None) -> FastAPI:
@@ -209,6 +214,7 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
         408: {"model": Fault, "description": "the request came too slowly"},
         413: {"model": Fault, "description": "too many bytes, files or pixels"},
         415: {"model": Fault, "description": "not an image of a known format"},
+        500: {"model": Fault, "description": "the model failed"},
         503: {"model": Fault, "description": "too many requests at a time: try again after Retry-After seconds"},
     }
 
@@ -300,6 +306,11 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg']}"}, 400)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        """What nobody thought of: the server logs it in full, the client is told no more than its kind."""
+        return JSONResponse({"detail": f"the server failed ({type(error).__name__})"}, 500)
 
     return app
 

@@ -29,14 +29,14 @@ class Limits:
     def said(self) -> str:
         """In words, for those who send."""
         return (
-            f"JPEG, PNG, WebP, GIF (first frame), BMP or TIFF; {self.files} files per request, "
+            f"JPEG, PNG, WebP, AVIF, GIF (first frame), BMP or TIFF; {self.files} files per request, "
             f"{megabytes(self.file_bytes)} per file, {megabytes(self.request_bytes)} per request, "
             f"{self.pixels / 1e6:g} million pixels per image, {self.requests} requests at a time."
         )
 
 
 class Refused(Exception):
-    """A request that is not served: its status, below 500 for bad input, and the reason."""
+    """A request that is not served: its status, below 500 where the request is at fault, and the reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(status, reason)

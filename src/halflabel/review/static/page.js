@@ -246,7 +246,7 @@ function showGrid(questions) {
 
 function startGrid() {
   const usual = grid.negative ? 1 : -1;
-  grid.values = grid.questions.map(() => usual);
+  grid.values = grid.questions.map((question) => question.said?.value ?? usual); // what was said stays said
   $("grid-word").textContent = grid.negative ? "are NOT" : "ARE";
   $("grid-word").classList.toggle("are", !grid.negative);
   $("grid-class").textContent = grid.questions[0].class;
@@ -265,9 +265,10 @@ function drawTile(at) {
   const tile = $("grid-tiles").querySelector(`[data-at="${at}"]`);
   const value = grid.values[at];
   const usual = grid.negative ? 1 : -1;
-  tile.dataset.value = value === usual ? "" : String(value);
+  const marked = value !== usual || Boolean(grid.questions[at].said);
+  tile.dataset.value = marked ? String(value) : "";
   tile.setAttribute("aria-label", `Photo ${at + 1} of ${grid.questions.length}: ${grid.questions[at].class}, ${WORDS.get(value)}`);
-  tile.querySelector(".mark").textContent = value === usual ? "" : WORDS.get(value);
+  tile.querySelector(".mark").textContent = marked ? WORDS.get(value) : "";
   const counts = [1, -1, 0].map((kind) => grid.values.filter((one) => one === kind).length);
   const said = `${counts[0]} yes, ${counts[1]} no${counts[2] ? `, ${counts[2]} unsure` : ""}`;
   $("grid-save").firstChild.textContent = `Save: ${said} `;
@@ -288,8 +289,11 @@ function saveGrid() {
     return say("There are more photos. Look at these too, then save.");
   }
   for (const question of grid.questions) seen.add(question.entry);
-  answer(grid.questions, grid.values);
-  say(`Saved ${grid.questions.length} answers on ${grid.questions[0].class}.`);
+  // An answer that stays as it was is not given again: it keeps who gave it, and undo has nothing to take back.
+  const news = [...grid.questions.keys()].filter((at) => grid.questions[at].said?.value !== grid.values[at]);
+  if (news.length) answer(news.map((at) => grid.questions[at]), news.map((at) => grid.values[at]));
+  const many = news.length === 1 ? "1 answer" : `${news.length || "no"} new answers`;
+  say(`Saved ${many} on ${grid.questions[0].class}.`);
   grid.questions = [];
   openGrid();
 }

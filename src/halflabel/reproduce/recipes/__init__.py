@@ -1,0 +1,1 @@
+"""How the tables of each paper are to be run, a file per paper."""

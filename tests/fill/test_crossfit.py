@@ -1,0 +1,92 @@
+"""Scores of heads that saw none of an image's labels: whole folds at a time, unreadable images and all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halflabel.data.sources import Features
+from halflabel.errors import NothingRead, UserError
+from halflabel.experiment import Config
+from halflabel.fill import crossfit
+from halflabel.fill.crossfit import cross_fit, score_run
+from halflabel.labels.table import LabelTable
+from halflabel.run import Run
+from halflabel.score import score
+from halflabel.train import Settings
+
+CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
+
+
+def made(images: int = 40) -> tuple[np.ndarray[Any, Any], LabelTable]:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(images, 5)).astype(np.float32)
+    return values, LabelTable.from_dense(np.where(values[:, :3] > 0, 1, -1))
+
+
+@pytest.mark.parametrize("large", [1 << 28, 1], ids=["in memory", "in a scratch file"])
+def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
+    monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr("halflabel.scratch._LARGE", large)
+    values, table = made()
+    part = np.repeat(np.arange(4, dtype=np.int8), 10)
+    monkeypatch.setattr(crossfit, "assign", lambda *_, **__: part)
+    bad = [3, *range(20, 30)]
+    found = cross_fit(Features(values, table.images, bad), table, CONFIG, folds=4)
+    assert np.flatnonzero(np.isnan(found.logits).all(1)).tolist() == bad
+    assert np.isnan(found.logits).sum() == 3 * len(bad)
+    assert found.part is part
+
+
+def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise UserError("not one image fits into memory", "take fewer")
+
+    monkeypatch.setattr(crossfit, "score", fails)
+    values, table = made()
+    with pytest.raises(UserError, match="fits into memory"):
+        cross_fit(Features(values, table.images), table, CONFIG, folds=2)
+
+
+def test_a_source_of_which_nothing_can_be_read_is_refused_in_its_own_class() -> None:
+    values, table = made(4)
+    model = crossfit._train(Features(values, table.images), table, CONFIG, 5)
+    with pytest.raises(NothingRead, match="not one image could be read"):
+        score(model, Features(values, table.images, range(4)))
+
+
+def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part takes an array over all images: pieces of a fold would take time that grows with their square."""
+    asked: list[int] = []
+
+    def spy(model: Any, source: Any, **more: Any) -> Any:
+        asked.append(len(source))
+        return score(model, source, **more)
+
+    monkeypatch.setattr(crossfit, "score", spy)
+    values, table = made(3000)
+    cross_fit(Features(values, table.images), table, CONFIG, folds=2)
+    assert len(asked) == 2
+    assert sum(asked) == 3000
+
+
+def test_a_tuned_run_is_scored_in_one_go(tuned: Run, pictures: Path, digits: LabelTable) -> None:
+    told: list[tuple[int, int]] = []
+    found = score_run(tuned, pictures / "images", digits, progress=lambda *at: told.append(at))
+    assert told == [(32, 60), (60, 60)]
+    assert not np.isnan(found.logits).any()
+
+
+def test_a_damaged_split_is_said(tuned: Run, pictures: Path, digits: LabelTable) -> None:
+    split = tuned / "split.parquet"
+    before = split.read_bytes()
+    split.write_text("garbage\n")
+    try:
+        with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
+            score_run(tuned, pictures / "images", digits)
+    finally:
+        split.write_bytes(before)

@@ -1,0 +1,98 @@
+"""More sources than there is room for: refused by everything that makes rows, never taken for one another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halflabel.errors import UserError
+from halflabel.labels import formats
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+
+MOST = 32_767
+WORDS = "different sources are more than the 32,767 there is room for"
+
+
+def rows_of(count: int, prefix: str = "s") -> Rows:
+    number = np.arange(count)
+    sources = [f"{prefix}{k}" for k in range(count)]
+    return Rows.build(Names.numbered(count), Names(["x"]), number, 0 * number, 0 * number + 1, number, None, sources)
+
+
+def test_as_many_as_there_is_room_for_are_told_apart() -> None:
+    rows = rows_of(MOST)
+    assert [rows.sources[k] for k in rows.source[[0, -1]]] == ["s0", f"s{MOST - 1}"]
+    with pytest.raises(UserError, match=f"32768 {WORDS}"):
+        rows_of(MOST + 1)
+
+
+def test_append_counts_the_sources_of_both() -> None:
+    half, other = rows_of(20_000), rows_of(20_000, "t")
+    with pytest.raises(UserError, match=f"40000 {WORDS}"):
+        half.append(other)
+    again = half.append(rows_of(20_001))
+    assert len(again.sources) == 20_001
+    assert again.source.tolist() == [*range(20_000), *range(20_001)]
+
+
+def fiftyone(count: int) -> str:
+    labels = {f"{k}": [{"label": "x", "attributes": {"source": f"s{k}"}}] for k in range(count)}
+    return json.dumps({"labels": labels})
+
+
+def lists(count: int) -> str:
+    one = {"labels": ["x"], "absent": []}
+    records = ({"file_name": f"{k}", **one, "labels_source": [f"s{k}"]} for k in range(count))
+    return "\n".join(map(json.dumps, records))
+
+
+def tasks(count: int) -> str:
+    choice = {"from_name": "class_x", "to_name": "image", "type": "choices", "value": {"choices": ["yes"]}}
+    data = ({"image": f"/{k}", "name": f"{k}", "sources": {"class_x": f"s{k}"}} for k in range(count))
+    return json.dumps([{"data": one, "predictions": [{"result": [choice]}]} for one in data])
+
+
+def coco(count: int, **more: Any) -> str:
+    images = [{"id": k, "file_name": f"{k}", **more} for k in range(count)]
+    annotations = [{"image_id": k, "category_id": 1, "source": f"s{k}"} for k in range(count)]
+    return json.dumps({"images": images, "categories": [{"id": 1, "name": "x"}], "annotations": annotations})
+
+
+FILES: dict[str, tuple[str, Callable[[int], str], Policy]] = {
+    "fiftyone": ("labels.json", fiftyone, Policy(unlisted="unknown")),
+    "imagefolder-lists": ("metadata.jsonl", lists, Policy()),
+    "label-studio": ("tasks.json", tasks, Policy()),
+    "coco": ("x.json", coco, Policy(unlisted="unknown")),
+    "lvis": ("x.json", partial(coco, neg_category_ids=[]), Policy()),
+    "long": (
+        "x.csv",
+        lambda count: "image,class,value,source,score\n" + "".join(f"{k},x,1,s{k},\n" for k in range(count)),
+        Policy(),
+    ),
+    "open-images": (
+        "x.csv",
+        lambda count: "ImageID,Source,LabelName,Confidence\n" + "".join(f"{k},s{k},x,1\n" for k in range(count)),
+        Policy(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_format_that_knows_sources_refuses_too_many(name: str, tmp_path: Path) -> None:
+    file, content, policy = FILES[name]
+    path = tmp_path / file
+    path.write_text(content(3))
+    rows = formats.read(path, policy).rows
+    said_by = [(rows.images[i], rows.sources[s]) for i, s in zip(rows.image, rows.source, strict=True)]
+    assert said_by == [("0", "s0"), ("1", "s1"), ("2", "s2")]
+    path.write_text(content(MOST + 2))
+    with pytest.raises(UserError, match=WORDS):
+        formats.read(path, policy)

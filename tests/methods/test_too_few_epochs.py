@@ -1,0 +1,74 @@
+"""A method whose own idea begins after the last epoch says so, once, and what to change."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from halflabel.data.sources import Features
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe, recipes, seeded
+from halflabel.train import Settings, fit
+
+CASES = [
+    ("ss-rml", {}, 5, "passing labels on never starts in 5 epochs: .* use --epochs 6 or more, or --start 4"),
+    ("ss-rml", {"start": 0}, 0, ""),
+    (
+        "csl",
+        {},
+        2,
+        "learning from unknown entries never starts in 2 epochs: .* --epochs 3 or more, or --prior-epochs 1",
+    ),
+    ("curriculum", {}, 1, "labelling unknown entries never starts in 1 epoch: .* use --epochs 2 or more$"),
+    ("curriculum", {"relabel_at": "10,15"}, 9, "use --epochs 10 or more, or --relabel-at 4"),
+    ("plcl", {}, 1, "--epochs 2 or more$"),
+    ("em-apl", {}, 5, "learning from pseudo-labels never starts in 5 epochs: .* --epochs 6 or more, or --apl-from 4"),
+    ("em-apl", {"apl_from": 1}, 1, "use --epochs 2 or more$"),
+    ("srcr", {"cr_from": 4}, 3, "use --epochs 4 or more, or --cr-from 3"),
+    ("imcl", {"image_similarity": "fixed"}, 1, "smoothness never starts in 1 epoch: .* use --epochs 2 or more$"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "most", "said"), CASES)
+def test_too_few_epochs_are_told_of(name: str, options: dict[str, object], most: int, said: str) -> None:
+    for epochs in range(1, most + 1):
+        with pytest.warns(UserWarning, match=said if epochs == most else "never starts"):
+            recipe(name).make(**options).plan(epochs)
+    for epochs in (most + 1, most + 2, 20):
+        recipe(name).make(**options).plan(epochs)  # a warning would be an error
+
+
+@pytest.mark.parametrize("name", ["ss-rml", "csl", "curriculum", "em-apl"])
+def test_what_is_proposed_helps(name: str) -> None:
+    """With one epoch more than is told of, the charges of the last epoch are other than those of the first."""
+    table = LabelTable.from_dense([[1, -1, 0], [0, 1, 0], [-1, 0, 1], [0, 0, 0]] * 3)
+    values = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    most = {case[0]: case[2] for case in reversed(CASES)}[name]
+    changed = []
+    for epochs in (most, most + 1):
+        # csl would otherwise leave out all of so few classes.
+        method = recipe(name).make(**({"topk": 0, "prior_threshold": 1.0} if name == "csl" else {}))
+        model = Model(None, seeded(0, lambda method=method: method.head(4, 3)))
+        seen: dict[int, int] = {}
+        original = method.relabel.forward
+
+        def forward(batch, logits, epoch, original=original, seen=seen):  # type: ignore[no-untyped-def]
+            targets = original(batch, logits, epoch)
+            seen[epoch] = int((((targets.pos > 0) | (targets.neg > 0)) & (batch.labels == 0)).sum())
+            return targets
+
+        method.relabel.forward = forward
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if epochs == most else "error")
+            settings = Settings(epochs=epochs, batch_size=12, lr=0.5, device="cpu")
+            fit(model, method, Features(values, table.images), table, settings)
+        changed.append(seen[epochs] > seen[1])
+    assert changed == [False, True]
+
+
+def test_defaults_start_within_the_default_number_of_epochs() -> None:
+    for how in recipes().values():
+        how.make().plan(Settings.epochs)
