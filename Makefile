@@ -32,7 +32,7 @@ check: $(READY)
 
 test: check
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: $(READY)
 	@$(BIN)/ruff check --fix src tests benchmarks examples
