@@ -22,13 +22,13 @@ import torch
 
 from halflabel import drop, metrics
 from halflabel.backbones import build
+from halflabel.config import make_views
 from halflabel.data.cache import cache_features
 from halflabel.data.digits import scenes
 from halflabel.data.resident import Resident
 from halflabel.data.sources import Arrays, Part, Source
 from halflabel.data.views import Plain, Strong, Weak
 from halflabel.demo import SIZE
-from halflabel.experiment import make_views
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable

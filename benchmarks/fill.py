@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from halflabel import drop
+from halflabel.config import Config
 from halflabel.data.sources import Features
-from halflabel.experiment import Config
 from halflabel.fill import cross_fit, plan
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe

@@ -102,10 +102,10 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
 def digits(images: int, cache: Path) -> Data:
     """Features of the demo's scenes, computed once."""
     from halflabel.backbones import build
+    from halflabel.config import make_views
     from halflabel.data.cache import cache_features
     from halflabel.data.digits import CLASSES, scenes
     from halflabel.demo import SIZE
-    from halflabel.experiment import make_views
 
     backbone = build()
     made, other = scenes(images), scenes(max(images // 2, 1), split="test")

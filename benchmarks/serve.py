@@ -239,8 +239,9 @@ class Server:
 
 def small_model(folder: Path, backbone: str) -> Path:
     """A head on a backbone, trained for a moment on digit scenes."""
+    from halflabel.config import Config
     from halflabel.data.digits import scenes
-    from halflabel.experiment import Config, train
+    from halflabel.experiment import train
     from halflabel.labels.table import LabelTable
     from halflabel.run import Run
     from halflabel.train import Settings

@@ -23,10 +23,10 @@ import torch
 
 from halflabel import drop, metrics
 from halflabel.backbones import build
+from halflabel.config import Config, make_views, open_images
 from halflabel.data.cache import cache_features
 from halflabel.data.sources import Features, Part
 from halflabel.evaluate import Judge
-from halflabel.experiment import Config, make_views, open_images
 from halflabel.heads import Model
 from halflabel.labels import formats
 from halflabel.labels.policy import Policy

@@ -27,11 +27,11 @@ import torch
 
 from halflabel import metrics
 from halflabel.backbones import Backbone, Preprocess, build
+from halflabel.config import Config, make_views, open_images
 from halflabel.data.resident import Resident, load_images
 from halflabel.data.sources import Features, Part, Source, sequential
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.evaluate import Judge
-from halflabel.experiment import Config, make_views, open_images
 from halflabel.heads import Model
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable

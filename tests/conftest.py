@@ -7,12 +7,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import ipaddress
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# A process that a shell starts in the background ignores Ctrl-C, and so would all that is started by tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("halflabel", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("halflabel")

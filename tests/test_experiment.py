@@ -14,10 +14,12 @@ import torch
 from PIL import Image
 
 from halflabel.backbones import build
+from halflabel.config import Config
 from halflabel.errors import UserError
-from halflabel.experiment import Config, Predictor, predict_files, train
+from halflabel.experiment import train
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
+from halflabel.predict import Predictor, predict_files
 from halflabel.run import Run
 from halflabel.train import Epoch, Settings
 

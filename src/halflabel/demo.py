@@ -12,16 +12,18 @@ import torch
 
 from halflabel import drop, metrics
 from halflabel.backbones import build
+from halflabel.config import Config, make_views
 from halflabel.data.cache import cache_features
 from halflabel.data.digits import CLASSES, scenes
 from halflabel.data.sources import Arrays
-from halflabel.experiment import Config, Predictor, make_views, train
+from halflabel.experiment import train
 from halflabel.files import replacing
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipes
 from halflabel.points import points
+from halflabel.predict import Predictor
 from halflabel.report.demo import draw_demo, draw_scenes
 from halflabel.run import Run
 from halflabel.score import score

@@ -23,10 +23,10 @@ from torch.nn.functional import logsigmoid
 
 from halflabel import metrics, scratch
 from halflabel.backbones import Backbone, build
+from halflabel.config import Config, make_views
 from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
-from halflabel.experiment import Config, make_views
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,11 @@ class Evaluation:
     overall: dict[str, float]
     per_class: list[dict[str, Any]]
     protocol: str
+
+    def less(self, made: int) -> Evaluation:
+        """The same, whose protocol says that so many labels made by a model did not count."""
+        note = f"; {made} labels that a model made are not counted" if made else ""
+        return replace(self, protocol=self.protocol + note)
 
 
 def _with_negatives(labels: Tensor) -> Tensor:

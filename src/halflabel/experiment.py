@@ -1,4 +1,4 @@
-"""From labels and images to a finished run: the steps behind `halflabel train`, `evaluate` and `predict`."""
+"""Training one classifier from labels and images, as a run directory on the disk."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,111 +18,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel import metrics, processes
-from halflabel.backbones import Backbone, build
-from halflabel.calibrate import Platt, fit_platt
+from halflabel.backbones import build
+from halflabel.calibrate import fit_platt
 from halflabel.checkpoint import newest, save_tensors
+from halflabel.config import Config, device_of, make_views, open_images
 from halflabel.data.cache import cache_features, copies_for
-from halflabel.data.decode import Quarantine, TooManyBad, find_images, locate
-from halflabel.data.packed import OnDevice, open_packed
+from halflabel.data.decode import TooManyBad
+from halflabel.data.packed import OnDevice
 from halflabel.data.resident import load_images
-from halflabel.data.shards import is_pack
 from halflabel.data.sources import Arrays, Images, Part, Source
-from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.errors import UserError
 from halflabel.evaluate import Evaluation, Judge, evaluate
-from halflabel.files import check_fields
 from halflabel.heads import Head, Model
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
+from halflabel.predict import Predictor
 from halflabel.provenance import tables
 from halflabel.run import Run
 from halflabel.score import score
 from halflabel.train import Epoch, Settings, Watch, fit
 
-__all__ = ["Config", "Prediction", "Predictor", "open_images", "predict_files", "train"]
-
-
-@dataclass(frozen=True)
-class Config:
-    """What to train and how; written to config.yaml with every default filled in."""
-
-    method: str = "bce"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    backbone: str = "efficientnet-lite0"
-    weights: str | None = None
-    begin_from: str | None = None  # a finished run whose weights training starts from
-    size: int | None = None  # pixels; None = what the backbone was trained on
-    resize: Literal["squash", "crop"] = "squash"
-    tune: Literal["head", "all"] = "head"  # head: frozen backbone, cached features
-    linear_init: int = 0  # epochs of the head alone on frozen features before all is tuned
-    linear_lr: float | None = None  # their learning rate; None = that of all
-    crop: float = 0.8  # the least share of an image that a random crop shows; 1 = mirror images only
-    held_out: float = 0.2  # the share of images kept for validation
-    max_bad: float = 0.01  # the share of unreadable images that is too much
-    workers: int = 0
-    hold: Literal["files", "device"] = "files"  # where images are kept when all is tuned: decoded once, on the device
-    views_on: Literal["workers", "device"] = "workers"  # where views are made of images that are not held there
-    decode_on: Literal["workers", "device"] = "workers"  # where the JPEGs of a pack are decoded
-    mirror: bool = False  # score the mirror image too, and take the mean
-    copies: int = 4  # cached strong views per image, for methods that ask for them on a frozen backbone
-    settings: Settings = field(default_factory=Settings)
-    images: str = ""  # the folder, for resuming
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "options": dict(self.options)}
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Config:
-        try:
-            check_fields(Settings, found["settings"])
-            check_fields(cls, {name: value for name, value in found.items() if name != "settings"})
-            return cls(**{**found, "settings": Settings(**found["settings"])})
-        except (TypeError, KeyError, AttributeError) as error:
-            raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
-
-
-def make_views(size: int, resize: Literal["squash", "crop"], backbone: Backbone, crop: float = 0.8) -> dict[str, View]:
-    how = backbone.preprocess.interpolation
-    return {
-        "plain": Plain(size, resize, how, backbone.preprocess.crop_pct),
-        "weak": Weak(size, resize, how, least=crop),
-        "strong": Strong(size, resize, how, least=crop),
-    }
-
-
-def open_images(
-    names: Names, folder: Path, views: Mapping[str, View], config: Config, *, bad_images: Path | None = None
-) -> Images:
-    """The image files of a label table, or its images in a pack. One that is not there is unreadable, as if broken.
-
-    Too many of these are an error at once; `bad_images` is then written to list them.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder} is no folder", "name the folder with the images")
-    more: dict[str, Any] = {
-        "workers": config.workers,
-        "max_bad": config.max_bad,
-        "quarantine": Quarantine(bad_images),
-    }
-    if is_pack(folder):
-        packed = open_packed(names, folder, views, **more)
-        packed.put_missing_aside(np.flatnonzero(packed.at < 0).tolist(), folder, "not in the pack")
-        return packed
-    listed = list(names)
-    paths = locate(listed, folder)
-    missing = [number for number, path in enumerate(paths) if path is None]
-    if len(missing) == len(listed):
-        raise UserError(
-            f"none of the {len(listed)} images of the label file is in {folder} (first: {listed[0]!r})",
-            "check the folder; names may leave out the ending, such as .jpg",
-        )
-    files = [path if path is not None else folder / name for name, path in zip(listed, paths, strict=True)]
-    source = Images(files, names, views, **more)
-    source.put_missing_aside(missing, folder)
-    return source
+__all__ = ["train"]
 
 
 def train(
@@ -154,7 +71,7 @@ def train(
     # Some methods have weights of their own: they are the seed's too, whatever this process did before.
     method = seeded(config.settings.seed, lambda: how.make(**config.options))
     how.check_regime(table.stats().regime)
-    device = _device(config.settings)
+    device = device_of(config.settings)
 
     backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
     size = config.size or backbone.preprocess.size
@@ -266,7 +183,7 @@ def train(
         tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
     logits = score(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
     left_out = table.subset(outside).known - hidden.known
-    return processes.on_first(lambda: _finish(run, logits, hidden, log, config, _annotations(known), left_out))
+    return processes.on_first(lambda: _finish(run, logits, hidden, log, config, known.stats().annotations, left_out))
 
 
 def _start_from(run: Run, model: Model, classes: Names) -> None:
@@ -301,20 +218,6 @@ def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
     return truth.subset(images, classes)
 
 
-def _over(table: LabelTable, classes: Names) -> LabelTable:
-    """The labels of a table over other classes, by name: of those that it does not have nothing is known."""
-    at = classes.index(table.classes.array)
-    image, column, value = table.entries()
-    stays = at[column] >= 0
-    return LabelTable.from_entries(table.images, classes, image[stays], at[column[stays]], value[stays])
-
-
-def _annotations(table: LabelTable) -> NDArray[np.int64]:
-    """Known labels per class."""
-    stats = table.stats()
-    return stats.positives + stats.negatives
-
-
 def _finish(
     run: Run,
     logits: Tensor,
@@ -334,7 +237,7 @@ def _finish(
     else:
         thresholds = torch.full((len(hidden.classes),), 0.5)
     found = evaluate(logits, labels, hidden.classes, thresholds=thresholds, platt=platt, annotations=annotations)
-    found = _with_note(found, left_out)
+    found = found.less(left_out)
     run.write_calibration(platt, dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
     run.write_metrics({"protocol": f"held-out images; {found.protocol}", **found.overall}, found.per_class)
     run.write_predictions(hidden.images.array, list(hidden.classes), scores.numpy())
@@ -345,12 +248,6 @@ def _finish(
     draw_relabelling(log, run.plots / "relabelling.png")
     run.write_card(model_card(config.as_dict(), found, hidden))
     return found
-
-
-def _with_note(found: Evaluation, left_out: int) -> Evaluation:
-    """The same evaluation, whose protocol says how many labels of models did not count."""
-    note = f"; {left_out} labels that a model made are not counted" if left_out else ""
-    return dataclasses.replace(found, protocol=found.protocol + note)
 
 
 def _write_model(run: Run, model: Model, classes: Names, config: Config, size: int) -> None:
@@ -376,13 +273,6 @@ def _repro(run: Run, config: Config, images: str) -> str:
         words += ["--" + name.replace("_", "-"), str(value)]
     command = f'halflabel train "$here"/{run.labels.name} {shlex.join(words)} --out "$here"-again'
     return f'#!/bin/sh\nhere=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd) || exit\n{command}\n'
-
-
-def _device(settings: Settings) -> str:
-    has_gpu = torch.cuda.is_available()
-    if settings.device == "cuda" and not has_gpu:
-        raise UserError("there is no CUDA device here", "use --device cpu")
-    return "cuda" if has_gpu and settings.device != "cpu" else "cpu"
 
 
 class _LogWatch:
@@ -413,174 +303,3 @@ class _LogWatch:
         self.run.write_log(self.lines)
         if self.other is not None:
             self.other.epoch_ends(line)
-
-
-class Prediction(NamedTuple):
-    """The labels of one image, most likely first; or why it could not be read."""
-
-    image: str
-    labels: list[dict[str, Any]]  # class, probability, present (over its threshold)
-    error: str = ""
-
-
-class Predictor:
-    """A trained run, ready to score images."""
-
-    run: Run | None = None  # None for what was exported
-
-    def __init__(self, run: Run) -> None:
-        """Load the weights, the class names, the thresholds and the calibration of a run."""
-        from safetensors import SafetensorError, safe_open
-
-        self.run = run
-        self.config = Config.from_dict(run.read_config())
-        run.check_finished()
-        try:
-            with safe_open(run.weights, "pt") as file:
-                about = file.metadata() or {}
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-        except SafetensorError as error:
-            raise UserError(f"{run.weights} is damaged ({error})", "train again, or resume the run") from None
-        try:
-            self.classes = Names(json.loads(about["halflabel"])["classes"])
-        except (KeyError, TypeError, ValueError, RecursionError):
-            raise UserError(f"{run.weights} does not say its classes", "train again") from None
-        backbone = build(self.config.backbone, pretrained=False, size=self.config.size)
-        try:
-            method = recipe(self.config.method).make(**self.config.options)
-            self.model = Model(backbone, method.head(backbone.channels, len(self.classes)))
-            self.model.load_state_dict(state)
-        except (RuntimeError, TypeError, ValueError) as error:  # options of other kinds fail in their own ways
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{run.weights} is of another model ({reason})", "train again") from None
-        # A run that was trained on a GPU serves on a machine without one.
-        self.device = _device(self.config.settings) if self.config.settings.device != "cuda" else _device(Settings())
-        self.model.to(self.device).to(memory_format=torch.channels_last).eval()
-        size = self.config.size or backbone.preprocess.size
-        self.views = make_views(size, self.config.resize, backbone, self.config.crop)
-        self.platt, self.thresholds = Platt(), torch.full((len(self.classes),), 0.5)
-        if run.judged:
-            self.platt = run.read_calibration()
-            cuts = run.read_thresholds()
-            if missing := [name for name in self.classes if cuts.get(name) is None]:
-                raise UserError(f"{run.folder} has no threshold for the class {missing[0]!r}", "train again")
-            self.thresholds = torch.tensor([cuts[name] for name in self.classes])
-
-    @cached_property
-    def annotations(self) -> NDArray[np.int64] | None:
-        """Known training labels per class (C,), where the labels are there; read when they are first asked for."""
-        if self.run is None or not self.run.labels.exists():
-            return None
-        return _annotations(self.run.read_labels())
-
-    def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Logits of every image of a source (N, C); NaN for unreadable ones."""
-        return score(
-            self.model,
-            source,
-            device=self.device,
-            batch_size=32,
-            mirror=self.config.mirror,
-            progress=progress,
-            features=False,
-        ).logits
-
-    def scores(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Calibrated probabilities (N, C); NaN for unreadable images."""
-        return self.platt.scores(self.logits(source, progress))
-
-    def labels(self, scores: Tensor, *, top: int = 3, every: bool = False) -> list[dict[str, Any]]:
-        """What the scores (C,) of an image say, most likely first: class, probability, present (over its threshold).
-
-        Given are the classes that are present and the `top` most likely, or every one.
-        """
-        present = scores >= self.thresholds
-        order = torch.argsort(scores, descending=True, stable=True)
-        shown = order if every else order[(torch.arange(len(order)) < min(top, len(order))) | present[order]]
-        columns = (self.classes.take(shown.numpy()), scores[shown].tolist(), present[shown].tolist())
-        keys = ("class", "probability", "present")
-        return [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
-
-    def evaluate(
-        self,
-        labels: LabelTable | Rows,
-        images: Path,
-        progress: Callable[[int, int], None] | None = None,
-        *,
-        called: str = "the label table",
-    ) -> Evaluation:
-        """Measure the run on other labels, less those that a model made; classes are matched by name.
-
-        Of a class that the labels do not name, nothing is known. `called` is what an error calls the labels.
-        """
-        every, table = tables(labels)
-        if every.known and not table.known:
-            raise UserError(
-                f"all {every.known} labels were made by a model, so there is nothing to measure by",
-                "have some of them checked: halflabel review",
-            )
-        if (table.classes.index(self.classes.array) < 0).all():
-            theirs, own = (", ".join(map(repr, list(names)[:3])) for names in (table.classes, self.classes))
-            raise UserError(
-                f"{called} names none of the run's {len(self.classes)} classes: it has {theirs} …, the run {own} …",
-                "use the same class names",
-            )
-        table, every = _over(table, self.classes), _over(every, self.classes)
-        left_out = every.known - table.known
-        annotations = self.annotations  # before the work of scoring: the run's labels may be damaged
-        source = open_images(table.images, images, self.views, dataclasses.replace(self.config, max_bad=1.0))
-        truth = torch.from_numpy(table.dense())
-        logits = self.logits(source, progress)
-        found = processes.on_first(
-            lambda: evaluate(
-                logits,
-                truth,
-                table.classes,
-                thresholds=self.thresholds,
-                platt=self.platt,
-                annotations=annotations,
-            )
-        )
-        return _with_note(found, left_out)
-
-
-def predict_files(
-    predictor: Predictor,
-    given: Sequence[Path],
-    stdin: Iterable[str],
-    *,
-    top: int = 3,
-    all_scores: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[Prediction]:
-    """Score files and the images of folders; the path "-" stands for names that come line by line."""
-
-    def listed() -> list[Path]:
-        paths: list[Path] = []
-        for path in given:
-            if str(path) == "-":
-                paths += [Path(line) for line in stdin if line.strip()]
-            elif path.is_dir():
-                paths += find_images(path)
-            else:
-                paths.append(path)
-        return paths
-
-    paths = processes.on_first(listed)  # of several processes one alone reads the lines
-    if not paths:
-        raise UserError("there is no image to look at", "name image files, or folders that hold some")
-    source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)
-    try:
-        scores = predictor.scores(source, progress)
-    except UserError:
-        if len(source.bad) < len(paths):
-            raise
-        scores = torch.full((len(paths), len(predictor.classes)), torch.nan)
-    reasons = {int(number): reason for number, _, reason in source.quarantine.rows}
-    found = []
-    for number, path in enumerate(paths):
-        if number in reasons:
-            found.append(Prediction(str(path), [], reasons[number]))
-            continue
-        found.append(Prediction(str(path), predictor.labels(scores[number], top=top, every=all_scores)))
-    return found

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from halflabel import processes
 from halflabel.backbones import LARGEST, SMALLEST, build
+from halflabel.config import Config
 from halflabel.data.sources import Source, agree_on_bad, sequential
 from halflabel.data.views import Plain, View
 from halflabel.errors import UserError
-from halflabel.experiment import Config, Predictor
 from halflabel.export.about import About
 from halflabel.files import check_fields, read_json
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.method import recipe
+from halflabel.predict import Predictor
 from halflabel.run import Run, model_kind
 
 __all__ = ["HubPredictor", "OnnxPredictor", "open_predictor"]

@@ -24,8 +24,8 @@ from halflabel.compare.grid import Contender, Grid, Hiding, parse_budget
 from halflabel.compare.loop import Progress, Watch, check_rate, run_grid
 from halflabel.compare.result import RESAMPLES, Interval, Judged, Scored, common_seeds, difference, interval
 from halflabel.compare.store import Store
+from halflabel.config import Config
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.files import plain
 from halflabel.labels.table import LabelTable
 from halflabel.learning_curve import Backtest, Extrapolation, extrapolate

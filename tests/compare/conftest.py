@@ -12,8 +12,8 @@ import torch
 from halflabel.compare import Comparison, compare
 from halflabel.compare.bench import Bench, Trained
 from halflabel.compare.grid import Task
+from halflabel.config import Config
 from halflabel.data.digits import scenes
-from halflabel.experiment import Config
 from halflabel.labels.table import LabelTable
 from halflabel.train import Settings
 

@@ -13,8 +13,8 @@ from halflabel.compare import loop
 from halflabel.compare.bench import Trained
 from halflabel.compare.grid import Contender, Grid, Hiding, Outcome, Task
 from halflabel.compare.store import Store
+from halflabel.config import Config
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.labels.table import LabelTable
 
 

@@ -20,9 +20,9 @@ from halflabel.compare import Comparison
 from halflabel.compare.bench import Bench, Trained
 from halflabel.compare.grid import Contender, Hiding, Task
 from halflabel.compare.store import Store
+from halflabel.config import Config
 from halflabel.data.digits import scenes, write_folder
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE
 from halflabel.method import Method, Recipe

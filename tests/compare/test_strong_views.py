@@ -15,9 +15,9 @@ from halflabel.checkpoint import save_tensors
 from halflabel.compare import bench as module
 from halflabel.compare.bench import Bench
 from halflabel.compare.grid import Contender, Hiding, Task
+from halflabel.config import Config
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.labels.names import Names
 from halflabel.study import study
 

@@ -246,7 +246,7 @@ def test_workers_do_not_hold_the_lock_of_a_job_that_was_killed(tmp_path: Path) -
     code = (
         "import os, sys, time; from pathlib import Path; from halflabel.lock import Lock; "
         "held = Lock(Path(sys.argv[1])); assert held.take() and held.held; "
-        "worker = os.fork(); print(worker or 'worker', flush=True); time.sleep(60)"
+        "worker = os.fork(); os.write(1, f'{worker or \"worker\"}\\n'.encode()); time.sleep(60)"  # at once, each
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True

@@ -11,7 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.experiment import Config, train
+from halflabel.config import Config
+from halflabel.experiment import train
 from halflabel.labels.table import LabelTable
 from halflabel.run import Run
 from halflabel.train import Settings

@@ -16,12 +16,14 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.config import Config
 from halflabel.errors import UserError
-from halflabel.experiment import Config, Predictor, predict_files, train
+from halflabel.experiment import train
 from halflabel.export.about import About
 from halflabel.export.hub import FILES, export_hub, push
 from halflabel.export.onnx import export_onnx
 from halflabel.labels.table import LabelTable
+from halflabel.predict import Predictor, predict_files
 from halflabel.predictor import HubPredictor, OnnxPredictor, open_predictor
 from halflabel.run import Run
 

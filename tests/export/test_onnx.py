@@ -22,7 +22,6 @@ from halflabel.cli import app
 from halflabel.data.views import Plain
 from halflabel.embedding import Bilinear
 from halflabel.errors import UserError
-from halflabel.experiment import Predictor
 from halflabel.export.about import About
 from halflabel.export.onnx import Parity, Served, export_onnx, need, probes, write_onnx
 from halflabel.graph import Graph
@@ -30,6 +29,7 @@ from halflabel.heads import Ensemble, Head, Linear, Model, Weldon
 from halflabel.methods.boostlu import BoostedMaps
 from halflabel.methods.srcr import Saliency
 from halflabel.noise import LatentNoise
+from halflabel.predict import Predictor
 from halflabel.predictor import OnnxPredictor, open_predictor
 from halflabel.run import Run
 from halflabel.semantic import GraphClassifier, SemanticHead, TaughtHead

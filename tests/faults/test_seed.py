@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from halflabel.config import Config
 from halflabel.data.digits import scenes
 from halflabel.drop import partial
-from halflabel.experiment import Config, train
+from halflabel.experiment import train
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.run import Run

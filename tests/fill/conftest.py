@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from halflabel.config import Config
 from halflabel.data.digits import write_folder
-from halflabel.experiment import Config, train
+from halflabel.experiment import train
 from halflabel.fill import Scores
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halflabel.config import Config
 from halflabel.data.sources import Features
 from halflabel.errors import NothingRead, UserError
-from halflabel.experiment import Config
 from halflabel.fill import crossfit
 from halflabel.fill.crossfit import cross_fit, score_run
 from halflabel.labels.table import LabelTable

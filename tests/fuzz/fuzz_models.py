@@ -23,7 +23,8 @@ def models(place: Path) -> Iterator[Reader]:
 
     from halflabel.backbones import build
     from halflabel.checkpoint import Checkpoint, save, save_tensors
-    from halflabel.experiment import Config, train
+    from halflabel.config import Config
+    from halflabel.experiment import train
     from halflabel.export.hub import export_hub
     from halflabel.labels.table import LabelTable
     from halflabel.run import Run
@@ -58,8 +59,8 @@ def _onnx(run: Any) -> bytes:
     """The least network with the names, types and metadata of our own exports."""
     from onnx import TensorProto, helper, numpy_helper
 
-    from halflabel.experiment import Predictor
     from halflabel.export.about import About
+    from halflabel.predict import Predictor
 
     given = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", 3, 32, 32])
     gives = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])

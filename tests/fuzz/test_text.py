@@ -17,8 +17,8 @@ from fuzz_kit import Refusal, small_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halflabel.config import Config
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.export.about import About
 from halflabel.files import check_fields
 from halflabel.label_graph import from_file

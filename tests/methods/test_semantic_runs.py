@@ -9,11 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+from halflabel.config import Config
 from halflabel.data.sources import Features
-from halflabel.experiment import Config, Predictor, train
+from halflabel.experiment import train
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
+from halflabel.predict import Predictor
 from halflabel.run import Run
 from halflabel.score import score
 from halflabel.train import Settings, fit

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from halflabel import metrics
 from halflabel.cli import app
 from halflabel.compare import compare
+from halflabel.config import Config
 from halflabel.data.digits import scenes
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.points import points

@@ -16,11 +16,13 @@ from typer.testing import CliRunner
 
 from halflabel import drop
 from halflabel.cli import app
+from halflabel.config import Config
 from halflabel.data.digits import write_folder
-from halflabel.experiment import Config, Predictor, train
+from halflabel.experiment import train
 from halflabel.labels import formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
+from halflabel.predict import Predictor
 from halflabel.report import analysis
 from halflabel.report.facts import gather
 from halflabel.run import Run

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from halflabel import drop
+from halflabel.config import Config
 from halflabel.data.views import Weak
 from halflabel.datasets import DATASETS
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, recipes
 from halflabel.reproduce.measure import GUESSES, METRICS

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from halflabel import drop
+from halflabel.config import Config
 from halflabel.data.digits import CLASSES, scenes
-from halflabel.experiment import Config
 from halflabel.labels.table import LabelTable
 from halflabel.questions import choose
 from halflabel.review import scores as kept

@@ -14,13 +14,15 @@ import pytest
 from PIL import Image
 
 from halflabel.backbones import build
+from halflabel.config import Config
 from halflabel.data.digits import CLASSES, scenes
 from halflabel.errors import UserError
-from halflabel.experiment import Config, Predictor, _write_model
+from halflabel.experiment import _write_model
 from halflabel.fill import crossfit
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
+from halflabel.predict import Predictor
 from halflabel.review import scores as kept
 from halflabel.review.pictures import Maps, NoPicture, NothingSeen, Pictures
 from halflabel.review.scores import cross_scores, score_run

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app as cli
 from halflabel.errors import UserError
-from halflabel.experiment import Predictor, predict_files
+from halflabel.predict import Predictor, predict_files
 from halflabel.predictor import open_predictor
 from halflabel.serve import Batcher, Limits, make_app, open_socket
 

@@ -21,9 +21,9 @@ from halflabel.compare.bench import Bench, OutOfTime, Trained
 from halflabel.compare.grid import Task
 from halflabel.compare.result import Interval, Scored
 from halflabel.compare.store import Store
+from halflabel.config import Config
 from halflabel.data.digits import write_folder
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.learning_curve import Backtest, Extrapolation, extrapolate, fit_law

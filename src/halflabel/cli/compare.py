@@ -137,7 +137,7 @@ def compare(
 
     from halflabel.auto import epochs_for
     from halflabel.compare import compare as compare_methods
-    from halflabel.experiment import Config
+    from halflabel.config import Config
     from halflabel.train import Settings
 
     chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}

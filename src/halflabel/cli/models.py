@@ -23,8 +23,8 @@ from halflabel.files import read_json, write_json
 from halflabel.points import points
 
 if TYPE_CHECKING:
-    from halflabel.experiment import Prediction
     from halflabel.labels.audit import Import
+    from halflabel.predict import Prediction
 
 Shape = StrEnum("Shape", ["table", "json", "csv"])
 
@@ -104,7 +104,7 @@ def predict(
     model_kind(run)
 
     from halflabel.cli.progress import Bar
-    from halflabel.experiment import predict_files
+    from halflabel.predict import predict_files
     from halflabel.predictor import open_predictor
 
     predictor = open_predictor(run)

@@ -107,7 +107,7 @@ def study(
     from halflabel import study as studies
     from halflabel.auto import epochs_for
     from halflabel.cli.progress import Bar
-    from halflabel.experiment import Config
+    from halflabel.config import Config
     from halflabel.train import Settings
 
     chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}

@@ -35,7 +35,7 @@ from halflabel.cli.screen import console, show_audit, show_evaluation, warnings_
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.experiment import Config
+    from halflabel.config import Config
     from halflabel.labels.audit import Import
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
@@ -185,7 +185,7 @@ def train(
         _check_alone(ctx, "--resume", {"resume", "images", "labels", "tensorboard"})
         moved = _images_alone(labels, images, "--resume")
         run = Run.open(resume)
-        from halflabel.experiment import Config
+        from halflabel.config import Config
 
         config = Config.from_dict(run.read_config())
         folder = moved or Path(config.images)
@@ -199,7 +199,7 @@ def train(
         place = out or after.with_name(f"{after.name}-next")
         run = processes.on_first(lambda: Run.create(place, force=force))
         more = read(answers).rows if answers is not None else None
-        from halflabel.experiment import Config
+        from halflabel.config import Config
 
         rows = before.read_rows()
         if more is not None:
@@ -228,7 +228,7 @@ def train(
     show_audit(found.audit, table)
 
     from halflabel.auto import choose
-    from halflabel.experiment import Config
+    from halflabel.config import Config
     from halflabel.method import recipe
     from halflabel.train import Settings
 

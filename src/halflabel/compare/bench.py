@@ -19,12 +19,12 @@ from torch import Tensor
 
 from halflabel.backbones import build, fingerprint
 from halflabel.compare.grid import Hiding, Outcome, Task
+from halflabel.config import Config, device_of, make_views, open_images
 from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.resident import load_images
 from halflabel.data.sources import Arrays, Features, Images, Part, Source
 from halflabel.errors import UserError
 from halflabel.evaluate import Judge
-from halflabel.experiment import Config, make_views, open_images
 from halflabel.heads import Model
 from halflabel.labels.split import assign
 from halflabel.labels.stats import Stats
@@ -124,10 +124,7 @@ class Bench:
 
     @property
     def device(self) -> str:
-        asked, has_gpu = self.config.settings.device, torch.cuda.is_available()
-        if asked == "cuda" and not has_gpu:
-            raise UserError("there is no CUDA device here", "use --device cpu")
-        return "cuda" if has_gpu and asked != "cpu" else "cpu"
+        return device_of(self.config.settings)
 
     def divide(self, hiding: Hiding, seed: int) -> Division:
         """What a hiding leaves known of the images that are not for the test, and which of them are for validation."""

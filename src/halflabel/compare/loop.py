@@ -21,8 +21,8 @@ from halflabel.compare.bench import Bench, DataError, OutOfTime, Select, Trained
 from halflabel.compare.grid import Contender, Grid, Hiding, Outcome, Search, Task, parse_budget
 from halflabel.compare.result import Comparison, Failure, LeftOut, summarise
 from halflabel.compare.store import Store
+from halflabel.config import Config
 from halflabel.errors import UserError
-from halflabel.experiment import Config
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe
 from halflabel.train import Epoch

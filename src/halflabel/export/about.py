@@ -11,7 +11,7 @@ from halflabel import __version__
 from halflabel.calibrate import Platt
 from halflabel.data.views import Plain
 from halflabel.errors import UserError
-from halflabel.experiment import Predictor
+from halflabel.predict import Predictor
 from halflabel.report.passing_on import shown_options
 
 __all__ = ["LAYOUT", "About"]

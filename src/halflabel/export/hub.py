@@ -34,8 +34,8 @@ def export_hub(run: Run, folder: Path, *, force: bool = False) -> Path:
         raise UserError(f"{folder} holds a model already", "name another --out, or add --force to overwrite it")
     run.check_finished()
 
-    from halflabel.experiment import Predictor  # torch comes along: not before all that can be refused is
     from halflabel.export.about import About
+    from halflabel.predict import Predictor  # torch comes along: not before all that can be refused is
 
     about = About.of(Predictor(run))  # also the check that the run is whole
     with replacing(folder / FILES[0]) as temporary:
@@ -157,7 +157,7 @@ Or in Python:
 
 ```python
 from halflabel.predictor import open_predictor
-from halflabel.experiment import predict_files
+from halflabel.predict import predict_files
 
 print(predict_files(open_predictor("model"), ["photo.jpg"], []))
 ```

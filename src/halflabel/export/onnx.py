@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from halflabel.calibrate import Platt
 from halflabel.errors import UserError
-from halflabel.experiment import Predictor
 from halflabel.export.about import About
 from halflabel.files import replacing
 from halflabel.heads import Model
+from halflabel.predict import Predictor
 
 __all__ = ["TOLERANCE", "Parity", "Served", "export_onnx", "need", "probes", "write_onnx"]
 

@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 
 from halflabel import scratch
 from halflabel.backbones import Backbone, build
+from halflabel.config import Config, make_views
 from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.decode import Quarantine, locate
 from halflabel.data.packed import open_packed
 from halflabel.data.shards import is_pack, open_pack
 from halflabel.data.sources import Features, Images, Part, Source
 from halflabel.errors import NothingRead, UserError
-from halflabel.experiment import Config, Predictor, make_views
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
+from halflabel.predict import Predictor
 from halflabel.run import Run
 from halflabel.score import score
 from halflabel.train import fit

@@ -171,7 +171,7 @@ def _histograms(asked: _Asked) -> list[Drawn]:
 
 def _regimes(asked: _Asked) -> list[Drawn]:
     def draw() -> tuple[Path, ...]:
-        from halflabel.experiment import Config
+        from halflabel.config import Config
         from halflabel.method import recipe
 
         config = Config.from_dict(asked.of.facts.config)
@@ -253,7 +253,7 @@ def _features(model: Model, view: torch.Tensor) -> torch.Tensor:
 
 def _maps(asked: _Asked) -> list[Drawn]:
     def draw() -> tuple[Path, ...]:
-        from halflabel.experiment import Predictor
+        from halflabel.predict import Predictor
         from halflabel.report import maps
 
         asked.of.source()
@@ -328,7 +328,7 @@ def _title(run: Run) -> str:
 
 
 def _neighbours(asked: _Asked) -> list[Drawn]:
-    from halflabel.experiment import Config
+    from halflabel.config import Config
     from halflabel.methods.imcl import Interactive
 
     name = Config.from_dict(asked.of.facts.config).method

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from halflabel.data.sources import Images
-    from halflabel.experiment import Predictor
+    from halflabel.predict import Predictor
     from halflabel.run import Run
 
 __all__ = [
@@ -170,7 +170,8 @@ def galleries(
     progress: Callable[[int, int], None] | None = None,
 ) -> Html:
     """Three galleries with the photos of a folder; `scan` is how many training images may be scored for them."""
-    from halflabel.experiment import Predictor, open_images
+    from halflabel.config import open_images
+    from halflabel.predict import Predictor
 
     predictor = Predictor(run)
     source = open_images(

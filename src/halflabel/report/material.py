@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from halflabel.data.sources import Images
-    from halflabel.experiment import Predictor
     from halflabel.heads import Model
     from halflabel.labels.table import LabelTable
     from halflabel.method import Method
+    from halflabel.predict import Predictor
     from halflabel.run import Run
     from halflabel.types import Sweep
 
@@ -53,7 +53,7 @@ class Material:
 
     @cached_property
     def predictor(self) -> Predictor:
-        from halflabel.experiment import Predictor
+        from halflabel.predict import Predictor
 
         return Predictor(self.run)
 
@@ -67,7 +67,7 @@ class Material:
 
     def source(self, of: Predictor | None = None) -> Images:
         """The photos, as the model of this run or of another one is shown them."""
-        from halflabel.experiment import open_images
+        from halflabel.config import open_images
 
         if self.photos is None:
             raise Skip("it needs the photos: name their folder after the run")

@@ -49,7 +49,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Training:
-    """How a paper trains, in our words: fields of `experiment.Config`, of `train.Settings` and of `data.views.Weak`.
+    """How a paper trains, in our words: fields of `config.Config`, of `train.Settings` and of `data.views.Weak`.
 
     `start` says whether the backbone's weights are pre-trained ones or random. `unsaid` names the settings that the
     paper leaves open, so that their values here are ours or those of released code; `differs` says what the paper does

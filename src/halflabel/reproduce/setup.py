@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
+from halflabel.config import Config
 from halflabel.data.cache import copies_for
-from halflabel.experiment import Config
 from halflabel.method import recipe
 from halflabel.reproduce.protocol import Cell
 from halflabel.train import Settings

@@ -16,7 +16,7 @@ from halflabel.errors import UserError
 from halflabel.run import Run
 
 if TYPE_CHECKING:
-    from halflabel.experiment import Predictor
+    from halflabel.predict import Predictor
 
 __all__ = ["SIZES", "Maps", "NoPicture", "NothingSeen", "Pictures"]
 
@@ -168,7 +168,7 @@ class Maps:
         from PIL import Image
 
         from halflabel.data.decode import BadImage, read_image
-        from halflabel.experiment import Predictor
+        from halflabel.predict import Predictor
         from halflabel.report.maps import activations, heat
 
         if self._predictor is None:

@@ -22,7 +22,7 @@ from halflabel.run import Run
 
 if TYPE_CHECKING:
     from halflabel.data.sources import Features, Images
-    from halflabel.experiment import Predictor
+    from halflabel.predict import Predictor
 
 __all__ = ["Scored", "cross_scores", "score_run"]
 
@@ -74,8 +74,8 @@ def cross_scores(
     """
     import torch
 
-    from halflabel.experiment import Predictor
     from halflabel.fill.crossfit import cross_fit
+    from halflabel.predict import Predictor
 
     predictor = Predictor(run)
     if predictor.config.tune != "head" or folds < 2:
@@ -88,7 +88,7 @@ def cross_scores(
 
 
 def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
-    from halflabel.experiment import open_images
+    from halflabel.config import open_images
 
     return open_images(table.images, folder, predictor.views, dataclasses.replace(predictor.config, max_bad=1.0))
 
@@ -106,8 +106,8 @@ def _compute(
     run: Run, table: LabelTable, folder: Path, progress: Progress | None
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.data.decode import locate
-    from halflabel.experiment import Predictor
     from halflabel.heads import Model
+    from halflabel.predict import Predictor
     from halflabel.score import score
 
     predictor = Predictor(run)

@@ -28,8 +28,8 @@ from halflabel.data.decode import BadImage, read_image
 from halflabel.data.sources import Arrays
 from halflabel.data.views import View
 from halflabel.errors import UserError
-from halflabel.experiment import Predictor
 from halflabel.labels.names import Names
+from halflabel.predict import Predictor
 from halflabel.serve.batches import Batcher
 from halflabel.serve.limits import Limits, Refused
 from halflabel.serve.page import docs_page
