@@ -175,3 +175,15 @@ def test_interrupting_says_how_to_go_on(data: Path, tmp_path: Path, monkeypatch:
     result = ask(data, tmp_path / "out", "--methods", "em")
     assert result.exit_code == 130
     assert "the same command goes on" in result.stderr
+
+
+def test_labels_that_a_model_made_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from halflabel.cli.compare import said_by_people
+    from halflabel.labels.formats import read
+
+    (tmp_path / "labels.csv").write_text(
+        "image,class,value,source,score\na,dog,1,,\na,cat,1,model:bce:runs/first,0.9\nb,dog,-1,anna,\nb,cat,-1,machine,0.2\n"
+    )
+    table = said_by_people(read(tmp_path / "labels.csv"))
+    assert table.dense().tolist() == [[1, 0], [-1, 0]]
+    assert "2 of 4 labels were made by a model: they are left out" in capsys.readouterr().out
