@@ -17,7 +17,17 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.files import replacing
 
-__all__ = ["Checkpoint", "clear", "flatten", "newest", "restore", "save", "save_tensors"]
+__all__ = [
+    "Checkpoint",
+    "clear",
+    "flatten",
+    "newest",
+    "pack_optimizer",
+    "restore",
+    "save",
+    "save_tensors",
+    "unpack_optimizer",
+]
 
 KEPT = 2
 

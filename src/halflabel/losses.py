@@ -12,7 +12,19 @@ from torch.nn.functional import softplus
 from halflabel.errors import UserError
 from halflabel.types import Targets
 
-__all__ = ["ASL", "BCE", "ByShare", "Focal", "Loss", "Reduce", "over_entries", "over_images", "over_known", "total"]
+__all__ = [
+    "ASL",
+    "BCE",
+    "ByShare",
+    "Focal",
+    "Loss",
+    "Reduce",
+    "over_entries",
+    "over_images",
+    "over_known",
+    "total",
+    "widen",
+]
 
 Reduce = Callable[[Tensor, Targets], Tensor]
 

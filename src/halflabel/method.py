@@ -25,7 +25,7 @@ from halflabel.relabel import Ignore, Relabeler
 from halflabel.terms import Term
 from halflabel.types import Batch
 
-__all__ = ["REGIMES", "Method", "Recipe", "method", "recipe", "recipes"]
+__all__ = ["REGIMES", "Method", "Recipe", "method", "recipe", "recipes", "seeded"]
 
 M = TypeVar("M", bound=nn.Module)
 

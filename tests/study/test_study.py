@@ -375,7 +375,7 @@ def test_at_the_prompt(tmp_path: Path, no_pictures: None) -> None:
     assert "plots/" not in grown.stdout, "nothing was drawn here"
     assert "too narrow" in grown.stdout  # one seed
     for words, says in (
-        (["--budgets", "half"], "--budgets 0.1,0.5,1"),
+        (["--budgets", "half"], "--budgets 0.1,0.3,1"),
         (["--budgets", "2"], "not in (0, 1]"),
         (["--strategies", "wild"], "partial, dense, noisy, noisy+"),
         (["--method", "bcee"], "did you mean"),

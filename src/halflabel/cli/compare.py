@@ -126,7 +126,7 @@ def compare(
     for folder in (images, test_images):
         if folder is not None and not folder.is_dir():
             raise UserError(f"{folder} is no folder", "name the folder with the images")
-    kept_shares = _numbers(shares)
+    kept_shares = shares_in(shares or "", "--shares")
     for name in _words(methods):
         if name != "auto":
             check_method(name.partition(":")[0])
@@ -434,11 +434,12 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _numbers(text: str | None) -> list[float]:
+def shares_in(text: str, option: str) -> list[float]:
+    """Shares written with commas, as an option gives them."""
     try:
-        return [float(word) for word in _words(text or "")]
+        return [float(word) for word in _words(text)]
     except ValueError:
-        raise UserError(f"{text!r} are no shares", "write them with commas, such as --shares 0.1,0.3,1") from None
+        raise UserError(f"{text!r} are no shares", f"write them with commas, such as {option} 0.1,0.3,1") from None
 
 
 def again() -> str:

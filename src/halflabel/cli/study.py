@@ -11,7 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.compare import GridBar, again, kept, nothing_finished, print_table, said_by_people, show_waiting
+from halflabel.cli.compare import (
+    GridBar,
+    again,
+    kept,
+    nothing_finished,
+    print_table,
+    said_by_people,
+    shares_in,
+    show_waiting,
+)
 from halflabel.cli.options import (
     Device,
     ImageFolder,
@@ -98,7 +107,7 @@ def study(
     for folder in (images, test_images):
         if folder is not None and not folder.is_dir():
             raise UserError(f"{folder} is no folder", "name the folder with the images")
-    shares = _numbers(budgets) if budgets is not None else None
+    shares = shares_in(budgets, "--budgets") if budgets is not None else None
     found: Import = read(labels)
     table = said_by_people(found)
     other = said_by_people(read(test)) if test is not None else None
@@ -197,10 +206,3 @@ def _show(found: Study | Growth) -> None:
             console.print(f"[bold]{escape(line)}[/]", soft_wrap=True)
     for line in found.protocol:
         console.print(f"[bright_black]{escape(line)}[/]", soft_wrap=True)
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        raise UserError(f"{text!r} are no shares", "write them with commas, such as --budgets 0.1,0.5,1") from None

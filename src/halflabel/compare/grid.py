@@ -16,7 +16,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe
 
-__all__ = ["Contender", "Grid", "Hiding", "Options", "Outcome", "Search", "Task", "parse_budget"]
+__all__ = ["Contender", "Grid", "Hiding", "Options", "Outcome", "Results", "Search", "Task", "parse_budget"]
 
 Options = tuple[tuple[str, Any], ...]
 Search = Literal["small", "none"]

@@ -169,7 +169,7 @@ class Maps:
 
         from halflabel.data.decode import BadImage, read_image
         from halflabel.predict import Predictor
-        from halflabel.report.maps import activations, heat
+        from halflabel.report.maps import activations, placed, seen
 
         if self._predictor is None:
             self._predictor = Predictor(self.run)
@@ -187,23 +187,10 @@ class Maps:
         high, wide = int(pixels.shape[1]), int(pixels.shape[2])
         scale = 256 / max(high, wide)
         size = max(1, round(wide * scale)), max(1, round(high * scale))
-        left, top, right, bottom = _seen(view, high, wide)
-        box = round(left * size[0]), round(top * size[1]), round(right * size[0]), round(bottom * size[1])
-        inner = max(1, box[3] - box[1]), max(1, box[2] - box[0])
-        alpha = np.zeros((size[1], size[0]), np.uint8)
-        hot = np.rint(200 * heat(maps, inner)[0, 0]).astype(np.uint8)
-        alpha[box[1] : box[1] + inner[0], box[0] : box[0] + inner[1]] = hot
+        hot = placed(maps[0, 0], (size[1], size[0]), seen(view, high, wide))
+        alpha = np.rint(200 * hot).astype(np.uint8)
         picture = Image.new("RGB", size, _HEAT)
         picture.putalpha(Image.fromarray(alpha))
         stream = io.BytesIO()
         picture.save(stream, "PNG")
         return stream.getvalue()
-
-
-def _seen(view: Any, high: int, wide: int) -> tuple[float, float, float, float]:
-    """The part of the photo that the model was shown: left, top, right, bottom as shares of its sides."""
-    if view.resize == "squash":
-        return 0.0, 0.0, 1.0, 1.0
-    side = view.crop_pct * min(high, wide)
-    left, top = (wide - side) / 2 / wide, (high - side) / 2 / high
-    return left, top, 1 - left, 1 - top
