@@ -245,14 +245,25 @@ def test_training_ends_where_it_does_without(how: Any, precision: Any) -> None:
     source = Arrays(images, table.images, {"plain": Plain(16), "weak": Weak(16)})
     torch.manual_seed(0)
     first = Model(Backbone(), Linear(8, C)).state_dict()
-    ends = []
-    for each in ("no", how):
+
+    def end(how: Any, precision: Any) -> dict[str, Tensor]:
         model, made = Model(Backbone(), Linear(8, C)), recipe("bce").make()
         model.load_state_dict(first)
         settings = Settings(epochs=3, batch_size=B, lr=0.3, backbone_lr=1.0, accumulate=2, ema=0.5, device="cuda")
-        settings = replace(settings, optimizer="sgd", compile=each, precision=precision, deterministic=True)
-        ends.append(fit(model, made, source, table, settings).weights)
-    for name, value in ends[0].items():
-        moved = (value.float() - first[name].to(value.device).float()).abs().max()
-        apart = (ends[1][name].float() - value.float()).abs().max()
-        assert apart <= {"no": 1e-3, "bf16": 0.1, "fp16": 0.02}[precision] * moved, name
+        settings = replace(settings, optimizer="sgd", compile=how, precision=precision, deterministic=True)
+        found = fit(model, made, source, table, settings).weights
+        return {name: value.double() for name, value in found.items() if value.is_floating_point()}
+
+    exact, plain, quick = end("no", "no"), end("no", precision), end(how, precision)
+    begun = {name: first[name].to(value) for name, value in exact.items()}
+    assert far(exact, begun) > 0.01
+    # Inductor rounds at other places, so what it may differ by is what rounding does without it.
+    rounding = far(plain, exact) / far(exact, begun)
+    for name, value in plain.items():
+        moved = (value - begun[name]).norm()
+        assert (quick[name] - value).norm() <= (1e-3 + 3 * rounding) * moved, (name, rounding)
+
+
+def far(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The distance of two sets of weights."""
+    return float(sum((value - other[name]).square().sum() for name, value in one.items())) ** 0.5

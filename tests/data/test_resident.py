@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.data.resident import Resident, view_of
+from halflabel.data.resident import Resident, _places, view_of
 from halflabel.data.sources import Arrays
 from halflabel.data.views import OPS, Plain, Strong, Weak, draws, view_keys
 from halflabel.labels.names import Names
@@ -107,3 +107,30 @@ def test_batches_of_which_nothing_could_be_read_have_no_views(view: str) -> None
     index, made = next(iter(source.fetch([np.array([4, 5])], (view,))))
     assert not len(index)
     assert made == ()
+
+
+def test_places_are_those_of_torch() -> None:
+    maps = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0))
+    wanted = torch.nn.functional.affine_grid(maps, [3, 3, 10, 10], align_corners=False)
+    made = _places(10, torch.device("cpu")).expand(3, -1, -1).bmm(maps.transpose(1, 2)).view_as(wanted)
+    torch.testing.assert_close(made, wanted)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("view", ["plain", "weak", "strong"])
+def test_batches_made_ahead_are_whole_whatever_the_device_does_meanwhile(view: str) -> None:
+    """Each batch is read late, on a busy stream, and dropped at once: memory given away too early would show."""
+    views = {"plain": Plain(SIZE), "weak": Weak(SIZE), "strong": Strong(SIZE)}
+    images = smooth(256)
+    plan = [np.arange(first, first + 16) for first in range(0, 256, 16)]
+    busy = torch.randn(2048, 2048, device="cuda")
+    source = Resident(images.cuda(), Names.numbered(256), views)
+    wanted = [view_of(views[view], images[i].cuda(), view_keys(0, 0, source.hashes[i], 1)[:, 0]) for i in plan]
+    found = []
+    for _, made in source.fetch(plan, (view,)):
+        for _ in range(20):
+            busy = busy @ busy / 50
+        found.append(made[0].float() * 2)
+        del made
+    for each, right in zip(found, wanted, strict=True):
+        assert torch.equal(each, right.float() * 2)

@@ -8,6 +8,7 @@ and the geometry of a view is one bilinear resampling.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -46,6 +47,10 @@ class Resident:
         return len(self.images)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        made = self._made(plan, views, seed, epoch)
+        return _ahead(made) if self.images.is_cuda else made
+
+    def _made(self, plan: Plan, views: Sequence[str], seed: int, epoch: int) -> Iterator[Fetched]:
         together = max(_DRAWN // max(len(plan[0]), 1), 1) if len(plan) else 1  # many batches' draws cost as one's
         for first in range(0, len(plan), together):
             batches = [self._good(index) for index in plan[first : first + together]]
@@ -62,6 +67,26 @@ class Resident:
 
     def _good(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.setdiff1d(index, self.bad, assume_unique=True) if len(self.bad) else index
+
+
+def _ahead(batches: Iterator[Fetched]) -> Iterator[Fetched]:
+    """Make each batch on a stream of its own while the one before is trained on, which does not fill the GPU."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+
+    def make() -> tuple[Fetched | None, torch.cuda.Event]:
+        with torch.cuda.stream(aside):
+            return next(batches, None), aside.record_event()
+
+    coming, made = make()
+    while coming is not None:
+        here, (coming, now_made) = coming, make()
+        now = torch.cuda.current_stream()
+        now.wait_event(made)
+        for view in here.views:
+            view.record_stream(now)  # or its memory would be given away while it is read there
+        made = now_made
+        yield here
 
 
 def load_images(
@@ -118,7 +143,7 @@ def _weak(view: Weak, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
     sent = _sent(numbers, images)
     if view.least == 1:
         return torch.where(_each(sent[:, 0] < 0), images.flip(-1), images)
-    return _rounded(_resampled(images, sent))
+    return _resampled(images, sent).round().to(torch.uint8)
 
 
 # What `_strong_numbers` says of each image after its six of geometry, in this order.
@@ -218,8 +243,17 @@ def _sent(numbers: NDArray[np.float32], images: Tensor) -> Tensor:
 
 def _resampled(images: Tensor, maps: Tensor) -> Tensor:
     """Bilinear, black outside: (B, 3, S, S) of any type and (B, 6) numbers of geometry to float 0..255."""
-    grid = F.affine_grid(maps.view(-1, 2, 3), list(images.shape), align_corners=False)
+    places = _places(images.shape[-1], images.device).expand(len(images), -1, -1)
+    grid = places.bmm(maps.view(-1, 2, 3).transpose(1, 2)).view(len(images), *images.shape[-2:], 2)
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+@cache
+def _places(size: int, device: torch.device) -> Tensor:
+    """The middle of each of size² pixels as (x, y, 1), x and y in −1 … 1: what F.affine_grid makes each time anew."""
+    steps = (torch.arange(size, device=device) * 2 + 1) / size - 1
+    y, x = torch.meshgrid(steps, steps, indexing="ij")
+    return torch.stack([x, y, torch.ones_like(x)], -1).view(1, -1, 3)
 
 
 def _each(values: Tensor) -> Tensor:
