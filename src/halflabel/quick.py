@@ -7,7 +7,7 @@ model (torch.compile); `full` does both. Recording takes about a second, compili
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -37,25 +37,45 @@ def quicken(
     if how == "graph":
         return _Graphed(model, model, batch_size)
     if how == "inductor":
-        return _Quick(model, torch.compile(model, dynamic=False), batch_size)
+        return _Quick(model, _compiled(model), batch_size)
     # Hundreds of kernels of a microsecond or two, such as casts of weights, are worth joining.
     joined: dict[str, Any] = {"combo_kernels": True, "benchmark_combo_kernel": True}  # where trials show a gain
-    way = torch.compile(model, dynamic=False, options=None if deterministic else joined)  # trials differ
-    return _Graphed(model, way, batch_size)
+    return _Graphed(model, _compiled(model, None if deterministic else joined), batch_size)  # trials differ
+
+
+def _compiled(model: nn.Module, options: dict[str, Any] | None = None) -> Callable[[Tensor], Output]:
+    """The model compiled, for each type that autocast computes in."""
+
+    def run(view: Tensor, dtype: torch.dtype | None) -> Output:
+        if dtype is None:
+            output: Output = model(view)
+            return output
+        # Said again inside: torch 2.11 finds what it has compiled before, in other processes too, by what is in here,
+        # and would compute in bf16 when fp16 is asked for.
+        with torch.autocast(view.device.type, dtype, cache_enabled=False):
+            return run(view, None)
+
+    way = torch.compile(run, dynamic=False, options=options)
+
+    def quick(view: Tensor) -> Output:
+        kind = view.device.type
+        output: Output = way(view, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+        return output
+
+    return quick
 
 
 class _Quick(nn.Module):
     """Takes the quick way for whole training batches; the last, smaller one of an epoch goes through the model."""
 
-    def __init__(self, model: nn.Module, quick: Any, batch_size: int) -> None:
+    def __init__(self, model: nn.Module, way: Callable[[Tensor], Output], batch_size: int) -> None:
         super().__init__()
         self.model = model
-        self.way = quick
+        self.way = way
         self.batch_size = batch_size
 
     def quick(self, view: Tensor) -> Output:
-        output: Output = self.way(view)
-        return output
+        return self.way(view)
 
     def forward(self, view: Tensor) -> Output:
         whole = len(view) % self.batch_size == 0 and self.training and torch.is_grad_enabled()
@@ -66,8 +86,8 @@ class _Quick(nn.Module):
 class _Graphed(_Quick):
     """One pair of graphs per shape of the batch, recorded when it first comes."""
 
-    def __init__(self, model: nn.Module, quick: Any, batch_size: int) -> None:
-        super().__init__(model, quick, batch_size)
+    def __init__(self, model: nn.Module, way: Callable[[Tensor], Output], batch_size: int) -> None:
+        super().__init__(model, way, batch_size)
         self.recorded: dict[torch.Size, _Recorded] = {}
 
     def quick(self, view: Tensor) -> Output:
@@ -79,7 +99,7 @@ class _Graphed(_Quick):
         return recorded(view)
 
 
-def _recorded(model: nn.Module, run: Any, view: Tensor) -> _Recorded:
+def _recorded(model: nn.Module, run: Callable[[Tensor], Output], view: Tensor) -> _Recorded:
     """Record, and leave running means and random numbers as if nothing had run."""
     before = [(value, value.clone()) for value in model.buffers()]
     try:
@@ -105,7 +125,7 @@ class _Recorded:
     Memory: that of one step of the model, for as long as this lives.
     """
 
-    def __init__(self, run: Any, weights: Sequence[nn.Parameter], view: Tensor) -> None:
+    def __init__(self, run: Callable[[Tensor], Output], weights: Sequence[nn.Parameter], view: Tensor) -> None:
         self.view = view.clone()
         self.anchor = torch.zeros((), device=view.device, requires_grad=True)  # without it autograd sees no gradient
         self.waiting: weakref.ref[_Call] | None = None
