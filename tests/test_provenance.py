@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.provenance import by_model, decisive, tables
+from halflabel.provenance import by_model, decisive, pick, tables
 
-SOURCES = ("", "person", "model:bce:runs/1", "machine", "model", "rule", "modelling agency")
+SOURCES = ("", "person", "model:bce:runs/1", "machine", "model", "rule", "modelling agency")  # rule: from people's
 MADE = {"model:bce:runs/1", "machine", "model"}
 
 one = st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from([-1, 0, 1]), st.integers(0, len(SOURCES) - 1))
@@ -47,3 +50,12 @@ def test_as_a_loop_over_the_rows_has_it(said: list[tuple[int, int, int, int]]) -
 def test_a_table_says_nothing_of_who_made_it() -> None:
     table = LabelTable.from_dense([[1, 0], [-1, 1]])
     assert tables(table) == (table, table)
+
+
+def test_rows_of_a_file_opened_in_place_are_picked_too(tmp_path: Path) -> None:
+    rows = decisive(build([(0, 0, 1, 1), (1, 2, -1, 2), (3, 1, 1, 5)]))
+    formats.write(rows, tmp_path / "a.labels")
+    some = pick(formats.read(tmp_path / "a.labels").rows, np.array([False, True, True]))
+    assert (some.image.tolist(), some.column.tolist(), some.value.tolist()) == ([1, 3], [2, 1], [-1, 1])
+    assert [some.sources[n] for n in some.source] == ["model:bce:runs/1", "rule"]
+    assert some.score.tolist() == [1 / 64, 2 / 64]

@@ -218,3 +218,19 @@ def test_the_bound_of_many_images_is_that_of_few_but_closer() -> None:
     rule = next(rule for rule in suggest(LabelTable.from_dense(labels, classes=["dog", "animal"])))
     assert (rule.first, rule.kind, rule.second, rule.holds, rule.seen) == ("dog", "implies", "animal", count, count)
     assert rule.bound == pytest.approx(count / (count + 1.645**2), abs=1e-12)
+
+
+def test_of_several_premises_the_surest_is_named(tmp_path: Path) -> None:
+    """Classes: dog and car imply living; night excludes day. A score that is not given is the lowest."""
+    rules = rules_of(tmp_path, "dog,implies,living\ncar,implies,living\nnight,excludes,day\n")
+    labels, late = np.zeros((4, 6), np.int8), np.zeros((4, 6), np.int8)
+    score = np.full((4, 6), np.nan, np.float32)
+    labels[:, [0, 5]], late[:, 2] = 1, 1
+    score[0, [0, 5]] = 0.7, 0.9
+    score[1, 0] = 0.1
+    score[2, [0, 5]] = 0.5, 0.5
+    labels[3] = [0, 0, -1, 0, 1, 0]
+    late[3] = [-1, 0, 0, -1, 0, 0]
+    found = [part.tolist() for part in rules.surest(labels, score, late)]
+    assert list(zip(*found, strict=True)) == [(0, 2, 5), (1, 2, 0), (2, 2, 0), (3, 0, 2), (3, 3, 4)]
+    assert all(len(part) == 0 for part in rules.surest(labels, score, np.zeros_like(late)))

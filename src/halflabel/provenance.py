@@ -1,8 +1,12 @@
-"""Who made a label: a person, or a model. What models made may be learnt from, but nothing is judged by it."""
+"""Who made a label: a person, or a model. What models made may be learnt from, but nothing is judged by it.
+
+A row's source says it. "model:METHOD:RUN" is what that model filled in, and what rules make of its labels; "model" and
+"machine" are models without a name. All else was said by people, "rule" too: it follows from what people said. So a
+label that a rule derives is as good as the label it was derived from.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,16 +18,29 @@ from halflabel.labels.standing import standing
 if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
 
-__all__ = ["MODEL", "by_model", "decisive", "tables"]
+__all__ = ["MODEL", "RULE", "by_model", "decisive", "model_source", "pick", "tables"]
 
 MODEL = "model:"  # what the source of a filled row begins with: model:METHOD:RUN
+RULE = "rule"  # the source of what follows by rules from labels that people made
 _OTHERS = ("model", "machine")  # a model without a name; the guesses that Open Images comes with
 
 
 def by_model(rows: Rows) -> NDArray[np.bool_]:
     """Which rows a model made, by their source (R,)."""
-    made = [name.startswith(MODEL) or name in _OTHERS for name in rows.sources]
-    return np.array(made, bool)[rows.source]
+    return np.array([_is_model(name) for name in rows.sources], bool)[rows.source]
+
+
+def model_source(name: str) -> str:
+    """The source of what a model made that others call so.
+
+    >>> model_source("yolo-v8"), model_source("model:bce:runs/1"), model_source("")
+    ('model:yolo-v8', 'model:bce:runs/1', 'model')
+    """
+    return (name if _is_model(name) else MODEL + name) if name else "model"
+
+
+def _is_model(source: str) -> bool:
+    return source.startswith(MODEL) or source in _OTHERS
 
 
 def decisive(rows: Rows) -> Rows:
@@ -31,14 +48,13 @@ def decisive(rows: Rows) -> Rows:
     at = standing(rows)
     if len(at) == len(rows) and bool(np.all(at[1:] > at[:-1])):
         return rows
-    return replace(
-        rows,
-        image=rows.image[at],
-        column=rows.column[at],
-        value=rows.value[at],
-        source=rows.source[at],
-        score=rows.score[at],
-    )
+    return pick(rows, at)
+
+
+def pick(rows: Rows, at: NDArray[np.int64] | NDArray[np.bool_]) -> Rows:
+    """Some of the rows, by number or by mask; all images, classes and sources stay."""
+    image, column, value = rows.image[at], rows.column[at], rows.value[at]
+    return Rows.build(rows.images, rows.classes, image, column, value, rows.source[at], rows.score[at], rows.sources)
 
 
 def tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable]:

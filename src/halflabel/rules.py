@@ -81,6 +81,37 @@ class Rules:
         demands = (said_present @ self.implied).toarray()
         return present & forbids, absent & demands
 
+    def surest(
+        self, labels: NDArray[np.int8], score: NDArray[np.float32], late: NDArray[np.int8]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """(image, class, which class it follows from) of each entry of `late` (B, C) that follows from `labels` (B, C).
+
+        Of several labels that it follows from it is the one with the highest score (B, C), NaN lowest, then the first.
+        """
+        rows = np.flatnonzero(late.any(1))
+        said, wanted, sure = labels[rows], late[rows], score[rows]
+        found = [
+            _chains(self.implied, said > 0, wanted > 0),
+            _chains(self.implied.T.tocsr(), said < 0, wanted < 0),
+            _chains(self.excluded, said > 0, wanted < 0),
+        ]
+        row, origin, to = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        entry = row * late.shape[1] + to
+        order = np.lexsort((-origin, np.nan_to_num(sure[row, origin], nan=-1.0), entry))
+        last = order[np.flatnonzero(np.diff(entry[order], append=-1))]
+        return rows[row[last]], to[last], origin[last]
+
+
+def _chains(matrix: Any, said: Mask, wanted: Mask) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(image, class said, class wanted) for every pair of the matrix of which one is said and the other wanted."""
+    row, column = np.nonzero(said)
+    count = np.diff(matrix.indptr)[column]
+    before = np.cumsum(count) - count
+    to = matrix.indices[np.arange(int(count.sum())) + np.repeat(matrix.indptr[column] - before, count)]
+    row, column = np.repeat(row, count), np.repeat(column, count)
+    hit = wanted[row, to]
+    return row[hit], column[hit], to[hit].astype(np.int64)
+
 
 def read_rules(path: str | Path, classes: Names) -> Rules:
     """Rules from a CSV file `class,rule,class`, or implications from an Open Images hierarchy (.json).

@@ -79,7 +79,7 @@ def test_one_job_computes_and_others_wait_also_for_one_that_is_killed(tmp_path: 
         return path.read_text() if path.exists() else ""
 
     def until(true: Callable[[], object]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300  # a busy machine takes its time to start three
         while not true():
             errors = [path.read_text() for path in tmp_path.glob("*.error")]
             assert not errors, errors[0]

@@ -134,3 +134,15 @@ def test_batches_made_ahead_are_whole_whatever_the_device_does_meanwhile(view: s
         del made
     for each, right in zip(found, wanted, strict=True):
         assert torch.equal(each, right.float() * 2)
+
+
+@pytest.mark.parametrize("name", ["Brightness", "Color", "Contrast", "Sharpness"])
+def test_an_operation_drawn_twice_is_done_twice(name: str) -> None:
+    view = Strong(SIZE, least=1.0, flip=0.0, num_ops=2, magnitude=20, cutout=0.0)
+    keys = keys_for(40_000)
+    picks = (draws(keys, 11)[:, [7, 9]] * len(OPS)).astype(int)
+    keys = keys[(picks == list(OPS).index(name)).all(1)][:24]
+    images = torch.randint(90, 160, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
+    images = images.to(torch.uint8)
+    made, wanted = view_of(view, images, keys).float(), one_by_one(view, images, keys).float()
+    assert float((made - wanted).abs().mean(dim=(1, 2, 3)).max()) < 3

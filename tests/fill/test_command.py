@@ -94,6 +94,30 @@ def test_what_a_model_filled_before_is_no_evidence(
     assert (table.dense()[digits.dense() != 0] == digits.dense()[digits.dense() != 0]).all()
 
 
+def test_rows_of_rules_are_counted_by_whose_label_they_follow_from(
+    frozen: Run, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person's 0 in ten images and a model's in five others; all is told, and can be taken back."""
+    image, column, value = digits.entries()
+    image, column, value = (part[column > 1] for part in (image, column, value))
+    rows = Rows.build(digits.images, digits.classes, image, column, value, "person")
+    who = (np.arange(15) >= 10).astype(np.int16)
+    zero = np.zeros(15, np.int8)
+    names = ("person", "model:an:runs/before")
+    rows = rows.append(Rows.build(digits.images, digits.classes, np.arange(15), zero, zero + 1, who, None, names))
+    rules, out = tmp_path / "rules.csv", tmp_path / "whole.csv"
+    rules.write_text("0,implies,1\n")
+    monkeypatch.setattr(Run, "read_rows", lambda run: rows)
+    monkeypatch.setattr(write, "score_run", lambda run, images, table, **more: scored(table))
+    shown = done("fill", frozen.folder, pictures / "images", "--rules", rules, "--out", out, "--complete")
+    assert "10 of the filled ones follow by the rules from what people said (source rule)" in shown
+    assert "5 of the filled ones follow by the rules from what a model had said, and no person" in shown
+    assert f", source model:bn-bce:{frozen.folder.as_posix()} and rule" in shown
+    assert f"halflabel fill --undo {out} --source rule" in shown
+    assert "10 rows removed" in done("fill", "--undo", out, "--source", "rule")
+    assert "10 rows removed" in done("fill", "runs/before", "--undo", out)  # what it said, and what followed
+
+
 def scored(table: LabelTable) -> Scores:
     """Scores that know the labels: enough to fill something."""
     noise = np.random.default_rng(0).normal(0, 1, table.shape)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.fill import RULE, Scores, fill_run, plan, score_run, write_filled
@@ -14,6 +15,7 @@ from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
+from halflabel.provenance import tables
 from halflabel.rules import read_rules
 from halflabel.run import Run
 
@@ -83,14 +85,13 @@ def test_a_model_that_knows_nothing_fills_no_positive() -> None:
     noise = np.random.default_rng(0).normal(size=world.scores.logits.shape).astype(np.float32)
     filling = plan(Scores(noise, world.scores.part, ""), world.table)
     assert filling.present.filled.sum() == 0
-    assert any("nothing is filled as present" in warning for warning in filling.warnings)
+    assert any("the model fills nothing as present" in warning for warning in filling.warnings)
 
 
 def test_labels_filled_before_are_kept_and_are_no_evidence() -> None:
     world = worlds.make_world(6)
     first = plan(world.scores, world.table)
-    filled = world.table.merge(first.rows().resolve())
-    again = plan(world.scores, filled, judged=world.table)
+    again = plan(world.scores, Rows.from_table(world.table, "person").append(first.rows()))
     assert again.counts.present.sum() == first.counts.present.sum()
     assert len(again.rows()) < len(first.rows()) / 20
 
@@ -257,3 +258,120 @@ def test_a_retraction_in_other_labels_counts(frozen: Run, pictures: Path, digits
     taken = Rows.build(digits.images, digits.classes, image[:1], column[:1], np.zeros(1, np.int8), "person")
     filling = fill_run(frozen, pictures / "images", labels=taken, precision=0.6, confidence=0.6, folds=2)
     assert filling.table.known == digits.known - 1
+
+
+def test_what_follows_from_a_models_label_is_no_evidence_later(
+    frozen: Run, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's 0 on one image, and people's on all others: by the rule 0 → 1 only the others' 1 is people's."""
+    names = list(digits.classes)
+    path = tmp_path / "rules.csv"
+    path.write_text(f"{names[0]},implies,{names[1]}\n")
+    said = np.zeros(digits.shape, np.int8)
+    said[:40, 0] = 1
+    said[40:, 0] = -1
+    said[20:50, 2] = np.where(np.arange(30) % 2, 1, -1)
+    said[40:, 1] = np.where(np.arange(20) % 2, 1, -1)
+    image, column = np.nonzero(said)
+    made = (image == 7) & (column == 0)
+    labels = Rows.build(
+        digits.images, digits.classes, image, column, said[image, column], made, np.where(made, 0.75, np.nan),
+        ("person", "model:an:runs/before"),
+    )  # fmt: skip
+    monkeypatch.setattr(Run, "read_rows", lambda run: labels)
+    monkeypatch.setattr("halflabel.fill.write.score_run", lambda run, images, table, **more: blind(table))
+    filling = fill_run(frozen, pictures / "images", rules=path)
+    tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
+    after = formats.read(tmp_path / "whole.csv", format="long").rows
+    every, people = tables(after)
+    at, one = every.images.index([digits.images[n] for n in range(40)]), every.classes.index([names[1]])
+    assert (every.dense()[at, one] == 1).all()
+    expected = np.ones(40)
+    expected[7] = 0
+    assert people.dense()[at, one].tolist() == expected.tolist()
+    assert (tally.by_rule.sum(), tally.by_model.sum()) == (39, 1)
+    row = (after.image == at[7]) & (after.column == one[0])
+    assert [after.sources[n] for n in after.source[row]] == ["model:an:runs/before"]
+    assert after.score[row].tolist() == [0.75]
+
+
+def slow_derived(
+    known: np.ndarray, made: np.ndarray, score: np.ndarray, above: dict[int, set[int]], apart: set[tuple[int, int]]
+) -> tuple[dict[int, tuple[int, int | None]], NDArray[np.int64]]:
+    """Of one image: {class: (value, the class whose label it follows from, or None where a person's says it)}.
+
+    `above[a]` is all that a implies; `apart` holds both (a, b) and (b, a). Also how many entries are contradicted, and
+    how many of them by people's labels alone.
+    """
+    derived: dict[int, tuple[int, int | None]] = {}
+    contradicted = np.zeros(2, np.int64)
+    for c in range(len(known)):
+        ways = [
+            (value, a)
+            for a in range(len(known))
+            for value, follows in (
+                (1, known[a] > 0 and c in above[a] | {a}),
+                (-1, known[a] < 0 and a in above[c] | {c}),
+                (-1, known[a] > 0 and any((x, y) in apart for x in above[a] | {a} for y in above[c] | {c})),
+            )
+            if follows
+        ]
+        people = {value for value, a in ways if not made[a]}
+        if len({value for value, _ in ways}) == 2 and not (known[c] == 0 and len(people) == 1):
+            contradicted += 1, len(people) == 2
+        elif known[c] == 0 and ways:
+            if people:
+                derived[c] = next(iter(people)), None
+            else:
+                derived[c] = ways[0][0], min((-score[a], a) for _, a in ways)[1]
+    return derived, contradicted
+
+
+@pytest.mark.parametrize("block", [1 << 21, 8 * 7])
+def test_what_rules_derive_is_as_good_as_what_it_was_derived_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Against a slow loop over every chain: the value, the source and the score of each derived row."""
+    monkeypatch.setattr("halflabel.fill.filling._ENTRIES", block)
+    rng = np.random.default_rng(0)
+    path = tmp_path / "rules.csv"
+    path.write_text("0,implies,1\n1,implies,2\n3,implies,2\n4,excludes,1\n4,excludes,5\n6,implies,5\n")
+    above: dict[int, set[int]] = {0: {1, 2}, 1: {2}, 2: set(), 3: {2}, 4: set(), 5: set(), 6: {5}, 7: set()}
+    apart = {(4, 1), (1, 4), (4, 5), (5, 4)}
+    sources = ("person", "", "rule", "model:a:r", "model:b:r", "machine")
+    known = rng.choice([-1, 0, 1], (300, 8), p=[0.15, 0.7, 0.15])
+    image, column = rng.permutation(np.argwhere(known)).T
+    who = rng.integers(0, len(sources), len(image))
+    sure = np.where(who > 2, rng.integers(10, 20, len(image)) / 20, np.nan)
+    labels = Rows.build(Names.numbered(300), Names.numbered(8), image, column, known[image, column], who, sure, sources)
+    asked = rng.random(300) < 0.6
+    rules = read_rules(path, labels.classes)
+    filling = plan(blind(labels.resolve()), labels, asked=asked, rules=rules, source="model:b:r")
+    tally = filling.tally()
+    found = {
+        (rows.images[i], c): (v, rows.sources[s], x)
+        for rows in filling.blocks(tally)
+        for i, c, v, s, x in zip(rows.image, rows.column, rows.value, rows.source, rows.score, strict=True)
+    }
+    by, score = np.zeros(known.shape, int), np.full(known.shape, np.nan)
+    by[image, column], score[image, column] = who, sure
+    expected, contradicted = {}, np.zeros(2, np.int64)
+    for n in np.flatnonzero(asked).tolist():
+        derived, count = slow_derived(known[n], by[n] > 2, score[n], above, apart)
+        contradicted += count
+        for c, (value, origin) in derived.items():
+            maker = ("rule", np.nan) if origin is None else (sources[by[n, origin]], np.float32(score[n, origin]))
+            expected[str(n), c] = (value, *maker)
+    assert found.keys() == expected.keys()
+    assert all(found[at][:2] == expected[at][:2] for at in found)
+    assert np.array_equal([found[at][2] for at in found], [expected[at][2] for at in found], equal_nan=True)
+    assert {row[1] for row in found.values()} == {"rule", "model:a:r", "model:b:r", "machine"}
+    assert [tally.contradictions, tally.contradictions - tally.by_models_fault] == contradicted.tolist()
+    assert contradicted[0] > contradicted[1] > 0
+    assert tally.by_rule.sum() == sum(row[1] == "rule" for row in found.values())
+    assert tally.by_model.sum() == sum(row[1] != "rule" for row in found.values())
+
+
+def blind(table: LabelTable) -> Scores:
+    """Scores of a model that knows nothing: what is filled comes from rules."""
+    return Scores(np.zeros(table.shape, np.float32), (np.arange(len(table)) % 2).astype(np.int8), "made up")

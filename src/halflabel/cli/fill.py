@@ -48,7 +48,7 @@ def fill(
     complete: Annotated[bool, typer.Option("--complete", help="Write the known labels too: a whole new file.")] = False,
     undo: Annotated[Path | None, typer.Option(help="Take back what was filled into this file.", metavar="FILE")] = None,
     source: Annotated[
-        str | None, typer.Option(help="With --undo: whose rows, such as model:bn-bce:runs/first.")
+        str | None, typer.Option(help="With --undo: whose rows, such as model:bn-bce:runs/first, or rule.")
     ] = None,
     retract: Annotated[
         bool, typer.Option("--retract", help="With --undo: add rows that retract, and remove none.")
@@ -60,6 +60,9 @@ def fill(
 
     Thresholds are set per class so that, with the stated confidence, the stated share of all fills is right. That is
     judged on known labels by models that did not learn them. What cannot be decided stays unknown.
+
+    Filled rows have the source model:METHOD:RUN. What --rules make of known labels has the source rule where a person's
+    label leads to it, and that model's source where only a model's does: such labels judge nothing later.
 
     Example: halflabel fill runs/first photos/ --precision 0.95 --out filled.csv
 
@@ -111,17 +114,32 @@ def fill(
     _show(filling, tally, top)
     where, of = shlex.quote(str(path)), shlex.quote(str(run))
     known = "the known labels and the filled ones" if complete else "rows to append to the label file"
-    console.print(f"\nWrote [bold]{escape(where)}[/]: {known}, source {escape(filling.source)}", soft_wrap=True)
+    ruled, passed_on = int(tally.by_rule.sum()), int(tally.by_model.sum())
+    fills = int((tally.present + tally.absent).sum()) - ruled - passed_on
+    sources = " and ".join(name for name, count in ((filling.source, fills), ("rule", ruled)) if count)
+    console.print(
+        f"\nWrote [bold]{escape(where)}[/]: {known}{escape(sources and f', source {sources}')}", soft_wrap=True
+    )
+    if not fills + ruled + passed_on:
+        return
     if complete:
         console.print(f"Next:  halflabel inspect {escape(where)}", soft_wrap=True)
-        console.print(f"Take it back:  halflabel fill {escape(of)} --undo {escape(where)}", soft_wrap=True)
+        _show_undo(of, where, fills, ruled)
     elif path.suffix != ".parquet":
         console.print(f"Next:  tail -n +2 {escape(where)} >> LABELS.csv", soft_wrap=True)
-        console.print(f"Take it back:  halflabel fill {escape(of)} --undo LABELS.csv", soft_wrap=True)
+        _show_undo(of, "LABELS.csv", fills, ruled)
         console.print(
             "(where LABELS.csv has the columns image,class,value,source,score; for other files, fill with --complete)",
             soft_wrap=True,
         )
+
+
+def _show_undo(run: str, file: str, fills: int, ruled: int) -> None:
+    if fills:
+        console.print(f"Take it back:  halflabel fill {escape(run)} --undo {escape(file)}", soft_wrap=True)
+    if ruled:
+        what = "Take back what follows from people's labels" if fills else "Take it back"
+        console.print(f"{what}:  halflabel fill --undo {escape(file)} --source rule", soft_wrap=True)
 
 
 def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> None:
@@ -167,14 +185,21 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
         console.print(line, soft_wrap=True)
     console.print(f"left unknown [bold]{number(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
     if ruled := int(tally.by_rule.sum()):
-        console.print(f"{number(ruled)} of these follow from known labels by the rules (source rule)")
+        console.print(f"{number(ruled)} of the filled ones follow by the rules from what people said (source rule)")
+    if guessed := int(tally.by_model.sum()):
+        console.print(
+            f"{number(guessed)} of the filled ones follow by the rules from what a model had said, and no person: "
+            "they have that model's source and score",
+            soft_wrap=True,
+        )
     if clashes := int(tally.clashes.sum()):
         console.print(f"{number(clashes)} likely labels were not filled: the rules forbid them together")
     if tally.contradictions:
         shown = "; ".join(tally.examples)
+        fault = f" ({number(tally.by_models_fault)} because of a model's labels)" if tally.by_models_fault else ""
         console.print(
-            f"[yellow]warning:[/] {number(tally.contradictions)} entries where known labels break the rules, such as "
-            f"{escape(shown)}. Known labels stay, and nothing was filled there.",
+            f"[yellow]warning:[/] {number(tally.contradictions)} entries where known labels break the rules{fault}, "
+            f"such as {escape(shown)}. Known labels stay, and nothing was filled there.",
             soft_wrap=True,
         )
     for warning in filling.warnings:

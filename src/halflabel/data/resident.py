@@ -174,7 +174,8 @@ def _strong_numbers(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float32]
     moves = moves @ _affine(one, 0 * one, -shift * times("TranslateX"), 0 * one, one, -shift * times("TranslateY"))
     angle = np.radians(30 * level * times("Rotate"))
     moves = moves @ _affine(np.cos(angle), -np.sin(angle), 0 * one, np.sin(angle), np.cos(angle), 0 * one)
-    factors = [1 + 0.9 * level * times(name) for name in _FACTORS]
+    change = 1 + 0.9 * level * sign  # one after the other where an operation is drawn twice
+    factors = [np.where(which == names.index(name), change, 1.0).prod(1) for name in _FACTORS]
     taken = [(which == names.index(name)).any(1) for name in _TAKEN]
     side = np.round(u[:, 4] * view.cutout * view.size)
     top, left = ((u[:, place] * view.size).astype(np.int64) - side // 2 for place in (5, 6))

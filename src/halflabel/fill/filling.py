@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,10 @@ from halflabel.fill.probability import ClassPlatt, fit_classes
 from halflabel.fill.sample import one_sided, warn
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
+from halflabel.provenance import RULE, by_model, decisive, pick, tables
 from halflabel.rules import Rules
 
 __all__ = ["RULE", "Filling", "Tally", "plan"]
-
-RULE = "rule"  # the source of what follows from known labels
 
 _ENTRIES = 1 << 21  # of a block
 
@@ -34,10 +33,12 @@ class Tally:
     present: NDArray[np.int64]
     absent: NDArray[np.int64]
     unknown: NDArray[np.int64]  # left unknown, of the images in the table
-    by_rule: NDArray[np.int64]  # of the filled ones, those that follow from known labels
+    by_rule: NDArray[np.int64]  # of the filled ones, those that follow from labels that people made
+    by_model: NDArray[np.int64]  # and those that follow from labels that a model made before, and no person's
     clashes: NDArray[np.int64]  # not filled, because rules forbid them together
     contradictions: int = 0  # known labels (and what follows from them) that break the rules
     examples: list[str] = field(default_factory=list)  # of these: "image: class"
+    by_models_fault: int = 0  # of these, those where labels that people made break no rule
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Filling:
     absent: Side
     rules: Rules | None
     source: str
+    made: Rows  # the labels of `table` that a model made, by image; `sources` are those of the filled rows, ours first
     precision: float
     confidence: float
     shut: Mask  # (C,) classes of which nothing can be said
@@ -60,25 +62,24 @@ class Filling:
 
     def tally(self) -> Tally:
         """An empty tally for `blocks`."""
-        zero = np.zeros(len(self.table.classes), np.int64)
-        return Tally(zero.copy(), zero.copy(), zero.copy(), zero.copy(), zero.copy())
+        return Tally(*np.zeros((6, len(self.table.classes)), np.int64))
 
     def blocks(self, tally: Tally | None = None) -> Iterator[Rows]:
         """Rows for what was unknown and is filled, by image; a known label never has one. Counts into `tally`.
 
-        The score is the calibrated probability that the value is right. Rows that follow from known labels by a rule
-        have the source "rule" and no score. What the rules make of the model's fills is the model's too, with the
-        probability of the surest fill it follows from. Memory: about 40 bytes per entry of a block of 2 million.
+        The score is the calibrated probability that the value is right. Rows that follow by a rule from labels that
+        people made have the source "rule" and no score. What the rules make of a model's label is that model's too,
+        with the source and score of the surest one it follows from: of labels that a model made before as of the fills.
+        Memory: about 40 bytes per entry of a block of 2 million.
         """
         tally = tally if tally is not None else self.tally()
         for index in _blocks(self.asked, len(self.table.classes)):
             labels = self.table.rows(index)
             p = self._probabilities(index)
-            value, score, ruled = self._fill(labels, p, tally, index)
+            value, score, source = self._fill(labels, p, tally, index)
             tally.present += (value > 0).sum(0)
             tally.absent += (value < 0).sum(0)
             tally.unknown += ((value == 0) & (labels == 0)).sum(0)
-            tally.by_rule += ruled.sum(0)
             row, column = np.nonzero(value)
             yield Rows.build(
                 self.table.images.take(index),
@@ -86,9 +87,9 @@ class Filling:
                 row,
                 column,
                 value[row, column],
-                ruled[row, column].astype(np.int16),
+                source[row, column],
                 score[row, column],
-                (self.source, RULE),
+                self.made.sources,
             )
 
     def rows(self) -> Rows:
@@ -105,7 +106,7 @@ class Filling:
             np.concatenate([rows.value for _, rows in found]),
             np.concatenate([rows.source for _, rows in found]),
             np.concatenate([rows.score for _, rows in found]),
-            (self.source, RULE),
+            self.made.sources,
         )
 
     def _probabilities(self, index: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -113,9 +114,17 @@ class Filling:
 
     def _fill(
         self, labels: NDArray[np.int8], p: NDArray[np.float32], tally: Tally, index: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int8], NDArray[np.float32], Mask]:
-        """(value to fill or 0, score, whether by a rule), each (B, C)."""
-        follows, free = _closed(self.rules, labels, self.shut, tally, self.table, index)
+    ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int16]]:
+        """(value to fill or 0, score, source), each (B, C)."""
+        made = _of_images(self.made, index)
+        follows, people, free, contradiction, people_differ = _closed(self.rules, labels, made, self.shut)
+        if contradiction.any():
+            row, column = np.nonzero(contradiction)
+            tally.contradictions += len(row)
+            tally.by_models_fault += int((contradiction & ~people_differ).sum())
+            room = max(0, 5 - len(tally.examples))
+            names = zip(index[row[:room]].tolist(), column[:room].tolist(), strict=True)
+            tally.examples += [f"{self.table.images[i]}: {self.table.classes[c]}" for i, c in names]
         free &= ~np.isnan(p)
         place = bin_of(p)
         present = free & (place >= self.present.cut)
@@ -130,39 +139,55 @@ class Filling:
             # Classes that are shut to the model are open to what follows from others; what clashed stays unknown.
             able = (labels == 0) & (follows == 0) & ~bad_present & ~bad_absent
             late_present, late_absent = more.present & able & ~present, more.absent & able & ~absent
-            score[late_present | late_absent] = 0
-            _carry(self.rules.implied, present, score, late_present)
-            _carry(self.rules.implied.T.tocsr(), absent, score, late_absent)
-            _carry(self.rules.excluded, present, score, late_absent)
+            late = late_present.astype(np.int8) - late_absent
+            row, column, origin = self.rules.surest(present.astype(np.int8) - absent, score, late)
+            score[row, column] = score[row, origin]
             present |= late_present
             absent |= late_absent
         value = follows + present.astype(np.int8) - absent.astype(np.int8)
         score[follows != 0] = np.nan
-        return value, score, follows != 0
+        source = people.astype(np.int16)
+        tally.by_rule += people.sum(0)
+        if self.rules is not None and (of_models := np.where(people, np.int8(0), follows)).any():
+            self._pass_on(made, of_models, score, source)
+            tally.by_model += (of_models != 0).sum(0)
+        return value, score, source
+
+    def _pass_on(
+        self, made: Rows, follows: NDArray[np.int8], score: NDArray[np.float32], source: NDArray[np.int16]
+    ) -> None:
+        """Give what follows (B, C) from labels that a model made the score and the source of the surest of them."""
+        assert self.rules is not None
+        said, sure, who = np.zeros_like(follows), np.full_like(score, np.nan), np.zeros_like(source)
+        said[made.image, made.column] = made.value
+        sure[made.image, made.column] = made.score
+        who[made.image, made.column] = made.source
+        row, column, origin = self.rules.surest(said, sure, follows)
+        score[row, column] = sure[row, origin]
+        source[row, column] = who[row, origin]
 
 
 def plan(
     scores: Scores,
-    table: LabelTable,
+    labels: LabelTable | Rows,
     *,
-    judged: LabelTable | None = None,
     asked: Mask | None = None,
     precision: float = 0.95,
     confidence: float = 0.9,
     rules: Rules | None = None,
     source: str = "model",
 ) -> Filling:
-    """Decide what of the unknown entries of `table` can be filled, present and absent each as precise as asked.
+    """Decide what of the unknown entries can be filled, present and absent each as precise as asked.
 
-    `judged` holds the labels that count as evidence, the same images and classes; labels that a model filled before are
-    in `table`, and so are not touched, but not in `judged`. Only the images where `asked` (N,) is true are filled; the
-    others are evidence. What is guaranteed, and what not: see `decide.choose`; it
-    holds for known labels that are a random sample of each class's entries of like probability. Classes with known
-    positives only have nothing to judge them by, and are left alone.
+    Of rows, labels that a model made before stay as they are, but count as no evidence; a table says nothing of who
+    made it, and all of it counts. Only the images where `asked` (N,) is true are filled; the others are evidence. What
+    is guaranteed, and what not: see `decide.choose`; it holds for known labels that are a random sample of each class's
+    entries of like probability. Classes with known positives only have nothing to judge them by, and are left alone.
     """
     if not 0.5 < precision < 1 or not 0.5 <= confidence < 1:
         raise UserError(f"precision {precision:g} at confidence {confidence:g}", "use shares such as 0.95 and 0.9")
-    judged = table if judged is None else judged
+    known_rows = decisive(labels) if isinstance(labels, Rows) else None
+    table, judged = tables(labels if known_rows is None else known_rows)
     image, column, value = judged.entries()
     evidence = (scores.part[image] >= 0) & ~np.isnan(scores.logits[image, column])
     image, column, present = image[evidence], column[evidence].astype(np.int64), value[evidence] > 0
@@ -180,10 +205,11 @@ def plan(
         platts.append(fit_classes(column[others], logits[others], present[others], classes))
     platts.append(fit_classes(column, logits, present, classes))
 
+    made = _made(known_rows, table, source)
     counts = Counts.zeros(classes)
     fill = np.ones(len(table), bool) if asked is None else asked
     for index in _blocks(np.arange(len(table)), classes):
-        _, free = _closed(rules, table.rows(index), shut, None, table, index)
+        free = _closed(rules, table.rows(index), _of_images(made, index), shut).free
         free &= fill[index, None]
         known = judged.rows(index)
         known[scores.part[index] < 0] = 0
@@ -200,6 +226,7 @@ def plan(
         absent=sides[1],
         rules=rules,
         source=source,
+        made=made,
         precision=precision,
         confidence=confidence,
         shut=shut,
@@ -233,41 +260,53 @@ def _probabilities(scores: Scores, platts: list[ClassPlatt], index: NDArray[np.i
     return p
 
 
-def _closed(
-    rules: Rules | None,
-    labels: NDArray[np.int8],
-    shut: Mask,
-    tally: Tally | None,
-    table: LabelTable,
-    index: NDArray[np.int64],
-) -> tuple[NDArray[np.int8], Mask]:
-    """(what follows from known labels by the rules, what is then free for the model), each (B, C)."""
-    free = (labels == 0) & ~shut
-    follows = np.zeros_like(labels)
+def _made(known: Rows | None, table: LabelTable, source: str) -> Rows:
+    """The labels that a model made, their sources numbered after `source` and "rule"."""
+    if known is None:
+        nothing = np.zeros(0, np.int32)
+        return Rows.build(table.images, table.classes, nothing, nothing, nothing, nothing, None, (source, RULE))
+    theirs = pick(known, by_model(known))
+    names = [known.sources[n] for n in np.unique(theirs.source).tolist()]
+    sources = tuple(dict.fromkeys((source, RULE, *names)))
+    number = np.array([sources.index(name) if name in names else 0 for name in known.sources], np.int16)
+    return replace(theirs, source=number[theirs.source], sources=sources)
+
+
+def _of_images(rows: Rows, index: NDArray[np.int64]) -> Rows:
+    """Of rows by image, those of the images `index` (B,), which ascend; their image is then a number into `index`."""
+    first, end = np.searchsorted(rows.image, (index[0], index[-1] + 1))
+    at = np.arange(first, end)
+    place = np.searchsorted(index, rows.image[at])
+    inside = index[place] == rows.image[at]
+    return replace(pick(rows, at[inside]), image=place[inside].astype(np.int32))
+
+
+class _Closed(NamedTuple):
+    """What the rules make of known labels, all (B, C)."""
+
+    follows: NDArray[np.int8]  # what follows from them and was unknown
+    people: Mask  # of this, what follows from labels that people made
+    free: Mask  # what is then left to the model
+    contradiction: Mask  # where they disagree, and people's labels do not decide
+    people_differ: Mask  # where people's labels alone disagree
+
+
+def _closed(rules: Rules | None, labels: NDArray[np.int8], made: Rows, shut: Mask) -> _Closed:
+    """What follows from known labels (B, C), of which a model made those in `made`: people's labels speak first."""
+    unknown = labels == 0
     if rules is None:
-        return follows, free
-    found = rules.consequences(labels)
-    if tally is not None and found.contradiction.any():
-        row, column = np.nonzero(found.contradiction)
-        tally.contradictions += len(row)
-        room = max(0, 5 - len(tally.examples))
-        tally.examples += [
-            f"{table.images[index[r]]}: {table.classes[c]}" for r, c in zip(row[:room], column[:room], strict=True)
-        ]
-    follows[(labels == 0) & found.present] = 1
-    follows[(labels == 0) & found.absent] = -1
-    return follows, free & (follows == 0) & ~found.contradiction
-
-
-def _carry(matrix: Any, said: Mask, score: NDArray[np.float32], late: Mask) -> None:
-    """Give each late entry the highest score of the entries it follows from."""
-    rows = np.flatnonzero(late.any(1))
-    if not len(rows):
-        return
-    at, column = np.nonzero(said[rows])
-    count = np.diff(matrix.indptr)[column]
-    before = np.cumsum(count) - count
-    to = matrix.indices[np.arange(int(count.sum())) + np.repeat(matrix.indptr[column] - before, count)]
-    row, value = np.repeat(rows[at], count), np.repeat(score[rows[at], column], count)
-    hit = late[row, to]
-    np.maximum.at(score, (row[hit], to[hit]), value[hit])
+        nothing = np.zeros(labels.shape, bool)
+        return _Closed(np.zeros_like(labels), nothing, unknown & ~shut, nothing, nothing)
+    found = people = rules.consequences(labels)
+    if len(made):
+        said = labels.copy()
+        said[made.image, made.column] = 0
+        people = rules.consequences(said)
+    decided = unknown & (people.present | people.absent)
+    # What people's labels decide, no label of a model can contradict.
+    contradiction = found.contradiction & ~decided
+    follows = np.zeros_like(labels)
+    follows[unknown & (found.present | people.present)] = 1
+    follows[unknown & (found.absent | people.absent)] = -1
+    free = unknown & ~shut & (follows == 0) & ~contradiction
+    return _Closed(follows, decided, free, contradiction, people.contradiction)

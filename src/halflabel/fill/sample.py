@@ -78,8 +78,8 @@ def warn(counts: Counts, classes: Names, shut: Mask, sides: Sequence[Side], prec
         if not side.filled.any():
             tested = int((counts.present if word == "present" else counts.absent).sum())
             found.append(
-                f"nothing is filled as {word}: {tested} known labels do not show that {100 * precision:g} % of the "
-                "fills would be right. Ask for less with --precision, or label more."
+                f"the model fills nothing as {word}: {tested} known labels do not show that {100 * precision:g} % of "
+                "the fills would be right. Ask for less with --precision, or label more."
             )
     return found
 

@@ -12,6 +12,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats, long
 from halflabel.labels.rows import Rows
 from halflabel.labels.standing import standing
+from halflabel.provenance import MODEL, RULE, pick
 
 __all__ = ["Undone", "undo", "without"]
 
@@ -56,7 +57,7 @@ def without(rows: Rows, number: NDArray[np.int64], *, retract: bool = False) -> 
     names = tuple(rows.sources[n] for n in number.tolist())
     if not retract:
         stay = np.flatnonzero(~theirs)
-        return _take(rows, stay), Undone(names, int(theirs.sum()), kept)
+        return pick(rows, stay), Undone(names, int(theirs.sum()), kept)
     taken = Rows.build(
         rows.images,
         rows.classes,
@@ -70,19 +71,6 @@ def without(rows: Rows, number: NDArray[np.int64], *, retract: bool = False) -> 
     return rows.append(taken), Undone(names, len(decided), kept)
 
 
-def _take(rows: Rows, at: NDArray[np.int64]) -> Rows:
-    return Rows.build(
-        rows.images,
-        rows.classes,
-        rows.image[at],
-        rows.column[at],
-        rows.value[at],
-        rows.source[at],
-        rows.score[at],
-        rows.sources,
-    )
-
-
 def _sources(rows: Rows, source: str | None, run: str | None) -> NDArray[np.int64]:
     """The numbers of the sources meant; none is an error that lists those of models."""
     if (source is None) == (run is None):
@@ -91,13 +79,11 @@ def _sources(rows: Rows, source: str | None, run: str | None) -> NDArray[np.int6
         chosen = [n for n, name in enumerate(rows.sources) if name == source]
     else:
         ending = f":{Path(str(run)).as_posix()}"
-        chosen = [n for n, name in enumerate(rows.sources) if name.startswith("model:") and name.endswith(ending)]
+        chosen = [n for n, name in enumerate(rows.sources) if name.startswith(MODEL) and name.endswith(ending)]
     used = set(np.unique(rows.source).tolist())
     chosen = [n for n in chosen if n in used]
     if not chosen:
-        here = [
-            name for n, name in enumerate(rows.sources) if n in used and (name.startswith("model:") or name == "rule")
-        ]
+        here = [name for n, name in enumerate(rows.sources) if n in used and (name.startswith(MODEL) or name == RULE)]
         found = f"there are: {', '.join(here)}" if here else "no row here was filled by a model"
         raise UserError(f"no row has the source {source if source is not None else f'model:…:{run}'!r}", found)
     return np.array(chosen, np.int64)

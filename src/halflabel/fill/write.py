@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.files import replacing
 from halflabel.fill.crossfit import score_run
 from halflabel.fill.ending import check_ending
 from halflabel.fill.filling import Filling, Tally, plan
-from halflabel.labels.long import COLUMNS, csv_text
+from halflabel.labels import long
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
-from halflabel.provenance import MODEL, tables
+from halflabel.provenance import MODEL, decisive, tables
 from halflabel.rules import Rules, read_rules
 from halflabel.run import Run
 
@@ -46,13 +44,14 @@ def fill_run(
 
     Other labels join those of the run, and win over them, for training heads and as evidence; only their images are
     filled. Rows that a model filled earlier (source "model:…"), the run's own among them, stay as they are and count
-    as no evidence: neither for thresholds nor for the heads.
+    as no evidence: neither for thresholds nor for the heads. Nor does, in a later fill, what rules make of them here.
     """
     run.check_finished()
     own = run.read_rows()
     config = run.read_config()
     found: Rules | None = read_rules(rules, own.classes) if rules is not None else None
-    table, judged = _align(own if labels is None else own.append(labels), own.classes)
+    known = decisive(_align(own if labels is None else own.append(labels), own.classes))
+    table, judged = tables(known)
     asked = np.ones(len(table), bool)
     if labels is not None:
         # The run's other images are evidence too; what is filled are the images asked for.
@@ -61,8 +60,7 @@ def fill_run(
     scores = score_run(run, images, judged, folds=folds, progress=progress, say=say)
     return plan(
         scores,
-        table,
-        judged=judged,
+        known,
         asked=asked,
         precision=precision,
         confidence=confidence,
@@ -78,64 +76,23 @@ def write_filled(filling: Filling, path: Path, *, base: Rows | None = None) -> T
     rows is in memory at a time.
     """
     check_ending(path)
-    import pyarrow as pa
-
-    types = (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32())
-    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
     tally = filling.tally()
 
-    def batches() -> Iterator[Any]:
+    def parts() -> Iterator[Any]:
         if base is not None:
-            blank = pa.repeat("", len(base.classes))
-            nothing = (pa.nulls(len(base.classes), kind) for kind in (pa.int8(), pa.float32()))
-            yield pa.record_batch(
-                [blank, base.classes.array.cast(pa.string()), next(nothing), blank, next(nothing)], schema=schema
-            )
             silent = np.bincount(base.image, minlength=len(base.images)) == 0
-            if silent.any():
-                alone = base.images.take(np.flatnonzero(silent)).array.cast(pa.string())
-                blank = pa.repeat("", len(alone))
-                yield pa.record_batch(
-                    [alone, blank, pa.nulls(len(alone), pa.int8()), blank, pa.nulls(len(alone), pa.float32())],
-                    schema=schema,
-                )
-            yield from _batches(base, schema)
+            yield from long.declared("class", base.classes)
+            yield from long.declared("image", base.images.take(np.flatnonzero(silent)))
+            yield from long.blocks(base)
         for rows in filling.blocks(tally):
-            yield from _batches(rows, schema)
+            yield from long.blocks(rows)
 
-    with replacing(path) as temporary:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-                for batch in batches():
-                    writer.write_batch(batch)
-        else:
-            with open(temporary, "wb") as file:
-                file.write((",".join(COLUMNS) + "\n").encode())
-                for batch in batches():
-                    file.write(csv_text(batch))
+    long.write_blocks(parts(), path)
     return tally
 
 
-def _batches(rows: Rows, schema: Any) -> Iterator[Any]:
-    import pyarrow as pa
-
-    sources = pa.array(rows.sources, pa.string())
-    for first in range(0, len(rows), 1 << 18):
-        part = slice(first, first + (1 << 18))
-        columns = [
-            rows.images.array.take(pa.array(rows.image[part])).cast(pa.string()),
-            rows.classes.array.take(pa.array(rows.column[part])).cast(pa.string()),
-            pa.array(rows.value[part]),
-            sources.take(pa.array(rows.source[part])),
-            pa.array(rows.score[part], from_pandas=True),
-        ]
-        yield pa.record_batch(columns, schema=schema)
-
-
-def _align(rows: Rows, classes: Names) -> tuple[LabelTable, LabelTable]:
-    """(all labels that hold, those that no model made) over the run's classes; foreign classes are refused."""
+def _align(rows: Rows, classes: Names) -> Rows:
+    """The rows over the run's classes; foreign classes are refused."""
     at = classes.index(rows.classes.array)
     if (at < 0).any():
         missing = rows.classes[int(np.flatnonzero(at < 0)[0])]
@@ -143,4 +100,4 @@ def _align(rows: Rows, classes: Names) -> tuple[LabelTable, LabelTable]:
             f"the labels have a class {missing!r} that the run was not trained on",
             "train with it, or leave its rows out",
         )
-    return tables(replace(rows, classes=classes, column=at.astype(np.int32)[rows.column]))
+    return replace(rows, classes=classes, column=at.astype(np.int32)[rows.column])

@@ -12,8 +12,9 @@ Names in our own files, which have all five columns, are exact. In others blanks
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,19 @@ from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.labels.sheet import ParquetSheet, Sheet, csv_line, delimiter_of, first_line, records
 from halflabel.labels.unlisted import complete
 
-__all__ = ["COLUMNS", "IMAGE_COLUMNS", "USES", "csv_text", "has_values", "read", "sniff", "write"]
+__all__ = [
+    "COLUMNS",
+    "IMAGE_COLUMNS",
+    "USES",
+    "blocks",
+    "csv_text",
+    "declared",
+    "has_values",
+    "read",
+    "sniff",
+    "write",
+    "write_blocks",
+]
 
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "where", "encoding")
 
@@ -151,17 +164,31 @@ def write(rows: Rows, path: Path) -> None:
     """Write all rows: CSV, or Parquet where the name ends in .parquet. Classes are named first, in their order."""
     if "" in rows.images or "" in rows.classes:
         raise UserError("an image or a class has no name", "give every image and every class a name")
+    # An image keeps its place by first appearance: declare all when rows are not in image order or an image has none.
+    first = np.full(len(rows.images), -1)
+    seen, at = np.unique(rows.image, return_index=True)
+    first[seen] = at
+    in_place = bool(np.all(first >= 0) and np.all(np.diff(first) > 0))
+    images = Names([]) if in_place else rows.images
+    write_blocks(chain(declared("class", rows.classes), declared("image", images), blocks(rows)), path)
+
+
+def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
+    """Write blocks of rows as they come, one in memory at a time: CSV, or Parquet where the name ends in .parquet.
+
+    The file is there once all are written; what raises on the way leaves what was there before.
+    """
     with replacing(path) as temporary:
         if Path(path).suffix == ".parquet":
             import pyarrow.parquet as pq
 
             with pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
-                for block in _blocks(rows):
+                for block in parts:
                     writer.write_batch(block)
         else:
             with open(temporary, "wb") as file:
                 file.write((",".join(COLUMNS) + "\n").encode())
-                for block in _blocks(rows):
+                for block in parts:
                     file.write(csv_text(block))
 
 
@@ -319,15 +346,8 @@ def _scores_one_by_one(sheet: Sheet, name: str | None, column: pa.Array, keep: n
         return score.astype(np.float32)
 
 
-def _blocks(rows: Rows) -> Iterator[pa.RecordBatch]:
-    """Class declarations, image declarations where images would else lose their place, then the rows, in blocks."""
-    # An image keeps its place by first appearance: declare all when rows are not in image order or an image has none.
-    first = np.full(len(rows.images), -1)
-    seen, at = np.unique(rows.image, return_index=True)
-    first[seen] = at
-    yield from _declared("class", rows.classes)
-    if not (np.all(first >= 0) and np.all(np.diff(first) > 0)):
-        yield from _declared("image", rows.images)
+def blocks(rows: Rows) -> Iterator[pa.RecordBatch]:
+    """The rows in blocks for `write_blocks`, with names in the place of numbers."""
     sources = pa.array(rows.sources, pa.string())
     for start in range(0, len(rows), _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -341,7 +361,7 @@ def _blocks(rows: Rows) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch(columns, schema=_SCHEMA)
 
 
-def _declared(role: str, names: Names) -> Iterator[pa.RecordBatch]:
+def declared(role: str, names: Names) -> Iterator[pa.RecordBatch]:
     """Rows that name a class (or an image) and say nothing of it."""
     for start in range(0, len(names), _BLOCK):
         part = names.array.slice(start, _BLOCK).cast(pa.string())
