@@ -156,6 +156,7 @@ def test_grid_saves_all_and_undo_takes_all_back(server, context) -> None:
     page = open_page(context, server.url)
     page.keyboard.press("2")
     page.wait_for_selector("#grid-tiles .tile .pic[src]")
+    expect(page.locator("#grid-tiles img:not([src])")).to_have_count(0)  # what nobody has seen is not saved
     tiles = page.locator("#grid-tiles .tile")
     many = tiles.count()
     assert many > 3
@@ -362,3 +363,75 @@ def test_the_next_question_is_there_within_a_tenth_of_a_second(server, context) 
         }"""
     )
     assert sorted(waits)[len(waits) // 2] < 100, waits
+
+
+def test_answers_may_be_quicker_than_the_questions_come(server, context) -> None:
+    page = open_page(context, server.url)
+
+    def late(route) -> None:
+        time.sleep(0.4)
+        route.continue_()
+
+    page.route("**/api/next", late)
+    for _ in range(24):
+        press(page, "n")
+    count(page, 24)
+    shown(page)
+    assert not page.is_visible("#view-none")
+    assert page.faults == []
+
+
+def test_without_the_server_the_list_does_not_seem_to_end_and_it_goes_on_by_itself(server, context) -> None:
+    page = open_page(context, server.url)
+    page.wait_for_timeout(500)  # the photos of the next questions
+    context.set_offline(True)
+    title = page.locator("#none-title")
+    for _ in range(20):
+        page.keyboard.press("y")
+        page.wait_for_timeout(60)
+    expect(title).to_have_text("Waiting for the server")
+    many = int(re.search(r"Not saved yet: (\d+) answers", page.inner_text("#trouble"))[1])
+    assert many > 3
+    context.set_offline(False)
+    count(page, many)
+    shown(page)
+    expect(page.locator("#trouble")).to_be_hidden()
+    assert server.said() == [1] * many
+
+
+def test_nothing_is_said_of_photos_that_cannot_be_shown(project, context) -> None:
+    scored = project.scored()
+    asked = [
+        item for item in choose(scored.scores, scored.table, scored.thresholds, 400, control=0) if item.column == 3
+    ]
+    asked = asked[:4]
+    assert len({item.image for item in asked}) == 4
+    write_questions(asked, scored.table, project.run.folder / "questions.csv")
+    server = Server(project)
+    (project.images / scored.table.images[asked[0].image]).write_bytes(b"no image")  # damaged since it was scored
+    try:
+        page = context.new_page()
+        page.goto(server.url)
+        page.wait_for_selector("#stage[aria-busy=false]")
+        assert "cannot be shown" in page.inner_text("#photo")
+        assert page.is_disabled("#answers .yes")
+        page.keyboard.press("y")
+        expect(page.locator("#status")).to_have_text("There is no photo to judge: unsure goes on.")
+        page.keyboard.press("2")
+        expect(page.locator("#grid-tiles .tile")).to_have_count(4)
+        expect(page.locator("#grid-tiles .tile:disabled")).to_have_count(1)
+        expect(page.locator("#grid-tiles img[src]")).to_have_count(3)
+        page.keyboard.press("Enter")
+        expect(page.locator("#count")).to_have_text("3 of 4")
+        assert len(server.said()) == 3
+        expect(page.locator("#none-title")).to_have_text("No photos for the grid")
+        page.click("#none-act")  # one by one: the question is still there
+        page.wait_for_selector("#stage[aria-busy=false]")
+        page.keyboard.press("u")
+        expect(page.locator("#none-title")).to_have_text("All questions are answered")
+        page.select_option("#filter-state", "absent" if server.said()[0] == 1 else "present")
+        expect(page.locator("#none-title")).to_have_text("No question fits these filters")
+        page.click("#none-act")
+        assert page.input_value("#filter-state") == "open"
+    finally:
+        server.stop()

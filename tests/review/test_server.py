@@ -384,3 +384,23 @@ def test_a_class_seen_nowhere_is_an_answer_and_not_a_fault(project, desk) -> Non
     assert (reply.status_code, reply.json()) == (200, {"nothing": "no place in this photo speaks for the class"})
     maps.reason = NoPicture("damaged")
     assert client.get(f"/api/map/{shown['image']}/{shown['column']}").status_code == 404
+
+
+def test_the_grid_takes_the_class_that_has_most_to_show(client, desk) -> None:
+    open_ones = [entry % 10 for entry, question in desk.pool.items() if not question.is_control]
+    most = max(open_ones.count(column) for column in range(10))
+    found = ask(client, count=60, one_class=True)
+    assert len(found) == most > 1
+
+
+def test_a_full_disk_is_told_in_words(client, desk, monkeypatch) -> None:
+    def full(*_: object) -> int:
+        raise UserError("answers.sqlite cannot be used for answers (database or disk is full)", "make room")
+
+    entry = ask(client)[0]["entry"]
+    monkeypatch.setattr(desk.answers, "say", full)
+    reply = client.post("/api/say", json={"tab": "one", "steps": [step(entry, 1, "key-00000001")]})
+    assert reply.status_code == 503
+    assert "disk is full" in reply.json()["error"]
+    monkeypatch.undo()
+    assert say(client, step(entry, 1, "key-00000001"))["answered"] == 1

@@ -160,3 +160,12 @@ def test_what_is_no_answer_file_is_refused(tmp_path) -> None:
     (tmp_path / "x.sqlite").write_bytes(b"this is a letter, not a database" * 100)
     with pytest.raises(UserError, match="cannot be used for answers"):
         Answers(tmp_path / "x.sqlite")
+
+
+def test_a_full_disk_asks_for_room(tmp_path) -> None:
+    store = Answers(tmp_path / "a.sqlite")
+    store._db.execute(f"PRAGMA max_page_count = {store._db.execute('PRAGMA page_count').fetchone()[0]}")
+    with pytest.raises(UserError, match="disk is full") as found:
+        store.say([Answer(f"key-{k:05}", "x" * 200, "dog", 1) for k in range(200)], "me")
+    assert found.value.fix == "make room on its disk"
+    store.close()

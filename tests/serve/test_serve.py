@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import io
 import random
 import re
 import socket
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from PIL import Image
 from typer.testing import CliRunner
 
 from halflabel.cli import app as cli
@@ -213,6 +216,10 @@ def test_the_form_is_answered_with_a_page(client: TestClient, photo: Path) -> No
         for one in expected[0]["labels"]
     ]
     assert expected[1]["error"] in page.text
+    (shown,) = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)"', page.text)
+    with Image.open(photo) as sent_one, Image.open(io.BytesIO(base64.b64decode(shown))) as shown_one:
+        assert shown_one.size == sent_one.size  # small as it is, it is not made smaller
+    assert "picture" not in expected[0]
     assert "<script" not in page.text
     refused = client.post("/try", files=files(b"x"))
     assert refused.status_code == 415

@@ -7,6 +7,7 @@ import math
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -100,7 +101,7 @@ class Desk:
     ) -> list[dict[str, Any]]:
         """Up to `count` questions for one page, and theirs for 90 s: no other page gets them meanwhile.
 
-        With `one_class` all are of one class, the likeliest first, and no control is among them.
+        With `one_class` all are of the class that has most, the likeliest first, and no control is among them.
         """
         filtered = bool(label) or low > 0 or high < 1 or one_class
         with self._lock:
@@ -110,7 +111,8 @@ class Desk:
             if not filtered:
                 free.sort(key=lambda e: not self.pool[e].is_control)  # stable: the order of the list within
             if one_class and free:
-                column = free[0] % len(self.classes)
+                # Of classes that have equally many the one that comes first in the list.
+                column = Counter(e % len(self.classes) for e in free).most_common(1)[0][0]
                 free = [e for e in free if e % len(self.classes) == column]
                 free.sort(key=lambda e: -_number(self.pool[e].probability))
             chosen = free[:count]

@@ -164,6 +164,11 @@ def make_app(desk: Desk, pictures: Pictures, maps: Maps | None, *, token: str, h
         place = ".".join(map(str, first["loc"]))[:200].encode("utf-8", "replace").decode()
         return JSONResponse({"error": f"{place}: {first['msg']}"}, 422)
 
+    @app.exception_handler(UserError)
+    async def failed(_: Request, error: UserError) -> JSONResponse:
+        # A full disk, a damaged file: the page tells it, keeps its answers and tries again.
+        return JSONResponse({"error": f"{error}."}, 503)
+
     return Guard(app, token, host, port)
 
 

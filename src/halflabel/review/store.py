@@ -144,9 +144,9 @@ class Answers:
         except (sqlite3.Error, ValueError) as error:
             if isinstance(error, sqlite3.IntegrityError) and "CHECK" in str(error):
                 raise  # a value that is none is the caller's mistake, not the file's
-            raise UserError(
-                f"{self.path} cannot be used for answers ({error})", "put back a copy, or name another file: --answers"
-            ) from None
+            full = "disk is full" in str(error)
+            fix = "make room on its disk" if full else "put back a copy, or name another file: --answers"
+            raise UserError(f"{self.path} cannot be used for answers ({error})", fix) from None
 
     def standing(self, entry: tuple[str, str] | None = None) -> list[Standing]:
         """The answers that hold, oldest first, of one (image, class) or of all: each the last one not taken back."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import ctypes
+import io
 import logging
 import re
 import signal
@@ -39,6 +41,7 @@ __all__ = ["make_app", "serve"]
 
 _LOG = logging.getLogger(__name__)
 _LARGE = 3 * 8_000_000  # bytes of a decoded image
+_SIDE = 480  # pixels of the longer side of a photo on the page
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _FILE = {"type": "string", "format": "binary"}
 _BODY = {
@@ -158,6 +161,29 @@ class _Service:
             answers.append({"image": upload.name, "labels": labels, "error": error})
         return answers
 
+    async def pictures(self, uploads: Sequence[Upload]) -> list[str]:
+        """One small copy per file as a data address, for a page that shows them; "" of one that cannot be read."""
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(*(loop.run_in_executor(self.decoders, self._picture, one) for one in uploads))
+
+    def _picture(self, upload: Upload) -> str:
+        from PIL import Image
+
+        if upload.path is None:
+            return ""
+        try:
+            image = read_image(upload.path, max_pixels=self.limits.pixels)
+        except BadImage:
+            return ""
+        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        picture.thumbnail((_SIDE, _SIDE))
+        stream = io.BytesIO()
+        picture.save(stream, "JPEG", quality=80)
+        if image.numel() > _LARGE:
+            del image
+            _return_memory()
+        return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
+
     async def _scored(self, waits: Sequence[asyncio.Future[Tensor]]) -> list[Tensor]:
         """The scores of images when they are there; what the model raises is a fault here, and not the client's."""
         try:
@@ -218,8 +244,13 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
         503: {"model": Fault, "description": "too many requests at a time: try again after Retry-After seconds"},
     }
 
-    async def answered(request: Request, top: int, every: bool) -> list[dict[str, Any]] | _Refusal | None:
-        """The answer to a request, why there is none, or None where nobody is left to read it."""
+    async def answered(
+        request: Request, top: int, every: bool, *, shown: bool = False
+    ) -> list[dict[str, Any]] | _Refusal | None:
+        """The answer to a request, why there is none, or None where nobody is left to read it.
+
+        Where it is to be shown to people, each image has its picture with it.
+        """
         body = Body(request.receive, limits.request_bytes)
         uploads: list[Upload] = []
         if service.requests >= limits.requests:
@@ -235,7 +266,11 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
                 raise Refused(503, f"no room to keep the request ({error.strerror})") from None
             try:
                 async with asyncio.timeout(limits.seconds):
-                    return await service.answer(uploads, top, every)
+                    found = await service.answer(uploads, top, every)
+                    if not shown:
+                        return found
+                    pictures = await service.pictures(uploads)
+                    return [{**one, "picture": picture} for one, picture in zip(found, pictures, strict=True)]
             except TimeoutError:
                 raise Refused(503, f"no answer within {limits.seconds:g} s: too much to do") from None
         except Refused as refused:
@@ -264,7 +299,7 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
     @app.post("/try", include_in_schema=False)
     async def try_it(request: Request) -> Response:
         """The same for people: the page with the answer on it."""
-        found = await answered(request, 5, False)
+        found = await answered(request, 5, False, shown=True)
         if isinstance(found, _Refusal):
             return HTMLResponse(page(request, refused=found.reason), found.status, found.headers)
         cuts = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))

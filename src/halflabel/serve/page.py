@@ -26,8 +26,8 @@ def docs_page(
 ) -> str:
     """The page as text; `address` is where programs find it.
 
-    After the form was sent it also shows the `answers`, as /predict gives them, with the threshold of each class, or
-    why the photos were `refused`.
+    After the form was sent it also shows the `answers`, as /predict gives them, each with its "picture" as a data
+    address and the threshold of each class, or why the photos were `refused`.
     """
     lines = [
         ("POST /predict", "images as files of a form, or one image as the body; ?top=5, ?all=true"),
@@ -112,4 +112,6 @@ def _answer(answer: Mapping[str, Any], thresholds: Mapping[str, float]) -> Html:
         said = el("b", short(name, 40)) if present else short(name, 40)
         rows.append(el("tr", el("th", said, scope="row", class_="name"), el("td", drawn), el("td", score(p))))
     table = el("table", el("tbody", *rows), class_="answer") if rows else el("p", "No class was found.", class_="none")
-    return el("div", join([title, table]))
+    picture = str(answer.get("picture", ""))
+    photo = el("img", src=picture, alt="", class_="asked") if picture else None
+    return el("div", join([title, photo, table]))

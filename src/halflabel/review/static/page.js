@@ -1,6 +1,7 @@
 // The views: one question at a time, a grid, two galleries; and the keys.
 import {
-  $, Refused, answer, begin, call, el, isReady, large, photo, say, send, small, tab, takeBack, token, trouble, unsent,
+  $, Refused, answer, begin, call, el, insist, isReady, large, photo, reason, say, send, small, tab, takeBack, token,
+  trouble, unsent,
 } from "/talk.js";
 
 const WORDS = new Map([[1, "yes"], [-1, "no"], [0, "unsure"]]);
@@ -15,11 +16,20 @@ let current = null; // the question shown
 let queue = []; // those after it
 let seen = new Set(); // entries shown since the filters last changed
 let filling = null;
+let failing = null; // why the questions last asked for have not come yet
 let dry = false; // nothing left for these filters
 let showsMap = false;
 let showsScore = false;
-let grid = { questions: [], values: [], negative: true, looked: false };
+let grid = { questions: [], values: [], negative: true, looked: false, photos: [] };
 let turn = 0; // goes up when what is shown changes: late replies are then dropped
+let list = 0; // goes up when other questions are wanted; not with each question, which may be quicker than the server
+
+const brief = (name) => ([...name].length > 40 ? `${[...name].slice(0, 39).join("")}…` : name); // where it is only named again
+
+function title(heading, place, name) {
+  $(place).textContent = name;
+  $(heading).classList.toggle("long", name.length > 40);
+}
 
 // ---- undo, in whichever view
 
@@ -41,7 +51,7 @@ function undo() {
       if (tile) markCard(tile, null);
     }
   }
-  say(`Taken back: ${questions.length === 1 ? questions[0].class : `${questions.length} answers`}.`);
+  say(`Taken back: ${questions.length === 1 ? brief(questions[0].class) : `${questions.length} answers`}.`);
 }
 
 // ---- progress and what the random checks say
@@ -49,6 +59,7 @@ function undo() {
 const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 // A chance is never certain: what would round to 0 or 100 says so.
 const chance = (p) => (p < 0.005 ? "<\u00a01\u00a0%" : p > 0.995 ? ">\u00a099\u00a0%" : percent(p));
+const atMost = (p) => `${Math.ceil(100 * p)}\u00a0%`;
 
 function showProgress(state) {
   $("progress").max = state.questions || 1;
@@ -109,6 +120,9 @@ function release(questions) {
 
 function letGo() {
   release([...queue, ...(current ? [current] : []), ...grid.questions]);
+  list += 1;
+  filling = null;
+  failing = null;
   queue = [];
   current = null;
   grid.questions = [];
@@ -116,48 +130,79 @@ function letGo() {
 
 async function fill() {
   if (filling || dry) return filling;
-  const mine = turn;
-  filling = (async () => {
+  const mine = list;
+  const ask = async () => {
     const shown = [...queue, ...(current ? [current] : [])].map((question) => question.entry);
     const skip = [...new Set([...shown, ...unsent(), ...[...seen].slice(-1500)])];
-    const reply = await (await call("/api/next", { tab, count: AHEAD, skip, ...filters() })).json();
-    if (mine !== turn) return;
-    queue.push(...reply.questions);
-    dry = reply.questions.length === 0;
-    // The first has the server to itself: it is being waited for, the others are not yet.
-    const [first, ...rest] = reply.questions;
-    if (first) large(first).catch(() => {}).then(() => rest.forEach((question) => large(question).catch(() => {})));
-  })().catch((error) => fetchTrouble(error)).finally(() => { filling = null; });
-  return filling;
+    return (await call("/api/next", { tab, count: AHEAD, skip, ...filters() })).json();
+  };
+  const failed = (error) => {
+    failing = error;
+    if (!queue.length && !current) stalled(error);
+  };
+  const asked = insist(ask, () => mine === list, failed)
+    .then((reply) => {
+      failing = null;
+      if (mine !== list) return reply && release(reply.questions);
+      queue.push(...reply.questions);
+      dry = reply.questions.length === 0;
+      // The first has the server to itself: it is being waited for, the others are not yet.
+      const [first, ...rest] = reply.questions;
+      if (first) large(first).catch(() => {}).then(() => rest.forEach((question) => large(question).catch(() => {})));
+    })
+    .catch((error) => { if (mine === list) stopped(error); })
+    .finally(() => { if (filling === asked) filling = null; });
+  filling = asked;
+  return asked;
 }
 
-function fetchTrouble(error) {
-  trouble(error instanceof Refused ? error.message : "The server does not answer; is it still running?");
+/** Nothing can be shown until the server answers again; it is asked again meanwhile. */
+function stalled(error) {
+  none("Waiting for the server", `${reason(error)} It is asked again by itself; what you have answered is kept here.`);
+}
+
+/** Nothing can be shown, and asking again is of no use. */
+function stopped(error) {
+  trouble(reason(error));
+  none("The questions cannot be shown", reason(error));
 }
 
 async function advance() {
   const mine = ++turn;
-  if (!queue.length) await fill();
-  if (mine !== turn) return;
+  if (!queue.length) {
+    $("stage").setAttribute("aria-busy", "true");
+    if (failing) stalled(failing);
+    await fill();
+    if (mine !== turn || (!queue.length && !dry)) return; // told already why
+  }
   current = queue.shift() || null;
   if (!current) return finished();
   if (queue.length < AHEAD / 2) fill();
   showOnly("view-one");
   const question = current;
-  $("asked-class").textContent = question.class;
+  title("asked", "asked-class", question.class);
   caption(question);
   $("stage").setAttribute("aria-busy", "true");
+  judgeable(true);
   try {
-    const url = await large(question);
+    const waits = (error) => $("photo").replaceChildren(el("p", {}, `Waiting for the photo. ${reason(error)}`));
+    const url = await insist(() => large(question), () => mine === turn, waits);
     if (mine !== turn) return;
     const alt = `Photo ${question.name}`;
     $("photo").replaceChildren(el("img", { src: url, alt, draggable: "false" }));
     if (showsMap) showMap(question);
-  } catch {
+  } catch (error) {
     if (mine !== turn) return;
+    if (error.status === 401) return stopped(error);
     $("photo").replaceChildren(el("p", {}, `${question.name} cannot be shown. Unsure goes on to the next.`));
+    judgeable(false);
   }
   $("stage").setAttribute("aria-busy", "false");
+}
+
+/** Whether there is a photo to say yes or no to. */
+function judgeable(is) {
+  for (const button of document.querySelectorAll("#answers .yes, #answers .no")) button.disabled = !is;
 }
 
 function caption(question) {
@@ -173,16 +218,17 @@ function opinion(question) {
   const score = `score ${question.score === null ? "—" : question.score.toFixed(2)}`;
   if (question.probability === null || question.label) return score;
   // Where known labels are a fair sample, the score is the chance: one number is enough.
-  return progress?.fair ? `chance ${chance(question.probability)}` : `chance up to ${chance(question.probability)}, ${score}`;
+  return progress?.fair ? `chance ${chance(question.probability)}` : `chance up to ${atMost(question.probability)}, ${score}`;
 }
 
 function answerOne(value) {
   if (!current || !isReady() || $("stage").getAttribute("aria-busy") === "true") return;
   const question = current;
+  if (value && $("answers").querySelector(".yes").disabled) return say("There is no photo to judge: unsure goes on.");
   flash(document.querySelector(`#answers [data-value="${value}"]`));
   seen.add(question.entry);
   answer([question], [value]);
-  say(`${question.class}: ${WORDS.get(value)}.`);
+  say(`${brief(question.class)}: ${WORDS.get(value)}.`);
   current = null;
   advance();
 }
@@ -199,24 +245,59 @@ async function showMap(question) {
     const slow = setTimeout(() => say("Loading the model…"), 300);
     const url = await photo(`/api/map/${question.image}/${question.column}`).finally(() => clearTimeout(slow));
     if (question !== current || !showsMap) return;
-    say(`The model sees ${question.class} in the coloured places.`);
+    say(`The model sees ${brief(question.class)} in the coloured places.`);
     $("photo").append(el("img", { src: url, class: "map", alt: "" }));
   } catch (error) {
     const why = error instanceof Refused ? error.message : "no reply";
-    if (question === current) say(`Where is ${question.class}? ${why[0].toUpperCase()}${why.slice(1)}.`);
+    if (question === current) say(`Where is ${brief(question.class)}? ${why[0].toUpperCase()}${why.slice(1)}.`);
   }
 }
 
 function toggle(button, on) { button.setAttribute("aria-pressed", String(on)); }
 
-function finished() {
+const stillOpen = () => (progress ? progress.questions - progress.answered : 0);
+const pause = (time) => new Promise((done) => { setTimeout(done, time); });
+
+async function finished() {
   const any = filters();
   const narrowed = any.label || any.state !== "open" || any.low > 0 || any.high < 1;
-  $("none-title").textContent = narrowed ? "No question fits these filters" : "All questions are answered";
-  $("none-said").textContent = narrowed
-    ? "Choose other filters above, or look through the galleries."
-    : "Thank you. In the terminal: halflabel review RUN --export all.csv --with-labels, then train on all.csv. "
-      + "Undo still works here, and the galleries have more.";
+  if (narrowed) {
+    return none("No question fits these filters", "Choose others above, or look through the galleries.",
+      "Clear the filters", () => { $("filters").reset(); restart(); });
+  }
+  const mine = turn;
+  for (let waited = 0; unsent().length; waited += 30) { // only then is it known how many are left
+    if (waited === 300) none("Saving your answers", "They are kept in this browser until the server has them.");
+    await pause(30);
+    if (mine !== turn) return;
+  }
+  let left = stillOpen();
+  if (left > 0) { // or another page has answered them since
+    await call("/api/state").then(async (reply) => showProgress(await reply.json())).catch(() => {});
+    if (mine !== turn) return;
+    left = stillOpen();
+  }
+  if (left > 0 && view === "one") {
+    return none(left === 1 ? "The last question is taken" : `The last ${left} questions are taken`,
+      "Another page shows them. They come free a minute and a half after it is closed.", "Look again", restart);
+  }
+  if (left > 0) {
+    return none("No photos for the grid", `Still open: ${left}. They are random checks, asked one by one, or cannot be shown, or another page has them.`,
+      "One by one", () => open("one"));
+  }
+  none("All questions are answered",
+    "Thank you. In the terminal: halflabel review RUN --export all.csv --with-labels, then train on all.csv. "
+      + "Undo still works here, and the galleries have more.");
+}
+
+/** Words instead of photos, and a button where there is something to do about it. */
+function none(title, said, word = "", act = null) {
+  $("none-title").textContent = title;
+  $("none-said").textContent = said;
+  $("none-act").hidden = !act;
+  $("none-act").textContent = word;
+  $("none-act").onclick = act;
+  $("grid-tiles").replaceChildren(); // none of an earlier grid is left to be marked
   showOnly("view-none");
 }
 
@@ -225,13 +306,16 @@ function finished() {
 async function openGrid() {
   const mine = ++turn;
   letGo();
-  const any = filters();
-  const skip = [...new Set([...unsent(), ...[...seen].slice(-1500)])];
+  const count = narrow.matches ? 12 : 15; // what a screen shows at once
+  const ask = async () => {
+    const skip = [...new Set([...unsent(), ...[...seen].slice(-1500)])];
+    return (await call("/api/next", { tab, count, skip, one_class: true, ...filters() })).json();
+  };
   try {
-    const count = narrow.matches ? 12 : 15; // what a screen shows at once
-    const reply = await (await call("/api/next", { tab, count, skip, one_class: true, ...any })).json();
+    const reply = await insist(ask, () => mine === turn, stalled);
     if (mine === turn) showGrid(reply.questions);
-  } catch (error) { fetchTrouble(error); }
+    else if (reply) release(reply.questions);
+  } catch (error) { if (mine === turn) stopped(error); }
 }
 
 function showGrid(questions) {
@@ -249,11 +333,20 @@ function startGrid() {
   grid.values = grid.questions.map((question) => question.said?.value ?? usual); // what was said stays said
   $("grid-word").textContent = grid.negative ? "are NOT" : "ARE";
   $("grid-word").classList.toggle("are", !grid.negative);
-  $("grid-class").textContent = grid.questions[0].class;
+  title("grid-title", "grid-class", grid.questions[0].class);
+  const photos = grid.questions.map(() => "coming");
+  grid.photos = photos;
   $("grid-tiles").replaceChildren(...grid.questions.map((question, at) => {
     const tile = el("button", { type: "button", class: "tile", "data-at": String(at) });
     const picture = el("img", { class: "pic", alt: "", draggable: "false" });
-    small(question).then((url) => { picture.src = url; }, () => { picture.alt = "cannot be shown"; });
+    small(question).then((url) => {
+      picture.src = url;
+      photos[at] = "shown";
+    }, () => {
+      photos[at] = "gone";
+      picture.replaceWith(el("span", { class: "pic gone" }, `${question.name} cannot be shown`));
+      if (grid.photos === photos) drawTile(at);
+    });
     tile.append(picture, el("span", { class: "mark" }));
     tile.addEventListener("click", () => turnTile(at));
     return el("li", {}, tile);
@@ -263,11 +356,14 @@ function startGrid() {
 
 function drawTile(at) {
   const tile = $("grid-tiles").querySelector(`[data-at="${at}"]`);
+  const gone = grid.photos[at] === "gone"; // nobody can have looked at it: nothing is said about it
+  if (gone) grid.values[at] = grid.questions[at].said?.value ?? null;
+  tile.disabled = gone;
   const value = grid.values[at];
   const usual = grid.negative ? 1 : -1;
-  const marked = value !== usual || Boolean(grid.questions[at].said);
+  const marked = value !== null && (value !== usual || Boolean(grid.questions[at].said));
   tile.dataset.value = marked ? String(value) : "";
-  tile.setAttribute("aria-label", `Photo ${at + 1} of ${grid.questions.length}: ${grid.questions[at].class}, ${WORDS.get(value)}`);
+  tile.setAttribute("aria-label", `Photo ${at + 1} of ${grid.questions.length}: ${grid.questions[at].class}, ${WORDS.get(value) ?? "cannot be shown"}`);
   tile.querySelector(".mark").textContent = marked ? WORDS.get(value) : "";
   const counts = [1, -1, 0].map((kind) => grid.values.filter((one) => one === kind).length);
   const said = `${counts[0]} yes, ${counts[1]} no${counts[2] ? `, ${counts[2]} unsure` : ""}`;
@@ -282,6 +378,9 @@ function turnTile(at) {
 
 function saveGrid() {
   if (!grid.questions.length || !isReady()) return;
+  // An answer that stays as it was is not given again: it keeps who gave it, and undo has nothing to take back.
+  const news = [...grid.questions.keys()].filter((at) => (grid.questions[at].said?.value ?? null) !== grid.values[at]);
+  if (news.some((at) => grid.photos[at] === "coming")) return say("Some photos are not here yet. Wait for them, then save.");
   const last = $("grid-tiles").lastElementChild;
   if (!grid.looked && last.getBoundingClientRect().bottom > innerHeight) {
     grid.looked = true; // nobody has seen these: not saved as if somebody had
@@ -289,11 +388,9 @@ function saveGrid() {
     return say("There are more photos. Look at these too, then save.");
   }
   for (const question of grid.questions) seen.add(question.entry);
-  // An answer that stays as it was is not given again: it keeps who gave it, and undo has nothing to take back.
-  const news = [...grid.questions.keys()].filter((at) => grid.questions[at].said?.value !== grid.values[at]);
   if (news.length) answer(news.map((at) => grid.questions[at]), news.map((at) => grid.values[at]));
   const many = news.length === 1 ? "1 answer" : `${news.length || "no"} new answers`;
-  say(`Saved ${many} on ${grid.questions[0].class}.`);
+  say(`Saved ${many} on ${brief(grid.questions[0].class)}.`);
   grid.questions = [];
   openGrid();
 }
@@ -313,7 +410,7 @@ async function openGallery(more = false) {
   const start = shown.filter((tile) => !tile.dataset.value).length;
   const query = new URLSearchParams({ kind: view, label: $("filter-class").value, start: String(start), count: "24" });
   try {
-    const found = await (await call(`/api/gallery?${query}`)).json();
+    const found = await insist(async () => (await call(`/api/gallery?${query}`)).json(), () => mine === turn, stalled);
     if (mine !== turn) return;
     const [title, said] = SAID[view];
     $("gallery-title").textContent = title;
@@ -324,12 +421,15 @@ async function openGallery(more = false) {
     $("gallery-more").hidden = found.total <= start + found.items.length;
     showOnly("view-gallery");
     if (more) cards[0]?.firstChild.focus();
-  } catch (error) { fetchTrouble(error); }
+  } catch (error) { if (mine === turn) stopped(error); }
 }
 
 function card(question) {
   const picture = el("img", { class: "pic", alt: `Photo ${question.name}`, draggable: "false" });
-  small(question).then((url) => { picture.src = url; }, () => { picture.alt = `${question.name} cannot be shown`; });
+  small(question).then((url) => { picture.src = url; }, () => {
+    picture.replaceWith(el("span", { class: "pic gone" }, `${question.name} cannot be shown`));
+    for (const button of row.querySelectorAll(".yes, .no")) button.disabled = true;
+  });
   const made = el("div", { class: "tile card", tabindex: "0", "data-entry": String(question.entry), role: "group" });
   made.setAttribute("aria-label", `${question.class} in ${question.name}`);
   const state = question.label > 0 ? "labelled present" : question.label < 0 ? "labelled absent" : "unknown";
@@ -358,9 +458,10 @@ function markCard(tile, value) {
 
 function answerCard(tile, question, value) {
   if (!isReady() || tile.dataset.value === String(value)) return;
+  if (tile.querySelector(`.row [data-value="${value}"]`).disabled) return say("There is no photo to judge.");
   markCard(tile, value);
   answer([question], [value]);
-  say(`${question.class}: ${WORDS.get(value)}.`);
+  say(`${brief(question.class)}: ${WORDS.get(value)}.`);
 }
 
 // ---- views and keys
@@ -383,7 +484,6 @@ function open(name) {
 function restart() {
   seen = new Set();
   dry = false;
-  filling = null;
   if (progress) showProgress(progress);
   if (view === "one") {
     letGo();
@@ -461,18 +561,18 @@ setInterval(() => {
 }, 30_000);
 
 async function start() {
-  if (!token) return trouble("The address lacks its token. Open the one that the terminal shows.");
+  if (!token) return stopped(new Refused("The address lacks its token. Open the one that the terminal shows."));
   // Side by side: the first question need not wait for the state.
   const first = advance();
   try {
-    const state = await (await call("/api/state")).json();
+    const state = await insist(async () => (await call("/api/state")).json(), () => true, stalled);
     hasMaps = state.maps;
     $("map").hidden = !hasMaps;
     $("title").textContent = state.run ? `Review: ${state.run}` : "Review";
     document.title = `${state.run || "halflabel"} · review`;
     showProgress(state);
     begin(state.project, showProgress);
-  } catch (error) { fetchTrouble(error); }
+  } catch (error) { stopped(error); }
   await first;
 }
 

@@ -16,7 +16,36 @@ export function el(name, attributes = {}, ...children) {
   return made;
 }
 
-export class Refused extends Error {}
+/** The server has answered, but not what was asked for: why, in words, and as an HTTP status. */
+export class Refused extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// Where it is down, or its disk is full, the same may go well a moment later.
+const mayPass = (error) => !(error instanceof Refused) || error.status >= 500;
+export const reason = (error) => (
+  error instanceof Refused ? error.message : "The server does not answer; is it still running?"
+);
+
+/** Ask until the server answers, as long as the answer is `wanted`, else null; each failure is told to `stalled`. */
+export async function insist(ask, wanted, stalled) {
+  for (let wait = 500; ; wait = Math.min(2 * wait, 8000)) {
+    try {
+      const reply = await ask();
+      if (!outbox.length) trouble("");
+      return reply;
+    } catch (error) {
+      if (!wanted()) return null;
+      if (!mayPass(error)) throw error;
+      stalled(error);
+      await new Promise((done) => setTimeout(done, wait));
+      if (!wanted()) return null;
+    }
+  }
+}
 
 export async function call(path, body) {
   const reply = await fetch(path, {
@@ -24,10 +53,10 @@ export async function call(path, body) {
     headers: { "X-Halflabel-Token": token, ...(body ? { "Content-Type": "application/json" } : {}) },
     body: body ? JSON.stringify(body) : undefined,
   });
-  if (reply.status === 401) throw new Refused("This address is out of date. Open the one that the terminal shows.");
+  if (reply.status === 401) throw new Refused("This address is out of date. Open the one that the terminal shows.", 401);
   if (!reply.ok) {
     const said = await reply.json().catch(() => ({}));
-    throw new Refused(said.error || `The server refused this (${reply.status}).`);
+    throw new Refused(said.error || `The server refused this (${reply.status}).`, reply.status);
   }
   return reply;
 }
@@ -58,7 +87,7 @@ export function photo(address) {
       const url = URL.createObjectURL(blob);
       const picture = new Image();
       picture.src = url;
-      await picture.decode();
+      await picture.decode().catch(() => { throw new Refused("the browser cannot show it"); });
       return url;
     });
     found.catch(() => photos.delete(address));
@@ -132,8 +161,7 @@ export async function send() {
       wait = 500;
     } catch (error) {
       const many = outbox.filter((step) => step.kind === "answer").length;
-      const reason = error instanceof Refused ? error.message : "The server does not answer; is it still running?";
-      trouble(`Not saved yet: ${many} ${many === 1 ? "answer" : "answers"}, kept in this browser. ${reason}`);
+      trouble(`Not saved yet: ${many} ${many === 1 ? "answer" : "answers"}, kept in this browser. ${reason(error)}`);
       await new Promise((done) => setTimeout(done, wait));
       wait = Math.min(wait * 2, 8000);
     }
