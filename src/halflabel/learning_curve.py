@@ -16,6 +16,7 @@ __all__ = ["Backtest", "Extrapolation", "Law", "extrapolate", "fit_law"]
 
 _EXPONENTS = np.geomspace(0.05, 3.0, 48)
 _NEAR = np.geomspace(0.92, 1 / 0.92, 33)
+_AHEAD = (1.1, 1.25, 1.5, 2.0)  # times the labels there are
 
 
 class Law(NamedTuple):
@@ -50,6 +51,7 @@ class Extrapolation(NamedTuple):
     curve: tuple[tuple[float, float, float, float], ...]  # share, fitted mAP, low, high; up to twice the labels
     gain: Interval  # of twice the labels, in mAP
     backtest: Backtest | None
+    ahead: tuple[tuple[float, float, float, float], ...] = ()  # times the labels, the gain of these, low, high
 
 
 def extrapolate(found: Mapping[float, Mapping[int, Scored]]) -> Extrapolation:
@@ -71,8 +73,14 @@ def extrapolate(found: Mapping[float, Mapping[int, Scored]]) -> Extrapolation:
         missed = befores.at(1.0) - befores.at(0.5) - (drawn[:, one] - drawn[:, half_way])
         backtest = Backtest(_interval(foretold, missed + measured), measured)
     curve = [(at, *_interval(law.at(at), laws.at(at))) for at in np.geomspace(share.min(), 2.0, 40).tolist()]
-    gain = _interval(law.at(2.0) - law.at(1.0), laws.at(2.0) - laws.at(1.0))
-    return Extrapolation((float(law.a[0]), float(law.b[0]), float(law.c[0])), tuple(curve), gain, backtest)
+    ahead = {to: _interval(law.at(to) - law.at(1.0), laws.at(to) - laws.at(1.0)) for to in _AHEAD}
+    return Extrapolation(
+        (float(law.a[0]), float(law.b[0]), float(law.c[0])),
+        tuple(curve),
+        ahead[2.0],
+        backtest,
+        tuple((to, *gain) for to, gain in ahead.items()),
+    )
 
 
 def fit_law(share: NDArray[np.float64], value: NDArray[np.float64]) -> Law:

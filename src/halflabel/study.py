@@ -7,6 +7,8 @@ give. Both train through the bench of `halflabel.compare`: shared features, kept
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +96,8 @@ class Study:
     failures: tuple[str, ...] = ()
     left_out: int = 0
     waiting: tuple[int, int] | None = None  # images with features, of so many, where the budget ended among these
+    steps: tuple[Gap, ...] = ()  # each share less the one before it, of the strategies that take more labels
+    commands: tuple[tuple[str, ...], ...] = ()  # the words of those that have made it, one after the other
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Growth:
     curve: tuple[tuple[float, float, float, float], ...]  # share, fitted mAP, low, high; up to twice the labels
     gain: Interval  # of twice the labels, in mAP
     backtest: Backtest | None
+    ahead: tuple[tuple[float, float, float, float], ...]  # times the labels there are, the gain of these, low, high
     worth: float
     advice: str
     control: str
@@ -114,6 +119,8 @@ class Growth:
     failures: tuple[str, ...] = ()
     left_out: int = 0
     waiting: tuple[int, int] | None = None
+    steps: tuple[Gap, ...] = ()
+    commands: tuple[tuple[str, ...], ...] = ()
 
 
 def study(
@@ -125,6 +132,7 @@ def study(
     budgets: Sequence[float] = BUDGETS,
     strategies: Sequence[str] = STRATEGIES,
     seeds: int = 3,
+    command: Sequence[str] = (),
     **how: Any,
 ) -> Study:
     """Spend the same number of clean labels in several ways and compare what is learned. (Durand 2019, §4.1.)
@@ -132,7 +140,8 @@ def study(
     Of the images with all labels known, `budgets` are the shares of labels that are clean: partial, that share of every
     image's labels; dense, all labels of that share of the images; noisy, all labels, of which the others are wrong
     (from one half on: below, labels say the opposite); noisy+, one positive per image and all else negative, which has
-    one share only. `how` are the further arguments of `grow`.
+    one share only. `command` are the words this was asked for by, for the page; `how` are the further arguments of
+    `grow`.
     """
     for name in strategies:
         if name not in STRATEGIES:
@@ -165,6 +174,8 @@ def study(
         tuple(tried.failures),
         len(tried.left),
         tried.waiting,
+        _steps(scored, ("partial", "dense")),
+        _commands(out, command),
     )
     _save(out, result, points)
     if points:
@@ -181,6 +192,7 @@ def grow(
     shares: Sequence[float] = GROWTH,
     seeds: int = 3,
     worth: float = 1.0,
+    command: Sequence[str] = (),
     **how: Any,
 ) -> Growth:
     """The learning curve over nested shares of what is known, and what twice the labels are expected to give.
@@ -223,6 +235,8 @@ def grow(
         failures=tuple(tried.failures),
         left_out=len(tried.left),
         waiting=tried.waiting,
+        steps=_steps(scored, CURVES),
+        commands=_commands(out, command),
     )
     _save(out, result, points)
     if result.curve:
@@ -412,6 +426,26 @@ def _gap(
     draws = np.stack([found[seed].replicates - others[seed].replicates for seed in seeds])
     between = difference(values, draws, min(found[seed].positives for seed in seeds))
     return Gap(strategy, share, other, at, *between)
+
+
+def _steps(scored: Mapping[Place, Mapping[int, Scored]], strategies: Sequence[str]) -> tuple[Gap, ...]:
+    """What more labels of a kind gave: every share that has finished runs less the one before it."""
+    found = []
+    for name in strategies:
+        shares = sorted(share for kind, share in scored if kind == name and scored[kind, share])
+        for less, more in itertools.pairwise(shares):
+            found.append(_gap(name, more, scored[name, more], name, less, scored[name, less]))
+    return tuple(gap for gap in found if gap is not None)
+
+
+def _commands(out: Path, command: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """The commands that a folder says it was made by, and this one."""
+    try:
+        before = json.loads((out / _SAVED[1]).read_text(encoding="utf-8"))["commands"]
+        known = [tuple(str(word) for word in words) for words in before]
+    except (OSError, ValueError, KeyError, TypeError):
+        known = []
+    return tuple(dict.fromkeys([*known, *([tuple(command)] if command else [])]))
 
 
 def _compared(a: tuple[str, float], b: tuple[str, float]) -> bool:

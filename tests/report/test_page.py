@@ -705,6 +705,9 @@ def test_the_card_says_what_each_class_wants() -> None:
     card = training.model_card(config, found, table)
     assert "for want of a known positive among the held-out images: never, nothing.\n" in card
     assert "for want of a known negative among the held-out images: always.\n" in card
+    assert "for 4 classes, 32 px, linear head" in card
+    card = training.model_card({**config, "size": None}, found, table)
+    assert "for 4 classes, images in the size the backbone was made for, linear head" in card
 
 
 @pytest.mark.parametrize("name", ["a$^$b", "$", r"\$x$", "$\\frac$"])

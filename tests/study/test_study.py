@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 from pathlib import Path
@@ -27,6 +28,7 @@ from halflabel.errors import UserError
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.learning_curve import Backtest, Extrapolation, extrapolate, fit_law
+from halflabel.report.comparison_facts import read_comparison
 from halflabel.report.facts import is_comparison
 from halflabel.report.study import advise, conclude, describe_control
 from halflabel.rng import uniform
@@ -126,6 +128,16 @@ def test_the_same_budget_is_spent_in_four_ways(
     assert (tmp_path / "plots" / "study.png").read_bytes().startswith(b"\x89PNG")
     with open(tmp_path / "study.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(found.points)
+    for step in found.steps:
+        more, less = (
+            next(one.per_seed for one in found.points if (one.strategy, one.share) == (step.strategy, share))
+            for share in (step.share, step.other_share)
+        )
+        assert step.difference == pytest.approx(np.mean(more) - np.mean(less))
+        assert step.low <= step.difference <= step.high
+    assert {(step.strategy, step.other_share, step.share) for step in found.steps} == {
+        (name, *pair) for name in ("partial", "dense") for pair in ((0.25, 0.75), (0.75, 1.0))
+    }
     gaps = {(gap.share, gap.other, gap.other_share) for gap in found.gaps if gap.other != "noisy+"}
     assert gaps == {(0.25, "dense", 0.25), (0.75, "dense", 0.75), (0.25, "noisy", 0.75), (0.75, "noisy", 0.75)}
     trained.clear()
@@ -273,6 +285,14 @@ def test_growth_is_measured_on_nested_shares_with_a_control(
     assert found.gain.low <= found.gain.mean <= found.gain.high
     a, b, c = found.law
     assert found.gain.mean == pytest.approx(b * (1 - 2.0**-c))
+    assert [times for times, *_ in found.ahead] == [1.1, 1.25, 1.5, 2.0]
+    assert found.ahead[-1] == (2.0, *found.gain)
+    for times, mean, low, high in found.ahead:
+        assert mean == pytest.approx(b * (1 - times**-c))
+        assert low <= mean <= high
+    assert [(step.strategy, step.other_share, step.share) for step in found.steps] == [
+        (name, *pair) for name in ("whole images", "random labels") for pair in itertools.pairwise(shares)
+    ]
     assert a <= 1
     assert found.curve[-1][0] == pytest.approx(2.0)
     assert found.backtest is not None
@@ -326,12 +346,13 @@ def test_a_study_is_no_comparison(painted: Any, cache: Path, tmp_path: Path, no_
         compare(table, images, ["bce"], out=tmp_path / "a", seeds=1, config=Config(**SMALL))
     with pytest.raises(UserError, match="something else than a study"):
         study(table, images, out=tmp_path / "b", **how)
-    # An earlier version called studies comparisons: such a folder is gone on with, and has no page either.
+    # An earlier version called studies comparisons: such a folder is gone on with, and has the page of a study.
     place.write_text(place.read_text().replace('"study"', '"comparison"'))
-    for said in (run("report", tmp_path / "a"),):
-        assert said.exit_code == 2
-        assert "holds a study" in said.stderr
-        assert "study.csv" in said.stderr
+    said = run("report", tmp_path / "a")
+    assert said.exit_code == 0, said.output
+    assert "a · annotation study" in (tmp_path / "a" / "report.html").read_text()
+    with pytest.raises(UserError, match="holds a study, not a comparison"):
+        read_comparison(tmp_path / "a")
     with pytest.raises(UserError, match="something else than a comparison"):
         compare(table, images, ["bce"], out=tmp_path / "a", seeds=1, config=Config(**SMALL))
     assert study(table, images, out=tmp_path / "a", **how).points
@@ -359,11 +380,17 @@ def test_nothing_finished_is_no_finding(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in so few epochs
 @pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in one epoch
-def test_at_the_prompt(tmp_path: Path, no_pictures: None) -> None:
+def test_at_the_prompt(tmp_path: Path, no_pictures: None, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path, 40, size=32)
     data = [tmp_path / "train.csv", tmp_path / "images"]
-    result = run("study", *data, *TINY, "--budgets", "0.5,1", "--out", tmp_path / "out", "--method", "auto")
-    assert result.exit_code == 0, result.output
+    for words in (["study", "a b.csv"], ["study", "a b.csv"], ["study", "a b.csv", "--seeds", "2", "--force"]):
+        monkeypatch.setattr("sys.argv", ["halflabel", *words])
+        result = run("study", *data, *TINY, "--budgets", "0.5,1", "--out", tmp_path / "out", "--method", "auto")
+        assert result.exit_code == 0, result.output
+    # Each command that had a part in it is kept once, without what would start from nothing.
+    kept = [["halflabel", "study", "a b.csv"], ["halflabel", "study", "a b.csv", "--seeds", "2"]]
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["commands"] == kept
+    assert f"halflabel report {tmp_path / 'out'}" in result.stdout
     text = " ".join(result.stdout.split())
     for part in ("partial", "dense", "noisy+", "test mAP (95 %)", "With the same number of clean labels", "auto:"):
         assert part in text

@@ -170,7 +170,8 @@ from halflabel.cli import training as _training  # noqa: E402, F401
 from halflabel.cli import models as _models  # noqa: E402, F401
 
 # isort: split
-from halflabel.cli import compare as _compare  # noqa: E402, F401  # after the others: the order of `--help`
+from halflabel.cli import cache as _cache  # noqa: E402, F401  # after the others: the order of `--help`
+from halflabel.cli import compare as _compare  # noqa: E402, F401
 from halflabel.cli import export as _export  # noqa: E402, F401
 from halflabel.cli import figures as _figures  # noqa: E402, F401
 from halflabel.cli import fill as _fill  # noqa: E402, F401

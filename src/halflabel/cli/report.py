@@ -1,4 +1,4 @@
-"""The command that makes the page of a run, or of a comparison."""
+"""The command that makes the page of a run, of a comparison, or of a study."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from halflabel.errors import UserError
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` or `compare --out` wrote.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder that `train`, `compare` or `study` wrote (its --out).")
+    ],
     images: Annotated[
         Path | None, typer.Option(help="The folder with the photos: adds galleries of labels to look at.")
     ] = None,
@@ -28,31 +30,35 @@ def report(
 ) -> None:
     """Show a run as one HTML page: what was known, how it learned, what it is worth, and which labels to look at.
 
-    Of a comparison it shows how the methods were judged, who does best with how many labels, and at what cost. The
-    file needs no network, and holds no folder names of this machine. With --images it holds small copies of some
-    photos.
+    Of a comparison it shows how the methods were judged, who does best with how many labels, and at what cost; of a
+    study how labels are best spent, or what more of them would bring, and how sure that is. The file needs no network,
+    and holds no folder names of this machine. With --images it holds small copies of some photos.
 
     Example: halflabel report runs/first --images photos/
 
     Example: halflabel report runs/compare
+
+    Example: halflabel report runs/study
     """
     from halflabel.cli.progress import Bar
-    from halflabel.report.facts import is_comparison
+    from halflabel.report.facts import is_comparison, is_study
     from halflabel.report.page import check_name, write_report
     from halflabel.run import Run
 
     if out is not None:
         check_name(out)
-    if (run / "study.json").exists():
-        from halflabel.report.comparison_facts import no_page_of_study
-
-        raise no_page_of_study(run)
-    if not (run / "config.yaml").exists() and is_comparison(run):
+    of_study = is_study(run)
+    if not (run / "config.yaml").exists() and (of_study or is_comparison(run)):
         if images is not None:
-            raise UserError("the page of a comparison has no photos", "leave --images out")
-        from halflabel.report.comparison import write_comparison  # it brings torch along
-
-        made = write_comparison(run, out)
+            raise UserError(
+                f"the page of a {'study' if of_study else 'comparison'} has no photos", "leave --images out"
+            )
+        # These bring torch along.
+        if of_study:
+            from halflabel.report.study_page import write_study as write
+        else:
+            from halflabel.report.comparison import write_comparison as write
+        made = write(run, out)
         console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
         return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -150,6 +151,7 @@ def study(
         "lr": lr,
         "config": config,
         "force": force,
+        "command": shlex.split(again()),
         "say": console.print,
     }
     with kept(place), GridBar() as watch, Bar("features") as bar:
@@ -169,6 +171,7 @@ def study(
     picture = place / "plots" / ("growth.png" if grow else "study.png")
     drawn = ", plots/" if picture.exists() else ""
     console.print(f"Wrote [bold]{escape(str(place))}[/]: study.csv, study.json{drawn}", soft_wrap=True)
+    console.print(f"For a page of it:  halflabel report {escape(shlex.quote(str(place)))}", soft_wrap=True)
 
 
 def _show(found: Study | Growth) -> None:

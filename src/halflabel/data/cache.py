@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from halflabel import processes
 from halflabel.backbones import Backbone, fingerprint
+from halflabel.data.caches import ABANDONED, digest_of, note_use
 from halflabel.data.packed import Packed
 from halflabel.data.sources import Arrays, Features, Images, Plan, sequential
 from halflabel.errors import NothingRead, UserError
@@ -38,7 +39,6 @@ _BLOCK = 1 << 24
 _KEEP = 512  # images between two notes of how far the building has come
 _WITHIN = 30.0  # seconds in which there is one at least
 _LOOK = 0.5  # seconds between two looks whether another job has ended
-_ABANDONED = 86400.0  # seconds after which a half-built file that nobody wrote to is taken for left behind
 _COPY_SEED = 0x636F7079  # of the strong views kept here, whatever seed trains on them
 
 
@@ -116,6 +116,8 @@ def cache_features(
     bad: dict[int, list[str]] = {}
     for shelf in shelves:
         bad |= shelf.bad()
+        if processes.is_first():
+            note_use(shelf.folder)
     if isinstance(source, Images):
         for image, (_, path, why) in bad.items():
             source.put_aside(image, path, why)
@@ -141,8 +143,8 @@ class _Shelf:
             notes = (_read_json(parent / stem / name) for name in ("building.json", "cache.json"))
             return any(note.get("made_of") == made_of for note in notes)
 
-        digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:8]
-        return cls(parent / (stem if processes.on_first(is_old) else f"{stem}-{digest}"), view, copy, made_of, stem)
+        name = stem if processes.on_first(is_old) else f"{stem}-{digest_of(made_of)}"
+        return cls(parent / name, view, copy, made_of, stem)
 
     @property
     def values(self) -> Path:
@@ -334,7 +336,7 @@ def _allocate(path: Path, shape: tuple[int, ...]) -> Any:
 
 def _tidy(folder: Path, locked: bool) -> None:
     """Remove what builds left that were killed."""
-    left = [path for path in folder.glob("values.*.partial.npy") if _age(path) > _ABANDONED]
+    left = [path for path in folder.glob("values.*.partial.npy") if _age(path) > ABANDONED]
     for path in [*left, *(folder.glob(".*.tmp") if locked else ())]:
         path.unlink(missing_ok=True)
 

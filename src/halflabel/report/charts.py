@@ -7,7 +7,7 @@ desk. Colours come from classes, never from a style attribute, which the page's 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,10 +92,11 @@ class _Log(_Axis):
             low, high = low / 2, high * 2
         super().__init__(math.log10(low), math.log10(high), start, end)
         self.air = air  # room at both ends, so that the first and the last point do not lie on the frame
-        self.ticks = []
-        for tick in ticks:  # of two that would touch, the first stays
-            if not self.ticks or self(tick) - self(self.ticks[-1]) >= 30:
+        self.ticks = [ticks[0]]
+        for tick in ticks[1:-1]:  # of two that would touch, the first stays; both ends do
+            if min(self(tick) - self(self.ticks[-1]), self(ticks[-1]) - self(tick)) >= 30:
                 self.ticks.append(tick)
+        self.ticks += ticks[1:][-1:]
 
     def __call__(self, value: float) -> float:
         within = (self.end - self.start - 2 * self.air) / (self.end - self.start)
@@ -252,18 +253,37 @@ def trend(
     alt: str,
     x_label: str,
     y_label: str = "",
+    ticks: Sequence[float] = (),
+    law: Sequence[NDArray[Any]] = (),
+    mark: tuple[float, str] | None = None,
     height: int = 244,
 ) -> Html:
-    """Lines of mAP, in points of 100, with intervals over a logarithmic axis whose ticks are the very values of x."""
+    """Lines of mAP, in points of 100, with intervals over a logarithmic axis whose ticks are the values of x.
+
+    `ticks` are other ones. A `law` is what was fitted: x, y, low and high; it is drawn in the place of the lines, from
+    the first to the last of the ticks. `mark` is an x to point out, with a note.
+    """
     every = np.unique(np.concatenate([line.x for line in series]))
-    x = _Log(float(every[0]), float(every[-1]), 46, WIDTH - 10, ticks=every.tolist(), air=16)
-    y = _Axis(*around(*low, *high, *(line.y for line in series)), height - 34, _TOP, points=True)
+    marks = list(ticks) or every.tolist()
+    ends = float(min(every[0], *marks)), float(max(every[-1], *marks))
+    x = _Log(*ends, 46, WIDTH - 10, ticks=marks, air=16)
+    y = _Axis(*around(*low, *high, *(line.y for line in series), *law[1:]), height - 34, _TOP, points=True)
     parts = [_frame(x, y, x_label, y_label)]
+    if law:
+        at, fitted, down, up = ([float(one) for one in part] for part in law)
+        edge = [*zip(at, up, strict=True), *zip(reversed(at), reversed(down), strict=True)]
+        parts.append(el("polygon", points=_path(x, y, edge), class_="f1", fill_opacity=0.15))
+        dashed = {"class_": "line s1", "stroke_dasharray": "4 3"}
+        parts.append(el("polyline", points=_path(x, y, zip(at, fitted, strict=True)), **dashed))
+    if mark is not None:
+        parts.append(el("line", x1=x(mark[0]), x2=x(mark[0]), y1=y.end, y2=y.start, class_="mark"))
+        parts.append(el("text", mark[1], x=x(mark[0]) - 5, y=y.start - 6, text_anchor="end", class_="note"))
     for number, (line, least, most) in enumerate(zip(series, low, high, strict=True)):
         aside = 2.5 * (number - (len(series) - 1) / 2)  # else intervals at the same x would hide each other
         dots = [(round(x(a) + aside, 1), y(b)) for a, b in zip(line.x, line.y, strict=True)]
-        path = " ".join(f"{a},{b}" for a, b in dots)
-        parts.append(el("polyline", points=path, class_=f"line s{line.shade}"))
+        if not law:
+            path = " ".join(f"{a},{b}" for a, b in dots)
+            parts.append(el("polyline", points=path, class_=f"line s{line.shade}"))
         for (a, b), value, down, up, share in zip(dots, line.y, least, most, line.x, strict=True):
             tip = el("title", f"{line.name} at {share:g}: {points(value)} ({points(down)} – {points(up)})")
             parts.append(el("line", x1=a, x2=a, y1=y(down), y2=y(up), class_=f"s{line.shade}", stroke_opacity=0.5))
@@ -415,6 +435,10 @@ def heat(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str
                 parts.append(el("rect", class_="bed", **box))
                 parts.append(el("rect", tip, class_="heat", fill_opacity=f"{value:.2f}", **box))
     return _svg(parts, WIDTH, math.ceil(above + cell * len(names) + 4), alt)
+
+
+def _path(x: _Axis, y: _Axis, places: Iterable[tuple[float, float]]) -> str:
+    return " ".join(f"{x(a)},{y(b)}" for a, b in places)
 
 
 def _svg(parts: Sequence[Html], width: int, height: float, alt: str) -> Html:

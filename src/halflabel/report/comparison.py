@@ -14,8 +14,20 @@ from halflabel.report import charts
 from halflabel.report.charts import Series, figure
 from halflabel.report.comparison_facts import ClassGap, Told, class_gaps, read_comparison
 from halflabel.report.markup import Html, count, el, join, percent, short
-from halflabel.report.page import SIZE, Report, contents, document, glossary, method_summary, pixels, write_page
-from halflabel.report.sections import FEW, cell, details, left_out, listed, section
+from halflabel.report.page import Report, closing, contents, document, method_summary, trained_how, write_page
+from halflabel.report.sections import (
+    FEW,
+    cards,
+    cell,
+    left_out,
+    listed,
+    missing,
+    scrolled,
+    section,
+    seed_spread,
+    signed,
+    two,
+)
 
 __all__ = ["build_comparison", "write_comparison"]
 
@@ -62,35 +74,29 @@ def build_comparison(folder: Path) -> str:
         el("p", el("b", told.caution), class_="warn", role="note") if told.caution else None,
         _cards(told),
     )
-    version = told.config.get("halflabel", "?")
-    said = el("p", f"Made by halflabel; the methods were compared by version {version}. This file: ", SIZE, ".")
-    words = glossary(("entry", "AP", "mAP", "95 % interval", "epoch"))
-    foot = el("footer", words, details(told.config, {"halflabel": version}), said)
+    foot = closing(told.config, "the methods were compared", ("entry", "AP", "mAP", "95 % interval", "epoch"))
     return document(title, [top, contents(_TITLES, there), el("main", *there), foot])
 
 
 def _subtitle(told: Told) -> str:
-    config = told.config
-    how = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
     methods = len({row.method for row in told.rows})
     return (
         f"{count(methods)} methods, {count(len(told.panels))} sets of labels, up to "
-        f"{max(row.seeds for row in told.rows)} seeds; {config.get('backbone', '?')}, "
-        f"{pixels(config)}, {how}; {config.get('epochs', '?')} epochs"
+        f"{max(row.seeds for row in told.rows)} seeds; {trained_how(told.config)}"
     )
 
 
 def _cards(told: Told) -> Html:
     """The best method of each set of labels, and how many cannot be told from it."""
-    listed_ = []
+    shown = []
     for rows in told.panels[:PANELS]:
         best, near = rows[0], sum(_near(row) for row in rows[1:])
         note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
         note += f"; cannot be told from it: {near} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
         note += f" ({best.seeds} seed{'s' * (best.seeds > 1)})" if near and best.seeds < ENOUGH else ""
         title = f"best with labels: {short(best.labels, 30)}"
-        listed_.append(el("div", el("dt", title), el("dd", el("b", short(best.method, 22)), el("span", note))))
-    return el("dl", *listed_, class_="cards")
+        shown.append((title, short(best.method, 22), note))
+    return cards(shown)
 
 
 def _near(row: Row) -> bool:
@@ -207,64 +213,47 @@ def _table(told: Told, rows: Sequence[Row]) -> Html:
         best = row is rows[0]
         options = ", ".join(f"{name} {value}" for name, value in row.options.items())
         rate = f"{row.lr:.2g}{' ↥' if row.rate_at_edge else ''}"
-        behind = "best" if best else _minus(row.behind) + (" ≈" if _near(row) else "")
+        behind = "best" if best else signed(row.behind) + (" ≈" if _near(row) else "")
         memory = "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB" if row.memory >= 2**20 else "< 1 MB"
         tried = str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}"
-        between = f"{_minus(row.behind_low)} to {_minus(row.behind_high)}"
+        between = f"{signed(row.behind_low)} to {signed(row.behind_high)}"
         lines.append(
             el(
                 "tr",
                 el("th", short(row.method, 40), scope="row", class_="name", title=short(row.method, 200)),
-                _two(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
-                _two(0.0 if best else row.behind, behind, "" if best or math.isnan(row.behind) else between),
+                two(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
+                two(0.0 if best else row.behind, behind, "" if best or math.isnan(row.behind) else between),
                 cell(row.seeds, f"{row.seeds} + {row.further}" if row.further else str(row.seeds)),
                 cell(row.seconds, f"{row.seconds:.3g}"),
                 cell(row.memory, memory),
-                _two(row.lr, rate, short(options, 40)),
+                two(row.lr, rate, short(options, 40)),
                 cell(row.tried, tried),
-                _two(row.validation, points(row.validation), row.selected_on),
+                two(row.validation, points(row.validation), row.selected_on),
             )
         )
-    table = el(
-        "table",
-        el("thead", el("tr", *(el("th", title, scope="col") for title in titles))),
-        el("tbody", *lines),
-        class_="sortable",
-    )
-    label = f"Methods with labels {short(rows[0].labels, 60)}"
-    return el("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+    return scrolled(titles, lines, f"Methods with labels {short(rows[0].labels, 60)}", sortable=True)
 
 
 def _missing(told: Told) -> Html | None:
     """What failed, and what the budget left no time for."""
-    if not told.failures and not told.left_out:
-        return None
-    parts: list[Html] = []
-    if told.failures:
-        lines = [
-            el(
-                "li",
-                el("b", short(f.method if f.what == "all" else f.what, 100)),
-                f" (labels {short(f.labels, 60)}): ",
-                short(f.reason, 400),
-            )
-            for f in told.failures[:40]
-        ]
-        parts += [el("h3", "Failed"), el("ul", *lines, class_="notes")]
-        parts += [part for part in (left_out(40, len(told.failures), "are listed", thing="failures"),) if part]
-    if told.left_out:
-        runs = sum(left.runs for left in told.left_out)
-        lines = [
-            el(
-                "li",
-                el("b", short(left.method, 60)),
-                f" (labels {short(left.labels, 60)}): {count(left.runs)} runs, seeds {', '.join(map(str, left.seeds))}",
-            )
-            for left in told.left_out[:60]
-        ]
-        said = f"The budget left no time for {count(runs)} runs. The same command goes on with them."
-        parts += [el("h3", "Left out"), el("p", said), el("ul", *lines, class_="notes")]
-    return section("missing", "What is missing", *parts)
+    failed = [
+        el(
+            "li",
+            el("b", short(f.method if f.what == "all" else f.what, 100)),
+            f" (labels {short(f.labels, 60)}): ",
+            short(f.reason, 400),
+        )
+        for f in told.failures
+    ]
+    waiting = [
+        el(
+            "li",
+            el("b", short(left.method, 60)),
+            f" (labels {short(left.labels, 60)}): {count(left.runs)} runs, seeds {', '.join(map(str, left.seeds))}",
+        )
+        for left in told.left_out[:60]
+    ]
+    return missing(failed, sum(left.runs for left in told.left_out), waiting)
 
 
 def _shares(told: Told) -> Html | None:
@@ -308,19 +297,14 @@ def _shares(told: Told) -> Html | None:
 def _seeds(told: Told) -> Html | None:
     """How far the runs of one method lie apart."""
     panels = [[row for row in rows if len(row.per_seed) > 1][:NAMED] for rows in told.panels[:PANELS]]
-    parts = []
-    for rows in filter(None, panels):
-        names = [row.method for row in rows]
-        value = np.array([np.mean(row.per_seed) for row in rows])
-        sd = np.array([row.seed_sd for row in rows])
-        dots = [np.array(row.per_seed) for row in rows]
-        widest = max(rows, key=lambda row: row.seed_sd)
-        apart = f"{widest.method}, standard deviation {points(widest.seed_sd, 2)}"
-        alt = f"mAP of each seed with labels {rows[0].labels}; most apart: {apart}"
-        span = charts.around(*dots, value - sd, value + sd)
-        drawn = charts.intervals(names, value, value - sd, value + sd, alt=alt, mean=math.nan, span=span, dots=dots)
-        note = "dots: one seed each; across: their mean; bar: ± one standard deviation"
-        parts.append(figure(drawn, f"Labels: {short(rows[0].labels, 30)}", note))
+    parts = [
+        seed_spread(
+            [row.method for row in rows],
+            [np.array(row.per_seed) for row in rows],
+            f"Labels: {short(rows[0].labels, 30)}",
+        )
+        for rows in filter(None, panels)
+    ]
     if not parts:
         return None
     return section(
@@ -379,7 +363,7 @@ def _classes(told: Told) -> Html | None:
             continue
         names = [gap.name for gap in gaps]
         mean, low, high = (np.array([getattr(gap.gap, key) for gap in gaps]) for key in ("mean", "low", "high"))
-        ends = [f"{short(names[k], 40)} {_minus(mean[k])}" for k in (0, -1)]
+        ends = [f"{short(names[k], 40)} {signed(mean[k])}" for k in (0, -1)]
         alt = f"{title}: from {ends[0]} down to {ends[1]}"
         span, weak = charts.around(mean, low, high, np.zeros(1)), [gap.present < FEW for gap in gaps]
         drawn = charts.intervals(names, mean, low, high, alt=alt, mean=0.0, span=span, weak=weak, differences=True)
@@ -413,19 +397,8 @@ def _gap_table(title: str, gaps: Sequence[ClassGap], first: Row, second: Row) ->
             el("th", short(gap.name, 24), scope="row", class_="name", title=short(gap.name, 200)),
             cell(gap.first, points(gap.first)),
             cell(gap.second, points(gap.second)),
-            _two(gap.gap.mean, _minus(gap.gap.mean), f"{_minus(gap.gap.low)} to {_minus(gap.gap.high)}"),
+            two(gap.gap.mean, signed(gap.gap.mean), f"{signed(gap.gap.low)} to {signed(gap.gap.high)}"),
         )
         for gap in gaps
     ]
-    table = el("table", el("thead", el("tr", *(el("th", head, scope="col") for head in heads))), el("tbody", *lines))
-    return el("div", table, class_="scroll", tabindex="0", role="region", aria_label=title)
-
-
-def _two(value: float, shown: str, below: str) -> Html:
-    """A number in a table with something smaller below it, such as its interval."""
-    return cell(value, join([shown, el("br"), el("span", below, class_="said")]) if below else shown)
-
-
-def _minus(value: float) -> str:
-    """A difference with its sign."""
-    return points(value, 2, signed=True)
+    return scrolled(heads, lines, title)

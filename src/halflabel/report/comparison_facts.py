@@ -20,7 +20,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.method import recipe
 from halflabel.report.passing_on import shown_name, shown_options, without_folders
 
-__all__ = ["ClassGap", "Told", "class_gaps", "no_page_of_study", "read_comparison"]
+__all__ = ["ClassGap", "Told", "class_gaps", "read_comparison"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ def read_comparison(folder: Path) -> Told:
     """Read what `halflabel compare` left in a folder."""
     path, again = folder / "comparison.json", "run the same `halflabel compare` command again: it goes on"
     if not path.exists() and (folder / "study.json").exists():  # an earlier version called studies comparisons too
-        raise no_page_of_study(folder)
+        raise UserError(f"{folder} holds a study, not a comparison", "make its page with `halflabel report`")
     if not path.exists():
         raise UserError(f"{folder} has no comparison.json: the comparison was stopped before its end", again)
     try:
@@ -87,11 +87,6 @@ def read_comparison(folder: Path) -> Told:
     if not told.rows:
         raise UserError(f"{folder} holds not one finished run", again)
     return told
-
-
-def no_page_of_study(folder: Path) -> UserError:
-    """What to say to someone who wants a page of a study."""
-    return UserError(f"{folder} holds a study, which has no page", "see study.csv and the pictures in plots/ there")
 
 
 def _row(found: Mapping[str, Any]) -> Row:
@@ -183,7 +178,7 @@ def _tasks(told: Told, row: Row) -> dict[int, Path]:
             if task["outcome"]["error"] or (task["method"], task["labels"]) != (method, row.labels):
                 continue
             how = recipe(task["method"])
-            options = {**{name: how.options[name].default for name in how.tune}, **task["options"]}
+            options = {**{name: how.options[name].default for name in how.tunes({})}, **task["options"]}
             if math.isclose(task["lr"], row.lr, rel_tol=1e-9) and shown_options(options) == dict(row.options):
                 logits = path.with_suffix(".npy")
                 if logits.exists():

@@ -18,7 +18,7 @@ from halflabel.provenance import tables
 from halflabel.report.markup import count, percent
 from halflabel.run import Run
 
-__all__ = ["Facts", "Measured", "gather", "is_comparison"]
+__all__ = ["Facts", "Measured", "gather", "is_comparison", "is_study"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +91,22 @@ def gather(run: Run) -> Facts:
 
 def is_comparison(folder: Path) -> bool:
     """Whether `halflabel compare` wrote this folder."""
+    return _what(folder) == "comparison"
+
+
+def is_study(folder: Path) -> bool:
+    """Whether `halflabel study` wrote this folder; an earlier version called that a comparison too."""
+    return _what(folder) == "study" or (_what(folder) == "comparison" and (folder / "study.json").exists())
+
+
+def _what(folder: Path) -> str | None:
+    """What kind of folder it says it is, where it holds several runs."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("what") == "comparison"
+        return None
+    what = found.get("what") if isinstance(found, dict) else None
+    return what if isinstance(what, str) else None
 
 
 def _training(run: Run, table: LabelTable) -> NDArray[np.int64]:

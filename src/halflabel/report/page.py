@@ -22,11 +22,12 @@ __all__ = [
     "Report",
     "build_page",
     "check_name",
+    "closing",
     "contents",
     "document",
     "glossary",
     "method_summary",
-    "pixels",
+    "trained_how",
     "write_page",
     "write_report",
 ]
@@ -167,7 +168,7 @@ def _subtitle(facts: Facts) -> str:
     config = facts.config
     how = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
     epochs = "1 epoch" if len(facts.log) == 1 else f"{len(facts.log)} epochs"
-    return f"Training run: {config.get('backbone', '?')}, {pixels(config)}, {how}; {epochs}{_made(facts)}"
+    return f"Training run: {config.get('backbone', '?')}, {_pixels(config)}, {how}; {epochs}{_made(facts)}"
 
 
 def _made(facts: Facts) -> str:
@@ -179,9 +180,22 @@ def _made(facts: Facts) -> str:
     return f"; trained {day[:10]}, {hour[:5]} UTC, by halflabel {short(str(version), 20)}"
 
 
-def pixels(config: Mapping[str, Any]) -> str:
+def _pixels(config: Mapping[str, Any]) -> str:
     """The size of the images in words."""
     return f"{config['size']} px" if config.get("size") else "images in the size it was made for"
+
+
+def trained_how(config: Mapping[str, Any]) -> str:
+    """What all runs of a comparison or a study have in common, in words."""
+    how = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
+    return f"{config.get('backbone', '?')}, {_pixels(config)}, {how}; {config.get('epochs', '?')} epochs"
+
+
+def closing(config: dict[str, Any], done: str, words: Sequence[str]) -> Html:
+    """The end of the page of several runs: the words on it, the settings, and by which version all was done."""
+    version = config.get("halflabel", "?")
+    said = el("p", f"Made by halflabel; {done} by version {version}. This file: ", SIZE, ".")
+    return el("footer", glossary(words), sections.details(config, {"halflabel": version}), said)
 
 
 def method_summary(name: str) -> str:

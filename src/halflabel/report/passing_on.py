@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import PureWindowsPath
 from typing import Any
 
 from halflabel.settings import Settings
 
-__all__ = ["shown_name", "shown_options", "shown_settings", "without_folders"]
+__all__ = ["shown_command", "shown_name", "shown_options", "shown_settings", "without_folders"]
 
 # Settings by name, not all but some: what is added later stays here until someone has asked whether it may leave.
 _SHOWN = (
@@ -23,6 +24,9 @@ _SHOWN = (
     "linear_init",
     "linear_lr",
     "crop",
+    "strong_ops",
+    "strong_magnitude",
+    "cutout",
     "held_out",
     "max_bad",
     "workers",
@@ -64,6 +68,20 @@ def shown_name(name: str) -> str:
     ('sst:vectors=glove.txt:vector_size=50', 'em:alpha=0.05')
     """
     return _VALUE.sub(lambda found: _last_part(found[0]), name)
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """A command as it is typed, with the last part alone of paths.
+
+    >>> shown_command(["halflabel", "study", "/home/me/my labels.csv", "photos/", "--weights=/home/me/w.pt"])
+    "halflabel study 'my labels.csv' photos --weights=w.pt"
+    """
+
+    def shown(word: str) -> str:
+        flag, mark, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        return flag + mark + _last_part(shown_name(value))
+
+    return shlex.join(map(shown, words))
 
 
 def without_folders(text: str) -> str:

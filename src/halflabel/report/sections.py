@@ -18,17 +18,23 @@ from halflabel.report.passing_on import shown_settings
 
 __all__ = [
     "FEW",
+    "cards",
     "cell",
     "details",
     "known",
     "learning",
     "left_out",
     "listed",
+    "missing",
     "pairs",
     "panelled",
+    "scrolled",
     "section",
+    "seed_spread",
+    "signed",
     "summary",
     "thinly_judged",
+    "two",
 ]
 
 STATES = (("present", "known present"), ("absent", "known absent"), ("unknown", "unknown"))
@@ -64,25 +70,30 @@ def section(name: str, title: str, *content: object, on: str | None = None) -> H
 
 def summary(facts: Facts) -> Html:
     """The few numbers that matter most, and what to bear in mind about them."""
-    cards, found = [], facts.measured
+    shown, found = [], facts.measured
     if found is not None:
         value = found.overall
         low, mean, high = (value.get(key, np.nan) for key in ("mAP_low", "mAP", "mAP_high"))
         if found.knows_absence:
-            cards += [
+            shown += [
                 ("mAP", points(mean), f"95 % interval {points(low)} – {points(high)}; 100 is best"),
                 ("micro F1", points(value.get("micro_f1", np.nan)), "all entries together; 100 is best"),
                 ("macro F1", points(value.get("macro_f1", np.nan)), "mean over classes; 100 is best"),
                 ("calibration error", decimal(value.get("ECE", np.nan)), "how far scores are off; 0 is best"),
             ]
         else:
-            cards.append(("mAP", "—", "needs known absences"))
+            shown.append(("mAP", "—", "needs known absences"))
     images, names = facts.table.shape
     share = percent(facts.table.known, images * names)
-    cards.append(("known labels", share, f"{count(images)} images × {count(names)} classes"))
-    listed = [el("div", el("dt", name), el("dd", el("b", value), el("span", note))) for name, value, note in cards]
+    shown.append(("known labels", share, f"{count(images)} images × {count(names)} classes"))
     notes = [el("li", note) for note in _cautions(facts)]
-    return join([el("dl", *listed, class_="cards"), el("ul", *notes, class_="notes") if notes else None])
+    return join([cards(shown), el("ul", *notes, class_="notes") if notes else None])
+
+
+def cards(shown: Sequence[tuple[str, str, str]]) -> Html:
+    """The few things that matter most: what, its value, and a note on it."""
+    listed = [el("div", el("dt", name), el("dd", el("b", value), el("span", note))) for name, value, note in shown]
+    return el("dl", *listed, class_="cards")
 
 
 def _cautions(facts: Facts) -> list[str]:
@@ -351,6 +362,49 @@ def panelled(title: str, order: NDArray[np.int64]) -> list[tuple[str, NDArray[np
 def cell(value: float, shown: str) -> Html:
     """A number in a table, with what to sort it by."""
     return el("td", shown, data_v=f"{value:.6g}" if np.isfinite(value) else "")
+
+
+def two(value: float, shown: str, below: str) -> Html:
+    """A number in a table with something smaller below it, such as its interval."""
+    return cell(value, join([shown, el("br"), el("span", below, class_="said")]) if below else shown)
+
+
+def signed(value: float) -> str:
+    """A difference of mAP with its sign."""
+    return points(value, 2, signed=True)
+
+
+def scrolled(
+    titles: Sequence[str], rows: Sequence[Html], label: str, *, sortable: bool = False, names: int = 1
+) -> Html:
+    """A table that may be wider than the page, with a name for those who hear it; its first columns are `names`."""
+    heads = [el("th", title, scope="col", class_="name" if 0 < k < names else None) for k, title in enumerate(titles)]
+    head = el("thead", el("tr", *heads))
+    table = el("table", head, el("tbody", *rows), class_="sortable" if sortable else None)
+    return el("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def seed_spread(names: Sequence[str], dots: Sequence[NDArray[Any]], title: str) -> Html:
+    """The mAP of every seed, two or more for each name, their mean and ± one standard deviation."""
+    value = np.array([one.mean() for one in dots])
+    sd = np.array([one.std(ddof=1) for one in dots])
+    widest = int(np.argmax(sd))
+    apart = f"{short(names[widest], 60)}, standard deviation {points(sd[widest], 2)}"
+    alt, span = f"mAP of each seed. {title}; most apart: {apart}", charts.around(*dots, value - sd, value + sd)
+    drawn = charts.intervals(names, value, value - sd, value + sd, alt=alt, mean=np.nan, span=span, dots=dots)
+    return figure(drawn, title, "dots: one seed each; across: their mean; bar: ± one standard deviation")
+
+
+def missing(failed: Sequence[Html], runs: int, waiting: Sequence[Html] = (), most: int = 40) -> Html | None:
+    """What failed, a line each, and the runs that the budget left no time for."""
+    parts: list[object] = []
+    if failed:
+        parts += [el("h3", "Failed"), el("ul", *failed[:most], class_="notes")]
+        parts += [left_out(most, len(failed), "are listed", thing="failures")]
+    if runs:
+        said = f"The budget left no time for {count(runs)} runs. The same command goes on with them."
+        parts += [el("h3", "Left out"), el("p", said), el("ul", *waiting, class_="notes") if waiting else None]
+    return section("missing", "What is missing", *parts) if parts else None
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from halflabel.learning_curve import Extrapolation
     from halflabel.study import Gap, Growth, Point, Study
 
-__all__ = ["advise", "conclude", "describe_control", "draw_growth", "draw_study"]
+__all__ = ["MEANING", "advise", "conclude", "describe_control", "draw_growth", "draw_study", "out_of_sight", "verdict"]
 
 _MARKS = {"partial": ("o", BLUE), "dense": ("s", ORANGE), "noisy": ("^", GREY), "noisy+": ("D", "black")}
 _ASIDE: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "color": "#6b7280"}
-_MEANING = {
+MEANING = {
     "partial": "some labels of every image",
     "dense": "all labels of some images",
     "noisy": "all labels, some wrong",
@@ -32,26 +32,29 @@ _MEANING = {
 def draw_study(found: Study, path: Path) -> None:
     """Test mAP against the share of clean labels, one line per strategy, with 95 % intervals."""
     figure, axis = _axis()
-    # Labels that are half wrong teach nothing: such points are named, not drawn, or all others would be one flat line.
-    floor = min((point.low for point in found.points if point.strategy != "noisy"), default=0.0) - 0.1
+    low = out_of_sight(found.points)
     names = list(dict.fromkeys(point.strategy for point in found.points))
     for place, strategy in enumerate(names):
         mark, colour = _MARKS[strategy]
-        mine = [point for point in found.points if point.strategy == strategy and point.mAP >= floor]
-        named = f"{strategy}: {_MEANING[strategy]}"
+        mine = [point for point in found.points if point.strategy == strategy and point not in low]
+        named = f"{strategy}: {MEANING[strategy]}"
         _line(axis, mine, named, mark, colour, shift=place - (len(names) - 1) / 2)
     _finish(axis, sorted({point.share for point in found.points if point.strategy != "noisy+"}))
-    below = [
-        f"{point.strategy} {100 * point.share:.3g} %: {points(point.mAP)}"
-        for point in found.points
-        if point.mAP < floor
-    ]
+    below = [f"{point.strategy} {100 * point.share:.3g} %: {points(point.mAP)}" for point in low]
     note = f"\nbelow the picture: {', '.join(below)}" if below else ""
     axis.set_xlabel(f"share of the labels that are there and right{note}")
     axis.set_title(
         f"{literal(found.method)}: the same number of clean labels, spent in several ways", fontsize="medium"
     )
     save_figure(figure, path)
+
+
+def out_of_sight(points: Sequence[Point]) -> list[Point]:
+    """Points to name, not to draw: labels that are half wrong teach nothing, and beside them all others look alike."""
+    others = [point for point in points if point.strategy != "noisy"]
+    low = min((point.low for point in others), default=0.0)
+    floor = low - 0.1 * (max((point.high for point in others), default=low) - low)
+    return [point for point in points if point.mAP < floor]
 
 
 def draw_growth(found: Growth, path: Path) -> None:
@@ -168,12 +171,11 @@ def advise(law: Extrapolation, worth: float) -> str:
     """What twice the labels are expected to give, and what that means for someone who wants `worth` points."""
     gain, backtest = law.gain, law.backtest
     said = f"Doubling the labels is expected to give {_between(gain)} points of mAP"
-    if 100 * gain.high < worth:
-        said += f": less than the {worth:g} that would make it worth it. Stop labelling more of the same."
-    elif 100 * gain.low >= worth:
-        said += f": at least the {worth:g} that make it worth it. Go on labelling."
-    else:
-        said += f"; whether that is the {worth:g} that would make it worth it cannot be told."
+    said += {
+        "no": f": less than the {worth:g} that would make it worth it. Stop labelling more of the same.",
+        "yes": f": at least the {worth:g} that make it worth it. Go on labelling.",
+        "open": f"; whether that is the {worth:g} that would make it worth it cannot be told.",
+    }[verdict(gain, worth)]
     if backtest is not None:
         said += " Tested on itself: " if backtest.held else " With care: "
         said += (
@@ -181,6 +183,11 @@ def advise(law: Extrapolation, worth: float) -> str:
             f"gave {_points(backtest.measured)}."
         )
     return said
+
+
+def verdict(gain: Interval, worth: float) -> Literal["yes", "no", "open"]:
+    """Whether a gain of mAP is the `worth` points that someone wants, as far as its interval tells."""
+    return "no" if 100 * gain.high < worth else "yes" if 100 * gain.low >= worth else "open"
 
 
 def _between(value: Interval) -> str:

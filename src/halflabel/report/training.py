@@ -67,10 +67,11 @@ def draw_run(log: Sequence[Mapping[str, Any]], found: Evaluation, folder: Path) 
 def model_card(config: Mapping[str, Any], found: Evaluation, hidden: LabelTable) -> str:
     """What the model is, how it was judged and where not to trust it: only what was measured."""
     value = found.overall
+    size = f"{config['size']} px" if config["size"] else "images in the size the backbone was made for"
     lines = [
         f"# {config['backbone']}, trained by `{config['method']}`",
         "",
-        f"Multi-label classifier for {len(hidden.classes)} classes, {config['size'] or 'native'} px, "
+        f"Multi-label classifier for {len(hidden.classes)} classes, {size}, "
         f"{'linear head on a frozen backbone' if config['tune'] == 'head' else 'fine-tuned'}.",
         "",
         "| measured on held-out images | |",
