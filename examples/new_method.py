@@ -1,6 +1,7 @@
 """A method of one's own in one file: a loss, a decorated recipe, and the training loop on features.
 
-In `src/halflabel/methods/` the same file would be found by itself and be an option of the command line.
+In `src/halflabel/methods/` the same file would be found by itself and be an option of the command line; anywhere else
+the command line is told of it: `HALFLABEL_METHODS=new_method.py halflabel train labels.csv photos/ --method bounded-an`
 """
 
 from __future__ import annotations

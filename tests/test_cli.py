@@ -372,6 +372,22 @@ def test_faults_are_said_in_one_message_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
+def test_an_option_of_ones_own_method_that_train_would_take_for_its_own_is_refused(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from halflabel import method as registry
+    from halflabel.losses import BCE
+
+    def own(size: int = 3) -> registry.Method:
+        return registry.Method(BCE())
+
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry.recipes()))
+    registry.method(serves=["full", "partial"], paper="none")(own)
+    words = ["train", data / "train.csv", data / "images", "--method", "own", "--out", tmp_path / "out"]
+    assert "the method own would never be given its own" in refused(*words)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out.csv"
     out.write_text("precious")

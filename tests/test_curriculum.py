@@ -175,6 +175,23 @@ def test_the_schedule_is_scaled_to_the_epochs(epochs, before):
     assert once.before == before[:1]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "options", "after"),
+    [
+        (1, {"strategy": "a"}, []),
+        (5, {"strategy": "a", "before": "6"}, []),
+        (5, {"strategy": "e", "before": "3,6"}, [2]),
+        (6, {"strategy": "a", "before": "3,6"}, [2, 5]),
+        (6, {"strategy": "d", "before": "3,8", "snapshots": 2}, [1, 2]),
+    ],
+)
+def test_nothing_is_labelled_that_no_epoch_would_learn_from(epochs, options, after):
+    relabel = Curriculum(**options)
+    relabel.plan(epochs)
+    relabel.start(make_table(make_labels(4, 2)))
+    assert [epoch for epoch in range(1, epochs + 1) if relabel.wants_sweep(epoch)] == after
+
+
 def test_nothing_is_scored_where_all_is_known():
     relabel = Curriculum("a", before="2")
     relabel.start(LabelTable.from_dense(np.ones((3, 2), np.int8)))

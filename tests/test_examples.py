@@ -84,6 +84,26 @@ def fresh(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def test_a_file_of_ones_own_stands_in_for_the_command_line(tmp_path: Path) -> None:
+    code = """from halflabel.cli import main
+from halflabel.losses import BCE
+from halflabel.method import Method, method
+
+@method(serves=("full",), paper="none")
+def my_own(margin: float = 1) -> Method:
+    "Does it."
+    return Method(BCE())
+
+if __name__ == "__main__":
+    main()
+"""
+    (tmp_path / "mine.py").write_text(code)
+    words = [sys.executable, str(tmp_path / "mine.py"), "methods", "my-own"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "Does it." in shown
+    assert "--margin 1" in shown
+
+
 def test_importing_is_quick() -> None:
     heavy = ("torch", "numpy", "pyarrow", "sklearn", "timm")
     code = f"import sys, halflabel; dir(halflabel); print([name for name in {heavy} if name in sys.modules])"
@@ -99,6 +119,7 @@ def test_every_public_name_is_there() -> None:
     for name in halflabel.__all__:
         assert getattr(halflabel, name) is not None
         assert name in dir(halflabel)
+    assert not {"Any", "TYPE_CHECKING", "import_module"} & set(dir(halflabel))
     assert set(halflabel._HOMES) == set(halflabel.__all__) - {"__version__"}
     assert halflabel.read_labels.__module__ == "halflabel.labels.formats"
     assert isinstance(halflabel.metrics, ModuleType)

@@ -240,6 +240,15 @@ def test_a_broken_off_run_ends_with_the_same_file_as_an_unbroken_one(
     assert watch.steps < whole or stop().step == 2
 
 
+def test_patience_does_not_cut_the_head_short_that_comes_first(tmp_path: Path, folder: Path) -> None:
+    # A head that learns nothing never gets better after its first epoch.
+    settings = dataclasses.replace(ALL.settings, patience=1)
+    config = dataclasses.replace(ALL, settings=settings, linear_init=5, linear_lr=0.0)
+    head = Break()
+    go(tmp_path / "run", folder, config, init_watch=head)
+    assert head.epochs == 5
+
+
 def test_a_run_that_broke_off_while_features_were_computed(tmp_path: Path, folder: Path, first_run: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from halflabel.backbones import Backbone
+from halflabel.bounds import between
 from halflabel.data.decode import Quarantine, locate
 from halflabel.data.packed import open_packed
 from halflabel.data.shards import is_pack
@@ -22,7 +23,10 @@ from halflabel.files import check_fields
 from halflabel.labels.names import Names
 from halflabel.train import Settings
 
-__all__ = ["Config", "device_of", "make_views", "open_images"]
+__all__ = ["STRONG", "Config", "device_of", "make_views", "open_images"]
+
+STRONG = ("strong_ops", "strong_magnitude", "cutout")  # the settings of strong views
+MOST_OPS, MOST_MAGNITUDE = 10, 30
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Config:
     linear_init: int = 0  # epochs of the head alone on frozen features before all is tuned
     linear_lr: float | None = None  # their learning rate; None = that of all
     crop: float = 0.8  # the least share of an image that a random crop shows; 1 = mirror images only
+    strong_ops: int = 2  # of a strong view: operations of RandAugment, one after the other
+    strong_magnitude: int = 9  # how far each of them goes, 0 to 30
+    cutout: float = 0.5  # the grey square's longest side, as a share of the image's
     held_out: float = 0.2  # the share of images kept for validation
     max_bad: float = 0.01  # the share of unreadable images that is too much
     workers: int = 0
@@ -54,6 +61,14 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "options": dict(self.options)}
 
+    def views(self, size: int, backbone: Backbone) -> dict[str, View]:
+        """The views of images of so many pixels that these settings ask for."""
+        between(0, MOST_OPS, strong_ops=self.strong_ops)
+        between(0, MOST_MAGNITUDE, strong_magnitude=self.strong_magnitude)
+        between(0, 1, cutout=self.cutout)
+        strong = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
+        return make_views(size, self.resize, backbone, self.crop, **strong)
+
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Config:
         try:
@@ -64,12 +79,15 @@ class Config:
             raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
 
 
-def make_views(size: int, resize: Literal["squash", "crop"], backbone: Backbone, crop: float = 0.8) -> dict[str, View]:
+def make_views(
+    size: int, resize: Literal["squash", "crop"], backbone: Backbone, crop: float = 0.8, **strong: Any
+) -> dict[str, View]:
+    """The three views of an image; `strong` are fields of `data.views.Strong`."""
     how = backbone.preprocess.interpolation
     return {
         "plain": Plain(size, resize, how, backbone.preprocess.crop_pct),
         "weak": Weak(size, resize, how, least=crop),
-        "strong": Strong(size, resize, how, least=crop),
+        "strong": Strong(size, resize, how, least=crop, **strong),
     }
 
 

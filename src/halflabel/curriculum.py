@@ -113,6 +113,7 @@ class Curriculum(Relabeler):
         self.before = self.given or sorted({max(math.floor(share * epochs + 0.5), 2) for share in _SHARES})
         if self.strategy == "2steps":
             self.before = self.before[:1]
+        self.epochs = epochs
 
     def idle(self, epochs: int) -> str:
         earlier = f"--relabel-at {max(epochs // 2, 2)}" if epochs > 1 else ""
@@ -136,12 +137,10 @@ class Curriculum(Relabeler):
         return self.labels.dense()
 
     def wants_sweep(self, epoch: int) -> bool:
+        """One of the last `snapshots` epochs before some labelling that training comes to, without them the last."""
         nothing_unknown = self.table.known == self.table.shape[0] * self.table.shape[1]
-        return not nothing_unknown and (epoch + 1 in self.before or self._is_snapshot(epoch))
-
-    def _is_snapshot(self, epoch: int) -> bool:
-        """Whether one of the last `snapshots` epochs before some labelling."""
-        return any(0 < at - epoch <= self.snapshots for at in self.before)
+        due = [at for at in self.before if at <= self.epochs]
+        return not nothing_unknown and any(0 < at - epoch <= max(self.snapshots, 1) for at in due)
 
     @torch.no_grad()
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:

@@ -66,6 +66,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     In `cross_val_score`, `GridSearchCV` and their like, a y with NaN takes a splitter, such as `cv=KFold(5)`: with a
     plain number, `cv=5`, scikit-learn looks at y itself and refuses NaN. A y of ±1 with 0 for unknown takes either.
+    `cross_val_predict` is for `predict` alone: for probabilities scikit-learn would number the values of y anew.
+    With `n_jobs` other processes fit, and know no methods but those of the package.
 
     Parameters: `options` are the method's own; `lr` and `weight_decay` None are the method's defaults, meant for a
     backbone's features, so a few columns of numbers may want a higher `lr`; `size` is the side in pixels to which

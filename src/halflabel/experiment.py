@@ -21,7 +21,7 @@ from halflabel import metrics, processes
 from halflabel.backbones import build
 from halflabel.calibrate import fit_platt
 from halflabel.checkpoint import newest, save_tensors
-from halflabel.config import Config, device_of, make_views, open_images
+from halflabel.config import Config, device_of, open_images
 from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.decode import TooManyBad
 from halflabel.data.packed import OnDevice
@@ -75,7 +75,7 @@ def train(
 
     backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
     size = config.size or backbone.preprocess.size
-    views = make_views(size, config.resize, backbone, config.crop)
+    views = config.views(size, backbone)
     raw: Images | Arrays
     if isinstance(images, Tensor):
         raw = Arrays(images, table.images, views)
@@ -158,7 +158,7 @@ def train(
             if config.linear_init and not begun:
                 say(f"linear init: {config.linear_init} epochs of the head on frozen features")
                 rate = settings.lr if config.linear_lr is None else config.linear_lr
-                first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, compile="no")
+                first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
                 with warnings.catch_warnings():  # what begins later has the epochs after these
                     warnings.filterwarnings("ignore", ".* never starts in ")
                     tune(Model(None, head), features(), first, run.checkpoints / "head", init_watch or watch)

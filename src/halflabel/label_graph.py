@@ -49,6 +49,11 @@ class Edges(NamedTuple):
         total = np.bincount(self.rows, self.weights, int(self.rows.max(initial=-1)) + 1)[self.rows]
         return self._replace(weights=np.divide(self.weights, total, out=np.zeros_like(self.weights), where=total > 0))
 
+    def or_else(self, others: Edges) -> Edges:
+        """Labels that are inferred from none here are inferred as they are among the others."""
+        fresh = ~np.isin(others.rows, self.rows)
+        return _by_row(*(np.concatenate([own, other[fresh]]) for own, other in zip(self, others, strict=True)))
+
     def turned(self) -> Edges:
         """Each edge the other way round."""
         return _by_row(self.cols, self.rows, self.weights)

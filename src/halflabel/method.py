@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import math
 import pkgutil
+import sys
+import traceback
 import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -20,21 +26,24 @@ from halflabel.errors import UserError
 from halflabel.heads import HeadMaker, Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.losses import Loss, Reduce, over_entries
-from halflabel.methods import REGIMES, no_method
+from halflabel.methods import OWN, REGIMES, no_method, own_files
 from halflabel.relabel import Ignore, Relabeler
 from halflabel.terms import Term
 from halflabel.types import Batch
 
-__all__ = ["REGIMES", "Method", "Recipe", "method", "recipe", "recipes", "seeded"]
+__all__ = ["REGIMES", "Method", "Recipe", "Tune", "method", "recipe", "recipes", "seeded"]
 
 M = TypeVar("M", bound=nn.Module)
+VIEWS = ("plain", "weak", "strong")  # what sources of images can be asked for
+Tune = Mapping[str, Sequence[Any]]  # values to try of an option
 
 
 class Method(nn.Module):
     """Loss, relabeler, head, terms and views that one paper puts together, and the step that uses them.
 
-    Its parameters and buffers are trained and saved beside the model's. Override `step` only where a paper's step
-    really differs (two views, alternation).
+    Its parameters and buffers are trained and saved beside the model's. `views` are those of each image that a batch
+    holds: "plain", "weak" (crop and mirror image) and "strong" (more besides), each as often as it is named. Override
+    `step` only where a paper's step really differs (two views, alternation).
     """
 
     def __init__(
@@ -48,6 +57,8 @@ class Method(nn.Module):
         views: tuple[str, ...] = ("weak",),
     ) -> None:
         super().__init__()
+        if other := set(views) - set(VIEWS):
+            raise ValueError(f"no view is called {min(other)!r}: there are {', '.join(VIEWS)}")
         self.loss = loss
         self.relabel = relabel if relabel is not None else Ignore()
         self.terms = nn.ModuleList(terms)
@@ -97,7 +108,14 @@ class Recipe:
     lr: float
     weight_decay: float
     linear_init: int = 0
-    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune: Tune | Callable[[Mapping[str, Any]], Tune] = field(default_factory=dict)
+
+    def tunes(self, given: Mapping[str, Any]) -> Tune:
+        """What `tune` offers beside the options that are given; none that the method would refuse beside them."""
+        defaults = {name: option.default for name, option in self.options.items()}
+        offered = self.tune({**defaults, **given}) if callable(self.tune) else self.tune
+        taken = {name: [v for v in values if self._takes({**given, name: v})] for name, values in offered.items()}
+        return {name: values for name, values in taken.items() if values}
 
     @property
     def page(self) -> str:
@@ -113,10 +131,22 @@ class Recipe:
         return {name: self._parse(name, text) for name, text in given.items()}
 
     def make(self, **options: Any) -> Method:
-        for name in options:
+        for name, value in options.items():
             if name not in self.options:
                 raise UserError(f"{self.name} has no option {name!r}", self._hint())
-        return self.build(**options)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"the option {name} of {self.name} cannot be {value:g}", "give a finite number")
+        made = self.build(**options)
+        if not isinstance(made, Method):
+            raise TypeError(f"{self.build.__name__} returns {type(made).__name__}, not a Method")
+        return made
+
+    def _takes(self, options: Mapping[str, Any]) -> bool:
+        try:
+            self.make(**options)
+        except UserError:
+            return False
+        return True
 
     def check_regime(self, regime: str) -> None:
         """Refuse label regimes from which this method would learn nonsense."""
@@ -130,18 +160,17 @@ class Recipe:
     def _parse(self, name: str, text: str) -> Any:
         if name not in self.options:
             raise UserError(f"{self.name} has no option {name!r}", self._hint())
-        default = self.options[name].default
+        option = self.options[name]
+        kind = float if option.annotation in (float, "float") else type(option.default)  # also `x: float = 1`
         try:
-            if isinstance(default, bool):
+            if kind is bool:
                 return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
-            if isinstance(default, int):
-                return int(text)
-            if isinstance(default, float):
-                return float(text)
+            return kind(text)
         except (ValueError, KeyError):
-            kind = type(default).__name__
-            raise UserError(f"option {name} of {self.name} takes a {kind}, not {text!r}", "give a number") from None
-        return text
+            takes, fix = {int: ("an int", "give a whole number"), bool: ("a bool", "give true or false")}.get(
+                kind, ("a float", "give a number")
+            )
+            raise UserError(f"option {name} of {self.name} takes {takes}, not {text!r}", fix) from None
 
     def _hint(self) -> str:
         return f"its options: {', '.join(self.options) or 'none'}"
@@ -165,15 +194,18 @@ def method(
     lr: float = 1e-3,
     weight_decay: float = 1e-4,
     linear_init: int = 0,
-    tune: Mapping[str, Sequence[Any]] | None = None,
+    tune: Tune | Callable[[Mapping[str, Any]], Tune] | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a function as the method of its name (underscores become hyphens).
 
     `name` is for methods whose paper gives them one that no function can have, such as sarb*; the function's own name
     then finds the method too. Its keyword defaults are the hyper-parameters, its docstring is the page in the gallery.
+    Of one's own code, as in a notebook, the same function may be registered again and takes the place of the former.
     `serves` names the label regimes it can learn from; `lr`, `weight_decay` and `linear_init` (epochs of the head alone
-    before all is tuned) are its defaults in training; `tune` offers values of its one key hyper-parameter.
+    before all is tuned) are its defaults in training; `tune` offers values of its one key hyper-parameter, for
+    comparisons to try; where other options decide which make sense, or whether any does, it is a function of all
+    options.
     """
     unknown = set(serves) - set(REGIMES)
     if unknown:
@@ -182,9 +214,14 @@ def method(
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
         own = build.__name__.replace("_", "-")
         called = name or own
-        if taken := {called, own} & {*_REGISTRY, *_ALIASES}:
+        if not _again(called, build) and (taken := {called, own} & {*_REGISTRY, *_ALIASES}):
             raise ValueError(f"two methods are called {min(taken)!r}")
         options = dict(inspect.signature(build).parameters)
+        for option in options.values():
+            if not isinstance(option.default, bool | int | float | str):  # what a command line can say
+                raise ValueError(f"option {option.name!r} of {called} needs a number, a text, True or False as default")
+        if tune and not callable(tune) and (other := set(tune) - set(options)):
+            raise ValueError(f"{called} has no option {min(other)!r} to tune")
         _REGISTRY[called] = Recipe(
             called, build, options, tuple(serves), paper, lr, weight_decay, linear_init, tune or {}
         )
@@ -195,17 +232,56 @@ def method(
     return register
 
 
+def _again(called: str, build: Callable[..., Method]) -> bool:
+    """Whether a method of one's own is defined anew: a cell of a notebook that is run again, a module reloaded."""
+    if called not in _REGISTRY or build.__module__.startswith("halflabel.methods."):
+        return False
+    before = _REGISTRY[called].build
+    return (before.__module__, before.__qualname__) == (build.__module__, build.__qualname__)
+
+
 @cache
 def _discover() -> None:
     package = import_module("halflabel.methods")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"halflabel.methods.{module.name}")
+    for path in own_files():
+        if not any(path.samefile(file) for file in _files() if Path(file).is_file()):  # it may be what is running
+            _run(path)
+
+
+def _files() -> set[str]:
+    """Where the methods known so far were written."""
+    return {one.build.__code__.co_filename for one in _REGISTRY.values()}
+
+
+def _run(path: Path) -> None:
+    """Import a file by its place."""
+    name = f"halflabel_own_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{OWN} names {path}, which is no Python file", "give it a name that ends in .py")
+    sys.modules[name] = module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        inside = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
+        line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else inside[-1] if inside else None
+        where = f"{path}, line {line}" if line else str(path)
+        fix = f"mend the file, or take it out of {OWN}; `python {path}` shows more"
+        raise UserError(f"{where}: {type(error).__name__}: {error}", fix) from error
+
+
+def registered() -> list[Recipe]:
+    """The methods of all that has been imported so far."""
+    return list(_REGISTRY.values())
 
 
 def recipes() -> Mapping[str, Recipe]:
     """All methods by name: every module of `halflabel.methods` is imported, an import error raises.
 
-    Methods that other code has registered are among them.
+    Methods that other code has registered are among them, and those in the files that HALFLABEL_METHODS names.
     """
     _discover()
     return dict(sorted(_REGISTRY.items()))

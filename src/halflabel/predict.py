@@ -17,7 +17,7 @@ from torch import Tensor
 from halflabel import processes
 from halflabel.backbones import build
 from halflabel.calibrate import Platt
-from halflabel.config import Config, device_of, make_views, open_images
+from halflabel.config import Config, device_of, open_images
 from halflabel.data.decode import find_images
 from halflabel.data.sources import Images, Source
 from halflabel.errors import UserError
@@ -78,7 +78,7 @@ class Predictor:
         self.device = device_of(Settings() if asked.device == "cuda" else asked)
         self.model.to(self.device).to(memory_format=torch.channels_last).eval()
         size = self.config.size or backbone.preprocess.size
-        self.views = make_views(size, self.config.resize, backbone, self.config.crop)
+        self.views = self.config.views(size, backbone)
         self.platt, self.thresholds = Platt(), torch.full((len(self.classes),), 0.5)
         if run.judged:
             self.platt = run.read_calibration()

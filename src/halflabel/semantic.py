@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 from torch.utils.checkpoint import checkpoint
 
+from halflabel.bounds import MOST, below_one, between
 from halflabel.errors import OwnHead, UserError
 from halflabel.heads import Head, pool
 from halflabel.label_graph import Edges, from_cooccurrence, from_file, from_wordnet, identity
@@ -30,6 +31,7 @@ __all__ = [
     "SemanticHead",
     "SemanticMethod",
     "TaughtHead",
+    "check_head",
     "computed_again",
     "label_edges",
     "label_features",
@@ -131,6 +133,13 @@ class GatedGraph(nn.Module):
             fresh = torch.tanh(told[..., 2 * states.shape[2] :] + self.kept(keep * states))
             states = torch.lerp(states, fresh.to(states.dtype), renew.to(states.dtype))
         return states
+
+
+def check_head(*, width: int, rank: int, steps: int, dropout: float, vector_size: int) -> None:
+    """Refuse options of which no `SemanticHead` can be made."""
+    between(0, MOST, width=width, steps=steps)
+    between(1, MOST, rank=rank, vector_size=vector_size)
+    below_one(dropout=dropout)
 
 
 class SemanticHead(TaughtHead):

@@ -364,8 +364,7 @@ class _Training:
             logits = self._score(self._evaluated(), self.validation).logits
         interrupt.hold()
         if sweep is not None:
-            line.update(relabel.absorb(sweep, self.epoch))
-            line.update(self._guessed(relabel))
+            line.update(self._absorb(relabel, sweep))
             processes.agree(self.method.state_dict().values())
         if logits is not None and (judge := self.judge) is not None:
             line.update(processes.on_first(lambda: judge(logits)))
@@ -428,11 +427,21 @@ class _Training:
             model.cpu()
         return found
 
-    def _guessed(self, relabel: Relabeler) -> dict[str, float]:
-        """How much of what the method has guessed is true."""
-        if self.truth is None or (guesses := relabel.guesses()) is None:
-            return {}
-        return completion_rates(guesses.cpu(), self.truth.dense(), self.table.dense())._asdict()
+    def _absorb(self, relabel: Relabeler, sweep: Sweep) -> dict[str, float]:
+        """What the method tells of its labels and, where it has made some now, how much of what it guessed is true."""
+        before = self._guessed(relabel)
+        told = relabel.absorb(sweep, self.epoch)
+        guesses = self._guessed(relabel)
+        if self.truth is None or guesses is None:
+            return told
+        if not told and before is not None and torch.equal(before, guesses):
+            return told
+        return told | completion_rates(guesses, self.truth.dense(), self.table.dense())._asdict()
+
+    def _guessed(self, relabel: Relabeler) -> Tensor | None:
+        """The labels that the method has made up, as they are now; None where nobody knows how true they are."""
+        guesses = relabel.guesses() if self.truth is not None else None
+        return None if guesses is None else guesses.cpu().clone()
 
     def _whole(self) -> Model:
         """The model as it stands."""

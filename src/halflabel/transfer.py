@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 
 from halflabel.errors import UserError
 from halflabel.losses import ASL, widen
+from halflabel.relabel import Ignore, never_starts
 from halflabel.semantic import computed_again
 from halflabel.types import Targets
 
@@ -21,6 +22,7 @@ __all__ = [
     "Blend",
     "Cooccurrence",
     "Prototypes",
+    "Warm",
     "blend_images",
     "blend_prototypes",
     "cluster",
@@ -75,6 +77,18 @@ def contrast(found: Tensor, labels: Tensor) -> Tensor:
         total = total + weight * ((1 + sign * near) * pairs).sum() / count.clamp(min=1)
         weights = weights + weight * (count > 0)
     return total / weights.clamp(min=1)
+
+
+class Warm(Ignore):
+    """Known labels alone; says so where training ends with the warm epochs, before `what` begins."""
+
+    def __init__(self, what: str, warm: int) -> None:
+        super().__init__()
+        self.what = what
+        self.warm = warm
+
+    def idle(self, epochs: int) -> str:
+        return never_starts(self.what, self.warm + 1, epochs, f"--warm {epochs - 1}")
 
 
 class Cooccurrence(nn.Module):

@@ -15,7 +15,9 @@ class Batch:
     """B training images: what is known of them, never what is guessed."""
 
     index: Tensor  # (B,) int64, image numbers in the training table
-    views: tuple[Tensor, ...]  # each (B, 3, H, W) uint8 images, or cached (B, D) features or (B, D, h, w) maps
+    # Each (B, 3, H, W) uint8 images, or cached (B, D) features or (B, D, h, w) maps; of several processes each has some
+    # of the B, and the model, given them, says what all have.
+    views: tuple[Tensor, ...]
     labels: Tensor  # (B, C) int8 in {−1, 0, +1}
 
 

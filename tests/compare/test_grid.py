@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
+import torch
 
 from halflabel import drop
 from halflabel.compare.grid import Contender, Grid, Hiding, Outcome, Task, parse_budget
+from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
+from halflabel.method import recipe, seeded
+from halflabel.train import Settings, fit
 
 ALL, TENTH = Hiding(), Hiding.share(0.1)
 
@@ -90,6 +96,67 @@ def test_an_option_that_was_given_is_not_searched() -> None:
     order, _ = walk(grid("em:alpha=0.3", seeds=1))
     assert len(order) == 3
     assert {task.options for task in order} == {(("alpha", 0.3),)}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("em", "alpha", (0.05, 0.1, 0.5)),
+        ("plcl", "theta", (0.1, 0.5)),
+        ("plcl:strategy=a", "theta", (1.0, 5.0)),
+        ("plcl:strategy=b", "theta", (0.2, 0.5)),
+        ("l1r", "strength", (1e-6, 1e-4)),
+        ("l1r:of=scores", "strength", (0.01, 0.1, 1.0)),
+        ("sst:theta=0.8", "theta_floor", (0.65,)),  # thresholds above θ it would refuse
+        ("imcl:label_similarity=off", "lambda_y", (0.1, 0.3)),
+    ],
+)
+def test_values_to_try_fit_the_options_given(text: str, name: str, values: tuple[float, ...]) -> None:
+    assert Contender.parse(text).trials() == (name, values)
+
+
+IDLE = [
+    ("plcl", {"strategy": "none"}, "theta", None),
+    ("plcl", {"strategy": "2steps"}, "theta", None),
+    ("partial-bce", {"alpha": 1.0}, "g_value", (3.0, 20.0)),
+    ("srcr", {"saliency": "none"}, "alpha", (0.1, 1.0)),
+    ("imcl", {"image_similarity": "off", "label_similarity": "off"}, "lambda_y", (0.1, 1.0)),
+    ("imcl", {"image_similarity": "off", "graph": "identity"}, "lambda_y", (0.1, 1.0)),
+    ("imcl", {"logistic_share": 1.0}, "lambda_y", (0.1, 1.0)),
+    ("gcn-ml", {"graph": "identity"}, "tau", (0.2, 0.6)),
+    ("gcn-ml", {"p": 0.0}, "tau", (0.2, 0.6)),
+    ("sst", {"theta_fall": 0.0, "warm": 0}, "theta_floor", (0.65, 0.85)),
+    ("sst", {"guess_weight": 0.0, "warm": 0}, "theta_floor", (0.65, 0.85)),
+    ("hst", {"guess_weight": 0.0, "contrast_weight": 0.0, "warm": 0}, "prototypes", (1, 10)),
+    ("sarb", {"instance_weight": 0.0, "prototype_weight": 0.0}, "warm", (0, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "option", "values"), IDLE)
+def test_an_option_that_changes_nothing_beside_the_others_is_not_searched(
+    name: str, given: dict[str, object], option: str, values: tuple[float, float] | None
+) -> None:
+    text = ":".join([name, *(f"{key}={value}" for key, value in given.items())])
+    order, _ = walk(grid(text, seeds=1))
+    assert len(order) == 3
+    assert option not in dict(order[0].options)
+    if values is not None:  # it does change nothing
+        first, second = (trained(name, {**given, option: value}) for value in values)
+        assert all(torch.equal(first[part], second[part]) for part in first)
+
+
+def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
+    """The head after three epochs."""
+    rng = np.random.default_rng(0)
+    table = LabelTable.from_dense(np.where(rng.random((20, 4)) < 0.5, 1, -1) * (rng.random((20, 4)) < 0.6))
+    method = seeded(0, lambda: recipe(name).make(**options))
+    head = seeded(0, lambda: method.head(6, 4))
+    shape = (20, 6, 2, 2) if head.needs_maps else (20, 6)
+    source = Features(torch.randn(shape, generator=torch.Generator().manual_seed(0)), table.images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what never starts
+        fit(Model(None, head), method, source, table, Settings(epochs=3, batch_size=10, device="cpu"))
+    return dict(head.state_dict())
 
 
 def test_unfit_pairs_have_no_tasks() -> None:

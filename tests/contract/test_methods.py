@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from halflabel import method as registry
 from halflabel import methods
+from halflabel.cli.options import check_method
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
 from halflabel.heads import Model
@@ -261,10 +264,12 @@ def test_options_are_typed_checked_and_have_defaults(name: str) -> None:
         if isinstance(parameter.default, int | float):
             with pytest.raises(UserError, match=option):
                 how.parse({option: "much"})
-    assert set(how.tune) <= set(how.options)
-    for option, values in how.tune.items():
+    offered = how.tune({o: p.default for o, p in how.options.items()}) if callable(how.tune) else how.tune
+    assert set(offered) <= set(how.options)
+    for option, values in offered.items():
         for value in values:
             assert isinstance(how.make(**{option: value}), Method)
+    assert {option: list(values) for option, values in offered.items()} == how.tunes({})
     with pytest.raises(UserError, match="no option 'no_such'"):
         how.make(no_such=1)
     with pytest.raises(UserError, match="no option 'no_such'"):
@@ -316,6 +321,74 @@ def test_a_name_taken_twice_or_an_unknown_regime_raises() -> None:
         method(serves=["full"], paper="none")(bce)
     with pytest.raises(ValueError, match="no such regimes: \\['half'\\]"):
         method(serves=["half"], paper="none")
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods that a test registers are gone after it."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(recipes()))
+
+
+def my_own(q: float = 1, name: str = "a") -> Method:
+    """Does it."""
+    return Method(BCE())
+
+
+@pytest.mark.usefixtures("own")
+def test_a_method_of_ones_own_is_found_wherever_it_was_registered() -> None:
+    method(serves=["full"], paper="none")(my_own)
+    assert methods.listed()["my-own"] == ("my-own", "my-own", ("full",), "Does it.")
+    check_method("my-own")
+    check_method("bce")
+    assert recipe("my-own").make(q=0.5)
+
+
+def test_a_method_of_ones_own_is_gone_after_the_test() -> None:
+    with pytest.raises(UserError, match=r"lists all \d+; for one of your own, let HALFLABEL_METHODS name its file"):
+        check_method("my-own")
+
+
+@pytest.mark.usefixtures("own")
+def test_a_notebook_cell_with_a_method_can_be_run_again() -> None:
+    method(serves=["full"], paper="first")(my_own)
+    method(serves=["full"], paper="second")(my_own)
+    assert recipe("my-own").paper == "second"
+    monkey = types.FunctionType(my_own.__code__, globals(), "my_own", my_own.__defaults__)
+    monkey.__module__ = "elsewhere"
+    with pytest.raises(ValueError, match="two methods are called 'my-own'"):
+        method(serves=["full"], paper="third")(monkey)
+    with pytest.raises(ValueError, match="two methods are called 'em'"):
+        method(serves=["full"], paper="none")(recipe("em").build)
+
+
+@pytest.mark.usefixtures("own")
+def test_options_of_ones_own_are_what_a_command_line_can_say() -> None:
+    method(serves=["full"], paper="none")(my_own)
+    assert recipe("my-own").parse({"q": "0.5", "name": "1"}) == {"q": 0.5, "name": "1"}
+
+    def needs(margin: float) -> Method:
+        return Method(BCE())
+
+    def nothing(layers: int | None = None) -> Method:
+        return Method(BCE())
+
+    for build in (needs, nothing):
+        with pytest.raises(ValueError, match="needs a number, a text, True or False as default"):
+            method(serves=["full"], paper="none")(build)
+    with pytest.raises(ValueError, match="my-own has no option 'p' to tune"):
+        method(serves=["full"], paper="none", tune={"p": (1.0, 2.0)})(my_own)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_method_that_is_none_or_asks_for_a_view_that_is_none_raises() -> None:
+    def forgets(q: float = 1.0) -> Any:
+        Method(BCE())
+
+    method(serves=["full"], paper="none")(forgets)
+    with pytest.raises(TypeError, match="forgets returns NoneType, not a Method"):
+        recipe("forgets").make()
+    with pytest.raises(ValueError, match="no view is called 'stronger': there are plain, weak, strong"):
+        Method(BCE(), views=("weak", "stronger"))
 
 
 def test_a_misspelt_method_gets_a_suggestion() -> None:

@@ -27,6 +27,7 @@ from halflabel.export.onnx import Parity, Served, export_onnx, need, probes, wri
 from halflabel.graph import Graph
 from halflabel.heads import Ensemble, Head, Linear, Model, Weldon
 from halflabel.methods.boostlu import BoostedMaps
+from halflabel.methods.rlsd import Regional
 from halflabel.methods.srcr import Saliency
 from halflabel.noise import LatentNoise
 from halflabel.predict import Predictor
@@ -115,6 +116,7 @@ HEADS: dict[str, Callable[[], Head]] = {
     "graph": lambda: Graph(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
     "noise": lambda: Ensemble([LatentNoise(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
     "paths": lambda: Recurrent(64, 4, dimensions=8, hidden=8, beam=3, length=2),
+    "regions": lambda: Regional(64, 4, levels=2, length=3, dimensions=8, hidden=8),
     "labels": lambda: Ensemble(
         [told(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), told(GraphClassifier(64, 4))]
     ),

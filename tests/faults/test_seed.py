@@ -21,7 +21,7 @@ def test_a_methods_own_weights_are_the_seeds(tmp_path: Path, monkeypatch: pytest
     made = scenes(16, size=32)
     table = partial(LabelTable.from_dense(made.labels, Names(made.names), Names(made.classes)), 0.5)
     settings = Settings(epochs=1, batch_size=8, device="cpu")
-    config = Config(method="sst", backbone="tiny", size=32, held_out=0, settings=settings)
+    config = Config(method="sst", options={"warm": 0}, backbone="tiny", size=32, held_out=0, settings=settings)
     found = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)  # what other work leaves behind

@@ -20,6 +20,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
+from halflabel.provenance import by_model
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "label_studio"
 CLASSES = ["cat", '$5 <note> & "coin"', "dôme"]
@@ -162,6 +163,39 @@ def test_predictions_never_come_back_as_news(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "tasks.json").read_text(encoding="utf-8"))
     found = formats.read(tasks(tmp_path, [answer(written[0], class_d_C3_B4me="yes"), written[1]]))
     assert corrected.append(found.rows).resolve().dense()[0].tolist() == [-1, 0, 1]
+
+
+def predicted(version: Any, group: str = "class_cat", **data: Any) -> dict[str, Any]:
+    result = [{"from_name": group, "type": "choices", "value": {"choices": ["yes"]}, "score": 0.7}]
+    return {"data": {"image": "a.jpg", **data}, "predictions": [{"model_version": version, "result": result}]}
+
+
+@pytest.mark.parametrize(
+    ("version", "source"),
+    [
+        ("yolo-v8", "model:yolo-v8"),
+        ("model:bce:runs/1", "model:bce:runs/1"),
+        ("machine", "machine"),
+        (None, "model"),
+        (3, "model:3"),
+    ],
+)
+def test_what_another_model_predicted_is_a_models(tmp_path: Path, version: Any, source: str) -> None:
+    found = label_studio.read(tasks(tmp_path, [predicted(version)]), Policy()).rows
+    assert statements(found) == [("a.jpg", "cat", 1, source)]
+    assert by_model(found).all()
+    # Written by us and read again, it stays what it was.
+    label_studio.write(found, tmp_path / "again.json")
+    again = label_studio.read(tmp_path / "again.json", Policy()).rows
+    assert statements(again) == statements(found)
+    assert by_model(again).all()
+
+
+def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known(tmp_path: Path) -> None:
+    ours = {"name": "a.jpg", "sources": {"class_cat": "person"}}
+    for version, source in (("halflabel", "person"), (None, "person"), ("yolo-v8", "model:yolo-v8")):
+        found = label_studio.read(tasks(tmp_path, [predicted(version, **ours)]), Policy()).rows
+        assert statements(found) == [("a.jpg", "cat", 1, source)]
 
 
 def test_other_projects_name_the_classes_present() -> None:

@@ -100,6 +100,13 @@ def test_regularisation_of_something_else_is_refused():
         recipe("l1r").make(of="biases")
 
 
+@pytest.mark.parametrize("name", ["an-ls", "n-ls"])
+@pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
+def test_smoothing_that_rewards_mistakes_is_refused(name, smoothing):
+    with pytest.raises(UserError, match=r"smoothing.* cannot be"):
+        recipe(name).make(smoothing=smoothing)
+
+
 @pytest.mark.parametrize(("file", "name"), [("an", "an"), ("an_ls", "an-ls"), ("wan", "wan")])
 def test_golden(file, name):
     golden = json.loads((TESTS / "golden" / "losses" / f"{file}.json").read_text())

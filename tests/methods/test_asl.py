@@ -94,3 +94,9 @@ def test_ignoring_what_is_unknown_needs_known_absences():
 def test_options_outside_the_offer_are_refused(options):
     with pytest.raises(UserError, match="use one of"):
         recipe("asl").make(**options)
+
+
+@pytest.mark.parametrize("options", [{"margin": -0.1}, {"margin": 1.0}, {"gamma_neg": -1.0}, {"gamma_pos": -1.0}])
+def test_options_that_make_no_loss_are_refused(options):
+    with pytest.raises(UserError, match=f"{next(iter(options))} cannot be"):
+        recipe("asl").make(**options)

@@ -54,6 +54,15 @@ def test_alpha_one_is_the_linear_head():
     torch.testing.assert_close(head(given).logits, plain)
 
 
+def test_pooled_features_are_maps_of_one_cell():
+    head = BoostedMaps(4, 3).double()
+    pooled = features().mean(dim=(2, 3))
+    output = head(pooled)
+    assert torch.equal(output.logits, head(pooled[:, :, None, None]).logits)
+    assert torch.equal(output.features, pooled)
+    assert output.maps.shape == (3, 3, 1, 1)
+
+
 def test_boost_of_scores_only_leaves_training_plain():
     method = recipe("boostlu").make(while_training=False)
     head = method.head(4, 3).double()

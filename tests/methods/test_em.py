@@ -212,9 +212,12 @@ def test_golden(file):
         torch.testing.assert_close(grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [{"beta": 0.0}, {"theta": 1.5}, {"apl_from": 10, "apl_to": 10}, {"apl_from": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"beta": 0.0}, {"beta": math.nan}, {"theta": 1.5}, {"apl_from": 10, "apl_to": 10}, {"apl_from": 0}],
+)
 def test_impossible_schedules_are_refused(options):
-    with pytest.raises(UserError, match="do not fit"):
+    with pytest.raises(UserError, match=r"do not fit|cannot be"):
         recipe("em-apl").make(**options)
 
 
@@ -297,3 +300,42 @@ def test_few_known_negatives_are_charged_little_and_many_in_full():
             pos, neg = relabel(Batch(torch.arange(1), (), held), logits, 1)
             assert torch.equal(pos > 0, held > 0)
             assert torch.equal(neg, charged * (held < 0).double())
+
+
+@pytest.mark.parametrize("name", ["em", "em-apl"])
+def test_known_negatives_cannot_be_charged_less_than_nothing(name):
+    with pytest.raises(UserError, match=r"cannot be -0.1.*few_absent ≥ 0"):
+        recipe(name).make(few_absent=-0.1)
+
+
+def test_known_negatives_charged_nothing_are_kept_uncertain():
+    labels, logits = torch.tensor([[1, 1, -1, 0]], dtype=torch.int8), torch.tensor([[0.5, 1.0, 2.0, -1.0]]).double()
+    for name in ("em", "em-apl"):
+        method = recipe(name).make(few_absent=0.0)
+        method.start(LabelTable.from_dense(labels.numpy()))
+        expected = reference.em(logits, labels.clamp(min=0).tolist(), 0.2)
+        torch.testing.assert_close(run(method, logits, labels)[0], expected, rtol=0, atol=1e-12)
+
+
+def test_no_sweep_where_nothing_is_unknown():
+    for labels, wanted in (([[1, -1], [-1, 1]], False), ([[1, -1], [0, 1]], True)):
+        relabel = APL(0.5, 0.9, 1, 4)
+        relabel.start(LabelTable.from_dense(labels))
+        assert relabel.wants_sweep(1) == wanted
+
+
+def test_it_can_start_again_on_a_table_of_another_size(monkeypatch):
+    small, large = make_labels(5, 4), make_labels(40, 6)
+    monkeypatch.setattr("halflabel.methods.em._BYTES_FROM", 900)
+    relabel = APL(0.5, 0.9, 1, 4)
+    for labels in (small, large, small):
+        relabel.start(LabelTable.from_dense(labels.numpy()))
+        logits = torch.randn(labels.shape, generator=torch.Generator().manual_seed(1))
+        log = relabel.absorb(Sweep(logits, logits), 1)
+        fresh = APL(0.5, 0.9, 1, 4)
+        fresh.start(LabelTable.from_dense(labels.numpy()))
+        assert fresh.absorb(Sweep(logits, logits), 1) == log
+        assert list(relabel.state_dict()) == list(fresh.state_dict())
+        batch = Batch(torch.arange(len(labels)), (), labels)
+        for mine, theirs in zip(relabel(batch, logits, 2), fresh(batch, logits, 2), strict=True):
+            assert torch.equal(mine, theirs)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from halflabel.errors import UserError
 from halflabel.losses import BCE, Focal, over_entries, total
 from halflabel.method import recipe
 from halflabel.types import Batch, Output, Targets
@@ -59,3 +60,9 @@ def test_gradient_is_finite_where_scores_underflow(gamma):
     present, absent = Focal(gamma).pair(x)
     (grad,) = torch.autograd.grad((present + absent).sum(), x)
     torch.testing.assert_close(grad, torch.tensor([-1.0, -1.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("options", [{"gamma": -1.0}, {"alpha": 2.0}, {"alpha": -0.5}])
+def test_options_that_make_no_loss_are_refused(options):
+    with pytest.raises(UserError, match=f"{next(iter(options))} cannot be"):
+        recipe("focal").make(**options)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,9 @@ from torch import nn
 from halflabel.data.sources import Features
 from halflabel.errors import LabelError, UserError
 from halflabel.heads import Linear, Model
+from halflabel.items import Items, impute
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
-from halflabel.methods.imcl import Items, impute
 from halflabel.omp import Part, joint_omp
 from halflabel.train import Settings, fit
 from halflabel.types import Batch, Output, Sweep
@@ -196,6 +198,40 @@ def test_label_graph_from_a_file(tmp_path):
         begin(labels, graph="wiki")
 
 
+class Meaning:
+    """A synset of a toy WordNet: near those whose name starts alike."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def wup_similarity(self, other):
+        return 0.75 if self.name[0] == other.name[0] else 0.25
+
+
+def test_label_graph_from_wordnet(tmp_path, monkeypatch):
+    table = LabelTable.from_dense(np.ones((2, 4)), classes=["cat", "cow", "dog", "x"])
+    wordnet = types.SimpleNamespace(
+        synsets=lambda name, pos: [] if name == "x" else [Meaning(name)], ensure_loaded=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "nltk", types.ModuleType("nltk"))
+    monkeypatch.setitem(sys.modules, "nltk.corpus", types.SimpleNamespace(wordnet=wordnet))
+    path = tmp_path / "wiki.csv"
+    path.write_text("x,dog,3\ncat,dog,9\n")  # of labels that WordNet knows the file does not count
+
+    def matrix(graph, **options):
+        method = make(graph=graph, k_a=1, **options)
+        method.start(table)
+        return matrix_of(method, 4).tolist()
+
+    cat, cow, dog = [4 / 7, 3 / 7, 0, 0], [3 / 7, 4 / 7, 0, 0], [0.2, 0, 0.8, 0]
+    np.testing.assert_allclose(matrix("wordnet"), [cat, cow, dog, [0, 0, 0, 1]], atol=1e-7)
+    np.testing.assert_allclose(matrix(f"wordnet+{path}"), [cat, cow, dog, [0, 0, 0.75, 0.25]], atol=1e-7)
+    apart = [[0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]]
+    np.testing.assert_allclose(matrix(f"wordnet+{path}", image_similarity="off"), apart, atol=1e-7)
+    with pytest.raises(UserError, match=r"no label graph 'nowhere.csv'"):
+        matrix("wordnet+nowhere.csv")
+
+
 def test_side_information_brings_groups_together(tmp_path):
     view, labels = inputs(6, 8, 3)
     path = tmp_path / "side.csv"
@@ -355,6 +391,14 @@ def test_a_is_learned_at_its_own_rate_and_stays_above_zero():
     assert (method.graph.edges().weights == 0).any()
 
 
+def test_a_loss_that_is_only_looked_at_keeps_no_graph():
+    view, labels = inputs(16, 6, 4)
+    method = begin(labels)
+    expected = step(method, view, labels)[0]
+    with torch.inference_mode():
+        assert method.step(Split(4), checks.batch(view, labels), 1) == expected
+
+
 def test_neighbours_of_a_set(monkeypatch):
     view, labels = inputs(12, 9, 4)
     method = begin(labels, k=3)
@@ -449,7 +493,7 @@ def test_autocast_does_not_blur_similarities():
 
 def test_large_memories_are_refused(monkeypatch):
     view, labels = inputs(0, 6, 4)
-    monkeypatch.setattr("halflabel.methods.imcl._LARGEST", 100)
+    monkeypatch.setattr("halflabel.items._LARGEST", 100)
     with pytest.raises(UserError, match=r"dictionary 6 would remember 0.0 GB about 6 images"):
         step(begin(labels, dictionary=6), view, labels)
     fixed = begin(labels, image_similarity="fixed")
@@ -457,7 +501,7 @@ def test_large_memories_are_refused(monkeypatch):
         fixed.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
     with pytest.raises(UserError, match="image_similarity fixed would remember"):
         step(fixed, view, labels, 1)  # not only when the logistic epochs are over
-    monkeypatch.setattr("halflabel.methods.imcl._LARGEST", 95)  # too little for the labels alone
+    monkeypatch.setattr("halflabel.items._LARGEST", 95)  # too little for the labels alone
     with pytest.raises(UserError, match="image_similarity fixed would remember"):
         begin(labels, image_similarity="fixed")
 
@@ -467,7 +511,7 @@ def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
     view[2] = math.nan
     found = []
     for piece in (1 << 12, 3):
-        monkeypatch.setattr("halflabel.methods.imcl._PIECE", piece)
+        monkeypatch.setattr("halflabel.items._PIECE", piece)
         method = begin(labels, image_similarity="fixed")
         method.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
         found.append((method.relabel.start_features, method.relabel.start_labels))

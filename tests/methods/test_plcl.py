@@ -20,6 +20,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.losses import ByShare
 from halflabel.method import recipe, seeded
 from halflabel.relabel import Ignore
+from halflabel.report.relabelling import relabellings
 from halflabel.train import Settings, fit
 from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
@@ -252,10 +253,17 @@ def test_options_reach_their_parts():
     assert recipe("curriculum").make().relabel.theta == 2.0
 
 
+def test_a_search_tries_no_threshold_twice():
+    for strategy in "abcde":
+        values = recipe("plcl").tunes({"strategy": strategy})["theta"]
+        thresholds = [recipe("plcl").make(strategy=strategy, theta=theta).relabel.theta for theta in (0.0, *values)]
+        assert len(set(thresholds)) == 1 + len(values)
+
+
 def test_options_that_do_not_fit_are_refused():
     for options, advice in (
         ({"pooling": "max"}, "weldon or mean"),
-        ({"strategy": "z"}, "2steps"),
+        ({"strategy": "z"}, "none, a, b, c, d, e, 2steps"),
         ({"ensemble_of": "models"}, "seeds or snapshots"),
         ({"dropout": 0.0}, "above 0 for e"),
         ({"dropout": 1.0}, "dropout < 1"),
@@ -311,3 +319,18 @@ def test_labels_found_in_training_are_in_the_log_and_close_to_the_truth():
     assert added[1]["label_proportion"] > 0.7
     assert min(added[1]["tp_rate"], added[1]["tn_rate"]) > 0.8
     assert log[-1]["loss"] < log[0]["loss"] / 2
+
+
+def test_snapshots_between_two_labellings_are_no_labellings_in_the_log():
+    rng = np.random.default_rng(0)
+    whole = np.where(rng.random((24, 4)) < 0.5, 1, -1)
+    table = LabelTable.from_dense(whole * (rng.random(whole.shape) < 0.5))
+    method = recipe("plcl").make(
+        strategy="d", ensemble_of="snapshots", ensemble=3, theta=0.01, pooling="mean", gnn=False
+    )
+    model = Model(None, seeded(0, lambda: method.head(6, 4)))
+    source = Features(torch.randn(24, 6, generator=torch.Generator().manual_seed(0)), table.images)
+    log = fit(model, method, source, table, Settings(epochs=8, device="cpu"), truth=LabelTable.from_dense(whole)).log
+    assert method.relabel.before == [4, 6]
+    assert [line["epoch"] for line in log if "label_proportion" in line] == [3, 5]
+    assert [line["epoch"] for line in relabellings(log) if "tp_rate" in line] == [3, 5]

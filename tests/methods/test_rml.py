@@ -345,16 +345,45 @@ def test_sweeps_without_room_are_refused(monkeypatch):
         Propagate(1, 20, 0.0, 1.0, "auto").start(table)
 
 
-def test_equal_features_and_too_few_labelled_images():
+def test_equal_features():
     labels, features = _scattered()
     relabel = Propagate(1, 20, 0.0, 1.0, "auto")
     relabel.start(LabelTable.from_dense(labels))
     relabel.absorb(Sweep(torch.zeros(labels.shape), torch.ones_like(features)), 1)
     assert relabel.similarity[relabel.neighbour >= 0].tolist() == [1.0] * int((relabel.neighbour >= 0).sum())
-    labels[1:] = 0
-    labels[0] = 1
+
+
+@pytest.mark.parametrize("known", [5, 3])
+def test_one_labelled_image_is_the_nearest_of_all_others(known):
+    labels, features = _scattered()
+    labels[:] = 0
+    labels[4, :known] = 1
+    relabel = Propagate(1, 20, 0.0, 1.0, "auto")
     relabel.start(LabelTable.from_dense(labels))
+    log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
+    assert relabel.neighbour.tolist() == [4] * 4 + [-1] + [4] * 7
+    distance = (features - features[4]).norm(dim=1)
+    t = distance[distance > 0].mean() * 11 / 12
+    expected = torch.exp(-distance / t).where(distance > 0, 0)
+    torch.testing.assert_close(relabel.similarity, expected)
+    assert log["propagated_images"] == 11
+    relabel.start(LabelTable.from_dense(labels * 0))
     assert relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1) == {}
+
+
+def test_a_class_nobody_has_labelled_changes_nothing():
+    """Images that lack only such a class receive nothing: they are not among the u in the scale of distances."""
+    labels, features = _scattered()
+    found = []
+    for more in (0, 2):
+        wide = np.pad(labels, ((0, 0), (0, more)))
+        relabel = Propagate(1, 20, 0.0, 1.0, "ignore")
+        relabel.start(LabelTable.from_dense(wide))
+        relabel.absorb(Sweep(torch.zeros(wide.shape), features), 1)
+        found.append(relabel(_batch(wide), torch.zeros(wide.shape, dtype=torch.float64), 2))
+    assert torch.equal(found[0].pos, found[1].pos[:, :5])
+    assert torch.equal(found[0].neg, found[1].neg[:, :5])
+    assert not found[1].pos[:, 5:].any()
 
 
 def test_when_features_are_wanted():

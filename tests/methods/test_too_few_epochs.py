@@ -28,6 +28,16 @@ CASES = [
     ("em-apl", {}, 5, "learning from pseudo-labels never starts in 5 epochs: .* --epochs 6 or more, or --apl-from 4"),
     ("em-apl", {"apl_from": 1}, 1, "use --epochs 2 or more$"),
     ("srcr", {"cr_from": 4}, 3, "use --epochs 4 or more, or --cr-from 3"),
+    ("splc", {}, 1, "correcting labels never starts in 1 epoch: .* use --epochs 2 or more, or --start-epoch 1"),
+    *((name, {}, 5, "guessing labels never starts .* --epochs 6 or more, or --warm 4") for name in ("sst", "hst")),
+    *((name, {"warm": 1}, 1, "blending never starts .* 2 or more, or --warm 0") for name in ("sarb", "sarb*")),
+    ("sst", {"warm": 0}, 0, ""),
+    ("ll-r", {}, 1, "leaving large losses out never starts in 1 epoch: .* use --epochs 2 or more$"),
+    ("ll-ct", {}, 1, "correcting large losses never starts in 1 epoch: .* use --epochs 2 or more$"),
+    ("ll-cp", {}, 1, "correcting large losses never starts in 1 epoch: .* use --epochs 2 or more$"),
+    ("ll-r", {"delta": 0.0}, 0, ""),
+    ("boostlu", {}, 1, "leaving large losses out never starts in 1 epoch: .* use --epochs 2 or more$"),
+    ("boostlu", {"scheme": "an"}, 0, ""),
     ("imcl", {"image_similarity": "fixed"}, 1, "smoothness never starts in 1 epoch: .* use --epochs 2 or more$"),
 ]
 

@@ -82,8 +82,10 @@ def test_sampled_ranks_draw_and_exact_ones_do_not():
 
 @pytest.mark.parametrize("options", [{"dimensions": 0}, {"norm": -1.0}])
 def test_spaces_that_hold_nothing_are_refused(options):
+    with pytest.raises(UserError, match=f"{next(iter(options))} cannot be"):
+        recipe("wsabie").make(**options)
     with pytest.raises(UserError, match="dimensions ≥ 1"):
-        recipe("wsabie").make(**options).head(4, 3)
+        Bilinear(4, 3, **options)
 
 
 def test_the_head_is_small_where_classes_are_many():

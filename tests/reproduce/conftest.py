@@ -14,6 +14,7 @@ from PIL import Image
 from halflabel.data.digits import Scenes, scenes
 
 SIZE = 32
+BOXABLE = 8  # of the classes of Open Images
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,20 @@ def write_open_images(folder: Path, each: int) -> None:
         (folder / split / "annotations-human.csv").write_text("ImageID,Source,LabelName,Confidence\n" + "".join(rows))
         save(made, mine, lambda image, split=split: folder / split / f"{image:016x}.jpg")
     (folder / "classes-trainable.txt").write_text("".join(f"/m/{column}\n" for column in range(len(made.classes))))
+    boxable = "".join(f"/m/{column},digit {column}\n" for column in range(BOXABLE))
+    (folder / "class-descriptions-boxable.csv").write_text(boxable)
+
+
+def write_nus(folder: Path, train: int, test: int) -> None:
+    made = scenes(train + test, size=SIZE)
+    (folder / "Groundtruth" / "TrainTestLabels").mkdir(parents=True)
+    (folder / "ImageList").mkdir()
+    for part, numbers in (("Train", range(train)), ("Test", range(train, train + test))):
+        (folder / "ImageList" / f"{part}Imagelist.txt").write_text("".join(f"zoo\\{n:04d}.jpg\n" for n in numbers))
+        for column, name in enumerate(made.classes):
+            lines = "".join(f"{int(made.labels[number, column] > 0)}\n" for number in numbers)
+            (folder / "Groundtruth" / "TrainTestLabels" / f"Labels_{name}_{part}.txt").write_text(lines)
+    save(made, range(train + test), lambda number: folder / "Flickr" / "zoo" / f"{number:04d}.jpg")
 
 
 def write_cifar(folder: Path, each: int, classes: int = 3) -> None:
@@ -106,6 +121,13 @@ def voc2007(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def coco2014(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("coco")
     write_coco(folder, 50, 30)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nus_wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nus")
+    write_nus(folder, 50, 30)
     return folder
 
 

@@ -201,7 +201,7 @@ def test_s1_validates_on_its_own_split_and_groups_classes(
     table = TABLES["S1-table1"]
     rows = tuple(replace(row, method="not-here") if row.name == "CNN-RNN" else row for row in table.rows)
     monkeypatch.setitem(TABLES, "S1-table1", replace(table, rows=rows))
-    found = reproduce("S1-table1", open_images, out=tmp_path, rows=["logistic", "CNN-RNN"], changes=TINY)
+    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["logistic", "CNN-RNN"], changes=TINY)
     opened = open_dataset("open-images", open_images)
     assert len(fits) == 2  # end to end and with fixed features
     for fit in fits:
@@ -343,7 +343,7 @@ def test_where_features_are_kept(voc2012: Path, tmp_path: Path) -> None:
     out, other, old = tmp_path / "a" / "out", tmp_path / "other", tmp_path / "b" / "out"
     first = run(*words, "--out", out).stdout
     assert "features 49/49" in first
-    assert f"Features, for other tables too: {tmp_path / 'a' / 'cache'}\n" in first
+    assert f"Features and models to begin with, for other tables too: {tmp_path / 'a' / 'cache'}\n" in first
     assert list((tmp_path / "a" / "cache").glob("*/values.npy"))
     assert run(*words, "--out", tmp_path / "c" / "out", "--cache", other).exit_code == 0
     assert list(other.glob("*/values.npy"))
@@ -416,21 +416,6 @@ def test_s3_rows_of_other_experiments(coco2014: Path, tmp_path: Path, fits: list
     assert "epochs 2 instead of what the paper leaves open" in found.differs
 
 
-def test_options_that_name_epochs_follow_their_number() -> None:
-    def options(id: str, method: str, epochs: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-        table = TABLES[id]
-        row = next(row for row in table.rows if row.method == method)
-        made = set_up(table.cell(row, table.conditions[0]), Changes(epochs=epochs))
-        return made.options, made.differs
-
-    found, said = options("S3-table1", "ss-rml", 2)
-    assert found == {"start": 1}
-    assert "start 1 instead of 5, as training has 2 epochs" in said
-    assert options("S3-table1", "ss-rml", 40)[0] == {}  # the paper has no such epoch, so it need not come later
-    assert options("S4-table1", "csl", 2)[0] == {"prior_epochs": 1}
-    assert options("S4-table1", "csl", 20)[0] == {}
-
-
 def test_frozen_rows_with_strong_views_say_what_these_are() -> None:
     table = TABLES["S4-table2"]
     said = {row.name: set_up(table.cell(row, table.conditions[0]), Changes(tune="head")).differs for row in table.rows}
@@ -465,13 +450,14 @@ def test_rows_and_conditions_are_found_by_name_part_or_method() -> None:
 
 def test_s1_the_two_classifiers_of_latent_noise_are_two_rows(open_images: Path, tmp_path: Path) -> None:
     rows = ["Latent Noise (relevance)", "Latent Noise (visual)"]
-    found = reproduce("S1-table1", open_images, out=tmp_path, rows=rows, conditions=["fixed features"], changes=TINY)
+    out = tmp_path / "out"
+    found = reproduce("S1-table1", open_images, out=out, rows=rows, conditions=["fixed features"], changes=TINY)
     assert not found.skipped
     seen, there = (figure(found, row, "All classes") for row in rows)
     assert (seen.published, there.published) == (75.54, 75.86)
     assert not math.isnan(seen.ours)
     assert not math.isnan(there.ours)
-    logits = [np.load(path) for path in sorted(tmp_path.glob("*/tasks/*.npy"))]
+    logits = [np.load(path) for path in sorted(out.glob("*/tasks/*.npy"))]
     assert len(logits) == 2
     assert not np.allclose(*logits)
 
@@ -481,6 +467,6 @@ def test_s1_on_a_frozen_backbone_keeps_its_columns_apart(
 ) -> None:
     """Fixed features are trained as the paper does, what it trains end to end as the library trains heads."""
     changes = replace(TINY, tune="head", epochs=1)
-    found = reproduce("S1-table1", open_images, out=tmp_path, rows=["Logistic"], changes=changes)
+    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["Logistic"], changes=changes)
     assert [fit["settings"].optimizer for fit in fits] == ["adamw", "rmsprop"]
     assert all(not math.isnan(one.ours) for one in found.figures)

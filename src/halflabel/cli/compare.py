@@ -106,6 +106,15 @@ def compare(
     optimizer: Annotated[Optimizer, panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
     ema: Annotated[float, panel(TRAINING, "Decay of the weight average; 0 = none.", min=0, max=1)] = 0.0,
     patience: Annotated[int, panel(TRAINING, "Stop after so many epochs without gain; 0 = never.", min=0)] = 0,
+    strong_ops: Annotated[
+        int, panel(TRAINING, "Strong views: operations of RandAugment, for methods that use them.", min=0, max=10)
+    ] = 2,
+    strong_magnitude: Annotated[
+        int, panel(TRAINING, "Strong views: how far each operation goes; 0 is hardly at all.", min=0, max=30)
+    ] = 9,
+    cutout: Annotated[
+        float, panel(TRAINING, "Strong views: longest side of the grey square, as a share.", min=0, max=1)
+    ] = 0.5,
     device: Annotated[Device, panel(TRAINING, "Where to compute.")] = Device.auto,
     precision: Annotated[Precision, panel(TRAINING, "no is float32.")] = Precision.no,
     workers: Annotated[int, panel(TRAINING, "Processes that decode images.", min=0)] = 2,
@@ -158,6 +167,9 @@ def compare(
         held_out=held_out,
         max_bad=max_bad,
         workers=workers,
+        strong_ops=strong_ops,
+        strong_magnitude=strong_magnitude,
+        cutout=cutout,
         settings=settings,
         **shapes,
     )

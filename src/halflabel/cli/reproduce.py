@@ -46,7 +46,7 @@ def reproduce(
         Path | None,
         typer.Option(
             help="The folder for results (default: runs/reproduce/TABLE); it is gone on with. Features of frozen "
-            "backbones are kept beside it, in the folder cache, for other tables too.",
+            "backbones and models that rows begin with are kept beside it, in the folder cache, for other tables too.",
             show_default=False,
         ),
     ] = None,
@@ -55,6 +55,13 @@ def reproduce(
         typer.Option(
             help="The training labels that are known, such as a published list of single positives (CSV: image, class "
             "by name or number), in place of drawing some.",
+            show_default=False,
+        ),
+    ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(
+            help="A label graph (CSV: class, class, weight) for the rows that need one, such as wiki of S1-table3.",
             show_default=False,
         ),
     ] = None,
@@ -81,8 +88,8 @@ def reproduce(
         Path | None,
         _panel(
             SPEED,
-            "The folder for the features of frozen backbones (default: cache beside --out; OUT/cache where an earlier "
-            "version made it).",
+            "The folder for the features of frozen backbones and for models that rows begin with (default: cache "
+            "beside --out; OUT/cache where an earlier version made it).",
             metavar="FOLDER",
         ),
     ] = None,
@@ -130,7 +137,7 @@ def reproduce(
     place = out if out is not None else Path("runs") / "reproduce" / table
     features = cache if cache is not None else cache_for(place)
     if features.exists() and not features.is_dir():
-        raise UserError(f"{features} is a file", "name a folder for the features with --cache")
+        raise UserError(f"{features} is a file", "name a folder for features and models with --cache")
     with kept(place), GridBar() as watch, _Features() as bar:
         found = run_table(
             table,
@@ -140,6 +147,7 @@ def reproduce(
             conditions=conditions or (),
             dataset=dataset,
             labels=labels,
+            graph=graph,
             changes=changes,
             seeds=seeds,
             budget=budget,
@@ -152,7 +160,9 @@ def reproduce(
     _show(found)
     console.print(f"Wrote [bold]{escape(str(place))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)
     if features.is_dir():
-        console.print(f"Features, for other tables too: {escape(str(features))}", soft_wrap=True)
+        console.print(
+            f"Features and models to begin with, for other tables too: {escape(str(features))}", soft_wrap=True
+        )
     if not found.finished and found.failures:
         raise UserError("not one figure could be measured", "see the reasons above")
 
@@ -214,7 +224,7 @@ def _show_recipe(id: str) -> None:
     console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
     console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)), soft_wrap=True)
     known = names()
-    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.method in known)), soft_wrap=True)
+    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.runs(known))), soft_wrap=True)
     for line in table.skipped(known):
         console.print(f"[bright_black]skipped: {escape(line)}[/]", soft_wrap=True)
     console.print("\n[bold]protocol[/]")

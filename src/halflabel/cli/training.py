@@ -122,6 +122,15 @@ def train(
     crop: Annotated[
         float | None, typer.Option(help="Least share of the image in a random crop (default: 0.8).", min=0.05, max=1)
     ] = None,
+    strong_ops: Annotated[
+        int, typer.Option(help="Strong views: operations of RandAugment, for methods that use them.", min=0, max=10)
+    ] = 2,
+    strong_magnitude: Annotated[
+        int, typer.Option(help="Strong views: how far each operation goes; 0 is hardly at all.", min=0, max=30)
+    ] = 9,
+    cutout: Annotated[
+        float, typer.Option(help="Strong views: longest side of the grey square, as a share.", min=0, max=1)
+    ] = 0.5,
     force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a run.")] = False,
     epochs: Annotated[
         int | None, panel(SCHEDULE, "Passes over the training images (default: by their number).", min=1)
@@ -277,6 +286,9 @@ def train(
         max_bad=max_bad,
         workers=workers,
         copies=copies,
+        strong_ops=strong_ops,
+        strong_magnitude=strong_magnitude,
+        cutout=cutout,
         settings=settings,
         images=str(images.absolute()),
         **shapes,
@@ -383,6 +395,12 @@ def _resumable(run: Run) -> Iterator[None]:
 
 def _method_options(ctx: typer.Context, how: Recipe) -> dict[str, Any]:
     """The options of the method, which the parser left over as "--name value" or "--name=value"."""
+    if hidden := sorted({parameter.name for parameter in ctx.command.params} & set(how.options)):
+        flag = "--" + str(hidden[0]).replace("_", "-")
+        raise UserError(
+            f"{flag} is an option of `train`, so that the method {how.name} would never be given its own",
+            f"call the option {hidden[0]!r} of {how.name} something else",
+        )
     options: dict[str, str] = {}
     rest = deque(ctx.args)
     while rest:

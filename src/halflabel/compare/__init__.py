@@ -2,6 +2,7 @@
 
 grid.py    what is compared: contenders, hidings, tasks, and the order they are run in
 bench.py   the data, divided once, and one task trained on it
+start.py   a model that is trained once, and whose weights all tasks begin with
 store.py   the folder with what is finished; the only file that knows its paths
 loop.py    `compare`: tasks in turn, within the budget, skipping what is done
 result.py  intervals, paired differences, the table

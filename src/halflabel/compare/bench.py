@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import hashlib
 import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from halflabel import __version__
 from halflabel.backbones import build, fingerprint
 from halflabel.compare.grid import Hiding, Outcome, Task
-from halflabel.config import Config, device_of, make_views, open_images
+from halflabel.compare.meter import Meter
+from halflabel.compare.start import OutOfTime, Start, Until, begin, keep, kept, place_of
+from halflabel.config import STRONG, Config, device_of, open_images
 from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.resident import load_images
 from halflabel.data.sources import Arrays, Features, Images, Part, Source
@@ -31,7 +36,7 @@ from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.method import recipe, seeded
 from halflabel.score import score
-from halflabel.train import Settings, Watch, fit
+from halflabel.train import Fitted, Settings, Watch, fit
 
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
 
@@ -41,10 +46,6 @@ _IN_MEMORY = 1 << 30  # bytes of features that are read into memory rather than 
 
 class DataError(UserError):
     """Something about the images that concerns all tasks."""
-
-
-class OutOfTime(Exception):
-    """The budget is spent before a task could begin."""
 
 
 class Trained(NamedTuple):
@@ -60,6 +61,10 @@ class Division(NamedTuple):
     known: LabelTable
     inside: NDArray[np.int64]
     outside: NDArray[np.int64]
+
+    def labelled(self) -> Division:
+        """The same without the images to train on of which nothing is known."""
+        return self._replace(inside=self.inside[np.diff(self.known.start)[self.inside] > 0])
 
 
 class Parts(NamedTuple):
@@ -80,6 +85,9 @@ class Bench:
     `validation` are labels of other images to choose epochs by (in `validation_images`, or with the others); nothing
     is held out then. Without them and with held_out = 0 nothing is chosen: the last epoch counts. `pretrained=False`
     starts from random weights. `truth` compares what methods guess with the labels that were hidden, for the log.
+    `labelled_only` trains on no image of which nothing is known. `start` is trained once per hiding and seed, and all
+    other tasks begin with its weights; they are kept in `cache`. Methods that begin with epochs of the head alone have
+    config.linear_init of them, or with 0 as many as is their own.
     """
 
     def __init__(
@@ -96,6 +104,8 @@ class Bench:
         select: Select = "known",
         pretrained: bool = True,
         truth: bool = False,
+        labelled_only: bool = False,
+        start: Start | None = None,
         cache: Path,
         deadline: float | None = None,
         say: Callable[[str], None] = lambda line: None,
@@ -105,6 +115,7 @@ class Bench:
         self.deadline, self.say, self.progress = deadline, say, progress
         self.images, self.test_images, self.validation_images = images, test_images, validation_images
         self.pretrained, self.truth = pretrained, truth
+        self.labelled_only, self.start = labelled_only, start
         if test is None:
             part = assign(table, (1 - test_share, test_share))
             self.inside, self.outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
@@ -133,8 +144,9 @@ class Bench:
             part = np.zeros(len(known), np.int8)
             if self.config.held_out and self.validation is None:
                 part = assign(known, (1 - self.config.held_out, self.config.held_out), seed=seed)
+            found = Division(known, np.flatnonzero(part == 0), np.flatnonzero(part == 1))
             # Only the latest is kept: tasks come in rounds, and tables can be large.
-            self._divisions = {(hiding, seed): Division(known, np.flatnonzero(part == 0), np.flatnonzero(part == 1))}
+            self._divisions = {(hiding, seed): found.labelled() if self.labelled_only else found}
         return self._divisions[hiding, seed]
 
     def stats(self, hiding: Hiding) -> Stats:
@@ -146,6 +158,9 @@ class Bench:
         made = self.config.as_dict()
         for name in ("method", "options", "linear_init", "images", "workers", "max_bad"):
             made.pop(name)
+        for name in STRONG:  # as the rare ones below
+            if made[name] == getattr(Config, name):
+                made.pop(name)
         if self.config.weights:  # what is in the file: another one may have been put in its place
             made["weights"] = fingerprint(self._backbone())
         settings = made.pop("settings")
@@ -160,6 +175,12 @@ class Bench:
             rare["pretrained"] = False
         if self.truth:
             rare["truth"] = True
+        if self.labelled_only:
+            rare["labelled only"] = True
+        if self.start is not None:
+            rare["start"] = dataclasses.asdict(self.start)
+        if self.config.linear_init:
+            rare["linear_init"] = self.config.linear_init
         return {
             "labels": self.table.digest(),
             "test labels": self.test.digest(),
@@ -173,19 +194,61 @@ class Bench:
 
     def train(self, task: Task, *, watch: Watch | None = None, folder: Path | None = None) -> Trained:
         """Train one task and score the test images. With a folder, an interrupted task goes on from its last epoch."""
+        # The start too is outside the clock: the first task that needs it would pay for all.
+        return self._train(task, None if self.start is None else self._started(task), watch, folder)[0]
+
+    def _started(self, task: Task) -> Fitted:
+        """The start on the labels and with the seed of a task: as it was kept, else trained now."""
+        assert self.start is not None
+        first = self.start.task(task)
+        known, inside, _ = self._divided(first)
+        about = {**self.identity(), "epochs": self.start.epochs, "task": first.key, "halflabel": __version__}
+        for name in ("test labels", "test images", "truth", "start"):  # other tables start alike
+            about.pop(name, None)
+        place = place_of(self.cache / "starts", first, {**about, "training labels": known.subset(inside).digest()})
+        found = kept(place)
+        if found is None:
+            epochs = f"{self.start.epochs} epoch{'s' if self.start.epochs > 1 else ''}"
+            tuned = "on frozen features" if self.config.tune == "head" else "all tuned"
+            tuned += ", labelled images alone" if self.start.labelled_only else ""
+            self.say(f"what rows begin with: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
+            folder = place.with_suffix("") if self.config.tune == "all" else None
+            _, found = self._train(first, None, Until(self.deadline), folder)
+            keep(found, place)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        return found
+
+    def _is_start(self, task: Task) -> bool:
+        return self.start is not None and self.start.is_task(task)
+
+    def _divided(self, task: Task) -> Division:
+        """What a task learns from and is judged by; the start may leave more out than others."""
+        found = self.divide(task.hiding, task.seed)
+        return (
+            found.labelled() if self.start is not None and self.start.labelled_only and self._is_start(task) else found
+        )
+
+    def _train(
+        self, task: Task, start: Fitted | None, watch: Watch | None, folder: Path | None
+    ) -> tuple[Trained, Fitted]:
+        """Train a task from the weights of a start, if there is one; the start itself is only scored then."""
         how = recipe(task.contender.method)
-        known, inside, outside = self.divide(task.hiding, task.seed)
+        known, inside, outside = self._divided(task)
         how.check_regime(known.stats().regime)
         method = seeded(task.seed, lambda: how.make(**dict(task.options)))
         judge = self._judge(known, outside)
         settings = replace(self.config.settings, lr=task.lr, weight_decay=task.contender.weight_decay, seed=task.seed)
+        is_start = self._is_start(task)
+        if self.start is not None and is_start:
+            settings = replace(settings, epochs=self.start.epochs)
         backbone = self._backbone()
         made = seeded(task.seed, lambda: method.head(backbone.channels, len(self.table.classes)))
         copies = copies_for(method.views, self.config.copies)
         cached = self.config.tune == "head"
         training = known.subset(inside)
 
-        def fit_on(model: Model, parts: Parts, settings: Settings, folder: Path | None) -> Any:
+        def fit_on(model: Model, parts: Parts, settings: Settings, folder: Path | None) -> Fitted:
             return fit(
                 model,
                 method,
@@ -203,19 +266,27 @@ class Bench:
         # Outside the clock: the first task that needs them would pay for all.
         try:
             parts = self._features(made.needs_maps, copies) if cached else self._pictures()
-            first = self._features(made.needs_maps, copies) if not cached and how.linear_init else None
+            linear = 0 if cached or not how.linear_init else self.config.linear_init or how.linear_init
+            first = self._features(made.needs_maps, copies) if linear else None
         except UserError as error:
             raise DataError(error.message, error.fix) from error
         if not cached:  # what an earlier network left in reference cycles would be counted as this one's
             gc.collect()
-        with _Meter(self.device) as meter:
+        with Meter(self.device) as meter:
             before = []
             if first is not None:
                 rate = settings.lr if self.config.linear_lr is None else self.config.linear_lr
-                alone = replace(settings, epochs=how.linear_init, lr=rate, compile="no")
+                # To stop early is for the training that it prepares: its epochs are a number of their own.
+                alone = replace(settings, epochs=linear, lr=rate, compile="no", patience=0)
                 before = fit_on(Model(None, made), first, alone, None).log
             model = Model(None if cached else copy.deepcopy(backbone), made)
-            fitted = fit_on(model, parts, settings, folder)
+            if start is not None and is_start:
+                model.load_state_dict(start.weights)
+                fitted = start
+            else:
+                if start is not None:
+                    begin(start.weights, model, method, training)
+                fitted = fit_on(model, parts, settings, folder)
             size = 512 if cached else 64
             logits = score(model.to(self.device), parts.test, device=self.device, batch_size=size).logits
         best = fitted.log[fitted.best_epoch - 1]
@@ -231,7 +302,7 @@ class Bench:
             memory_kind=meter.kind,
             log=tuple(dict(line) for line in fitted.log),
         )
-        return Trained(outcome, logits.numpy())
+        return Trained(outcome, logits.numpy()), fitted
 
     def _judge(self, known: LabelTable, outside: NDArray[np.int64]) -> Judge | None:
         """What chooses the epoch, if anything does."""
@@ -264,7 +335,7 @@ class Bench:
         if "raw" not in self._opened:
             backbone = self._backbone()
             size = self.config.size or backbone.preprocess.size
-            views = make_views(size, self.config.resize, backbone, self.config.crop)
+            views = self.config.views(size, backbone)
 
             def open_source(table: LabelTable, images: Path | Tensor) -> Images | Arrays:
                 if isinstance(images, Tensor):
@@ -364,59 +435,3 @@ def _place(images: Path | Tensor | None) -> str:
     if isinstance(images, Tensor):
         return hashlib.sha256(images.contiguous().numpy().data).hexdigest()[:16]
     return "" if images is None else str(images.absolute())
-
-
-class _Meter:
-    """Seconds and peak memory of a block: what was allocated on the GPU, or by how much resident memory grew.
-
-    On Linux the system's high-water mark is set back first, and memory that was freed earlier handed back, so that one
-    task's peak does not hide in another's. Worker processes are not counted. Elsewhere there is no figure.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.seconds, self.memory, self.kind = 0.0, None if device == "cpu" else 0, ""
-
-    def __enter__(self) -> _Meter:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            _hand_back()
-            self._before = _resident("VmRSS") if _reset_peak() else None
-        self._started = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            self.memory, self.kind = int(torch.cuda.max_memory_allocated()), "peak allocated on the GPU"
-        elif self._before is not None and (peak := _resident("VmHWM")) is not None:
-            self.memory, self.kind = max(peak - self._before, 0), "growth of resident memory"
-        self.seconds = time.perf_counter() - self._started
-
-
-def _hand_back() -> None:
-    import ctypes
-
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # not glibc
-        return
-
-
-def _reset_peak() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _resident(name: str) -> int | None:
-    """A line of /proc/self/status in bytes."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

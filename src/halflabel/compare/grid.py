@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 from halflabel import drop
@@ -47,13 +48,8 @@ class Contender:
         return cls(text.strip(), name, _options(options), how.lr if lr is None else lr, how.weight_decay)
 
     def trials(self) -> tuple[str, tuple[Any, ...]]:
-        """The key hyper-parameter and the values to try besides its present one; none if it was given."""
-        how = recipe(self.method)
-        for name, values in how.tune.items():
-            if name not in dict(self.options):
-                default = how.options[name].default
-                return name, tuple(value for value in values if value != default)
-        return "", ()
+        """The key hyper-parameter and the values to try besides its present one; none if it was given, or is idle."""
+        return _trials(self.method, self.options)
 
 
 @dataclass(frozen=True)
@@ -235,6 +231,16 @@ class Grid:
         at = _best([task for task in rated if task in found], found) or first
         name, values = contender.trials()
         return [replace(at, options=_options({**dict(at.options), name: value})) for value in values]
+
+
+@cache
+def _trials(method: str, given: Options) -> tuple[str, tuple[Any, ...]]:
+    how = recipe(method)
+    for name, values in how.tunes(dict(given)).items():
+        if name not in dict(given):
+            default = how.options[name].default
+            return name, tuple(value for value in values if value != default)
+    return "", ()
 
 
 def _best(tasks: Sequence[Task], found: Results) -> Task | None:

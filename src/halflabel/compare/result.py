@@ -324,7 +324,7 @@ def _row(
 def _key_options(contender: Contender, task: Task) -> dict[str, Any]:
     """The options given or searched for, with the default where that was kept."""
     how = recipe(contender.method)
-    return {**{name: how.options[name].default for name in how.tune}, **dict(task.options)}
+    return {**{name: how.options[name].default for name in how.tunes(dict(contender.options))}, **dict(task.options)}
 
 
 def _selected_on(bench: Bench, hiding: Hiding, outcomes: Sequence[Outcome]) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halflabel import scratch
 from halflabel.backbones import Backbone, build
-from halflabel.config import Config, make_views
+from halflabel.config import Config
 from halflabel.data.cache import cache_features, copies_for
 from halflabel.data.decode import Quarantine, locate
 from halflabel.data.packed import open_packed
@@ -84,7 +84,7 @@ def score_run(
             "so precision may be overestimated"
         )
     size = config.size or backbone.preprocess.size
-    source = _files(table.images, images, config, make_views(size, config.resize, backbone, config.crop))
+    source = _files(table.images, images, config, config.views(size, backbone))
     features = run_features(run, config, backbone, source, len(table.classes), progress=progress, say=say)
     say(f"training the head {count} times")
     return cross_fit(features, table, config, folds=count, protocol=protocol, channels=backbone.channels)

@@ -32,6 +32,7 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.sheet import existing
 from halflabel.labels.standing import standing
 from halflabel.labels.unlisted import complete
+from halflabel.provenance import model_source
 
 __all__ = ["LOCAL_FILES", "OPTIONS", "PERSON", "USES", "config_path", "read", "sniff", "write"]
 
@@ -40,6 +41,7 @@ OPTIONS = ("image_url",)
 
 LOCAL_FILES = "/data/local-files/?d="  # where Label Studio serves the files below its document root
 PERSON = "person"
+_WRITER = "halflabel"  # the model version of predictions that hold what is known, of whatever source
 
 _ANSWERS = {"yes": 1, "no": -1, "unsure": 0}
 _MEANINGS = {"yes": "present", "no": "absent", "unsure": "retracted"}
@@ -61,6 +63,8 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> Import:
     """Read people's answers; from tasks that nobody has answered, the predictions, with their source and score.
+
+    What another model has predicted, model_version M, is of the source "model:M".
 
     Once there is an answer or a skipped task, predictions are left out: they are what the tasks were made from, and as
     newer rows they would win over what has become known since.
@@ -111,7 +115,7 @@ def write(rows: Rows, path: Path, image_url: str = LOCAL_FILES) -> None:
                 if len(at):
                     # Read back from its shortest spelling: 0.7, not 0.699999988.
                     said = [(groups[rows.column[k]], int(rows.value[k]), float(str(rows.score[k]))) for k in at]
-                    task["predictions"] = [{"model_version": "halflabel", "result": list(_results(said))}]
+                    task["predictions"] = [{"model_version": _WRITER, "result": list(_results(said))}]
                     if any(rows.sources[rows.source[k]] for k in at):
                         data["sources"] = {groups[rows.column[k]]: rows.sources[rows.source[k]] for k in at}
                 else:
@@ -225,10 +229,13 @@ def _read_task(found: _Found, task: Record, number: int, policy: Policy, answere
         where = f"{place}.predictions[{k}]"
         if not isinstance(prediction, dict):  # an export may hold their ids only
             raise found.error("this is no prediction", "export the project again, with its predictions", where)
-        by = "" if "name" in data else str(prediction.get("model_version") or "model")
+        version = str(prediction.get("model_version") or "")
+        # Of our own making, it is what the tasks were filled in with; another model may have predicted for them since.
+        own = "name" in data and version in ("", _WRITER)
+        by = "" if own else model_source(version)
         for group, answer, result in _answers(found, prediction, where):
             given = as_score(result.get("score"), found.path, f"{where}.result")
-            _say(found, image, group, answer, str(sources.get(group, by)), given)
+            _say(found, image, group, answer, str(sources.get(group, by)) if own else by, given)
 
 
 def _answers(found: _Found, given: Record, place: str) -> Iterator[tuple[str, str, Record]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -11,8 +13,9 @@ from typing import Any, NamedTuple
 
 from halflabel.errors import UserError
 
-__all__ = ["REGIMES", "Listed", "listed", "names", "no_method"]
+__all__ = ["OWN", "REGIMES", "Listed", "listed", "names", "no_method", "own_files"]
 
+OWN = "HALFLABEL_METHODS"  # the variable that names files with further methods, as PATH names folders
 REGIMES = ("full", "partial", "positives-only", "single-positive")
 
 
@@ -26,15 +29,33 @@ class Listed(NamedTuple):
 
 
 def listed() -> dict[str, Listed]:
-    """All methods by name, read from the files' text: without importing torch, for quick commands."""
+    """All methods by name, read from the files' text: without importing torch, for quick commands.
+
+    Methods that other code has registered are among them.
+    """
     try:
-        found = [one for path in Path(__file__).parent.glob("*.py") for one in _read(path)]
-    except (ValueError, KeyError):  # something that only running the file can tell
+        found = [one for path in (*Path(__file__).parent.glob("*.py"), *own_files()) for one in _read(path)]
+    except (ValueError, KeyError, SyntaxError):  # something that only running the file can tell
         from halflabel.method import recipes
 
-        every = recipes().values()
-        found = [Listed(one.name, one.build.__name__.replace("_", "-"), one.serves, one.summary) for one in every]
+        recipes()
+        found = []
+    if "halflabel.method" in sys.modules:  # else nobody can have registered any
+        from halflabel.method import registered
+
+        found += [
+            Listed(one.name, one.build.__name__.replace("_", "-"), one.serves, one.summary) for one in registered()
+        ]
     return {one.name: one for one in sorted(found)}
+
+
+def own_files() -> list[Path]:
+    """The files that HALFLABEL_METHODS names."""
+    found = [Path(name).expanduser() for name in os.environ.get(OWN, "").split(os.pathsep) if name]
+    for path in found:
+        if not path.is_file():
+            raise UserError(f"{OWN} names {path}, which is no file", f"give {OWN} paths of .py files, or unset it")
+    return found
 
 
 def names() -> set[str]:
@@ -46,7 +67,8 @@ def no_method(name: str, known: Collection[str]) -> UserError:
     """What to say of the name of no method."""
     close = get_close_matches(name.lower().replace("_", "-"), known, 3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}")
+    own = "" if close else f"; for one of your own, let {OWN} name its file: export {OWN}=mine.py"
+    return UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}{own}")
 
 
 def _read(path: Path) -> Iterator[Listed]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from halflabel import processes
+from halflabel.bounds import at_least, between
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.losses import BCE, widen
@@ -15,6 +16,8 @@ from halflabel.terms import Entropy, Term
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["an", "an_ls", "entmin", "l1r", "l2r", "n_ls", "wan"]
+
+_OF_SCORES = (0.01, 0.1, 1.0)  # strengths to try where scores are regularised, not weights
 
 
 @method(serves=REGIMES, paper="common baseline; Zhou 2022 (EM+APL), row AN")
@@ -52,6 +55,7 @@ def an_ls(smoothing: float = 0.1) -> Method:
     for a linear head on frozen features (VOC 2012: 79.3 against 79.6): such a head cannot learn missing positives by
     heart, which is what smoothing prevents.
     """
+    between(0, 1, smoothing=smoothing)
     return SmoothedKnown(BCE(), Smoothed(smoothing, known=True))
 
 
@@ -66,6 +70,7 @@ def n_ls(smoothing: float = 0.1) -> Method:
     Options: smoothing (ε). The paper's figure (VOC 2012, one positive per image): mAP 88.12 against 85.89 of `an`. On a
     linear head over frozen features there is little to gain (79.8 against 79.6); see `an-ls`.
     """
+    between(0, 1, smoothing=smoothing)
     return Method(BCE(), Smoothed(smoothing, known=False))
 
 
@@ -88,14 +93,14 @@ def wan() -> Method:
     serves=REGIMES,
     paper="Zhou 2022 (EM+APL), row L1R",
     weight_decay=0.0,
-    tune={"strength": (1e-6, 1e-5, 1e-4)},
+    tune=lambda given: {"strength": _OF_SCORES if given["of"] == "scores" else (1e-6, 1e-5, 1e-4)},
 )
 def l1r(strength: float = 1e-5, of: str = "weights") -> Method:
     """Unknown taken as absent, plus ℓ1 regularisation, which drives most weights to zero.
 
     A row of the paper's table, to show that regularising `an` does not mend it; not one to choose.
 
-        L = L_AN + λ Σ |w|                       of="weights": of all trained weights but the biases
+        L = L_AN + λ Σ |w|                       of="weights": of the trained weights, not of biases and norms
         L = L_AN + λ/(B·C) Σ_unknown p           of="scores": of the unknown entries' scores
 
     The paper (a poster) does not say what is regularised, nor λ: both are options. Options: strength (λ; of scores try
@@ -109,7 +114,7 @@ def l1r(strength: float = 1e-5, of: str = "weights") -> Method:
     serves=REGIMES,
     paper="Zhou 2022 (EM+APL), row L2R",
     weight_decay=0.0,
-    tune={"strength": (1e-5, 1e-4, 1e-3)},
+    tune=lambda given: {"strength": _OF_SCORES if given["of"] == "scores" else (1e-5, 1e-4, 1e-3)},
 )
 def l2r(strength: float = 1e-4, of: str = "weights") -> Method:
     """Unknown taken as absent, plus ℓ2 regularisation, which keeps all weights small.
@@ -117,7 +122,7 @@ def l2r(strength: float = 1e-4, of: str = "weights") -> Method:
     A row of the paper's table, to show that regularising `an` does not mend it; not one to choose. As part of the loss
     it is not the same as the optimizer's weight decay, which AdamW applies apart from the gradient.
 
-        L = L_AN + λ Σ w²                        of="weights": of all trained weights but the biases
+        L = L_AN + λ Σ w²                        of="weights": of the trained weights, not of biases and norms
         L = L_AN + λ/(B·C) Σ_unknown p²          of="scores": of the unknown entries' scores
 
     The paper (a poster) does not say what is regularised, nor λ: both are options. Options: strength (λ; of scores try
@@ -139,6 +144,7 @@ def entmin(alpha: float = 0.2) -> Method:
     Options: alpha (α), which the paper does not give; the default is that of `em`. The paper's figure (VOC 2012, one
     positive per image): mAP 53.16 against 85.89 of `an`.
     """
+    at_least(0, alpha=alpha)
     return Method(BCE(), terms=[Entropy(alpha)])
 
 
@@ -173,7 +179,7 @@ class SharedNegative(Relabeler):
 
 
 class RegularisedWeights(Method):
-    """Assume negative + λ Σ |w|^power over the trained weights of the model; biases (one axis) are left alone."""
+    """Assume negative + λ Σ |w|^power over the trained weights; those of one axis (biases, norms) are left out."""
 
     def __init__(self, power: int, strength: float) -> None:
         super().__init__(BCE(), AssumeNegative())
@@ -202,6 +208,7 @@ class UnknownScores(Term):
 
 
 def _regularised(power: int, strength: float, of: str) -> Method:
+    at_least(0, strength=strength)
     match of:
         case "weights":
             return RegularisedWeights(power, strength)

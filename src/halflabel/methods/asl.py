@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from halflabel.bounds import at_least, below_one
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.losses import ASL, over_images, total
@@ -41,6 +42,8 @@ def asl(
     floors the log at 1e-8, this computes from logits; its plain class holds the focusing weights fixed (detach=true),
     its optimized one does not.
     """
+    at_least(0, gamma_neg=gamma_neg, gamma_pos=gamma_pos)
+    below_one(margin=margin)
     loss = ASL(gamma_neg, gamma_pos, margin, detach)
     reductions = {"images": over_images, "sum": total}
     relabelers = {"negative": AssumeNegative, "ignore": KnownOnly}

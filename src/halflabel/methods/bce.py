@@ -34,8 +34,8 @@ def bn_bce() -> Method:
 def logistic() -> Method:
     """One logistic regression per class on its known labels, summed over classes: the start of IMCL.
 
-    Equal to `bce` but for the scale: the loss of an image is the sum, not the mean, over its known labels, so it wants
-    a smaller learning rate.
+    Equal to `bce` but for the scale: the sum over an image's known labels is not divided by the number of classes, so
+    it wants a smaller learning rate.
 
         L = 1/B Σ_i Σ_{known c} −log p (present) or −log(1 − p) (absent)
     """

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from halflabel.bounds import at_least, between
 from halflabel.errors import UserError
 from halflabel.heads import Head, pool
 from halflabel.losses import BCE
@@ -23,8 +24,8 @@ _SCHEMES = {"ll-r": ("reject", 0.5), "ll-ct": ("correct", 0.2), "ll-cp": ("keep"
 class BoostedMaps(Head):
     """Class maps A = W · features + b at each place; x = mean over places of max(A, α·A), α ≥ 1.
 
-    (B, D, h, w) -> logits (B, C), maps (B, C, h, w). Without `while_training` the boost acts in evaluation mode only.
-    Memory: 4·(D + 1) bytes per class.
+    (B, D, h, w) -> logits (B, C), maps (B, C, h, w). Pooled features (B, D) are maps of one cell. Without
+    `while_training` the boost acts in evaluation mode only. Memory: 4·(D + 1) bytes per class.
     """
 
     needs_maps = True
@@ -36,7 +37,7 @@ class BoostedMaps(Head):
         self.while_training = while_training
 
     def forward(self, features: Tensor) -> Output:
-        maps = self.class_maps(features)
+        maps = self.class_maps(features if features.ndim == 4 else features[:, :, None, None])
         return Output(maps.mean(dim=(2, 3)), pool(features), maps)
 
     def class_maps(self, maps: Tensor) -> Tensor:
@@ -73,6 +74,6 @@ def boostlu(alpha: float = 5.0, scheme: str = "ll-r", delta: float = 0.0, while_
         relabel = LargeLoss(kind, delta or own)
     else:
         raise UserError(f"boostlu has no scheme {scheme!r}", f"use an, {', '.join(_SCHEMES)}")
-    if alpha < 1:
-        raise UserError(f"boostlu with alpha {alpha:g} would not boost", "use alpha ≥ 1; 1 leaves maps as they are")
+    at_least(1, alpha=alpha)
+    between(0, 100, delta=delta)
     return Method(BCE(), relabel, head=partial(BoostedMaps, alpha=alpha, while_training=while_training))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halflabel.bounds import MOST, below_one, between
 from halflabel.errors import UserError
 from halflabel.heads import HeadMaker, Model, own_head
 from halflabel.labels.table import LabelTable
@@ -55,7 +56,8 @@ def cnn_rnn(
     take from each other: with all labels of VOC 2012 that reads 73.2 where the sum reads 84.1.
 
     order: "frequent" first (the paper's), "rare" first, or "learned": as the model scores the positives at the first
-    step. unknown: "ignore", "negative" (absent), or "auto": absent where no label at all is known to be absent.
+    step. unknown: "ignore", "negative" (absent, as Huynh 2020 has it), or "auto": absent where no label at all is known
+    to be absent.
     dimensions (of u), hidden (of the LSTM; 512 read 75.0 where 128 read 75.4, at three times the time). dropout: of z.
     beam: paths kept per image. length: the most labels of a path. score: "sum" as above, or "max", the likeliest.
 
@@ -68,6 +70,8 @@ def cnn_rnn(
 
     Differs from the paper: that knows all labels, so there all that is not the next label competes.
     """
+    between(1, MOST, dimensions=dimensions, hidden=hidden, beam=beam, length=length)
+    below_one(dropout=dropout)
     head = partial(
         Recurrent, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score
     )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from halflabel.bounds import at_least, between
 from halflabel.labels.table import LabelTable
 from halflabel.losses import Loss, over_images, widen
 from halflabel.method import Method, method
@@ -126,6 +127,9 @@ def csl(
     Differs from the released code: the prior comes from the first epochs of the same run, not from a separate model and
     a file; entries that tie with the K·B-th are ignored with it; the sum is divided by the number of images.
     """
+    at_least(0, topk=topk, prior_epochs=prior_epochs)
+    at_least(0, gamma_pos=gamma_pos, gamma_neg=gamma_neg, gamma_unknown=gamma_unknown)
+    between(0, 1, prior_threshold=prior_threshold, margin=margin)
     relabel = Selective(
         gamma_pos=gamma_pos,
         gamma_neg=gamma_neg,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halflabel.bounds import above, at_least, between
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE, widen
@@ -42,15 +43,17 @@ def em(alpha: float = 0.2, few_absent: float = 0.1) -> Method:
 
         L = 1/(B·C) (Σ_known BCE − α Σ_unknown H(p)),  H(p) = −p log p − (1 − p) log(1 − p)
 
-    The loss can be negative. Options: alpha (α); the paper's: 0.2 for VOC, 0.1 for COCO and NUS-WIDE, 0.01 for CUB.
-    few_absent: what a known negative is charged where known positives outnumber them. Such negatives are the few that
-    somebody was asked about; charged in full they would outweigh all that is kept uncertain (VOC 2012, 2,000 answers
-    picked by `halflabel next`, one seed, frozen features: mAP 82.3 without them, 83.0 at 0.1, 80.1 at 1). The paper's
-    figure (VOC 2012, one positive per image): mAP 89.09 against 85.89 of `an` and 89.42 with all labels.
+    The loss can be negative. Options: alpha (α); the released code's: 0.2 for VOC, 0.1 for COCO and NUS-WIDE, 0.01 for
+    CUB. few_absent: the weight of a known negative's term where known positives outnumber them; 0 keeps it uncertain as
+    if it were unknown. Such negatives are the few that somebody was asked about; charged in full they would outweigh
+    all that is kept uncertain (VOC 2012, 2,000 answers picked by `halflabel next`, one seed, frozen features: mAP 82.3
+    without them, 83.0 at 0.1, 80.1 at 1). The paper's figure (VOC 2012, one positive per image): mAP 89.09 against
+    85.89 of `an` and 89.42 with all labels.
 
-    Differs from the released code: known negatives, which it refuses, are charged as known negatives; and it adds 1e-5
-    inside every log.
+    Differs from the released code: known negatives, which it refuses, are charged as known negatives, by few_absent
+    where they are few; and it adds 1e-5 inside every log.
     """
+    at_least(0, alpha=alpha, few_absent=few_absent)
     return Method(BCE(), FewAbsent(few_absent), terms=[Entropy(-alpha)])
 
 
@@ -78,16 +81,19 @@ def em_apl(
         after each epoch e with W ≤ e < E: of class c, the ⌊θ U_c / (E − W)⌋ lowest of the entries still unknown
         become pseudo-labels for good, with s = p as scored then; U_c = entries unknown at the start
 
-    Options: alpha (α), beta (β), theta (θ, the share of unknown entries labelled in the end), apl_from (W, warm-up) and
-    apl_to (E; 0 = the number of epochs trained, as in the paper). The paper's α, β, W: VOC 0.2, 0.02, 5; COCO 0.1, 0.9,
-    5; NUS-WIDE 0.1, 0.2, 4; CUB 0.01, 0.4, 3; E = 10. few_absent: as in `em`. Training that ends before W is plain
-    `em`. The paper's figure (VOC 2012, one positive per image): mAP 89.19 against 89.09 of `em` and 85.89 of `an`.
+    Options: alpha (α), beta (β), theta (θ, the share of unknown entries labelled in the end, but for rounding down),
+    apl_from (W, warm-up) and apl_to (E; 0 = the number of epochs trained, as in the released code). Its α, β, W: VOC
+    0.2, 0.02, 5; COCO 0.1, 0.9, 5; NUS-WIDE 0.1, 0.2, 4; CUB 0.01, 0.4, 3; E = 10. few_absent: as in `em`. Training of
+    W epochs or fewer is plain `em`. The paper's figure (VOC 2012, one positive per image): mAP 89.19 against 89.09 of
+    `em` and 85.89 of `an`.
 
-    Differs from the released code: known negatives stay known negatives (it would read one as a soft label of 1); and
-    it adds 1e-5 inside every log.
+    Differs from the released code: known negatives stay known negatives (it would read one as a soft label of 1); the
+    entries to label are scored on images as they are (there half of them mirrored, by chance); and it adds 1e-5 inside
+    every log.
     """
-    if beta <= 0 or not 0 <= theta <= 1:
-        raise UserError(f"beta {beta:g} and theta {theta:g} do not fit", "beta must be > 0, theta between 0 and 1")
+    at_least(0, alpha=alpha, few_absent=few_absent)
+    above(0, beta=beta)
+    between(0, 1, theta=theta)
     if apl_from < 1 or (apl_to and apl_to <= apl_from):
         raise UserError(f"apl_from {apl_from} and apl_to {apl_to} do not fit", "1 ≤ apl_from < apl_to, or apl_to = 0")
     return Method(BCE(), APL(beta, theta, apl_from, apl_to, few_absent), terms=[Entropy(-alpha)])
@@ -115,15 +121,16 @@ class FewAbsent(Relabeler):
 
 
 class APL(Relabeler):
-    """Known + → (1, 0), known − → (0, 1), pseudo-labelled → (β s, β (1 − s)), still unknown → (0, 0).
+    """Known labels as in `FewAbsent`, pseudo-labelled → (β s, β (1 − s)), still unknown → (0, 0).
 
     Equal scores are taken in an order that is a function of the images' names, so the order of the table does not
     matter; images that cannot be read stay unknown.
 
     Memory: 4 bytes per image, and 4 per image and class; from 256 MB of these on 1 byte per image and class, in which s
-    is wrong by at most 0.002, and from 256 MB of those on in a scratch file. A sweep adds 4 bytes per image and class,
-    from 256 MB on in a scratch file, and up to 300 MB of memory. It goes over both tables in their order, four times
-    and, where scores are equal at a class's cut-off, two or three times more.
+    is wrong by at most 0.002, and from 256 MB of those on in a scratch file. In the end the share θ of the unknown
+    entries holds an s of its own each, so two bits per entry, as for hard labels, would not do. A sweep adds 4 bytes
+    per image and class, from 256 MB on in a scratch file, and up to 300 MB of memory. It goes over both tables in their
+    order, four times and, where scores are equal at a class's cut-off, two or three times more.
     """
 
     soft: Tensor | None  # (N, C) float32: s where pseudo-labelled, −1 where known, NaN where still unknown
@@ -139,6 +146,7 @@ class APL(Relabeler):
         self.first = first
         self.given_end = end
         self.end = end
+        self.unknown = 0  # entries, at the start
         self.known = FewAbsent(few_absent)
         self.bytes = None
         self.register_buffer("soft", None)
@@ -156,6 +164,7 @@ class APL(Relabeler):
         large = 4 * len(table) * len(table.classes) >= _BYTES_FROM
         check_size(table, 0 if large else 4, "em-apl", sweeps=1, stored=1 if large else 0)
         self.known.start(table)
+        self.soft = self.bytes = None  # it may have been started before, on a table of another size
         if large:
             self.bytes = Soft()
             self.bytes.start(table, "em-apl")
@@ -182,7 +191,7 @@ class APL(Relabeler):
         return Targets(pos, neg)
 
     def wants_sweep(self, epoch: int) -> bool:
-        return self.first <= epoch < self.end
+        return self.unknown > 0 and self.first <= epoch < self.end
 
     @torch.no_grad()
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:

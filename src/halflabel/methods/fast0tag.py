@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
+from halflabel.bounds import MOST, below_one, between
 from halflabel.embedding import Semantic
 from halflabel.errors import UserError
 from halflabel.heads import Head
@@ -48,7 +49,8 @@ def fast0tag(
     vectors: "graph" (from which labels are present together), a text file of word vectors (GloVe, word2vec), or
     text:MODEL, a sentence encoder; vector_size: how many numbers each has; missing: "error", or "mean" for classes the
     file does not have. The vectors are saved with the model.
-    hidden: sizes of the layers of φ, such as 1024 or 8192,2048; empty = a linear map. dropout: after each.
+    hidden: sizes of the layers of φ, such as 1024 or 8192,2048; empty = a linear map, where Huynh 2020 has a nonlinear
+    one. dropout: after each.
     unknown: "ignore" leaves unknown entries out of the pairs, "negative" takes them as absent; "auto" does the latter
     where no label at all is known to be absent, since pairs need a negative.
 
@@ -67,10 +69,8 @@ class Fast0Tag(Method):
     def __init__(
         self, vectors: str, vector_size: int, missing: str, hidden: tuple[int, ...], dropout: float, unknown: str
     ) -> None:
-        if vector_size < 1 or not 0 <= dropout < 1:
-            raise UserError(
-                f"vector_size is {vector_size} and dropout {dropout:g}", "use vector_size ≥ 1 and 0 ≤ dropout < 1"
-            )
+        between(1, MOST, vector_size=vector_size)
+        below_one(dropout=dropout)
         super().__init__(RankNet(), UnknownAs(unknown), head=self._make_head, reduce=over_images)
         self.source, self.vector_size, self.missing = vectors, vector_size, missing
         self.hidden, self.rate = hidden, dropout

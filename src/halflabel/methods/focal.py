@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from halflabel.bounds import at_least, between
 from halflabel.losses import Focal
 from halflabel.method import REGIMES, Method, method
 from halflabel.relabel import AssumeNegative
@@ -28,4 +29,6 @@ def focal(gamma: float = 2.0, alpha: float = 0.0) -> Method:
     whole network learns (digit scenes from scratch: 49.6 against 33.0) and not for a linear head on frozen features
     (VOC 2012: 79.0 against 79.6), which separates the easy negatives anyway and is left with the missing positives.
     """
+    at_least(0, gamma=gamma)
+    between(0, 1, alpha=alpha)
     return Method(Focal(gamma, alpha), AssumeNegative())

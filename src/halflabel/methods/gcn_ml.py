@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from halflabel.bounds import MOST, between
 from halflabel.errors import UserError
 from halflabel.label_graph import Edges
 from halflabel.labels.table import LabelTable
@@ -19,7 +20,7 @@ __all__ = ["gcn_ml"]
     serves=("full", "partial"),
     paper="Chen, Wei, Wang, Guo 2019: Multi-Label Image Recognition with Graph Convolutional Networks (ML-GCN)",
     lr=3e-4,
-    tune={"tau": (0.2, 0.4, 0.6)},
+    tune=lambda given: {"tau": (0.2, 0.4, 0.6)} if given["p"] and given["graph"] != "identity" else {},
 )
 def gcn_ml(
     tau: float = 0.4,
@@ -62,6 +63,8 @@ def gcn_ml(
     """
     if not 0 < tau <= 1 or not 0 <= p < 1:
         raise UserError(f"tau {tau:g} and p {p:g} do not fit", "use 0 < tau ≤ 1 and 0 ≤ p < 1")
+
+    between(1, MOST, vector_size=vector_size, hidden=hidden)
 
     def edges(table: LabelTable) -> Edges:
         classes = len(table.classes)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from halflabel.bounds import above, at_least
 from halflabel.losses import BCE, Loss, widen
 from halflabel.method import REGIMES, Method, method
 from halflabel.relabel import Relabeler
@@ -116,5 +117,7 @@ def gr(
     As in the released code, w and b move with (epoch − 1)/span and μ and σ with epoch/span. Differs from it: known
     negatives are charged −log(1 − p) (there they add nothing), and no constant is added inside the logarithm.
     """
+    above(0, sigma_first=sigma_first, sigma_last=sigma_last)
+    at_least(0, q_pos=q_pos, q_neg=q_neg, span=span)
     relabel = SoftUnknown((w_first, w_last), (b_first, b_last), (mu_first, mu_last), (sigma_first, sigma_last), span)
     return KnownApart(GeneralisedCE(q_pos, q_neg), relabel, known=BCE())

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from halflabel.bounds import at_least, between
 from halflabel.losses import Loss, over_images, widen
 from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import AssumeNegative, Relabeler
+from halflabel.relabel import AssumeNegative, Relabeler, never_starts
 from halflabel.types import Batch, Targets
 
 __all__ = ["FocalMargin", "Hill", "KnownMargin", "SelfPaced", "hill", "splc"]
@@ -62,6 +63,9 @@ class SelfPaced(Relabeler):
         self.start_epoch = start_epoch
         self.flip_known = flip_known
 
+    def idle(self, epochs: int) -> str:
+        return never_starts("correcting labels", self.start_epoch, epochs, f"--start-epoch {epochs}")
+
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         present = batch.labels > 0
         if epoch >= self.start_epoch:
@@ -101,6 +105,8 @@ def hill(margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> Method:
     Differs from the released code: the sum over the batch is divided by the number of images, so that the batch size
     does not scale the gradient.
     """
+    at_least(0, margin=margin, gamma=gamma)
+    at_least(1, lamb=lamb)
     return Method(Hill(margin, gamma, lamb), AssumeNegative(), reduce=over_images)
 
 
@@ -126,6 +132,9 @@ def splc(
     margin, as the paper's formula has it. With released=True known negatives are flipped like unknowns, and flipped
     entries use ℓ⁺ without the margin, as there. In both the sum is divided by the number of images.
     """
+    between(0, 1, tau=tau)
+    at_least(0, margin=margin, gamma=gamma)
+    at_least(1, start_epoch=start_epoch)
     if released:
         return KnownMargin(FocalMargin(0.0, gamma), SelfPaced(tau, start_epoch, flip_known=True), margin)
     return Method(FocalMargin(margin, gamma), SelfPaced(tau, start_epoch), reduce=over_images)

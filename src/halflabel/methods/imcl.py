@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.heads import Model
-from halflabel.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, identity
-from halflabel.labels.sheet import delimiter_of, existing, first_line, records
+from halflabel.items import Items, Memory, impute, read_groups
+from halflabel.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, from_wordnet, identity
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE, widen
+from halflabel.losses import BCE
 from halflabel.method import Method, method
 from halflabel.omp import MOST, Part, Similar, Solve, joint_omp
-from halflabel.relabel import Ignore, never_starts
-from halflabel.types import Batch, Sweep
+from halflabel.types import Batch
 
-__all__ = ["Interactive", "Items", "Memory", "imcl", "impute"]
+__all__ = ["Interactive", "imcl"]
 
 Use = Literal["off", "fixed", "learned"]
-_LARGEST = 2 * 10**9  # bytes that may be remembered about images
 _AT_ONCE = 512  # images whose neighbours are looked for together, when a whole set is asked for
-_PIECE = 1 << 12  # images whose scores are taken over together
+
+
+def _is_smooth(given: Mapping[str, Any]) -> bool:
+    """Whether options leave anything to be smooth over, and an epoch for it."""
+    alone = given["label_similarity"] == "off" or given["graph"] == "identity"
+    return given["logistic_share"] < 1 and not (alone and given["image_similarity"] == "off")
 
 
 @method(
     serves=("full", "partial"),
     paper="Huynh 2020 (Interactive Multi-Label CNN Learning with Partial Labels)",
-    tune={"lambda_y": (0.1, 0.3, 1.0)},
+    tune=lambda given: {"lambda_y": (0.1, 0.3, 1.0)} if _is_smooth(given) else {},
 )
 def imcl(
     lambda_y: float = 1.0,
@@ -69,9 +71,11 @@ def imcl(
 
     lambda_y λ_y and lambda_f λ_f: 1 and 0.5 for Open Images, 2 and 0.5 for CUB, 0.5 and 0.5 for COCO. k: similar images
     (5; COCO 3). k_a: other labels each label is connected to. graph: cooccurrence = the k_a labels most often present
-    with it, among images where both are known; identity, as for CUB; or a CSV file of rows class,class,weight, where
-    the first class is inferred from the second (from Wikipedia or WordNet, say; k_a does not cut it). Every label is
-    connected to itself too. Weights start as P(j | j') or those of the file, 1 for itself, rows summing to 1.
+    with it, among images where both are known; identity, as for CUB; a CSV file of rows class,class,weight, where the
+    first class is inferred from the second (from Wikipedia, say; k_a does not cut it); wordnet = the k_a labels nearest
+    in WordNet (needs nltk and its data); or wordnet+FILE, where the CSV file serves the labels that WordNet does not
+    know (table 3). Every label is connected to itself too. Weights start as P(j | j'), as the similarity of Wu and
+    Palmer or as in the file, 1 for itself, rows summing to 1.
     graph_rate: the learning rate of A as a multiple of --lr; weight decay does not act on it.
     logistic_share: share of the epochs, first ones, with λ_y = λ_f = 0.
     solve: how c ≥ 0 is kept: clipped = least squares cut off at 0, as algorithm 2 prints it; exact = non-negative
@@ -91,10 +95,13 @@ def imcl(
     side_weight, is appended to y where similar images are looked for, so that images of a group find each other. It has
     no gradient, so it is left out of the reported loss.
 
-    The paper's settings: RMSProp, rate 1e-3 (CUB and COCO 1e-2), × 0.8 when validation falls, batches of 32 (COCO 1):
-    --optimizer rmsprop --schedule plateau --step-factor 0.8. Its figures (mAP, Open Images, 5,000 classes): 78.07
-    against 75.85 of logistic, 76.72 with frozen features; with these, on the fifth of classes with most annotations,
-    86.26 against 85.83 with images fixed, 85.99 with labels fixed, 85.49 with both off.
+    The paper's settings: RMSProp, rate 1e-3 (CUB and COCO 1e-2; COCO 1e-3 after two epochs), × 0.8 when validation
+    falls: --optimizer rmsprop --schedule plateau --step-factor 0.8. It refines a trained logistic model for 1 epoch
+    (CUB 3, COCO 4): --begin-from RUN --logistic-share 0, where RUN is one of `bce` or `logistic`. Batches of 32, and of
+    1 for COCO: there no image is similar, and all is logistic, unless there is a `dictionary`. Its figures (mAP, Open
+    Images, 5,000 classes): 78.07 against 75.85 of logistic, 76.72 with frozen features; on the fifth of classes with
+    most annotations (table 4; it does not say of which features) 86.26 against 85.83 with images fixed, 85.99 with
+    labels fixed, 85.49 with both off.
 
     Measured here (VOC 2012 photos, 2 of 20 labels known, linear head on frozen features, 20 epochs, test mAP, two
     seeds): `bce` 75.1; the defaults 74.2, A = identity 73.5: the graph of labels helps as in the paper, but not beyond
@@ -103,9 +110,9 @@ def imcl(
     reads 58 mAP when looked for in a batch of 32, 71 in 256, 73 among all images, and the network itself 76. Expect
     more where classes are many and the network knows each of them badly.
 
-    Where the paper is silent: an image without any similar one has no ℓ_y and ℓ_f (with c = 0 they would pull its
-    features and unknown labels to 0); A and network step together, not in turns; `halflabel.omp` has the finer points
-    of algorithm 2.
+    Differs from the paper: λ_y and λ_f are rescaled unless told otherwise; A and network step together, not in turns.
+    Where it is silent: A ≥ 0, and what it starts from; an image without any similar one has no ℓ_y and ℓ_f (with c = 0
+    they would pull its features and unknown labels to 0); `halflabel.omp` has the finer points of algorithm 2.
 
     Differs from the released code: that has another activation and no tanh around the sum, applies A before known
     labels replace predictions, does not clip c, weighs cross-entropy by the known entries of the batch, and keeps the
@@ -145,125 +152,6 @@ def imcl(
         side=side,
         side_weight=side_weight,
     )
-
-
-def impute(labels: Tensor, logits: Tensor) -> Tensor:
-    """y: 1 where known present, −0.5 where known absent, 1.5 p − 0.5 where unknown; (B, C), with the gradient of p.
-
-    Eq. 3, then from [−1, 1] to [−0.5, 1] (section 4.3). Float32 at least.
-    """
-    logits = widen(logits)
-    scores = torch.where(labels == 0, torch.sigmoid(logits), (labels > 0).to(logits.dtype))
-    return 1.5 * scores - 0.5
-
-
-class Items(NamedTuple):
-    """Images that can be similar: their numbers in the training table, features and imputed labels."""
-
-    number: Tensor  # (M,) int64, −1 for none
-    features: Tensor  # (M, D)
-    labels: Tensor  # (M, C)
-
-
-class Memory(Ignore):
-    """Charges known labels alone, and remembers features and imputed labels: of recent images, and of a start.
-
-    The last `size` images seen in training, each once, as they were then: 4·(C + D) + 8 bytes each. And, where it
-    `keeps`, all training images as they were after the logistic epochs: 4·(C + D) bytes each, on the device, and as
-    much for the sweep that they come from, from 256 MB on in scratch files.
-    """
-
-    number: Tensor  # (M,) int64, image numbers, −1 for a free place
-    place: Tensor  # () int64, where the next image goes
-    features: Tensor | None  # (M, D)
-    labels: Tensor | None  # (M, C)
-    start_features: Tensor | None  # (N, D)
-    start_labels: Tensor | None  # (N, C)
-
-    def __init__(self, size: int, logistic_share: float, *, keeps: bool) -> None:
-        super().__init__()
-        self.size = size
-        self.logistic_share = logistic_share
-        self.keeps = keeps
-        self.logistic_epochs = 1 if keeps else 0
-        self.table: LabelTable | None = None
-        for name in _SIZED:
-            self.register_buffer(name, None)
-
-    def plan(self, epochs: int) -> None:
-        self.logistic_epochs = max(round(self.logistic_share * epochs), 1 if self.keeps else 0)
-
-    def idle(self, epochs: int) -> str:
-        if self.logistic_share == 1:  # that is to say never
-            return ""
-        return never_starts("smoothness", self.logistic_epochs + 1, epochs)
-
-    def start(self, table: LabelTable) -> None:
-        if self.table == table:
-            return
-        self.table = table
-        self.check(0)
-        room = min(self.size, len(table))
-        self.register_buffer("number", torch.full((room,), -1))
-        self.register_buffer("place", torch.zeros((), dtype=torch.int64))
-        for name in _SIZED:
-            setattr(self, name, None)
-
-    def wants_sweep(self, epoch: int) -> bool:
-        return self.keeps and epoch == self.logistic_epochs
-
-    def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
-        assert self.table is not None
-        self.check(sweep.features.shape[1])
-        device = self.number.device
-        self.start_features = torch.empty_like(sweep.features, device=device)
-        self.start_labels = torch.empty_like(sweep.logits, device=device)
-        for first in range(0, len(self.table), _PIECE):
-            part = slice(first, min(first + _PIECE, len(self.table)))
-            logits = sweep.logits[part]
-            labels = impute(torch.from_numpy(self.table.rows(np.arange(part.start, part.stop))), logits)
-            # Images that could not be read are similar to none.
-            self.start_features[part] = sweep.features[part].nan_to_num(0.0).to(device)
-            self.start_labels[part] = labels.masked_fill(logits.isnan().any(1, keepdim=True), 0).to(device)
-        return {}
-
-    def check(self, features: int) -> None:
-        """Refuse to keep all training images with so many features each, rather before the first epoch than after."""
-        if self.keeps and self.table is not None:
-            _check_room(len(self.table), features + len(self.table.classes), "image_similarity fixed")
-
-    def remember(self, batch: Items) -> None:
-        """Put these images in the places of the oldest; each image is there once."""
-        room = len(self.number)
-        if not room:
-            return
-        batch = Items(*(part[-room:].detach() for part in batch))
-        if self.features is None or self.labels is None:
-            channels, classes = batch.features.shape[1], batch.labels.shape[1]
-            _check_room(room, channels + classes, f"dictionary {room}")
-            self.features, self.labels = batch.features.new_zeros(room, channels), batch.labels.new_zeros(room, classes)
-        self.number.masked_fill_(torch.isin(self.number, batch.number), -1)
-        at = (self.place + torch.arange(len(batch.number), device=self.place.device)) % room
-        self.number[at] = batch.number
-        self.features[at] = batch.features
-        self.labels[at] = batch.labels
-        self.place.copy_((self.place + len(batch.number)) % room)
-
-    def recent(self) -> Items | None:
-        """The images in memory, free places among them; None if there are none yet."""
-        if self.features is None or self.labels is None:
-            return None
-        return Items(self.number, self.features, self.labels)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        # How many features there are is known from the first batch on, so the state says how large these are.
-        for name in _SIZED:
-            saved = state_dict.get(prefix + name)
-            setattr(self, name, None if saved is None else torch.empty_like(saved, device=self.number.device))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-_SIZED = ("features", "labels", "start_features", "start_labels")
 
 
 class Interactive(Method):
@@ -334,7 +222,8 @@ class Interactive(Method):
         here = Items(batch.index[order], output.features[order].to(labels.dtype), labels)
         smooth, measures = epoch > self.relabel.logistic_epochs, self._measures(epoch)
         if (smooth or measures) and self._smooths():
-            with torch.autocast(output.logits.device.type, enabled=False), torch.set_grad_enabled(smooth):
+            learns = smooth and torch.is_grad_enabled()
+            with torch.autocast(output.logits.device.type, enabled=False), torch.set_grad_enabled(learns):
                 l_y, l_f = (total / max(output.logits.numel(), 1) for total in self._smoothness(here))
             if measures:
                 # A batch without any known label has no cross-entropy that smoothness could be compared with.
@@ -351,8 +240,9 @@ class Interactive(Method):
     def neighbours(self, features: Tensor, logits: Tensor, labels: Tensor, groups: Tensor | None = None) -> Similar:
         """The similar images of each image of a set, among all others: (N, D), (N, C), (N, C) -> Similar.
 
-        `index` (N, k) are row numbers, −1 for none; `weights` are c and c̄. Looked for as in a step, with the present A;
-        rows with NaN (images that could not be read) have no neighbours and are none. `groups` (N,) are those of the
+        `index` (N, k) are row numbers, −1 for none; `weights` are c and c̄. Looked for as in a step, with the present A
+        even where images are fixed or off; rows with NaN (images that could not be read) have no neighbours and are
+        none. `groups` (N,) are those of the
         side information, −1 for none.
         """
         device = self.graph.weights.device
@@ -373,17 +263,18 @@ class Interactive(Method):
 
     def _edges(self, table: LabelTable) -> Edges:
         classes = len(table.classes)
+        source, _, path = self.graph_source.partition("+")
         if self.labels == "off" or self.graph_source == "identity":
             edges = identity(classes)
         elif self.graph_source == "cooccurrence":
-            edges = from_cooccurrence(table, self.k_a).with_loops(classes)
-        elif not Path(self.graph_source).exists():
-            raise UserError(
-                f"there is no label graph {self.graph_source!r}",
-                "use --graph cooccurrence, --graph identity, or name a CSV file of rows class,class,weight",
-            )
+            edges = from_cooccurrence(table, self.k_a)
+        elif source == "wordnet":
+            edges = from_wordnet(table.classes, self.k_a)
+            if path:
+                edges = edges.or_else(_read_edges(path, table))
         else:
-            edges = from_file(self.graph_source, table.classes).with_loops(classes)
+            edges = _read_edges(self.graph_source, table)
+        edges = edges.with_loops(classes)
         return (edges.without_loops() if self.images == "off" else edges).normalised()
 
     def _smooths(self) -> bool:
@@ -471,37 +362,10 @@ class Interactive(Method):
         return self.rescale and self.training and epoch == (last if before else last + 1)
 
 
-def read_groups(path: str | Path, table: LabelTable) -> NDArray[np.int64]:
-    """The group of each image, (N,) numbers, −1 for none, from CSV rows `image,group`.
-
-    A first line whose first field is no image is a header; images that are not in the table are passed over.
-    """
-    path = existing(path)
-    names: list[str] = []
-    groups: list[str] = []
-    for line, fields in records(path, delimiter_of(first_line(path))):
-        if len(fields) != 2:
-            raise LabelError(f"{len(fields)} fields", "write image,group on each line", path, line=line)
-        names.append(fields[0].strip())
-        groups.append(fields[1].strip())
-    at = table.images.index(names)
-    inside = at >= 0
-    if not inside.any():
-        example = f"the first is {names[0]!r}" if names else "the file is blank"
-        raise LabelError(
-            f"not one image of the training labels is named ({example})",
-            f"write names as the labels have them, such as {table.images[0]!r}" if len(table) else "give labels",
-            path,
-        )
-    numbers = np.unique(np.array(groups)[inside], return_inverse=True)[1].reshape(-1)
-    found = np.full(len(table), -1, np.int64)
-    found[at[inside]] = numbers
-    return found
-
-
-def _check_room(images: int, width: int, what: str) -> None:
-    if 4 * images * width > _LARGEST:
+def _read_edges(path: str, table: LabelTable) -> Edges:
+    if not Path(path).exists():
         raise UserError(
-            f"{what} would remember {4 * images * width / 1e9:.1f} GB about {images} images",
-            "use a smaller --dictionary, or --image-similarity learned, which remembers nothing per training image",
+            f"there is no label graph {path!r}",
+            "use --graph cooccurrence, wordnet or identity, or name a CSV file of rows class,class,weight",
         )
+    return from_file(path, table.classes)

@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from halflabel.bounds import between
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE
 from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import Relabeler
+from halflabel.relabel import Relabeler, never_starts
 from halflabel.types import Batch, Targets
 from halflabel.weak import Hard
 
@@ -60,6 +61,12 @@ class LargeLoss(Relabeler):
         self.flipped = Hard()
         self.flipped.start(table, "ll-cp", known=False)
 
+    def idle(self, epochs: int) -> str:
+        if not self.delta:  # it is to change nothing
+            return ""
+        what = "leaving large losses out" if self.scheme == "reject" else "correcting large losses"
+        return never_starts(what, 2, epochs)
+
     def count(self, entries: int, epoch: int) -> int:
         """k for a batch of so many entries."""
         times = min(epoch - 1, 1) if self.scheme == "keep" else epoch - 1
@@ -97,6 +104,7 @@ def ll_r(delta: float = 0.5) -> Method:
     Differs from the released code: entries that tie with the k-th are left out with it; k never exceeds the number of
     unknowns; k does not grow by rounding where B·C·Δ·(epoch − 1) is whole.
     """
+    between(0, 100, delta=delta)
     return Method(BCE(), LargeLoss("reject", delta))
 
 
@@ -115,6 +123,7 @@ def ll_ct(delta: float = 0.2) -> Method:
 
     Differs from the released code as `ll-r` does.
     """
+    between(0, 100, delta=delta)
     return Method(BCE(), LargeLoss("correct", delta))
 
 
@@ -133,4 +142,5 @@ def ll_cp(delta: float = 0.1) -> Method:
     Differs from the released code as `ll-r` does, and: all k entries flipped in the loss are remembered (there the
     k-th is not, and a scheme named on the command line remembers none).
     """
+    between(0, 100, delta=delta)
     return Method(BCE(), LargeLoss("keep", delta))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from halflabel.bounds import at_least
 from halflabel.losses import BCE
 from halflabel.method import REGIMES, Method, method
 from halflabel.noise import LatentNoise
@@ -42,4 +43,5 @@ def latent_noise(score: str = "visual", unknown: str = "auto", first: float = 3.
 
     The slow noise, `noise_rate`, is ours; Huynh 2020 starts from a trained classifier instead.
     """
+    at_least(0, first=first, noise_rate=noise_rate)
     return Method(BCE(), UnknownAs(unknown), head=partial(LatentNoise, score=score, first=first, rate=noise_rate))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halflabel.bounds import at_least, between
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE, widen
@@ -23,6 +24,7 @@ __all__ = ["Estimates", "epr", "role", "role_li"]
 _SERVES = ("partial", "positives-only", "single-positive")
 _KNOWN = math.log(0.995 / 0.005)  # where the estimate of a known label starts
 _UNKNOWN = math.log(0.6 / 0.4)  # the estimate of an unknown one starts within ± this
+_MOST = 1_000_000  # positives per image: more classes than any table has
 
 
 @method(serves=_SERVES, paper="Cole 2021 (Multi-label learning from single positive labels), EPR")
@@ -42,6 +44,7 @@ def epr(positives: float = 0.0) -> Method:
     Differs from the released code: known negatives, which it refuses, are charged as known negatives; and it adds 1e-5
     inside every log.
     """
+    between(0, _MOST, positives=positives)
     return Method(BCE(), terms=[ExpectedPositives(positives)])
 
 
@@ -67,7 +70,7 @@ def role(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 0) 
     Differs from the released code: known negatives, which it refuses, are charged as known negatives on both sides; and
     it adds 1e-5 inside every log.
     """
-    return Role(positives, theta_rate, theta_seed)
+    return _role(positives, theta_rate, theta_seed)
 
 
 @method(
@@ -85,6 +88,12 @@ def role_li(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 
     Formula and options (positives, theta_rate, theta_seed) are those of `role`; --linear-init sets the epochs.
     The paper's figure (VOC 2012, one positive per image): mAP 88.26 against 87.77 of `role` and 85.89 of `an`.
     """
+    return _role(positives, theta_rate, theta_seed)
+
+
+def _role(positives: float, theta_rate: float, theta_seed: int) -> Method:
+    between(0, _MOST, positives=positives)
+    at_least(0, theta_rate=theta_rate)
     return Role(positives, theta_rate, theta_seed)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halflabel.errors import UserError
+from halflabel.bounds import MOST, at_least, between
 from halflabel.heads import Model, own_head
 from halflabel.labels.table import LabelTable
 from halflabel.method import Method, method
-from halflabel.semantic import SemanticHead, SemanticMethod, label_edges, label_features
-from halflabel.transfer import Blend, Prototypes, blend_images, blend_prototypes, contrast
+from halflabel.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
+from halflabel.transfer import Blend, Prototypes, Warm, blend_images, blend_prototypes, contrast
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["Blending", "sarb", "sarb_star"]
@@ -45,7 +45,7 @@ class Blending(SemanticMethod):
         by: str,
         **told: Any,
     ) -> None:
-        super().__init__(**told)
+        super().__init__(relabel=Warm("blending", warm), **told)
         self.width = width
         self.warm, self.every = warm, every
         self.instance_weight, self.prototype_weight = instance_weight, prototype_weight
@@ -119,7 +119,7 @@ _SERVES = ("full", "partial")
     paper="Pu, Chen, Wu, Lin 2022: Semantic-Aware Representation Blending for Multi-Label Image Recognition with "
     "Partial Labels (SARB)",
     lr=1e-3,
-    tune={"warm": (2, 5, 10)},
+    tune=lambda given: {"warm": (2, 5, 10)} if given["instance_weight"] or given["prototype_weight"] else {},
 )
 def sarb(
     share: float = 0.5,
@@ -174,7 +174,7 @@ def sarb(
     paper="Pu, Chen, Wu, Lu, Lin 2022 (arXiv 2205.13092), later Dual-Perspective Semantic-Aware Representation "
     "Blending, 2024: SARB*",
     lr=1e-3,
-    tune={"warm": (2, 5, 10)},
+    tune=lambda given: {"warm": (2, 5, 10)} if given["instance_weight"] or given["prototype_weight"] else {},
     name="sarb*",
 )
 def sarb_star(
@@ -223,12 +223,12 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _blending(by: str, prototypes: int, **options: Any) -> Method:
-    if not 0 <= options["share"] <= 1:
-        raise UserError(f"share {options['share']:g} is no share", "use 0 to 1")
-    least = min(options["blends"], options["bank"], options["every"], options["width"], prototypes)
-    if least < 1 or options["warm"] < 0:
-        raise UserError("sarb needs something to blend", "use blends, bank, every, width, prototypes ≥ 1 and warm ≥ 0")
+    between(0, 1, share=options["share"])
+    between(1, MOST, bank=options["bank"], width=options["width"], prototypes=prototypes)
+    at_least(1, blends=options["blends"], every=options["every"])
+    at_least(0, **{name: options[name] for name in ("warm", "instance_weight", "prototype_weight", "contrast_weight")})
     head = {name: options.pop(name) for name in ("rank", "steps", "dropout")} | {"width": options["width"]}
+    check_head(**head, vector_size=options["vector_size"])
     return Blending(
         by=by,
         prototypes=prototypes,

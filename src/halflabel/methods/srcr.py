@@ -131,7 +131,7 @@ _SUPERVISE = {"both": "both", "weak": "first", "strong": "last"}
 @method(
     serves=("full", "partial"),
     paper="Wang 2023 (Saliency Regularization for Self-Training with Partial Annotations), SR+CR",
-    tune={"alpha": (0.1, 0.25, 0.5, 1.0)},
+    tune=lambda given: {} if given["saliency"] == "none" else {"alpha": (0.1, 0.25, 0.5, 1.0)},
 )
 def srcr(
     alpha: float = 0.5,
@@ -184,11 +184,11 @@ def srcr(
     Its averages over 10 to 90 % known: VOC 2007 93.7, COCO 81.0, VG-200 49.2; OpenImages V3 81.5.
 
     Where the paper is silent: learning rate, epochs and augmentations (here the weak view is a crop and a mirror image,
-    the strong one RandAugment and cutout besides); the score after training (`infer`); the views of the known labels
-    ("shared by supervised and unsupervised learning" is read as both); a bias per class map, which eq. 1 leaves out;
-    the sum over images of eq. 10 and 11, here the mean over the batch; the sign of eq. 9, which must be minus; and row
-    76.2, which the table shows unnamed and the text describes. Both views pass through the network as one batch, so
-    batch norm has statistics of both.
+    the strong one RandAugment and cutout besides: --crop, --strong-ops, --strong-magnitude, --cutout); the score after
+    training (`infer`); the views of the known labels ("shared by supervised and unsupervised learning" is read as
+    both); a bias per class map, which eq. 1 leaves out; the sum over images of eq. 10 and 11, here the mean over the
+    batch; the sign of eq. 9, which must be minus; and row 76.2, which the table shows unnamed and the text describes.
+    Both views pass through the network as one batch, so batch norm has statistics of both.
 
     On cached features of a frozen backbone, strong views are what the cache holds of them. Features that come without
     images have none: then both views are the plain one, and "cr" is the same as "pl".

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from halflabel.method import Method, method
-from halflabel.semantic import SemanticHead, SemanticMethod, label_edges
+from halflabel.semantic import SemanticHead, SemanticMethod, check_head, label_edges
 
 __all__ = ["ssgrl"]
 
@@ -56,7 +56,9 @@ def ssgrl(
     mean over places 73.1; pooled features, on which nothing is attended to, 74.7.
 
     The two linear layers after tanh are one vector here, which is the same function. The paper trains with Adam, 1e-5.
+    P counts one image more, so that pairs seen once say little, and A_cc is 0: the gates know a label's own state.
     """
+    check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
     return SemanticMethod(
         partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps, dropout=dropout),
         partial(label_edges, graph),

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from halflabel.bounds import MOST, at_least, between
 from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.method import Method, method
-from halflabel.semantic import SemanticHead, SemanticMethod, label_edges, label_features
-from halflabel.transfer import Bank, Cooccurrence, Prototypes, contrast, falling, with_guesses
+from halflabel.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
+from halflabel.transfer import Bank, Cooccurrence, Prototypes, Warm, contrast, falling, with_guesses
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["Transfer", "hst", "sst"]
@@ -49,7 +50,7 @@ class Transfer(SemanticMethod):
         every: int = 5,
         **told: Any,
     ) -> None:
-        super().__init__(**told)
+        super().__init__(relabel=Warm("guessing labels", warm), **told)
         self.width = width
         self.warm, self.first, self.fall, self.floor = warm, theta, fall, floor
         self.pair_weight, self.contrast_weight, self.guess_weight = pair_weight, contrast_weight, guess_weight
@@ -122,7 +123,7 @@ _SERVES = ("full", "partial")
     serves=_SERVES,
     paper="Chen, Pu, Wu, Xie, Lin 2022: Structured Semantic Transfer for Multi-Label Recognition with Partial Labels",
     lr=1e-3,
-    tune={"theta_floor": (0.65, 0.75, 0.85)},
+    tune=lambda given: {"theta_floor": (0.65, 0.75, 0.85)} if given["theta_fall"] and given["guess_weight"] else {},
 )
 def sst(
     theta: float = 0.95,
@@ -169,10 +170,13 @@ def sst(
     learn of which labels go together.
 
     Differs from the released code: p_cc' is taught by pairs that are both known, not by taking unknown for absent; the
-    mean over the bank is over what is in it; pairs for L_cos are weighted, not drawn; L_pairs and L_cos count in full
-    from the first step instead of growing through the first epoch.
+    mean over the bank is over what is in it, and a batch joins after its own guesses, not before; pairs for L_cos are
+    weighted, not drawn; L_pairs and L_cos count in full from the first step instead of growing through the first epoch.
     """
     _check(theta, theta_floor, warm, bank, width)
+    at_least(0, theta_fall=theta_fall, guess_weight=guess_weight, pair_weight=pair_weight)
+    at_least(0, contrast_weight=contrast_weight)
+    check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
     return Transfer(
         width,
         rank,
@@ -197,7 +201,7 @@ def sst(
     paper="Chen, Pu, Liu, Shi, Yang, Lin 2022/24: Heterogeneous Semantic Transfer for Multi-label Recognition with "
     "Partial Labels",
     lr=1e-3,
-    tune={"prototypes": (1, 10)},
+    tune=lambda given: {"prototypes": (1, 10)} if given["guess_weight"] or given["contrast_weight"] else {},
 )
 def hst(
     prototypes: int = 10,
@@ -242,10 +246,13 @@ def hst(
     the way the paper describes. Prototypes come from a bank of training features instead of a pass over all images.
     """
     _check(theta, theta_floor, warm, bank, width)
+    at_least(0, theta_fall=theta_fall, guess_weight=guess_weight, pair_weight=pair_weight)
+    at_least(0, contrast_weight=contrast_weight)
+    check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
     if thresholds not in ("learned", "falling"):
         raise UserError(f"thresholds cannot be {thresholds!r}", "use learned or falling")
-    if prototypes < 1 or every < 1:
-        raise UserError(f"{prototypes} prototypes every {every} epochs do not fit", "use 1 or more of both")
+    between(1, MOST, prototypes=prototypes)
+    at_least(1, every=every)
     return Transfer(
         width,
         rank,
@@ -271,5 +278,5 @@ def hst(
 def _check(theta: float, floor: float, warm: int, bank: int, width: int) -> None:
     if not 0 <= floor <= theta <= 1:
         raise UserError(f"theta {theta:g} cannot fall to {floor:g}", "use 0 ≤ theta_floor ≤ theta ≤ 1")
-    if warm < 0 or bank < 1 or width < 1:
-        raise UserError(f"warm {warm}, bank {bank}, width {width} do not fit", "use warm ≥ 0, bank ≥ 1 and width ≥ 1")
+    at_least(0, warm=warm)
+    between(1, MOST, bank=bank, width=width)

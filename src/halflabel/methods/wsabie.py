@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from halflabel.bounds import MOST, at_least, between
 from halflabel.embedding import Bilinear
 from halflabel.losses import over_images
 from halflabel.method import REGIMES, Method, method
@@ -41,6 +42,8 @@ def wsabie(dimensions: int = 100, norm: float = 0.0, rank: str = "sampled", unkn
     Differs from the paper: a batch at a time with the optimizer of training, not one pair at a time; all violating
     pairs of a positive are charged, not the one that was drawn; vectors that are too long are cut where they are used.
     """
+    between(1, MOST, dimensions=dimensions)
+    at_least(0, norm=norm)
     # The ramp that leaks fully is the hinge.
     loss = Ranking(leak=1.0, kappa=0.0, rank=rank)
     kind = Sampling if rank == "sampled" else Method

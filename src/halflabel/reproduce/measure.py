@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from halflabel import metrics
 from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
 from halflabel.metrics import Kind
 
-__all__ = ["GUESSES", "METRICS", "measure"]
+__all__ = ["GIVEN", "GUESSES", "METRICS", "given_shares", "measure"]
 
 METRICS = {
     "mAP": "mean average precision; options kind (interpolation), empty (classes without positive: nan or zero), "
@@ -40,6 +42,26 @@ GUESSES = {
     "tn_rate": "of the absent entries that were made up, the share called absent",
     "accuracy_of_guesses": "share of the made-up entries that are right",
 }
+
+
+GIVEN = {
+    "clean_labels": "of the labels of the training images, the share that training is told rightly",
+    "wrong_labels": "of the labels of the training images, the share that training is told wrongly",
+}
+
+
+def given_shares(known: LabelTable, full: LabelTable) -> dict[str, float]:
+    """The measures of GIVEN from what training is told and what is true of the same images, in percent.
+
+    >>> full = LabelTable.from_dense([[1, 1, -1, -1]])
+    >>> given_shares(LabelTable.from_dense([[1, -1, 0, -1]]), full)
+    {'clean_labels': 50.0, 'wrong_labels': 25.0}
+    """
+    (image, column, value), (rows, columns, true) = known.entries(), full.entries()
+    keys, asked = rows * len(full.classes) + columns, image * len(full.classes) + column
+    right = int((true[np.searchsorted(keys, asked)] == value).sum())
+    share = 100 / max(full.known, 1)
+    return {"clean_labels": share * right, "wrong_labels": share * (len(value) - right)}
 
 
 def measure(metric: str, logits: Tensor, labels: Tensor, *, counts: Tensor | None = None, **options: Any) -> float:

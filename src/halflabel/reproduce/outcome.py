@@ -112,9 +112,10 @@ def figures(
     """Every figure of the chosen rows and conditions, from what the finished runs measured."""
     found, known = [], recipes()
     for condition in conditions:
-        own = {row.name: _seeds(table, row, condition, seeds, values) for row in rows if row.method in known}
-        for row in rows:
-            skipped = row.method not in known
+        there = [row for row in rows if row.under(condition)]
+        own = {row.name: _seeds(table, row, condition, seeds, values) for row in there if row.runs(known)}
+        for row in there:
+            skipped = not row.runs(known)
             done = {} if skipped else own[row.name]
             runs = sum(run.row == row.name and run.condition == condition.name for run in values)
             each = 0 if skipped else len(condition.trials) * len(table.cell(row, condition).hidings)
@@ -156,7 +157,8 @@ def figures(
 
 def _why(row: Row, skipped: bool, failed: bool, runs: int, of: int) -> str:
     if skipped:
-        return "skipped: " + (f"the method {row.method!r} is not here" if row.method else "only published")
+        missing = "no --graph FILE" if row.graph else f"the method {row.method!r} is not here"
+        return "skipped: " + (missing if row.method else "only published")
     if failed:
         return "failed"
     return "does not apply" if runs == of else f"{runs} of {of} runs finished"

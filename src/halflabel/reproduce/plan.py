@@ -76,13 +76,13 @@ def groups_of(
     for condition in conditions:
         for trial in range(len(condition.trials)):
             for row in rows:
-                if row.method not in known:
+                if not row.runs(known) or not row.under(condition):
                     continue
                 cell = table.cell(row, condition)
                 setup = set_up(cell, changes)
                 name = _folder(cell, trial, setup.config.tune)
-                group = groups.setdefault(name, Group(name, condition, trial, setup))
-                if group.setup.config != setup.config:
+                group = groups.setdefault(name, Group(name, cell.condition, trial, setup))
+                if (group.setup.config, group.setup.start) != (setup.config, setup.start):
                     raise ValueError(f"{row.name} and others of {name} are to be trained in different ways")
                 said = group.differs.setdefault(condition.name, [])
                 if condition.name in moved:
@@ -104,6 +104,9 @@ def _folder(cell: Cell, trial: int, tune: str) -> str:
     shared += [{**cell.config, "tune": tune}, cell.settings, training.weak]
     if training.config.get("tune") == "head":  # the paper's own way of training heads, not the library's
         shared.append("as published")
+    other_test = condition.test if condition.test != "test" else ""
+    for rare in (training.begin, condition.labelled_only, other_test, cell.row.file):
+        shared += [rare] if rare else []  # not where they are as usual: folders made before know nothing of them
     digest = hashlib.sha256(json.dumps(plain(shared), sort_keys=True).encode()).hexdigest()[:8]
     words = [condition.dataset, *(f"{key}{value}" for key, value in condition.trials[trial].items()), tune, digest]
     return re.sub(r"[^A-Za-z0-9.+=-]+", "_", "-".join(words))

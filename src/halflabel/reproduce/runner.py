@@ -19,9 +19,10 @@ from halflabel.compare.grid import Outcome, Task, parse_budget
 from halflabel.compare.loop import Watch, run_grid
 from halflabel.compare.store import Store
 from halflabel.errors import UserError
+from halflabel.label_graph import from_file
 from halflabel.method import recipes
 from halflabel.reproduce.given import Given, give
-from halflabel.reproduce.measure import GUESSES, measure
+from halflabel.reproduce.measure import GIVEN, GUESSES, given_shares, measure
 from halflabel.reproduce.outcome import Figure, Reproduction, Run, figures
 from halflabel.reproduce.plan import Group, choose, grid_of, groups_of, with_bases
 from halflabel.reproduce.protocol import Condition, Measure, Row, Table
@@ -45,6 +46,7 @@ def reproduce(
     conditions: Sequence[str] = (),
     dataset: str | None = None,
     labels: Path | None = None,
+    graph: Path | None = None,
     changes: Changes | None = None,
     seeds: int = 1,
     budget: float | str | None = None,
@@ -63,8 +65,10 @@ def reproduce(
 
     `dataset` runs all on another data set than the paper's, beside whose figures ours then stand without a difference.
     `labels` is a file with the training labels that are known, such as a published list of single positives, in place
-    of those that the protocol would draw. Features are kept in `cache`: by default in the folder "cache" beside `out`,
-    so that tables share what they need alike, or in the one inside `out`, where an earlier version made that.
+    of those that the protocol would draw. `graph` is a CSV file of rows class,class,weight for the rows that need a
+    label graph; without it they are skipped. Features, and the model that rows begin with where there is one, are kept
+    in `cache`: by default in the folder "cache" beside `out`, so that tables share what they need alike, or in the one
+    inside `out`, where an earlier version made that.
     """
     started = time.monotonic()
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
@@ -72,6 +76,7 @@ def reproduce(
     if seeds < 1:
         raise UserError(f"{seeds} seeds give no result", "use 1 or more")
     table, changes = recipe_for(id), changes or Changes()
+    table = table if graph is None else table.given(graph)
     chosen = with_bases(table, choose("row", rows, table.rows, lambda row: (row.name, row.method or "")))
     columns = choose("condition", conditions, table.conditions, lambda one: (one.name,))
     moved = {} if dataset is None else {one.name: one.dataset for one in columns if one.dataset != dataset}
@@ -82,6 +87,9 @@ def reproduce(
         raise next(iter(missing.values()))
     columns = [condition for condition in columns if condition.name not in missing]
     groups = groups_of(table, chosen, columns, changes, moved)
+    if graph is not None:
+        for condition in columns:  # what is wrong with it is said before anything is trained
+            from_file(graph, shelf.open(condition, 0).train.classes)
     given = None if labels is None else give(labels, groups, columns, shelf)
     total = seeds * sum(len(group.wanted) for group in groups)
     values: dict[Run, dict[str, float]] = {}
@@ -125,7 +133,7 @@ def reproduce(
         on_hidden=tuple(dict.fromkeys(_on_hidden(groups))),
         protocol={name: tuple(dict.fromkeys(lines)) for name, lines in protocol.items()},
         measures=tuple(described(one) for one in table.measures),
-        differs=tuple(_differences(groups, columns, [row for row in chosen if row.method in recipes()], lost, seeds)),
+        differs=tuple(_differences(groups, columns, [row for row in chosen if row.runs(recipes())], lost, seeds)),
         unsaid=tuple(by_condition({one.name: joined(one.training.unsaid) for one in columns})),
         notes=(
             *by_condition({one.name: one.notes for one in columns}),
@@ -155,7 +163,7 @@ def _labels(group: Group, name: str, file: Path | None) -> str:
         for row, condition in for_whom:
             if condition.name == name:
                 seen.setdefault(hiding, []).append(row.name)
-                usual += [hiding] if row.hiding is None else []
+                usual += [hiding] if row.own_hiding(condition) is None else []
     drawn = [one for one in seen if one in usual and one.protocol]
     text = [labels_seen([one for one in seen if one in usual])] if usual else []
     if file is not None:  # it is in the place of those that would be drawn
@@ -224,9 +232,12 @@ def _measured(table: Table, row: Row, bench: Bench, outcome: Outcome, store: Sto
     stats = bench.rest.stats()
     counts = torch.from_numpy(stats.positives + stats.negatives)
     one_each = bool((((labels > 0).sum(1) == 1) & (labels != 0).all(1)).all())
+    given = {}
+    if any(one.metric in GIVEN for one in table.measures):
+        given = given_shares(bench.divide(task.hiding, task.seed).known, bench.rest)
     both_kinds = {one.metric == "accuracy" for one in table.measures} == {True, False}
     return {
-        one.name: _value(one, row.measured_as.get(one.name, one.metric), logits, labels, counts, outcome)
+        one.name: _value(one, row.measured_as.get(one.name, one.metric), logits, labels, counts, outcome, given)
         # A table of both kinds: accuracy is for images of one class each, the others are for the rest.
         if not both_kinds or (one.metric == "accuracy") == one_each
         else math.nan
@@ -234,7 +245,17 @@ def _measured(table: Table, row: Row, bench: Bench, outcome: Outcome, store: Sto
     }
 
 
-def _value(one: Measure, metric: str, logits: Tensor, labels: Tensor, counts: Tensor, outcome: Outcome) -> float:
+def _value(
+    one: Measure,
+    metric: str,
+    logits: Tensor,
+    labels: Tensor,
+    counts: Tensor,
+    outcome: Outcome,
+    given: Mapping[str, float],
+) -> float:
+    if metric in GIVEN:
+        return given[metric]
     if metric not in GUESSES:
         return measure(metric, logits, labels, counts=counts if "group" in one.options else None, **one.options)
     name = _LOGGED.get(metric, metric)
@@ -252,17 +273,18 @@ def _differences(
 ) -> list[str]:
     """What is not the paper's setting, and under which conditions."""
     found: dict[str, list[str]] = {condition.name: [] for condition in conditions}
+    same: dict[tuple[Any, ...], dict[str, None]] = {}
     for group in groups:
         for name, lines in group.differs.items():
             found[name] += lines
-        same: dict[tuple[Any, ...], dict[str, None]] = {}
         for (contender, hiding), for_whom in group.wanted.items():
             for row, condition in for_whom:
                 what = (condition.name, hiding, contender.method, contender.options, contender.lr)
-                same.setdefault(what, {})[row.name] = None
-        for what, names in same.items():
-            if len(names) > 1:
-                found[what[0]].append(f"the rows {' and '.join(names)} are the same experiment in this run")
+                how = (repr(group.setup.config), group.setup.start, group.condition.labelled_only)
+                same.setdefault((*what, *how), {})[row.name] = None
+    for (name, *_), names in same.items():
+        if len(names) > 1:
+            found[name].append(f"the rows {' and '.join(names)} are the same experiment in this run")
     for name, gone in lost.items():
         found[name] += gone
     several = f"the mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed, without a spread"

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from halflabel.config import Config
+from halflabel.compare.start import Start
+from halflabel.config import STRONG, Config
 from halflabel.data.cache import copies_for
 from halflabel.method import recipe
+from halflabel.reproduce.lengths import moved_options, moved_settings
 from halflabel.reproduce.protocol import Cell
 from halflabel.train import Settings
 
@@ -16,10 +18,17 @@ __all__ = ["Changes", "Setup", "set_up"]
 
 # A head on frozen features needs other steps than a whole network: where the paper tunes all and this run does not,
 # these are the library's own, and so are the method's learning rate and weight decay.
-_OF_THE_NETWORK = ("optimizer", "schedule", "momentum", "step_epochs", "step_factor", "backbone_lr")
+_OF_THE_NETWORK = (
+    "optimizer",
+    "schedule",
+    "momentum",
+    "step_epochs",
+    "step_factor",
+    "backbone_lr",
+    "linear_init",
+    "linear_lr",
+)
 _UNTRAINED = ("tiny",)
-# Options by which something begins with an epoch or after it.
-_EPOCHS = ("apl_from", "prior_epochs", "start", "warm")
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,7 @@ class Setup(NamedTuple):
     lr: float
     weight_decay: float
     differs: tuple[str, ...]
+    start: Start | None = None
 
 
 def set_up(cell: Cell, changes: Changes) -> Setup:
@@ -87,8 +97,9 @@ def set_up(cell: Cell, changes: Changes) -> Setup:
         said.append(f"precision {changes.precision}: the papers do not speak of half precision")
     own = {name: parameter.default for name, parameter in how.options.items()}
     before, now = (settings.get("epochs", Settings.epochs) for settings in (declared, found))
-    options, scaled = _scaled(cell.options, own, before, now)
-    said += scaled
+    options, moved = moved_options(cell.options, own, before, now, declared="epochs" in declared)
+    found, others = moved_settings(found, before, now)
+    said += [*others, *moved]
     kept = {field.name for field in fields(Settings)}
     settings = Settings(
         **{name: value for name, value in found.items() if name in kept},
@@ -103,7 +114,10 @@ def set_up(cell: Cell, changes: Changes) -> Setup:
         size=found.get("size"),
         resize=found.get("resize", "squash"),
         tune=found.get("tune", "all"),
+        linear_init=found.get("linear_init", 0),
+        linear_lr=found.get("linear_lr"),
         crop=training.weak.get("least", Config.crop),
+        **{name: found[name] for name in STRONG if name in found},
         held_out=cell.condition.held_out,
         hold=changes.hold,
         workers=changes.workers,
@@ -113,7 +127,26 @@ def set_up(cell: Cell, changes: Changes) -> Setup:
         said.append("images are mirrored half of the time")
     said += training.differs
     rate = found.get("lr", how.lr)
-    return Setup(config, pretrained, options, rate, found.get("weight_decay", how.weight_decay), tuple(said))
+    decay = found.get("weight_decay", how.weight_decay)
+    start, longer = _start(cell, found, changes)
+    return Setup(config, pretrained, options, rate, decay, (*said, *longer), start)
+
+
+def _start(cell: Cell, found: Mapping[str, Any], changes: Changes) -> tuple[Start | None, list[str]]:
+    """What rows begin with, its epochs in proportion to those of the rows; with the rate that its own row has."""
+    training = cell.condition.training
+    if training.begin is None:
+        return None, []
+    how = recipe(training.begin.method)
+    usual = training.settings.get("epochs", Settings.epochs)
+    epochs = training.begin.epochs
+    if changes.epochs is not None:
+        epochs = max(round(epochs * changes.epochs / usual), 1)
+    length = f"{epochs} epoch{'s' if epochs > 1 else ''}"
+    moved = [f"the {how.name} model that rows begin with has {length} instead of {training.begin.epochs}"]
+    rate, decay = found.get("lr", how.lr), found.get("weight_decay", how.weight_decay)
+    start = Start(how.name, (), rate, decay, epochs, training.begin.labelled_only)
+    return start, moved if epochs != training.begin.epochs else []
 
 
 def _printed(name: str, value: Any) -> str:
@@ -124,33 +157,3 @@ def _printed(name: str, value: Any) -> str:
     if value is None:
         return "the backbone's own" if name == "size" else "what the paper leaves open"
     return str(value)
-
-
-def _scaled(given: dict[str, Any], own: Mapping[str, Any], before: int, now: int) -> tuple[dict[str, Any], list[str]]:
-    """Options that name epochs, moved in proportion where training has another length.
-
-    Those that the table does not give are the method's own; they are moved where training is shorter, so that what
-    they begin is not left out.
-
-    >>> _scaled({"relabel_at": "10,15", "theta": 0.3}, {}, 20, 4)[0]
-    {'relabel_at': '2,3', 'theta': 0.3}
-    >>> _scaled({}, {"start": 5, "every": 20}, 20, 4), _scaled({}, {"start": 5}, 20, 40)[0]
-    (({'start': 1}, ['start 1 instead of 5, as training has 4 epochs']), {})
-    """
-    options = dict(given)
-    if before != now:
-        for name in _EPOCHS:
-            if name in given or (name in own and now < before):
-                value = given[name] if name in given else own[name]
-                options[name] = max(round(value * now / before), 1) if value > 0 else value
-        if options.get("relabel_at"):
-            # Not before the second epoch: a model that has learned nothing has nothing to say.
-            epochs = {max(round(int(epoch) * now / before), 2) for epoch in options["relabel_at"].split(",")}
-            options["relabel_at"] = ",".join(map(str, sorted(epochs)))
-    was = {name: given.get(name, own.get(name)) for name in options}
-    moved = {name: value for name, value in options.items() if was[name] != value}
-    options = {name: value for name, value in options.items() if name in given or name in moved}
-    return options, [
-        f"{name} {value} instead of {was[name]}, as training has {now} epoch{'s' if now > 1 else ''}"
-        for name, value in moved.items()
-    ]

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from halflabel.compare.grid import Hiding
-from halflabel.reproduce.measure import GUESSES, METRICS
-from halflabel.reproduce.protocol import Measure, Row, Table
+from halflabel.compare.start import Start
+from halflabel.reproduce.measure import GIVEN, GUESSES, METRICS
+from halflabel.reproduce.protocol import Begin, Measure, Row, Table
 from halflabel.train import Settings
 
-__all__ = ["by_condition", "described", "joined", "labels_seen", "protocol_of", "rows_differ", "stops"]
+__all__ = [
+    "begins",
+    "by_condition",
+    "counted",
+    "described",
+    "joined",
+    "labels_seen",
+    "protocol_of",
+    "rows_differ",
+    "stops",
+]
 
 _OPTIONS = {
     ("kind", "sklearn"): "not interpolated",
@@ -30,24 +41,48 @@ def protocol_of(table: Table) -> list[str]:
             f"labels that training sees: {labels_seen(hidden)}",
             f"{config['backbone']}{' from random weights' if one.training.start == 'random' else ''}, "
             f"{config.get('size') or 'native'} px, {'head only' if config['tune'] == 'head' else 'all tuned'}, "
-            f"{settings.get('epochs', Settings.epochs)} epochs of {settings['optimizer']}{rate}, "
-            f"batches of {settings['batch_size']}{stops(settings.get('patience', 0))}",
-            f"tested: {one.tested}",
+            f"{counted(settings.get('epochs', Settings.epochs))} of {settings['optimizer']}{rate}, "
+            f"batches of {settings['batch_size']}{stops(settings.get('patience', 0))}{begins(one.training.begin)}",
+            f"tested: {f'the images of the split {one.test}; ' if one.test != 'test' else ''}{one.tested}",
         ]
+        lines[one.name] += ["images of which nothing is known are not trained on"] if one.labelled_only else []
         lines[one.name] += [f"left open by the paper: {', '.join(one.training.unsaid)}"] if one.training.unsaid else []
         lines[one.name] += [f"not as in the paper: {line}" for line in one.training.differs]
         lines[one.name] += one.notes
     rows = [f"not as in the paper: {line}" for line in rows_differ(row for row in table.rows if row.method)]
-    return [*by_condition(lines, most=3), *rows]
+    return [*by_condition(lines, most=3), *_rows_own(table), *rows]
+
+
+def _rows_own(table: Table) -> list[str]:
+    """What single rows are trained with in place of what the conditions say: each line once, with its rows."""
+    about: dict[str, list[str]] = {}
+    for row in table.rows:
+        own = [f"{name.replace('_', ' ')} {value}" for name, value in {**row.config, **row.settings}.items()]
+        if row.hiding is not None:
+            hiding = Hiding(row.hiding.protocol, tuple(sorted(row.hiding.options.items())))
+            own.append(f"labels that training sees: {labels_seen([hiding])}")
+        if row.hidings:
+            seen = [Hiding(one.protocol, tuple(sorted(one.options.items()))) for one in row.hidings.values()]
+            own.append(f"labels that training sees, by condition: {labels_seen(seen)}")
+        if row.labelled_only:
+            own.append("images of which nothing is known are not trained on")
+        if row.begin is not None:
+            own.append(begins(row.begin).removeprefix(", "))
+        if own and row.method is not None:
+            about.setdefault("; ".join(own), []).append(row.name)
+    return [f"{'; '.join(names)}: {line}" for line, names in about.items()]
 
 
 def rows_differ(rows: Iterable[Row]) -> list[str]:
     """What is not as in the paper about rows of their own: each line once, with the rows it is about."""
     about: dict[str, list[str]] = {}
-    for row in rows:
+    every = list(rows)
+    for row in every:
         for line in row.differs:
             about.setdefault(line, []).append(row.name)
-    return [f"{', '.join(names)}: {line}" for line, names in about.items()]
+    return [
+        f"{'all rows' if len(names) == len(every) > 1 else ', '.join(names)}: {line}" for line, names in about.items()
+    ]
 
 
 def labels_seen(hidings: Sequence[Hiding]) -> str:
@@ -57,6 +92,8 @@ def labels_seen(hidings: Sequence[Hiding]) -> str:
     '10, 20 and 30 % of the labels, drawn one by one'
     >>> labels_seen([Hiding("partial", (("exact", True), ("share", 0.1)))])
     "10 % of each image's labels"
+    >>> labels_seen([Hiding("dense", (("share", share),)) for share in (0.1, 0.2)])
+    'all labels of 10 and 20 % of the images'
     >>> labels_seen([Hiding(), Hiding("single-positive"), Hiding("corrupt", (("share", 0.5),))])
     'all labels, single-positive, corrupt at 50 %'
     """
@@ -70,6 +107,12 @@ def labels_seen(hidings: Sequence[Hiding]) -> str:
             text = "{} % of each image's labels"
         elif one.protocol == "partial":
             text = "{} % of the labels, drawn one by one"
+        elif one.protocol == "dense":
+            text = "all labels of {} % of the images"
+        elif one.protocol == "noisy":
+            text = "all labels, {} % of each image's wrong"
+        elif one.protocol == "noisy+":
+            text = "one positive label of each image, all others negative"
         else:
             text = ", ".join([one.protocol, *(f"{name} {value}" for name, value in options.items())])
             text += " at {} %" if share else ""
@@ -83,7 +126,7 @@ def _and(words: Sequence[str]) -> str:
 
 def described(one: Measure) -> str:
     options = ", ".join(_OPTIONS.get((name, value), f"{name} {value}") for name, value in one.options.items())
-    text = {**METRICS, **GUESSES}[one.metric].partition(";")[0]
+    text = {**METRICS, **GUESSES, **GIVEN}[one.metric].partition(";")[0]
     relative = "; the difference to another row" if one.relative else ""
     return f"{one.name}: {text}" + (f" ({options})" if options else "") + relative
 
@@ -95,6 +138,28 @@ def stops(patience: int) -> str:
     ', ended after 1 epoch without a better one'
     """
     return f", ended after {patience} epoch{'s' if patience > 1 else ''} without a better one" if patience else ""
+
+
+def counted(epochs: int) -> str:
+    """
+    >>> counted(1), counted(2)
+    ('1 epoch', '2 epochs')
+    """
+    return f"{epochs} epoch{'s' if epochs > 1 else ''}"
+
+
+def begins(start: Begin | Start | None) -> str:
+    """What rows begin with.
+
+    >>> begins(Begin("logistic", 2))
+    ', from the weights of the model logistic after 2 epochs of the same'
+    >>> begins(Begin("rml", 1, labelled_only=True))
+    ', from the weights of the model rml after 1 epoch of the same on the labelled images alone'
+    """
+    if start is None:
+        return ""
+    where = " on the labelled images alone" if start.labelled_only else ""
+    return f", from the weights of the model {start.method} after {counted(start.epochs)} of the same{where}"
 
 
 def joined(words: Sequence[str]) -> list[str]:

@@ -1,0 +1,110 @@
+"""Numbers that make no sense: every option of every method refuses them, or still trains on something finite."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import Method, recipe, recipes, seeded
+from halflabel.types import Batch
+
+TABLES = {
+    "partial": LabelTable.from_dense([[1, -1, 0, 0], [0, 1, -1, 0], [-1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 0, -1]] * 2),
+    "single-positive": LabelTable.from_dense([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]] * 3),
+}
+ABSURD = (-1, 0, 1e30)
+NUMBERS = [
+    (name, option, type(parameter.default))
+    for name, how in recipes().items()
+    for option, parameter in how.options.items()
+    if type(parameter.default) in (int, float)
+]
+ids = [f"{name}-{option}" for name, option, _ in NUMBERS]
+
+
+def steps_are_finite(method: Method, table: LabelTable) -> bool:
+    """Whether the first step, and one of a later epoch, has a finite loss and gradient."""
+    method.start(table)
+    head = seeded(0, lambda: method.head(6, len(table.classes)))
+    model = Model(None, head)
+    shape = (len(table), 6, 2, 2) if head.needs_maps else (len(table), 6)
+    views = tuple(torch.randn(shape, generator=torch.Generator().manual_seed(k)) for k in range(len(method.views)))
+    batch = Batch(torch.arange(len(table)), views, torch.from_numpy(table.dense()))
+    learned = [*model.parameters(), *method.parameters()]
+    for epoch in (1, 12):
+        torch.manual_seed(epoch)
+        loss = method.step(model, batch, epoch)
+        if loss.requires_grad:  # an option may leave nothing to learn from
+            loss.backward()
+        gradients = [parameter.grad for parameter in learned if parameter.grad is not None]
+        if not all(bool(value.isfinite().all()) for value in [loss, *gradients]):
+            return False
+    return True
+
+
+@pytest.mark.parametrize(("name", "option", "kind"), NUMBERS, ids=ids)
+def test_absurd_numbers_are_refused_or_harmless(name: str, option: str, kind: type) -> None:
+    how = recipe(name)
+    for value in map(kind, ABSURD):
+        try:
+            method = seeded(0, lambda value=value: how.make(**{option: value}))  # type: ignore[misc]
+        except UserError:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it begins too late
+            method.plan(12)
+        regime = "partial" if "partial" in how.serves else how.serves[-1]
+        assert steps_are_finite(method, TABLES[regime]), f"{option} {value}"
+
+
+@pytest.mark.parametrize(("name", "option"), [case[:2] for case in NUMBERS if case[2] is float])
+def test_what_is_no_finite_number_is_refused(name: str, option: str) -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(UserError, match=option) as refused:
+            recipe(name).make(**{option: value})
+        assert refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("role", "theta_rate", -1.0),
+        ("role-li", "theta_rate", -1.0),
+        ("role", "positives", -1.0),
+        ("epr", "positives", -1.0),
+        ("gr", "span", -1),
+        ("gr", "sigma_last", 0.0),
+        ("gr", "sigma_first", 0.0),
+        ("gr", "q_pos", -1.0),
+        ("l1r", "strength", -1.0),
+        ("l2r", "strength", -1.0),
+        ("hill", "gamma", -1.0),
+        ("hill", "lamb", 0.0),
+        ("splc", "gamma", -1.0),
+        ("splc", "tau", 1.5),
+        ("splc", "start_epoch", 0),
+        ("em", "alpha", -1.0),
+        ("entmin", "alpha", -1.0),
+        ("ll-r", "delta", -1.0),
+        ("ll-ct", "delta", 101.0),
+        ("csl", "topk", -1),
+        ("csl", "margin", -1.0),
+        ("rml", "kappa", -1.0),
+        ("ss-rml", "eta", -1.0),
+        ("sst", "pair_weight", -1.0),
+        ("sarb", "instance_weight", -1.0),
+        ("latent-noise", "noise_rate", -1.0),
+        ("cnn-rnn", "hidden", 0),
+        ("plcl", "k_plus", 0.0),
+    ],
+)
+def test_what_would_reward_mistakes_or_mean_nothing_is_refused(name: str, option: str, value: float) -> None:
+    with pytest.raises(UserError, match=option) as refused:
+        recipe(name).make(**{option: value})
+    assert option in refused.value.fix

@@ -1,0 +1,174 @@
+"""RLSD on fixed windows against one region at a time; its windows, its ends, and what it learns."""
+
+import importlib.util
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.ops import roi_align
+
+from halflabel.data.sources import Features
+from halflabel.errors import UserError
+from halflabel.heads import Model
+from halflabel.labels.table import LabelTable
+from halflabel.method import recipe
+from halflabel.methods.rlsd import Regional, windows
+from halflabel.score import score
+from halflabel.sequence import Recurrent
+from halflabel.train import Settings, fit
+from halflabel.types import Batch
+
+_spec = importlib.util.spec_from_file_location("reference_rlsd", Path(__file__).parent.parent / "reference" / "rlsd.py")
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+SMALL = {"dimensions": 4, "hidden": 3}
+
+
+def _head(classes, seed=0, **options):
+    torch.manual_seed(seed)
+    head = Regional(5, classes, **{**SMALL, **options}).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.9)
+    return head
+
+
+def _maps(images, height=4, width=3, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(images, 5, height, width, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 3), (1, 1), (7, 2), (14, 14)])
+@pytest.mark.parametrize("levels", [1, 2, 3, 5])
+def test_windows_are_means_over_boxes(height, width, levels):
+    maps = _maps(2, height, width)
+    found = windows(maps, levels)
+    boxes = list(slow.regions(levels))
+    assert found.shape == (2, sum(n * n for n in range(1, levels + 1)), 5) == (2, len(boxes), 5)
+    for r, box in enumerate(boxes):
+        torch.testing.assert_close(found[1, r], slow.mean_over(maps[1], box), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found[:, 0], maps.mean((2, 3)), rtol=1e-9, atol=1e-9)
+
+
+def test_windows_are_those_of_roi_align_where_it_samples_every_cell():
+    """Twelve cells divide evenly by 2, 3 and 4; samples in the middle of cells then need no interpolation."""
+    maps = _maps(2, 12, 12)
+    boxes = torch.tensor([[left, top, right, bottom] for top, left, bottom, right in slow.regions(3)]) * 12
+    found = windows(maps, 3)
+    for r, box in enumerate(boxes.double()):
+        cells = round(float(box[2] - box[0]))
+        expected = roi_align(maps, [box[None]] * 2, 1, sampling_ratio=cells, aligned=True)[:, :, 0, 0]
+        torch.testing.assert_close(found[:, r], expected, rtol=1e-9, atol=1e-9)
+
+
+def _labels(images, classes):
+    labels = np.random.default_rng(1).integers(-1, 2, (images, classes)).astype(np.int8)
+    labels[0] = 0
+    labels[-1] = -1
+    return labels
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "levels", "length"), [(4, 6, 2, 4), (1, 4, 3, 2), (3, 1, 2, 3), (3, 5, 2, 1)]
+)
+def test_value_and_gradient_are_those_of_one_region_at_a_time(images, classes, levels, length):
+    labels = _labels(images, classes)
+    method = recipe("rlsd").make(unknown="ignore", levels=levels, length=length, **SMALL)
+    method.start(LabelTable.from_dense(labels))
+    head, maps = _head(classes, levels=levels, length=length).train(), _maps(images)
+    found = method.step(Model(None, head), Batch(torch.arange(images), (maps,), torch.from_numpy(labels)), 1)
+    expected, known = 0.0 * head.labels.sum(), 0
+    for i in range(images):
+        for c, x in enumerate(slow.logits(head, maps[i], levels, length)):
+            if labels[i, c]:
+                known += 1
+                expected = expected - torch.log(torch.sigmoid(int(labels[i, c]) * x))
+    expected = expected / max(known, 1)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
+    parameters = list(head.parameters())
+    ours = torch.autograd.grad(found, parameters, allow_unused=True, materialize_grads=True)
+    theirs = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_scores_are_the_same_in_evaluation_and_do_not_depend_on_other_images():
+    head, maps = _head(6), _maps(5)
+    with torch.no_grad():
+        training, together = head.train()(maps).logits, head.eval()(maps).logits
+        alone = torch.cat([head(one[None]).logits for one in maps])
+    torch.testing.assert_close(training, together, rtol=0, atol=0)
+    torch.testing.assert_close(alone, together, rtol=1e-9, atol=1e-9)
+    for i in range(5):
+        expected = [value.item() for value in slow.logits(head, maps[i], 3, 4)]
+        np.testing.assert_allclose(together[i], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_more_windows_and_longer_paths_find_more():
+    maps = _maps(6)
+    with torch.no_grad():
+        found = [
+            _head(6, levels=levels, length=length)(maps).logits for levels, length in ((1, 1), (2, 1), (2, 3), (3, 6))
+        ]
+    for less, more in pairwise(found):
+        assert (more >= less - 1e-9).all()
+        assert (more > less + 1e-3).any()
+
+
+def test_a_region_that_names_nothing_has_no_second_step():
+    """All margins of the first step are below 0: later steps, whatever they would say, do not count."""
+    head, maps = _head(5, length=5), _maps(3)
+    head.labels.data[:5] = -head.labels.data[5 + 1].abs() - 1
+    head.labels.data[5 + 1] = head.labels.data[5 + 1].abs() + 1
+    short = _head(5, length=1)
+    short.load_state_dict(head.state_dict())
+    with torch.no_grad():
+        assert (head(maps).logits <= 0).all()
+        torch.testing.assert_close(head(maps).logits, short(maps).logits, rtol=0, atol=0)
+
+
+def test_one_window_and_one_step_are_the_first_step_of_cnn_rnn():
+    head, maps = _head(4, levels=1, length=1), _maps(3)
+    other = Recurrent(5, 4, **SMALL).double().train()
+    other.load_state_dict(head.state_dict())
+    torch.testing.assert_close(head(maps).logits, other(maps).logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(head.class_maps(maps), other.class_maps(maps))
+
+
+def test_gradcheck():
+    head, maps = _head(4, levels=2, length=3), _maps(2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda view: head(view).logits, maps)
+
+
+def test_pooled_features_are_one_cell():
+    head = _head(4)
+    pooled = _maps(3).mean((2, 3))
+    spread = pooled[:, :, None, None].expand(-1, -1, 6, 5)
+    torch.testing.assert_close(head(pooled).logits, head(spread).logits, rtol=1e-9, atol=1e-9)
+
+
+def test_it_finds_a_small_object_that_the_mean_hides():
+    """A mark in one of 64 cells, in noise: what windows see, and the whole image hardly."""
+    rng = np.random.default_rng(0)
+    there = rng.random(300) < 0.5
+    maps = rng.normal(size=(300, 2, 8, 8)).astype(np.float32)
+    for i in np.flatnonzero(there):
+        maps[i, 0, rng.integers(8), rng.integers(8)] += 9
+    table = LabelTable.from_dense(np.where(np.stack([there, there], 1), 1, -1))
+    source, right = Features(torch.from_numpy(maps), table.images), {}
+    for levels in (1, 6):
+        method = recipe("rlsd").make(levels=levels, length=2, dimensions=8, hidden=4)
+        torch.manual_seed(0)
+        model = Model(None, method.head(2, 2))
+        fit(model, method, source, table, Settings(epochs=12, lr=0.03, device="cpu"))
+        right[levels] = ((score(model, source).logits[:, 0] > 0).numpy() == there).mean()
+    assert right[6] > right[1] + 0.02
+    assert right[6] > 0.9
+
+
+@pytest.mark.parametrize("options", [{"levels": 0}, {"length": 0}, {"hidden": 0}, {"dropout": 1.5}, {"unknown": "so"}])
+def test_options_that_lead_nowhere_are_refused(options):
+    with pytest.raises(UserError):
+        recipe("rlsd").make(**options).head(4, 3)
