@@ -35,6 +35,12 @@ def test_next_writes_questions_and_leaves_out_what_was_answered(project, tmp_pat
     assert not {(row["image"], row["class"]) for row in rows} & {(row["image"], row["class"]) for row in later}
 
 
+def test_one_question_is_one(project, tmp_path) -> None:
+    found = call("next", project.run.folder, project.images, "--count", 1, "--control", 0, "--out", tmp_path / "q.csv")
+    assert found.exit_code == 0, found.output
+    assert "1 question on 1 class (" in " ".join(found.output.split())
+
+
 def test_next_says_that_the_split_is_damaged(project, tmp_path) -> None:
     (project.run / "split.parquet").write_text("garbage\n")
     found = call("next", project.run.folder, project.images, "--out", tmp_path / "q.csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("fastapi")
 
-from halflabel.questions import choose, write_questions  # noqa: E402
+from halflabel.questions import CONTROL, choose, write_questions  # noqa: E402
 from halflabel.review.store import Answers  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -268,6 +269,120 @@ def test_a_killed_server_loses_nothing_confirmed_and_the_rest_is_sent_later(proj
         assert not page.is_visible("#trouble")
     finally:
         again.stop()
+
+
+def test_the_new_address_saves_what_the_old_one_could_not(project, context) -> None:
+    server = Server(project)
+    old = open_page(context, server.url)
+    over = open_page(context, server.url)
+    for page in (old, over):
+        page.wait_for_timeout(300)  # the photos of the next questions
+    server.stop(signal.SIGKILL)
+    press(old, "y")
+    press(old, "n")
+    press(over, "u")
+    for page in (old, over):
+        expect(page.locator("#trouble")).to_contain_text("is it still running?")
+    again = Server(project, server.port)
+    try:
+        for page, many in ((old, "2 answers"), (over, "1 answer")):
+            expect(page.locator("#trouble")).to_contain_text("Open the one that the terminal shows", timeout=15_000)
+            assert page.inner_text("#trouble").startswith(f"Not saved yet: {many}, kept in this browser.")
+            assert "It must be this browser" in page.inner_text("#trouble")
+            assert page.inner_text("#none-title") == "The questions cannot be shown"
+        old.keyboard.press("y")  # nothing could send it
+        old.keyboard.press("z")
+        old.keyboard.press("2")
+        assert "2 answers" in old.inner_text("#trouble")
+        assert again.said() == []
+
+        over.evaluate("(url) => { location = url; }", again.url)  # typed over the old address: the token alone is new
+        over.wait_for_selector(SHOWN)
+        count(over, 3)
+        expect(over.locator("#trouble")).to_be_hidden()
+        assert sorted(again.said()) == [-1, 0, 1]
+        over.keyboard.press("z")  # of its own answers the last
+        count(over, 2)
+        assert sorted(again.said()) == [-1, 1]
+
+        expect(old.locator("#trouble")).to_contain_text("Another page has taken over what was not saved here")
+        new = open_page(context, again.url)
+        count(new, 2)
+        assert not new.is_visible("#trouble")
+    finally:
+        again.stop()
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_duplicated_tab_has_a_name_and_questions_of_its_own(server, context, locks) -> None:
+    if not locks:  # as over plain http from another machine
+        context.add_init_script("Object.defineProperty(Navigator.prototype, 'locks', { value: undefined })")
+    page = open_page(context, server.url)
+    name = "sessionStorage.getItem('halflabel-tab')"
+    mine = page.evaluate(name)
+    first = shown(page)
+    press(page, "y")
+    count(page, 1)
+    second = shown(page)
+    with context.expect_page() as opened:
+        page.evaluate("window.open(location.href); null")  # with a copy of the storage, as Duplicate makes it
+    copy = opened.value
+    assert copy.evaluate("sessionStorage.length") > 0
+    count(copy, 1)
+    assert shown(copy) not in (first, second)
+    assert page.evaluate(name) == mine != copy.evaluate(name)
+    copy.keyboard.press("z")  # what was answered there is taken back there
+    expect(copy.locator("#status")).to_have_text("There is nothing to take back.")
+    press(copy, "n")
+    count(copy, 2)
+    named = copy.evaluate(name)
+    for one, kept in ((page, mine), (copy, named)):
+        before = shown(one)
+        one.reload()
+        assert shown(one) == before
+        assert one.evaluate(name) == kept
+    page.keyboard.press("z")
+    count(page, 1)
+    assert shown(page) == first
+    assert server.said() == [-1]
+    assert page.faults == []
+
+
+def test_the_way_past_the_header_leaves_the_address_as_it_is(server, context) -> None:
+    page = open_page(context, server.url)
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.url == server.url
+    press(page, "y")
+    count(page, 1)
+
+
+def test_the_filter_by_class_counts_what_it_shows(server, context) -> None:
+    page = open_page(context, server.url)
+    press(page, "y")  # a random check
+    count(page, 1)
+    label = page.locator("#filter-class option")
+
+    def counts() -> list[int]:
+        return [int(re.search(r"\((\d+)\)$", text)[1]) for text in label.all_inner_texts()[1:]]
+
+    with (server.answers.parent / "questions.csv").open() as file:
+        checks = sum(row["why"].startswith(CONTROL) for row in csv.DictReader(file))
+    assert 0 < checks < 100
+    assert sum(counts()) == 100 - checks
+    page.select_option("#filter-state", "present")
+    expect(page.locator("#caption")).to_contain_text("you said yes")
+    assert sum(counts()) == 1
+    page.select_option("#filter-confidence", "0-0.1")
+    expect(label.filter(has_text="(")).to_have_count(0)  # not known
+    page.select_option("#filter-confidence", "0-1")
+    page.select_option("#filter-state", "open")
+    page.keyboard.press("2")
+    most = max(counts())
+    page.locator("#grid-tiles .tile").first.wait_for()
+    assert page.locator("#grid-tiles .tile").count() == min(most, 15)
+    assert page.faults == []
 
 
 def test_a_wrong_token_shows_nothing_but_says_why(server, context) -> None:

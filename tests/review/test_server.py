@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -23,6 +25,9 @@ from halflabel.review.server import bind, make_app
 
 TOKEN = "t" * 43
 PORT = 8765
+SCRIPTS = sorted(
+    f"/{item.name}" for item in (files("halflabel.review") / "static").iterdir() if item.name.endswith(".js")
+)
 
 
 def client_of(
@@ -115,7 +120,7 @@ def test_other_methods_are_refused(client, method) -> None:
     assert client.request(method, "/api/say").status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/", "/page.js", "/talk.js", "/page.css", "/api/state", "/nothing", "/api/picture/x"])
+@pytest.mark.parametrize("path", ["/", *SCRIPTS, "/page.css", "/api/state", "/nothing", "/api/picture/x"])
 def test_every_reply_tells_the_browser_what_it_may_do(client, path) -> None:
     reply = client.get(path)
     for name, value in HEADERS.items():
@@ -129,10 +134,33 @@ def test_the_page_needs_no_network_and_no_inline_code(client) -> None:
     assert "http" not in page.replace("http-equiv", "")
     assert "style=" not in page
     assert " on" + "click" not in page
-    for path in ("/page.js", "/talk.js", "/page.css"):
+    for path in (*SCRIPTS, "/page.css"):
         text = client.get(path).text
         assert "://" not in text
         assert "innerHTML" not in text
+
+
+def test_scripts_import_what_others_export_and_export_nothing_else(client) -> None:
+    texts = {path: client.get(path).text for path in SCRIPTS}
+    exported = {
+        (path, name)
+        for path, text in texts.items()
+        for name in re.findall(r"^export (?:async )?(?:function|class|const|let) ([$\w]+)", text, re.MULTILINE)
+    }
+    imported = set()
+    for path, text in texts.items():
+        for names, source in re.findall(r'^import \{([^}]*)\} from "([^"]*)";$', text, re.MULTILINE):
+            found = {name.strip() for name in names.split(",") if name.strip()}
+            imported |= {(source, name) for name in found}
+            body = re.sub(r"^import [^;]*;$", "", text, flags=re.MULTILINE)
+            assert [name for name in found if not re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", body)] == [], path
+    assert len(imported) > 40
+    assert imported == exported
+    page = client.get("/").text
+    assert set(re.findall(r'(?:href|src)="(/\w+\.js)"', page)) == set(SCRIPTS)
+    for path, text in texts.items():
+        assert client.get(path).headers["content-type"] == "text/javascript; charset=utf-8"
+        assert text.count("\n") < 300
 
 
 def test_there_are_no_pages_of_the_framework(client) -> None:
@@ -296,6 +324,25 @@ def test_filters_keep_their_word_and_leave_the_control_alone(client, desk) -> No
     assert [q["entry"] for q in ask(client, state="answered")] == [entry]
     assert ask(client, state="absent")[0]["said"]["value"] == -1
     assert ask(client, state="present") == []
+
+
+def test_the_count_of_a_class_is_what_its_filter_shows(client, desk) -> None:
+    def counted() -> None:
+        rows = client.get("/api/state").json()["classes"]
+        assert {row["name"] for row in rows} == {desk.classes[q.column] for q in desk.pool.values()}
+        for row in rows:
+            for state in ("open", "present", "absent", "unsure"):
+                assert len(ask(client, count=60, label=row["name"], state=state)) == row[state]
+
+    counted()
+    control = [e for e, q in desk.pool.items() if q.is_control]
+    others = [e for e, q in desk.pool.items() if not q.is_control]
+    chosen = [*control[:4], *others[:7]]
+    say(client, *(step(e, at % 3 - 1, f"key-{at:08}") for at, e in enumerate(chosen)))
+    counted()
+    rows = client.get("/api/state").json()["classes"]
+    assert sum(row["open"] for row in rows) == len(others) - 7
+    assert sum(row["present"] + row["absent"] + row["unsure"] for row in rows) == 11
 
 
 def test_control_is_asked_first_and_not_named_as_what_it_is(client, desk) -> None:

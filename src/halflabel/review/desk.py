@@ -23,6 +23,7 @@ __all__ = ["Desk", "Share"]
 
 LEASE = 90.0  # seconds that a question stays with the page that shows it
 _GALLERY = 240  # entries a gallery can show
+_STATES = {1: "present", -1: "absent", 0: "unsure"}
 
 
 class Share(NamedTuple):
@@ -131,8 +132,7 @@ class Desk:
             holder, until = self._leases.get(e, ("", 0.0))
             leased = holder not in ("", tab) and until > self._clock()
             return said is None and not leased and not (filtered and question.is_control)
-        wanted = {"present": 1, "absent": -1, "unsure": 0}.get(state)
-        return said is not None and (wanted is None or said.value == wanted)
+        return said is not None and state in ("answered", _STATES[said.value])
 
     def hold(self, tab: str, entries: Iterable[int]) -> None:
         """Keep questions for a page that still shows them, unless another has them by now."""
@@ -188,20 +188,21 @@ class Desk:
         """How far the list is, per class too, and what the control says of the model."""
         with self._lock:
             self._refresh()
-            columns = np.array([e % len(self.classes) for e in self.pool], np.int64)
-            done = np.array([e in self._said for e in self.pool], bool)
-            answered = np.bincount(columns[done], minlength=len(self.classes))
-            left = np.bincount(columns[~done], minlength=len(self.classes))
+            # What a filter by class shows: of the open questions none that is control.
+            counts = {c: dict.fromkeys(("open", "present", "absent", "unsure"), 0) for c in range(len(self.classes))}
+            asked = set()
+            for e, question in self.pool.items():
+                asked.add(question.column)
+                if e in self._said:
+                    counts[question.column][_STATES[self._said[e].value]] += 1
+                elif not question.is_control:
+                    counts[question.column]["open"] += 1
             values = [said.value for said in self._said.values()]
             return {
-                "answered": int(done.sum()),
+                "answered": sum(e in self._said for e in self.pool),
                 "questions": len(self.pool),
                 "said": {"present": values.count(1), "absent": values.count(-1), "unsure": values.count(0)},
-                "classes": [
-                    {"name": name, "open": int(left[c]), "answered": int(answered[c])}
-                    for c, name in enumerate(self.classes)
-                    if left[c] or answered[c]
-                ],
+                "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked],
                 "estimate": self._estimate(),
                 "fair": self.fair,
             }

@@ -23,10 +23,12 @@ __all__ = ["PORT", "bind", "make_app", "new_token", "serve"]
 PORT = 8765
 _STATIC = {
     "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/talk.js": ("talk.js", "text/javascript; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_STATIC |= {
+    f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
+    for name in ("screen", "tab", "talk", "list", "one", "grid", "gallery", "page")  # each needs only those before it
 }
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]

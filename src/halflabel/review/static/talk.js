@@ -1,20 +1,9 @@
 // Talking to the server: calls with the token, photos held ready, and answers kept until they are on its disk.
+import { trouble } from "/screen.js";
+import { newKey, tab } from "/tab.js";
 
 // The token stands in the address after #, which browsers never send; it goes out as a header.
 export const token = location.hash.slice(1);
-export const $ = (id) => document.getElementById(id);
-
-function newKey() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
-export function el(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children); // strings become text, never markup
-  return made;
-}
 
 /** The server has answered, but not what was asked for: why, in words, and as an HTTP status. */
 export class Refused extends Error {
@@ -30,18 +19,24 @@ export const reason = (error) => (
   error instanceof Refused ? error.message : "The server does not answer; is it still running?"
 );
 
+/** Some time, in ms, or less where the network comes back. */
+const patience = (wait) => new Promise((done) => {
+  setTimeout(done, wait);
+  addEventListener("online", done, { once: true });
+});
+
 /** Ask until the server answers, as long as the answer is `wanted`, else null; each failure is told to `stalled`. */
 export async function insist(ask, wanted, stalled) {
   for (let wait = 500; ; wait = Math.min(2 * wait, 8000)) {
     try {
       const reply = await ask();
-      if (!outbox.length) trouble("");
+      if (!outbox.length && !over) trouble(""); // what is over stays so, though a photo may be here already
       return reply;
     } catch (error) {
       if (!wanted()) return null;
       if (!mayPass(error)) throw error;
       stalled(error);
-      await new Promise((done) => setTimeout(done, wait));
+      await patience(wait);
       if (!wanted()) return null;
     }
   }
@@ -53,25 +48,17 @@ export async function call(path, body) {
     headers: { "X-Halflabel-Token": token, ...(body ? { "Content-Type": "application/json" } : {}) },
     body: body ? JSON.stringify(body) : undefined,
   });
-  if (reply.status === 401) throw new Refused("This address is out of date. Open the one that the terminal shows.", 401);
+  if (reply.status === 401) {
+    over = new Refused("This address is out of date. Open the one that the terminal shows.", 401);
+    tell(over);
+    ended(over);
+    throw over;
+  }
   if (!reply.ok) {
     const said = await reply.json().catch(() => ({}));
     throw new Refused(said.error || `The server refused this (${reply.status}).`, reply.status);
   }
   return reply;
-}
-
-export function trouble(text) {
-  $("trouble").textContent = text;
-  $("trouble").hidden = !text;
-}
-
-export function say(text) {
-  const place = $("status");
-  place.textContent = text;
-  place.classList.remove("fresh"); // on a phone it is shown for a while: from the beginning again
-  void place.offsetWidth;
-  place.classList.toggle("fresh", text !== "");
 }
 
 const photos = new Map(); // address -> a promise of a decoded picture's blob address
@@ -111,26 +98,20 @@ let box = "";
 let past = []; // what can be taken back: [{keys, questions}]
 let outbox = []; // steps the server has not confirmed yet
 let sending = false;
+let over = null; // the refusal after which nothing more can be said: another start of the server has another token
 let heard = () => {}; // told the progress after each reply
+let ended = () => {}; // told that no answer can be given any more
 
-export const tab = newTab();
-
-function newTab() {
-  const old = sessionStorage.getItem("halflabel-tab");
-  const name = old || newKey();
-  sessionStorage.setItem("halflabel-tab", name);
-  return name;
-}
-
-export const isReady = () => project !== "";
+export const isReady = () => project !== "" && !over;
 export const unsent = () => outbox.map((step) => step.entry);
 
 /** Begin to take answers for a project: those that an earlier page could not send come first. */
-export function begin(name, listener) {
+export function begin(name, onProgress, onEnd) {
   project = name;
-  heard = listener;
+  heard = onProgress;
+  ended = onEnd;
   box = `halflabel-${project}-${tab}`;
-  past = JSON.parse(sessionStorage.getItem(`halflabel-past-${project}`) || "[]");
+  past = JSON.parse(sessionStorage.getItem(`halflabel-past-${project}-${tab}`) || "[]");
   // Sent twice is said once, so it does no harm where the other page is still open.
   for (const key of Object.keys(localStorage).filter((key) => key.startsWith(`halflabel-${project}-`))) {
     try { outbox.push(...JSON.parse(localStorage.getItem(key))); } catch { /* damaged: nothing to adopt */ }
@@ -143,11 +124,25 @@ export function begin(name, listener) {
 function keep() {
   if (outbox.length) localStorage.setItem(box, JSON.stringify(outbox));
   else localStorage.removeItem(box);
-  sessionStorage.setItem(`halflabel-past-${project}`, JSON.stringify(past));
+  sessionStorage.setItem(`halflabel-past-${project}-${tab}`, JSON.stringify(past));
 }
 
-export async function send() {
-  if (sending) return;
+/** What is wrong, and what is not saved because of it. */
+export function tell(error) {
+  const many = outbox.filter((step) => step.kind === "answer").length;
+  const what = many ? `${many} ${many === 1 ? "answer" : "answers"}` : "what you took back";
+  const kept = `Not saved yet: ${what}, kept in this browser.`;
+  if (!outbox.length) trouble(reason(error));
+  else if (!over) trouble(`${kept} ${reason(error)}`);
+  else if (localStorage.getItem(box)) trouble(`${kept} ${reason(error)} It must be this browser: what is kept is saved then.`);
+  else trouble("This address is out of date. Another page has taken over what was not saved here: you can close this one.");
+}
+
+// A page at the new address takes over what is kept here.
+addEventListener("storage", (event) => { if (over && event.key === box) tell(over); });
+
+async function send() {
+  if (sending || over) return;
   sending = true;
   let wait = 500;
   while (outbox.length) {
@@ -160,9 +155,9 @@ export async function send() {
       heard(reply);
       wait = 500;
     } catch (error) {
-      const many = outbox.filter((step) => step.kind === "answer").length;
-      trouble(`Not saved yet: ${many} ${many === 1 ? "answer" : "answers"}, kept in this browser. ${reason(error)}`);
-      await new Promise((done) => setTimeout(done, wait));
+      tell(error);
+      if (over) break;
+      await patience(wait);
       wait = Math.min(wait * 2, 8000);
     }
   }
