@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
 from halflabel.errors import LabelError, UserError
+from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
+from halflabel.presence import _logistic
 from halflabel.questions import (
     CONTROL_ABSENT,
     CONTROL_PRESENT,
     Question,
-    _logistic,
     choose,
     doubtful,
     presence,
@@ -35,8 +37,8 @@ def positives_only(n: int = 60, classes: int = 4, seed: int = 0) -> tuple[np.nda
     return scores.astype(np.float32), LabelTable.from_dense(known), truth
 
 
-def partly_known(seed: int = 0) -> tuple[np.ndarray, LabelTable]:
-    scores, _, truth = positives_only(seed=seed)
+def partly_known(seed: int = 0, n: int = 60) -> tuple[np.ndarray, LabelTable]:
+    scores, _, truth = positives_only(n, seed=seed)
     known = np.where(np.random.default_rng(seed + 1).random(truth.shape) < 0.3, truth, 0)
     return scores, LabelTable.from_dense(known)
 
@@ -256,3 +258,44 @@ def test_senseless_wishes_are_refused(bad: dict[str, float]) -> None:
     scores, table, _ = positives_only()
     with pytest.raises(UserError):
         choose(scores, table, HALF, **{"count": 5, **bad})
+
+
+@pytest.mark.parametrize("fair", [True, False])
+def test_a_look_at_few_entries_at_a_time_finds_the_same(fair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, table, _ = positives_only(n=300)
+    if fair:
+        table = partly_known(n=300)[1]
+    scores = scores.round(2)  # so that there are ties
+    scores[7] = np.nan
+    features = np.random.default_rng(2).normal(size=(40, 8)).repeat(8, axis=0)[:300]  # most are near-duplicates
+
+    def found() -> list[str]:
+        asked = choose(scores, table, HALF, 90, features=features, skip=[(3, 2), (299, 0)])
+        return [str(question) for question in asked + doubtful(scores, table, 30, skip=[(0, 0)])]
+
+    at_once = found()
+    monkeypatch.setattr("halflabel.presence._ENTRIES", 40)
+    monkeypatch.setattr("halflabel.questions._MOST_KEPT", 3)
+    assert found() == at_once
+
+
+def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense tables of all entries took 56 bytes for each."""
+    monkeypatch.setattr("halflabel.presence._ENTRIES", 1 << 16)
+    monkeypatch.setattr("halflabel.presence._MOST_FITTED", 10_000)
+
+    def peak(images: int) -> int:
+        draw = np.random.default_rng(0)
+        scores = draw.random((images, 200), np.float32)
+        image = np.arange(images)
+        table = LabelTable.from_entries(
+            Names.numbered(images), Names.numbered(200), image, image % 200, np.ones(images, np.int8)
+        )
+        tracemalloc.start()
+        choose(scores, table, np.full(200, 0.5), 50)
+        doubtful(scores, table, 50)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak(4_000) - peak(2_000) < 2 * 2_000 * 200

@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
-from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
+from halflabel.presence import Presence, blocks, is_fair, presence
 from halflabel.rng import bits, hash_names
 
 __all__ = [
@@ -41,7 +42,7 @@ COLUMNS = ("image", "class", "probability", "why")
 
 _CONTROL = 0x6374726C  # what the random numbers of the control are for
 _ALIKE = 0.97  # cosine of centred features from which two photos count as one
-_MOST_FITTED = 1_000_000
+_MOST_KEPT = 64  # candidates of a class
 
 
 class Question(NamedTuple):
@@ -58,68 +59,35 @@ class Question(NamedTuple):
         return self.why.startswith(CONTROL)
 
 
-def is_fair(labels: NDArray[Any]) -> bool:
-    """Whether known labels can calibrate scores: at least as many negatives as positives are known.
+class _Least:
+    """The `most` entries of each group with the least cost, of equal ones the first; images come in ascending order.
 
-    Where people mostly note what they see, known entries are mostly present and unknown ones mostly absent: a
-    probability fitted on the known ones is far too high for the others.
+    Memory: about 60 bytes for each of groups · most, and for the entries of a block.
     """
-    return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
 
+    def __init__(self, groups: int, most: int, highest: Any) -> None:
+        self.most = most
+        self.limit = np.full(groups, highest)  # only what costs less is of interest
+        self.group, self.image, self.column = (np.zeros(0, np.int64) for _ in range(3))
+        self.cost = self.limit[:0]
 
-def presence(scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
-    """The probability that an unknown entry is present: (N, C) scores and labels -> (N, C); NaN for unread images.
+    def add(self, group: NDArray[Any], image: NDArray[Any], column: NDArray[Any], cost: NDArray[Any]) -> None:
+        if not self.most or not len(group):
+            return
+        self.group, self.image = np.concatenate([self.group, group]), np.concatenate([self.image, image])
+        self.column, self.cost = np.concatenate([self.column, column]), np.concatenate([self.cost, cost])
+        order = np.lexsort((self.column, self.image, self.cost, self.group))
+        group = self.group[order]
+        place = np.arange(len(order)) - np.searchsorted(group, group)
+        last = order[place == self.most - 1]
+        self.limit[self.group[last]] = self.cost[last]
+        order = order[place < self.most]
+        self.group, self.image, self.column = self.group[order], self.image[order], self.column[order]
+        self.cost = self.cost[order]
 
-    Where the known labels are a fair sample, the calibrated scores themselves. Else (Elkan 2008, eq. 1 and 3, with
-    s = known to be present and c = P(s | present)):
-
-        g = P(s | x) = σ(a · logit + b), fitted with unknown entries as s = 0;    c = mean of g over s = 1
-        P(present | x, not s) = (1 − c)/c · g/(1 − g),    below 1
-
-    c comes out too low where classes overlap, so that this is then an upper estimate: near the truth for a good model,
-    far above it for a poor one. Within a class the order does not depend on c.
-    """
-    if is_fair(labels) or not bool((labels > 0).any()):
-        return scores.astype(np.float64)
-    inside = np.clip(scores.astype(np.float64), 1e-6, 1 - 1e-6)
-    logits = np.log(inside / (1 - inside))
-    said = labels > 0
-    slope, offset = _logistic(logits[labels >= 0], said[labels >= 0])
-    g = 1 / (1 + np.exp(-(slope * logits + offset)))
-    c = float(np.clip(np.nanmean(g[said]), 0.05, 0.95))
-    # Not cut off at 1: what is likelier still ranks above what is likely.
-    return np.minimum((1 - c) / c * g / np.maximum(1 - g, 1e-12), 1 - 1e-3 * (1 - g))
-
-
-def _logistic(x: NDArray[Any], y: NDArray[Any], steps: int = 25) -> tuple[float, float]:
-    """(a, b) that make y most likely under σ(a x + b), a ≥ 0, by Newton's method with halving."""
-    read = ~np.isnan(x)
-    x, y = x[read], y[read].astype(np.float64)
-    stride = -(-len(x) // _MOST_FITTED)
-    x, y = x[::stride], y[::stride]
-    if not len(x) or not 0 < y.sum() < len(y):
-        return 1.0, 0.0
-    w = np.array([1.0, 0.0])
-
-    def loss(w: NDArray[Any]) -> float:
-        z = w[0] * x + w[1]
-        return float((np.logaddexp(0, z) - y * z).mean())
-
-    now = loss(w)
-    for _ in range(steps):
-        p = 1 / (1 + np.exp(-np.clip(w[0] * x + w[1], -500, 500)))
-        slant = np.array([((p - y) * x).mean(), (p - y).mean()])
-        v = p * (1 - p)
-        bend = np.array([[(v * x * x).mean(), (v * x).mean()], [(v * x).mean(), v.mean()]]) + 1e-9 * np.eye(2)
-        move = np.linalg.solve(bend, slant)
-        size = 1.0
-        while (then := loss(w - size * move)) > now and size > 1e-4:
-            size /= 2
-        if then >= now - 1e-12:
-            break
-        w, now = w - size * move, then
-    # Scores that rank backwards stay in their own order: a question list turned upside down helps nobody.
-    return (float(w[0]), float(w[1])) if w[0] > 0 else (1.0, 0.0)
+    def of(self, group: int) -> slice:
+        """Where the entries of a group are, the least cost first."""
+        return slice(*np.searchsorted(self.group, (group, group + 1)).tolist())
 
 
 def choose(
@@ -154,90 +122,159 @@ def choose(
             f"{count} questions, a control share of {control:g} and {per_image} per image make no list",
             "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
         )
-    labels = table.dense()
-    q = presence(scores, labels)
-    unknown = (labels == 0) & ~np.isnan(q)
-    for entry in skip:
-        unknown[entry] = False
-    chosen = _control(unknown, scores, thresholds, table.images, min(round(control * count), count), seed)
-    for question in chosen:
-        unknown[question.image, question.column] = False
-    worth = q * (1 - q) + q / 4 if is_fair(labels) else q
-    positives = (labels > 0).sum(axis=0)
-    picked = _greedy(worth, q, unknown, positives, count - len(chosen), per_image, _unit(features))
+    fit = Presence.fit(scores, table)
+    drawn, open_ = _survey(scores, table, thresholds, fit, min(round(control * count), count), count, skip, seed)
+    chosen = _control(drawn, seed)
+    positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
+    looks = _Looks.of(features)
+    picked = _greedy(open_, chosen, scores, fit, positives, count - len(chosen), per_image, looks)
     few = np.median(positives)
-    asked = [Question(i, c, float(q[i, c]), _why(float(q[i, c]), bool(positives[c] < few))) for i, c in picked]
-    return [c._replace(probability=float(q[c.image, c.column])) for c in chosen] + _by_class(asked, worth)
+    asked = [Question(i, c, q, _why(q, bool(positives[c] < few))) for i, c, q in picked]
+    worth = [float(fit.worth(item.probability)) for item in asked]
+    q = fit.of(np.array([scores[item.image, item.column] for item in chosen], scores.dtype)).tolist()
+    return [item._replace(probability=p) for item, p in zip(chosen, q, strict=True)] + _by_class(asked, worth)
 
 
-def _control(
-    unknown: NDArray[np.bool_], scores: NDArray[Any], cuts: NDArray[Any], names: Names, count: int, seed: int
-) -> list[Question]:
+class _Open(NamedTuple):
+    """The unknown entries: how many of each class (C,), the best of each, and all of one."""
+
+    left: NDArray[np.int64]
+    best: _Least
+    whole: Callable[[int], tuple[NDArray[np.int64], NDArray[np.float64]]]  # images of a class by cost, and the costs
+
+
+def _survey(
+    scores: NDArray[Any],
+    table: LabelTable,
+    cuts: NDArray[Any],
+    fit: Presence,
+    control: int,
+    count: int,
+    skip: Iterable[tuple[int, int]],
+    seed: int,
+) -> tuple[_Least, _Open]:
+    """Look at all entries once: a random sample below (0) and at or above (1) their threshold, and what is open."""
+    classes = len(table.classes)
+    answered = np.array(sorted(skip), np.int64).reshape(-1, 2)
+    names = hash_names(table.images.array)
+    drawn = _Least(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
+    best = _Least(classes, min(max(_MOST_KEPT, 2 * count // max(classes, 1)), len(table)), np.inf)
+    left = np.zeros(classes, np.int64)
+    for index in blocks(*table.shape):
+        found = scores[index[0] : index[-1] + 1]
+        unknown = (table.rows(index) == 0) & ~np.isnan(found)
+        here = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
+        unknown[here[:, 0] - index[0], here[:, 1]] = False
+        left += unknown.sum(0)
+        cost = -fit.worth(fit.of(found))
+        row, column = np.nonzero(unknown & (cost < best.limit))
+        best.add(column, index[row], column, cost[row, column])
+        if control:
+            key = bits(seed, _CONTROL, names[index][:, None], np.arange(classes)[None, :])
+            with np.errstate(invalid="ignore"):
+                called = found >= cuts
+            row, column = np.nonzero(unknown & (key < np.where(called, drawn.limit[1], drawn.limit[0])))
+            drawn.add(called[row, column].astype(np.int64), index[row], column, key[row, column])
+
+    def whole(c: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        q = fit.of(np.asarray(scores[:, c]))
+        q[np.searchsorted(table.start, np.flatnonzero(table.column == c), side="right") - 1] = np.nan
+        q[answered[answered[:, 1] == c, 0]] = np.nan
+        cost = -fit.worth(q)
+        order = np.argsort(cost, kind="stable")[: int((~np.isnan(cost)).sum())]  # NaN comes last
+        return order, cost[order]
+
+    return drawn, _Open(left, best, whole)
+
+
+def _control(drawn: _Least, seed: int) -> list[Question]:
     """A random sample of the unknown entries, half from each side of the threshold; chosen by names and seed alone."""
-    with np.errstate(invalid="ignore"):
-        called = scores >= cuts
-    key = bits(seed, _CONTROL, hash_names(names.array)[:, None], np.arange(unknown.shape[1])[None, :])
-    strata = [(CONTROL_PRESENT, unknown & called), (CONTROL_ABSENT, unknown & ~called)]
-    have = [int(mask.sum()) for _, mask in strata]
+    count, strata = drawn.most, ((CONTROL_PRESENT, drawn.of(1)), (CONTROL_ABSENT, drawn.of(0)))
+    have = [part.stop - part.start for _, part in strata]
     first = min(have[0], max(count - count // 2, count - have[1]))
     found: list[Question] = []
-    for (why, mask), many in zip(strata, (first, min(have[1], count - first)), strict=True):
-        image, column = np.nonzero(mask)
-        order = np.argsort(key[image, column], kind="stable")[:many]
-        found += [Question(int(i), int(c), math.nan, why) for i, c in zip(image[order], column[order], strict=True)]
-    # In an order of its own: by `key`, the smaller of the two samples would come last.
+    for (why, part), many in zip(strata, (first, min(have[1], count - first)), strict=True):
+        image, column = (values[part][:many].tolist() for values in (drawn.image, drawn.column))
+        found += [Question(i, c, math.nan, why) for i, c in zip(image, column, strict=True)]
+    # In an order of its own: by their keys, the smaller of the two samples would come last.
     mixed = bits(seed, _CONTROL + 1, np.arange(len(found)))
     return [found[k] for k in np.argsort(mixed, kind="stable")]
 
 
 def _greedy(
-    worth: NDArray[Any],
-    q: NDArray[Any],
-    unknown: NDArray[np.bool_],
+    open_: _Open,
+    taken: Sequence[Question],
+    scores: NDArray[Any],
+    fit: Presence,
     positives: NDArray[Any],
     count: int,
     per_image: int,
-    unit: NDArray[np.float32] | None,
-) -> list[tuple[int, int]]:
+    looks: _Looks | None,
+) -> list[tuple[int, int, float]]:
     """Entries in the order of their worth; a class's worth falls as it fills, so a heap holds its best candidate."""
-    rank = np.where(unknown, worth, -np.inf)
-    order = np.argsort(-rank, axis=0, kind="stable")
-    left = unknown.sum(axis=0).tolist()
+    shut = {(item.image, item.column) for item in taken}
     filled = np.maximum(positives, 1).astype(np.float64)
-    taken = np.zeros(len(rank), np.int64)
-    seen: list[list[int]] = [[] for _ in left]
-    at = [0] * len(left)
-    heap = [(-float(rank[order[0, c], c] / filled[c]), c) for c in range(len(left)) if left[c]]
-    heapq.heapify(heap)
-    found: list[tuple[int, int]] = []
+    asked: Counter[int] = Counter()
+    seen: list[list[NDArray[np.float32]]] = [[] for _ in filled]
+
+    def candidates(c: int) -> Iterator[tuple[int, float]]:
+        """(image, cost) of a class: first those kept, and all when they are used up, which near-duplicates bring on."""
+        part = open_.best.of(c)
+        image, cost = open_.best.image[part], open_.best.cost[part]
+        yield from ((i, each) for i, each in zip(image.tolist(), cost.tolist(), strict=True) if (i, c) not in shut)
+        if len(image) < open_.left[c]:
+            more, costs = (values[len(image) :] for values in open_.whole(c))
+            yield from ((int(i), float(each)) for i, each in zip(more, costs, strict=True) if (i, c) not in shut)
+
+    waiting = [candidates(c) for c in range(len(filled))]
+    heap: list[tuple[float, int, int, float]] = []
+
+    def wait(c: int) -> None:
+        if (following := next(waiting[c], None)) is not None:
+            heapq.heappush(heap, (following[1] / float(filled[c]), c, *following))
+
+    for c in range(len(filled)):
+        wait(c)
+    found: list[tuple[int, int, float]] = []
     while heap and len(found) < count:
-        _, c = heapq.heappop(heap)
-        i = int(order[at[c], c])
-        at[c] += 1
-        if taken[i] < per_image and not (unit is not None and seen[c] and _repeats(unit, seen[c], i)):
-            found.append((i, c))
-            seen[c].append(i)
-            taken[i] += 1
-            filled[c] += q[i, c]
-        if at[c] < left[c]:
-            heapq.heappush(heap, (-float(rank[order[at[c], c], c] / filled[c]), c))
+        _, c, i, _ = heapq.heappop(heap)
+        look = looks.unit(i) if looks is not None else None
+        if asked[i] < per_image and not (look is not None and seen[c] and _repeats(look, seen[c])):
+            q = float(fit.of(np.asarray(scores[i, c])))
+            found.append((i, c, q))
+            if look is not None:
+                seen[c].append(look)
+            asked[i] += 1
+            filled[c] += q
+        wait(c)
     return found
 
 
-def _repeats(unit: NDArray[np.float32], seen: list[int], image: int) -> bool:
-    return bool((unit[seen] @ unit[image]).max() > _ALIKE)
+class _Looks(NamedTuple):
+    """Centred features of length 1, made when they are asked for; images that could not be read are like no other."""
+
+    features: NDArray[Any]  # (N, D)
+    mean: NDArray[np.float32]  # (D,)
+
+    @classmethod
+    def of(cls, features: NDArray[Any] | None) -> _Looks | None:
+        if features is None or not len(features):
+            return None
+        total, many = np.zeros(features.shape[1]), np.zeros(features.shape[1], np.int64)
+        for index in blocks(*features.shape):
+            part = features[index[0] : index[-1] + 1].astype(np.float32)
+            total += np.nansum(part, axis=0, dtype=np.float64)
+            many += (~np.isnan(part)).sum(0)
+        return cls(features, (total / np.maximum(many, 1)).astype(np.float32)) if many.any() else None
+
+    def unit(self, image: int) -> NDArray[np.float32]:
+        wide = np.nan_to_num(self.features[image].astype(np.float32) - self.mean)
+        found: NDArray[np.float32] = wide / np.maximum(np.linalg.norm(wide), np.float32(1e-9))
+        return found
 
 
-def _unit(features: NDArray[Any] | None) -> NDArray[np.float32] | None:
-    """Centred features of length 1, (N, D); images that could not be read are like no other."""
-    if features is None or not len(features):
-        return None
-    wide = features.astype(np.float32)
-    if np.isnan(wide).all():
-        return None
-    wide = np.nan_to_num(wide - np.nanmean(wide, axis=0))
-    unit: NDArray[np.float32] = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-9)
-    return unit
+def _repeats(look: NDArray[np.float32], seen: list[NDArray[np.float32]]) -> bool:
+    return bool((np.stack(seen) @ look).max() > _ALIKE)
 
 
 def _why(q: float, rare: bool) -> str:
@@ -245,11 +282,11 @@ def _why(q: float, rare: bool) -> str:
     return f"{said}, rare class" if rare else said
 
 
-def _by_class(questions: Sequence[Question], worth: NDArray[Any]) -> list[Question]:
+def _by_class(questions: Sequence[Question], worth: Sequence[float]) -> list[Question]:
     """Class after class, that with the most worth first; in it the likeliest first, so that answers come in runs."""
     total: dict[int, float] = {}
-    for item in questions:
-        total[item.column] = total.get(item.column, 0.0) + float(worth[item.image, item.column])
+    for item, each in zip(questions, worth, strict=True):
+        total[item.column] = total.get(item.column, 0.0) + each
     return sorted(questions, key=lambda item: (-total[item.column], item.column, -item.probability, item.image))
 
 
@@ -269,31 +306,38 @@ def doubtful(
     numbered in the mask `trained_on` (N,) come from a model that learned those very labels; the others are what `how`
     says. `why` tells which.
     """
-    labels = table.dense()
-    with np.errstate(invalid="ignore"):
-        own = np.where(labels > 0, scores, 1 - scores)
-    rank = np.where((labels != 0) & ~np.isnan(own) & (own < 0.5), own, np.inf)
-    for entry in skip:
-        rank[entry] = np.inf
-    image, column = np.nonzero(np.isfinite(rank))
-    order = np.lexsort((column, image, rank[image, column]))
-    taken = np.zeros(len(labels), np.int64)
-    per_class = np.zeros(labels.shape[1], np.int64)
+    answered = np.array([i * len(table.classes) + c for i, c in skip], np.int64)
+    parts = []
+    for index in blocks(len(table), 1):
+        known = slice(table.start[index[0]], table.start[index[-1] + 1])
+        image = np.repeat(index, np.diff(table.start[index[0] : index[-1] + 2]))
+        column, value = table.column[known].astype(np.int64), table.value[known]
+        score = np.asarray(scores[image, column])
+        with np.errstate(invalid="ignore"):
+            own = np.where(value > 0, score, 1 - score)
+            fits = (own < 0.5) & ~np.isin(image * len(table.classes) + column, answered)
+        parts.append((image[fits], column[fits], value[fits], own[fits], score[fits]))
+    image, column, value, own, score = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.lexsort((column, image, own))
+    taken: Counter[int] = Counter()
+    per_class: Counter[int] = Counter()
     quota = max(2, count // 4)
-    first: list[tuple[int, int]] = []
-    rest: list[tuple[int, int]] = []
-    for i, c in zip(image[order].tolist(), column[order].tolist(), strict=True):
+    first: list[int] = []
+    rest: list[int] = []
+    for k in order:
         if len(first) == count:
             break
+        i, c = int(image[k]), int(column[k])
         if taken[i] < per_image:
             taken[i] += 1
             per_class[c] += 1
-            (first if per_class[c] <= quota else rest).append((i, c))
+            (first if per_class[c] <= quota else rest).append(int(k))
     found = []
-    for i, c in sorted((first + rest)[:count], key=lambda entry: rank[entry]):
-        seen = trained_on is not None and bool(trained_on[i])
-        said = "labelled present" if labels[i, c] > 0 else "labelled absent"
-        found.append(Question(i, c, float(scores[i, c]), f"{said}; {'score of a label trained on' if seen else how}"))
+    for k in sorted((first + rest)[:count], key=lambda k: float(own[k])):
+        seen = trained_on is not None and bool(trained_on[image[k]])
+        said = "labelled present" if value[k] > 0 else "labelled absent"
+        why = f"{said}; {'score of a label trained on' if seen else how}"
+        found.append(Question(int(image[k]), int(column[k]), float(score[k]), why))
     return found
 
 

@@ -56,6 +56,19 @@ def test_sure_positives_have_a_slope_of_their_own() -> None:
     assert np.abs(platt.scores(grid, np.zeros(4, int)) - sigmoid(np.where(grid > 0, 3 * grid, grid))).max() < 0.05
 
 
+def test_entries_of_like_logits_fitted_as_one_make_the_same_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    column = np.minimum(rng.geometric(0.2, 50_000), 12) - 1
+    x = rng.normal(0, 3, len(column))
+    x[0] = -1e4  # a logit that is far out does not make the others one
+    present = rng.random(len(x)) < sigmoid(0.7 * x + np.linspace(-3, 0, 12)[column])
+    grid = np.repeat(np.linspace(-8, 8, 33)[:, None], 12, 1)
+    each = fit_classes(column, x, present, 12).scores(grid)
+    monkeypatch.setattr("halflabel.fill.probability._MOST", 7_000)
+    grouped = fit_classes(column, x, present, 12).scores(grid)
+    assert 0 < np.abs(grouped - each).max() < 1e-3
+
+
 def test_one_sign_only_leaves_the_scores_as_they_are() -> None:
     x = np.array([-1.0, 2.0])
     for present in (np.ones(2, bool), np.zeros(2, bool)):

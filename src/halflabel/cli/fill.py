@@ -15,7 +15,7 @@ from rich.text import Text
 from halflabel import processes
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
-from halflabel.cli.screen import ABSENT, PRESENT, UNKNOWN, console, number, percent
+from halflabel.cli.screen import ABSENT, PRESENT, UNKNOWN, console, counted, number, percent
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def fill(
 
     from halflabel.fill import fill_run, write_filled
 
-    with Bar("features") as bar:
+    with Bar("features") as bar, Bar("decides") as deciding:
         filling = fill_run(
             opened,
             images,
@@ -108,9 +108,11 @@ def fill(
             folds=folds,
             progress=bar,
             say=console.print,
+            deciding=deciding,
         )
     base = (rows if rows is not None else opened.read_rows()) if complete else None
-    tally = processes.on_first(lambda: write_filled(filling, path, base=base))
+    with Bar("writes") as writing:
+        tally = processes.on_first(lambda: write_filled(filling, path, base=base, progress=writing))
     _show(filling, tally, top)
     where, of = shlex.quote(str(path)), shlex.quote(str(run))
     known = "the known labels and the filled ones" if complete else "rows to append to the label file"
@@ -147,7 +149,9 @@ def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> No
 
     done = undo(path, source=source, run=str(run) if source is None and run is not None else None, retract=retract)
     what = "retracted" if retract else "removed"
-    console.print(f"{number(done.rows)} rows {what} in [bold]{escape(str(path))}[/]: {escape(', '.join(done.sources))}")
+    console.print(
+        f"{counted(done.rows, 'row')} {what} in [bold]{escape(str(path))}[/]: {escape(', '.join(done.sources))}"
+    )
     if done.kept:
         console.print(f"{number(done.kept)} of their entries were answered since: those answers stay")
 
@@ -171,7 +175,8 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
         )
     console.print(rows)
     if len(order) > top:
-        console.print(f"  … and {number(len(order) - top)} more classes (--top {len(order)} shows all)")
+        rest = counted(len(order) - top, "more class", "more classes")
+        console.print(f"  … and {rest} (--top {len(order)} shows all)")
     console.print("[bright_black]* shown by the class's own known labels; others lean on all classes together[/]")
     filled = [int(part.sum()) for part in (tally.present, tally.absent)]
     unknown = int(tally.unknown.sum())
@@ -193,13 +198,15 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
             soft_wrap=True,
         )
     if clashes := int(tally.clashes.sum()):
-        console.print(f"{number(clashes)} likely labels were not filled: the rules forbid them together")
+        console.print(
+            f"{counted(clashes, 'likely label was', 'likely labels were')} not filled: the rules forbid them together"
+        )
     if tally.contradictions:
         shown = "; ".join(tally.examples)
         fault = f" ({number(tally.by_models_fault)} because of a model's labels)" if tally.by_models_fault else ""
         console.print(
-            f"[yellow]warning:[/] {number(tally.contradictions)} entries where known labels break the rules{fault}, "
-            f"such as {escape(shown)}. Known labels stay, and nothing was filled there.",
+            f"[yellow]warning:[/] {counted(tally.contradictions, 'entry', 'entries')} where known labels break the "
+            f"rules{fault}, such as {escape(shown)}. Known labels stay, and nothing was filled there.",
             soft_wrap=True,
         )
     for warning in filling.warnings:
@@ -279,11 +286,13 @@ def check_rules(
     found = read_rules(rules, table.classes)
     implied = found.implied.nnz - len(table.classes)
     excluded = found.excluded.nnz // 2
-    console.print(f"{number(found.count)} rules make {number(implied)} implications and {number(excluded)} exclusions")
+    made = f"{counted(implied, 'implication')} and {counted(excluded, 'exclusion')}"
+    console.print(f"{counted(found.count, 'rule makes', 'rules make')} {made}")
     if found.ignored:
-        console.print(f"{number(found.ignored)} classes of the hierarchy are not among the labels")
+        left = counted(found.ignored, "class of the hierarchy is", "classes of the hierarchy are")
+        console.print(f"{left} not among the labels")
     count, examples = breaches(found, table)
     console.print(
-        f"{number(count)} entries where known labels break them"
+        f"{counted(count, 'entry', 'entries')} where known labels break them"
         + (f": {escape('; '.join(examples))}" if examples else "")
     )

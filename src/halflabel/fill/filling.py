@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -176,6 +176,7 @@ def plan(
     confidence: float = 0.9,
     rules: Rules | None = None,
     source: str = "model",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Filling:
     """Decide what of the unknown entries can be filled, present and absent each as precise as asked.
 
@@ -215,6 +216,8 @@ def plan(
         known[scores.part[index] < 0] = 0
         known[:, shut] = 0
         counts.add(_probabilities(scores, platts, index), free, known)
+        if progress is not None:
+            progress(int(index[-1]) + 1, len(table))
     sides = [choose(counts, positive=sign, target=precision, confidence=confidence) for sign in (True, False)]
     warnings = warn(counts, table.classes, shut, sides, precision)
     return Filling(

@@ -13,6 +13,8 @@ Floats = NDArray[np.float64]
 
 _ROUNDS = 12  # of the spread of the classes
 _STEPS = 4  # of Newton's method in each
+_MOST = 1 << 20  # known entries from which on those of like logits are fitted as one
+_BINS = 1024  # of the logits of a class, then
 
 
 class ClassPlatt(NamedTuple):
@@ -41,20 +43,27 @@ def fit_classes(column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.
     normal approximation, "empirical Bayes"): where classes are alike, all share one curve, and a class without known
     labels has that of all. Where one sign is missing there is nothing to fit, and p = σ(x).
 
-    column, logits, present: one per known entry (n,). Memory: about 60 bytes per entry and 100 per class.
+    column, logits, present: one per known entry (n,). Of more than a million, those of a class in one of 1,024 ranges
+    of logits count as so many entries with their mean. Memory: about 60 bytes per entry that is then left, 100 per
+    class, and 32 per class and range.
     """
     a, b = np.zeros(classes), np.zeros(classes)
     if present.all() or not present.any():
         return ClassPlatt(a + 1, b)
-    target = present.astype(np.float64)
-    x = np.asarray(logits, np.float64)
-    slope, offset = _logistic(np.stack([x, np.ones_like(x)], 1), target, np.array([1.0, 0.0]), np.array([0.01, 1e-4]))
+    if len(logits) > _MOST:
+        column, x, target, weight = _grouped(column, logits, present, classes)
+    else:
+        x, target, weight = np.asarray(logits, np.float64), present.astype(np.float64), np.ones(len(logits))
+    slope, offset = _logistic(
+        np.stack([x, np.ones_like(x)], 1), target, weight, np.array([1.0, 0.0]), np.array([0.01, 1e-4])
+    )
     if slope <= 0:  # the scores rank the known labels backwards: probabilities keep the order of the logits
         return ClassPlatt(a + 1, b)
     z = slope * x + offset
     low, high, _ = _logistic(
         np.stack([np.minimum(z, 0), np.maximum(z, 0), np.ones_like(z)], 1),
         target,
+        weight,
         np.array([1.0, 1.0, 0.0]),
         np.ones(3),
     )
@@ -69,7 +78,7 @@ def fit_classes(column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.
     for _ in range(_ROUNDS):
         for _ in range(_STEPS):
             p = sigmoid((1 + a[column]) * z + b[column])
-            off, curve = p - target, p * (1 - p)
+            off, curve = weight * (p - target), weight * p * (1 - p)
             down_a, down_b = summed(off * z) + a / spread_a**2, summed(off) + b / spread_b**2
             aa, ab, bb = summed(curve * z * z) + 1 / spread_a**2, summed(curve * z), summed(curve) + 1 / spread_b**2
             determinant = aa * bb - ab * ab
@@ -91,22 +100,43 @@ def _bent(z: Floats, bend: tuple[float, float]) -> Floats:
     return bend[0] * np.minimum(z, 0) + bend[1] * np.maximum(z, 0)
 
 
-def _logistic(design: Floats, target: Floats, start: Floats, pull: Floats) -> Floats:
+def _grouped(
+    column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.bool_], classes: int
+) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
+    """(class, mean logit, share present, how many) of the entries of each class and range of logits that has some."""
+    low, high = np.quantile(logits[:: 1 + len(logits) // _MOST], (0.001, 0.999)).astype(np.float64)
+    # Logits far out have ranges of their own too, but a few that are huge do not widen all others.
+    low, high = max(float(logits.min()), 2 * low - high), min(float(logits.max()), 2 * high - low)
+    many, summed, positive = np.zeros((3, classes * _BINS))
+    for first in range(0, len(logits), _MOST):
+        here = slice(first, first + _MOST)
+        x = logits[here].astype(np.float64)
+        place = np.clip((x - low) * (_BINS / max(high - low, 1e-9)), 0, _BINS - 1).astype(np.int64)
+        place += column[here].astype(np.int64) * _BINS
+        for into, values in ((many, None), (summed, x), (positive, present[here])):
+            into += np.bincount(place, values, len(into))
+    some = np.flatnonzero(many)
+    count = many[some]
+    return some // _BINS, summed[some] / count, positive[some] / count, count
+
+
+def _logistic(design: Floats, target: Floats, weight: Floats, start: Floats, pull: Floats) -> Floats:
     """Logistic regression by Newton's method, drawn towards `start` with the strength `pull`: (n, k) -> (k,)."""
     weights = start.copy()
 
     def loss(w: Floats) -> float:
         z = design @ w
-        return float(np.sum(np.logaddexp(0, z) - target * z) + 0.5 * np.sum(pull * (w - start) ** 2))
+        return float(weight @ (np.logaddexp(0, z) - target * z) + 0.5 * np.sum(pull * (w - start) ** 2))
 
+    now = loss(weights)
     for _ in range(50):
         p = sigmoid(design @ weights)
-        down = design.T @ (p - target) + pull * (weights - start)
-        move = np.linalg.solve((design * (p * (1 - p))[:, None]).T @ design + np.diag(pull), down)
+        down = design.T @ (weight * (p - target)) + pull * (weights - start)
+        move = np.linalg.solve((design * (weight * p * (1 - p))[:, None]).T @ design + np.diag(pull), down)
         size = 1.0
-        while size > 1e-6 and loss(weights - size * move) > loss(weights):
+        while (then := loss(weights - size * move)) > now and size > 1e-6:
             size /= 2
-        weights = weights - size * move
+        weights, now = weights - size * move, then
         if float(np.abs(size * move).max()) < 1e-9:
             break
     return weights

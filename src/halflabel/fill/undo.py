@@ -12,6 +12,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats, long
 from halflabel.labels.rows import Rows
 from halflabel.labels.standing import standing
+from halflabel.labels.table import last_of_each
 from halflabel.provenance import MODEL, RULE, pick
 
 __all__ = ["Undone", "undo", "without"]
@@ -50,10 +51,10 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
 def without(rows: Rows, number: NDArray[np.int64], *, retract: bool = False) -> tuple[Rows, Undone]:
     """Rows less those of some sources (by number), or with retractions of them at the end."""
     theirs = np.isin(rows.source, number)
-    entry = rows.image.astype(np.int64) * len(rows.classes) + rows.column
     hold = standing(rows)
     decided = hold[theirs[hold]]
-    kept = len(np.unique(entry[theirs])) - len(decided)
+    entries = last_of_each(rows.image[theirs], rows.column[theirs])
+    kept = (int(theirs.sum()) if isinstance(entries, slice) else len(entries)) - len(decided)
     names = tuple(rows.sources[n] for n in number.tolist())
     if not retract:
         stay = np.flatnonzero(~theirs)

@@ -39,12 +39,14 @@ def fill_run(
     folds: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
+    deciding: Callable[[int, int], None] | None = None,
 ) -> Filling:
     """Decide how to complete the run's own labels, or `labels`: other ones of the run's classes, of any images.
 
     Other labels join those of the run, and win over them, for training heads and as evidence; only their images are
     filled. Rows that a model filled earlier (source "model:…"), the run's own among them, stay as they are and count
     as no evidence: neither for thresholds nor for the heads. Nor does, in a later fill, what rules make of them here.
+    `progress` is told of images whose features are made, `deciding` of those whose scores are looked at.
     """
     run.check_finished()
     own = run.read_rows()
@@ -66,10 +68,13 @@ def fill_run(
         confidence=confidence,
         rules=found,
         source=model_source(run, str(config["method"])),
+        progress=deciding,
     )
 
 
-def write_filled(filling: Filling, path: Path, *, base: Rows | None = None) -> Tally:
+def write_filled(
+    filling: Filling, path: Path, *, base: Rows | None = None, progress: Callable[[int, int], None] | None = None
+) -> Tally:
     """Write the filled rows as they come, CSV or Parquet by the name; with `base`, these rows first: a whole file.
 
     Without a base the file can be appended to the label file, less its first line: the last row wins. One block of
@@ -84,8 +89,12 @@ def write_filled(filling: Filling, path: Path, *, base: Rows | None = None) -> T
             yield from long.declared("class", base.classes)
             yield from long.declared("image", base.images.take(np.flatnonzero(silent)))
             yield from long.blocks(base)
+        done = 0
         for rows in filling.blocks(tally):
             yield from long.blocks(rows)
+            done += len(rows.images)
+            if progress is not None:
+                progress(done, len(filling.asked))
 
     long.write_blocks(parts(), path)
     return tally

@@ -21,6 +21,8 @@ from halflabel.rng import bits
 from halflabel.run import Run
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from halflabel.data.sources import Features, Images
     from halflabel.predict import Predictor
 
@@ -31,11 +33,16 @@ Progress = Callable[[int, int], None]
 _FILE = "scores.parquet"
 _DIMENSIONS = 64  # of the features kept for telling near-duplicates: angles survive a random projection
 _PROJECTION = 0x70726F6A
+_LARGE = 1 << 28  # bytes from which on scores are a file's pages instead of memory
+_ENTRIES = 1 << 22  # of a table looked at at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Scores of the N images of a run's labels. Memory: 4·C + 128 bytes per image beside the labels."""
+    """Scores of the N images of a run's labels.
+
+    Memory: 128 bytes per image beside the labels and names, and 4·C for the scores, in a scratch file from 256 MB on.
+    """
 
     table: LabelTable
     scores: NDArray[np.float32]  # (N, C) calibrated; NaN where an image cannot be read
@@ -83,8 +90,7 @@ def cross_scores(
     table = run.read_labels()
     features = _features(run, predictor, _source(table, folder, predictor), progress, train=True)
     found = cross_fit(features, table, predictor.config, folds=folds)
-    scores: NDArray[np.float32] = predictor.platt.scores(torch.from_numpy(found.logits)).numpy()
-    return scores
+    return _calibrated(predictor, torch.from_numpy(found.logits))
 
 
 def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
@@ -120,16 +126,32 @@ def _compute(
         found = score(predictor.model, source, device=predictor.device, batch_size=32, mirror=mirror, progress=progress)
     wide = found.features.flatten(1).numpy()
     features = _project(wide)
-    scores: NDArray[np.float32] = predictor.platt.scores(found.logits).numpy().astype(np.float32)
+    scores = _calibrated(predictor, found.logits)
     paths = [_relative(path, folder) for path in locate(list(table.images), folder)]
     return paths, scores, features
 
 
+def _calibrated(predictor: Predictor, logits: Tensor) -> NDArray[np.float32]:
+    """Logits (N, C) turned into scores where they are: in memory there may be no room for both."""
+    step = max(1, _ENTRIES // max(logits.shape[1], 1))
+    for first in range(0, len(logits), step):
+        part = logits[first : first + step]
+        part.copy_(predictor.platt.scores(part))
+    found: NDArray[np.float32] = logits.numpy()
+    return found
+
+
 def _project(wide: NDArray[Any]) -> NDArray[np.float16]:
     """(N, D) features to (N, 64), centred and of unit spread, by signs that are the same for ever."""
-    mean = np.nanmean(wide, axis=0)
+    step = max(1, _ENTRIES // max(wide.shape[1], 1))
+    parts = [slice(first, first + step) for first in range(0, len(wide), step)]
+    total, many = np.zeros(wide.shape[1]), np.zeros(wide.shape[1])
+    for part in parts:
+        total += np.nansum(wide[part], axis=0, dtype=np.float64)
+        many += (~np.isnan(wide[part])).sum(0)
+    mean = (total / np.maximum(many, 1)).astype(np.float32)
     signs = np.where(bits(_PROJECTION, np.arange(wide.shape[1])[:, None], np.arange(_DIMENSIONS)[None, :]) & 1, 1, -1)
-    flat = (wide - mean) @ signs.astype(np.float32)
+    flat = np.concatenate([(wide[part] - mean) @ signs.astype(np.float32) for part in parts])
     spread = np.nanstd(flat)
     return np.asarray(flat / (spread if spread > 0 else 1), dtype=np.float16)
 
@@ -141,8 +163,7 @@ def _relative(path: Path | None, folder: Path) -> str | None:
 def _held_out(run: Run, table: LabelTable) -> NDArray[np.bool_]:
     if not (run / "split.parquet").exists():
         return np.zeros(len(table), bool)
-    split = run.read_split()
-    return np.array([split.get(name) == 1 for name in table.images], bool)
+    return np.asarray(run.parts(table.images) == 1)
 
 
 def _thresholds(run: Run, table: LabelTable) -> NDArray[np.float64]:
@@ -175,20 +196,39 @@ def _read(
     import pyarrow.parquet as pq
 
     try:
-        found = pq.read_table(run / _FILE).combine_chunks()
-        about = json.loads(found.schema.metadata[b"halflabel"])
-        # Bytes, as a name on the disk need not be text; an earlier version wrote text.
-        paths = [None if path is None else os.fsdecode(path) for path in found["path"].to_pylist()]
+        with pq.ParquetFile(run / _FILE) as file:
+            about = json.loads(file.schema_arrow.metadata[b"halflabel"])
+            # Bytes, as a name on the disk need not be text; an earlier version wrote text.
+            listed = file.read(["path"])["path"].to_pylist()
+            paths = [None if path is None else os.fsdecode(path) for path in listed]
+            if about.get("labels") != table.digest() or about.get("stamp") != _stamp(run, folder, paths):
+                return None
+            scores, features = _table(table.shape), np.empty((len(table), _DIMENSIONS), np.float16)
+            done = 0
+            for batch in file.iter_batches(_rows(table), columns=["scores", "features"]):
+                here = slice(done, done + len(batch))
+                for name, into in (("scores", scores), ("features", features)):
+                    flat = batch.column(name).flatten().to_numpy(zero_copy_only=False)
+                    into[here] = flat.reshape(len(batch), into.shape[1])
+                done += len(batch)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return None
-    if about.get("labels") != table.digest() or about.get("stamp") != _stamp(run, folder, paths):
-        return None
+    return (paths, scores, features) if done == len(table) else None
 
-    def block(name: str, kind: Any) -> NDArray[Any]:
-        flat = found[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        return np.asarray(flat, dtype=kind).reshape(len(found), -1)
 
-    return paths, block("scores", np.float32), block("features", np.float16)
+def _rows(table: LabelTable) -> int:
+    """How many images are written or read at a time."""
+    return max(1, _ENTRIES // max(len(table.classes), 1))
+
+
+def _table(shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Room for scores: in memory, or a scratch file where they are many; for that alone torch is needed."""
+    if 4 * shape[0] * shape[1] < _LARGE:
+        return np.empty(shape, np.float32)
+    from halflabel import scratch
+
+    found: NDArray[np.float32] = scratch.zeros(shape, what=f"the scores of {shape[0]} images take").numpy()
+    return found
 
 
 def _write(
@@ -216,4 +256,4 @@ def _write(
     about = {"labels": table.digest(), "stamp": _stamp(run, folder, paths), "classes": list(table.classes)}
     content = content.replace_schema_metadata({"halflabel": json.dumps(about)})
     with replacing(run / _FILE) as temporary:
-        pq.write_table(content, temporary, compression="zstd")
+        pq.write_table(content, temporary, compression="zstd", row_group_size=_rows(table))
