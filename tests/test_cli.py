@@ -551,6 +551,29 @@ def test_evaluate_measures_on_other_labels(trained: Path, data: Path, tmp_path: 
     assert [row["class"] for row in found["per_class"]] == CLASSES
 
 
+def test_evaluate_decides_by_one_threshold_where_asked(trained: Path, data: Path, tmp_path: Path) -> None:
+    words = ["evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out"]
+    found = {}
+    for cut in ("", "0.0", "0.75"):
+        text = flat(done(*words, tmp_path / f"m{cut}.json", *(["--threshold", cut] if cut else [])))
+        found[cut] = json.loads((tmp_path / f"m{cut}.json").read_text())
+        assert found[cut]["protocol"] in text
+    assert "present or absent by each class's own threshold" in found[""]["protocol"]
+    assert "threshold" not in found[""]
+    own = Run(trained).read_thresholds()
+    assert {row["class"]: row["threshold"] for row in found[""]["per_class"]} == pytest.approx(own)
+    assert "present or absent by one threshold of 0.75" in found["0.75"]["protocol"]
+    assert found["0.75"]["threshold"] == 0.75
+    assert {row["threshold"] for row in found["0.75"]["per_class"]} == {0.75}
+    # All is called present from 0 on: nothing is missed, and as much is right as there is.
+    known = [(row["present"], row["absent"]) for row in found["0.0"]["per_class"]]
+    assert found["0.0"]["OR"] == 1
+    assert found["0.0"]["OP"] == pytest.approx(sum(p for p, _ in known) / sum(p + a for p, a in known))
+    assert found["0.0"]["mAP"] == found[""]["mAP"]
+    assert run(*words[:-1], "--threshold", "1.5").exit_code == 2
+    assert "--threshold" in flat(done("evaluate", "--help"))
+
+
 def test_evaluate_shows_a_dash_for_classes_that_the_labels_do_not_name(
     trained: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -849,7 +872,7 @@ def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: 
     result = run("train", "--continue", first, "--answers", tmp_path / "answers.csv")
     assert result.exit_code == 0, result.output
     counts = f"{int(new > 0)} present, {int(new < 0)} absent"
-    assert f"Took 1 answers from {tmp_path / 'answers.csv'}: {counts}" in result.output.replace("\n", "")
+    assert f"Took 1 answer from {tmp_path / 'answers.csv'}: {counts}" in result.output.replace("\n", "")
     after = Run.open(tmp_path / "first-next")
     assert after.read_labels().rows(np.array([0]))[0, 1] == new
     assert after.read_config()["begin_from"] == str(first)

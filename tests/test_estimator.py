@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.metrics import average_precision_score
-from sklearn.model_selection import KFold, cross_val_score
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import Tensor
 
 from halflabel import estimator as module
+from halflabel import method as registry
 from halflabel.backbones import build
 from halflabel.data.digits import scenes, write_folder
 from halflabel.errors import UserError
@@ -26,7 +30,7 @@ from halflabel.estimator import HalfLabelClassifier
 from halflabel.heads import Head, Linear, pool
 from halflabel.labels.table import LabelTable
 from halflabel.losses import BCE
-from halflabel.method import Method, recipe
+from halflabel.method import Method, recipe, recipes
 from halflabel.types import Output
 
 NAN = np.nan
@@ -279,6 +283,70 @@ def test_in_a_pipeline_and_in_cross_validation() -> None:
     assert cross_val_score(pipeline, 100 + 30 * X, np.where(y == 0, NAN, y), cv=KFold(3)).min() > 0.8
 
 
+def test_probabilities_out_of_fold_of_a_y_with_unknowns() -> None:
+    X, truth, y = half_labelled()
+    for labels in (y, np.where(y == 0, NAN, y)):
+        found = cross_val_predict(make(), X, params={"y": labels}, cv=3, method="predict_proba")
+        assert found.shape == y.shape
+        train, test = next(iter(KFold(3).split(X)))
+        np.testing.assert_array_equal(found[test], make().fit(X[train], labels[train]).predict_proba(X[test]))
+        assert average_precision_score(truth > 0, found) > 0.8
+    scaled = make_pipeline(StandardScaler(), make())
+    assert cross_val_predict(scaled, X, params={"y": y}, cv=3, method="predict_proba").shape == y.shape
+
+
+OWN = '''
+from halflabel.heads import Linear
+from halflabel.losses import BCE
+from halflabel.method import Method, method
+
+class OwnHead(Linear):
+    pass
+
+@method(serves=("full", "partial"), paper="none")
+def of_a_module(weight: float = 0.5) -> Method:
+    """A head of its own."""
+    return Method(BCE(), head=OwnHead)
+'''
+
+
+@pytest.fixture
+def of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A method that a module of one's own has."""
+    recipes()
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    (tmp_path / "own_module_of_a_test.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("own_module_of_a_test").of_a_module
+    del sys.modules["own_module_of_a_test"]
+
+
+def test_the_function_is_the_method(of_a_module: Any) -> None:
+    X, _, y = half_labelled()
+    by_name = make(method="of-a-module").fit(X, y)
+    for given in (of_a_module, recipe("of-a-module")):
+        model = make(method=given).fit(X, y)
+        assert type(model.model_.head).__name__ == "OwnHead"
+        np.testing.assert_array_equal(model.predict_proba(X), by_name.predict_proba(X))
+        assert clone(model).get_params() == model.get_params()
+        assert clone(model).method is given
+        again = pickle.loads(pickle.dumps(model))
+        assert again.method == given
+        np.testing.assert_array_equal(again.predict_proba(X), by_name.predict_proba(X))
+    with pytest.raises(UserError, match="half_labelled is no method"):
+        make(method=half_labelled).fit(X, y)
+
+
+def test_other_processes_fit_a_method_of_ones_own(of_a_module: Any) -> None:
+    from joblib.externals.loky import get_reusable_executor
+
+    X, _, y = half_labelled()
+    search = GridSearchCV(make(method=of_a_module), {"epochs": [1, 4]}, cv=3, n_jobs=2, error_score="raise")
+    assert search.fit(X, y).best_score_ > 0.8
+    assert search.best_estimator_.method is of_a_module
+    get_reusable_executor().shutdown()  # they would wait for more to do
+
+
 def test_verbose_prints_a_line_per_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     X, _, y = half_labelled()
     make(epochs=2).fit(X, y)
@@ -486,7 +554,7 @@ class Peak(Head):
 
 def test_heads_that_need_maps_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     peak = SimpleNamespace(
-        lr=0.01, weight_decay=0.0, make=lambda: Method(BCE(), head=Peak), check_regime=lambda regime: None
+        name="peak", lr=0.01, weight_decay=0.0, make=lambda: Method(BCE(), head=Peak), check_regime=lambda regime: None
     )
     monkeypatch.setattr(module, "recipe", lambda name: peak)
     made = scenes(4, size=32)

@@ -93,7 +93,7 @@ def test_pack_says_what_it_wrote_and_what_comes_next(data: Path, tmp_path: Path)
     )
     assert "5 images in" in text
     assert "kB per image" in text
-    assert "1 labelled images have no file" in text
+    assert "1 labelled image has no file" in text
     assert f"halflabel train {tmp_path / 'labels.csv'} {tmp_path / 'p'}" in text
     assert len(open_pack(tmp_path / "p")) == 5
     help_text = done("pack", "--help")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from halflabel.errors import UserError
 from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
+from halflabel.method import Method, Recipe, recipe, seeded
 from halflabel.score import score
 from halflabel.train import Epoch, Settings, fit
 
@@ -66,14 +66,20 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     In `cross_val_score`, `GridSearchCV` and their like, a y with NaN takes a splitter, such as `cv=KFold(5)`: with a
     plain number, `cv=5`, scikit-learn looks at y itself and refuses NaN. A y of ±1 with 0 for unknown takes either.
-    `cross_val_predict` is for `predict` alone: for probabilities scikit-learn would number the values of y anew.
-    With `n_jobs` other processes fit, and know no methods but those of the package.
+    `cross_val_predict` would number the values of y anew for probabilities: hand y in as a parameter of `fit` instead,
+    which takes any y and any `cv`: `cross_val_predict(classifier, X, params={"y": y}, method="predict_proba")`.
 
-    Parameters: `options` are the method's own; `lr` and `weight_decay` None are the method's defaults, meant for a
-    backbone's features, so a few columns of numbers may want a higher `lr`; `size` is the side in pixels to which
-    images are resized, None the backbone's own; `threshold` is the least probability called present, or "fitted" for
-    each class's best F1 on the known training labels; `cache` is a folder that keeps features for the next call, None
-    keeps none. The same data, parameters and `seed` give the same classifier.
+    Parameters: `method` is a method's name, or for one of your own also the function under `@method` or its Recipe:
+    with `n_jobs`, other processes get it along, while a name says to them only what they know themselves: the methods
+    of the package and of the files that HALFLABEL_METHODS names. `options` are the method's own; `lr` and
+    `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
+    a higher `lr`; `size` is the side in pixels to which images are resized, None the backbone's own; `threshold` is the
+    least probability called present, or "fitted" for each class's best F1 on the known training labels; `cache` is a
+    folder that keeps features for the next call, None keeps none. The same data, parameters and `seed` give the same
+    classifier.
+
+    A pickled classifier holds its weights and names the code: where it is loaded, a method and a head of your own must
+    be there to import, or in a file that HALFLABEL_METHODS names, at the same place.
 
     Attributes: `classes_`, the names or numbers of the columns of y, or the classes of y (N,); `zero_`, what 0 means in
     y, "auto" where there was none to tell from, None for y (N,); `thresholds_` (C,); `model_`, backbone (None for
@@ -88,7 +94,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        method: str = "bn-bce",
+        method: str | Recipe | Callable[..., Method] = "bn-bce",
         *,
         options: Mapping[str, Any] | None = None,
         backbone: str = "efficientnet-lite0",
@@ -146,7 +152,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         head = seeded(self.seed, lambda: method.head(channels, len(table.classes)))
         if backbone is None and head.needs_maps:
             raise UserError(
-                f"the method {self.method!r} looks at places of images, and X has pooled features",
+                f"the method {how.name!r} looks at places of images, and X has pooled features",
                 "give images or image files as X, or use another method",
             )
         if pictures is None or backbone is None:

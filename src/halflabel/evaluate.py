@@ -73,8 +73,9 @@ def evaluate(
 
     Where nothing of a class is known to be absent, every ranking of its known entries is perfect: it has no AP and is
     left out of mAP. If that is so of all classes, no decision can be a false alarm either: all but recall is then NaN,
-    and the protocol says so. With the number of known training labels per class in `annotations` (C,), mAP is also
-    given for five equal groups of classes, G1 (fewest) to G5.
+    and the protocol says so. `thresholds` are one for all classes or one per class, (C,). With the number of known
+    training labels per class in `annotations` (C,), mAP is also given for five equal groups of classes, G1 (fewest) to
+    G5.
     """
     readable = ~torch.isnan(logits).any(1)
     logits, labels = logits[readable], labels[readable]
@@ -109,7 +110,8 @@ def evaluate(
         f"known entries only; {int((labels != 0).sum())} of {labels.numel()} entries known; "
         f"AP non-interpolated, tied scores together; {sum(not math.isnan(row['AP']) for row in per_class)} of "
         f"{len(classes)} classes have a known positive and a known negative; 95 % intervals from 400 resamples of the "
-        f"images, wider where known positives are few"
+        f"images, wider where known positives are few; present or absent by "
+        + (f"one threshold of {thresholds:g}" if isinstance(thresholds, int | float) else "each class's own threshold")
     )
     if not bool((labels < 0).any()):
         recall = counts.hits.double() / counts.positives  # NaN where nothing is known at all

@@ -12,7 +12,7 @@ from halflabel.errors import OwnHead, UserError
 from halflabel.losses import widen
 from halflabel.types import Output
 
-__all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "own_head", "pool"]
+__all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "own_head", "pool", "said"]
 
 
 def pool(features: Tensor) -> Tensor:
@@ -101,6 +101,17 @@ def _cells(k: float, cells: int) -> int:
     return min(max(round(k * cells), 1) if k < 1 else int(k), cells)
 
 
+def said(head: nn.Module, features: Tensor) -> Output:
+    """What a head says of features or maps; an error if that is no Output."""
+    output = head(features)
+    if isinstance(output, Output):
+        return output
+    raise UserError(
+        f"the head {type(head).__name__} gives a {type(output).__name__}, and must give an Output",
+        "return halflabel.types.Output(logits, features)",
+    )
+
+
 class Ensemble(Head):
     """Members that share the features, each with its own first weights; x = the mean of their logits.
 
@@ -114,7 +125,7 @@ class Ensemble(Head):
         self.needs_maps = any(head.needs_maps for head in members)
 
     def forward(self, features: Tensor) -> Output:
-        outputs = [head(features) for head in self.heads]
+        outputs = [said(head, features) for head in self.heads]
         members = torch.stack([output.logits for output in outputs])
         maps = [output.maps for output in outputs if output.maps is not None]
         shown = torch.stack(maps).mean(0) if len(maps) == len(outputs) else None
@@ -147,5 +158,5 @@ class Model(nn.Module):
 
     def forward(self, view: Tensor) -> Output:
         """What the head says, in float32 at least: methods then reckon alike in every precision."""
-        output: Output = self.head(self.features(view))
+        output = said(self.head, self.features(view))
         return Output(*(None if part is None else widen(part) for part in output))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from halflabel import processes
 from halflabel.errors import UserError
-from halflabel.heads import HeadMaker, Linear, Model
+from halflabel.heads import Head, HeadMaker, Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.losses import Loss, Reduce, over_entries
 from halflabel.methods import OWN, REGIMES, no_method, own_files
@@ -59,12 +60,27 @@ class Method(nn.Module):
         super().__init__()
         if other := set(views) - set(VIEWS):
             raise ValueError(f"no view is called {min(other)!r}: there are {', '.join(VIEWS)}")
+        if isinstance(head, nn.Module):
+            raise UserError(
+                f"head= of {type(self).__name__} is a {type(head).__name__}, and must be what makes a head",
+                f"give the class, head={type(head).__name__}: it is called with (features per place, classes)",
+            )
         self.loss = loss
         self.relabel = relabel if relabel is not None else Ignore()
         self.terms = nn.ModuleList(terms)
-        self.head = head
+        self.make_head = head
         self.reduce = reduce
         self.views = views
+
+    def head(self, channels: int, classes: int) -> Head:
+        """A new head, for so many features per place."""
+        made = self.make_head(channels, classes)
+        if not isinstance(made, Head):
+            raise UserError(
+                f"head= of {type(self).__name__} makes a {type(made).__name__}, and must make a Head",
+                "derive it from halflabel.heads.Head",
+            )
+        return made
 
     def plan(self, epochs: int) -> None:
         """Called before `start` with the number of epochs to come; warns where they are too few for the method."""
@@ -109,6 +125,10 @@ class Recipe:
     weight_decay: float
     linear_init: int = 0
     tune: Tune | Callable[[Mapping[str, Any]], Tune] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: Any) -> Recipe:
+        """Itself, as a function is: it never changes."""
+        return self
 
     def tunes(self, given: Mapping[str, Any]) -> Tune:
         """What `tune` offers beside the options that are given; none that the method would refuse beside them."""
@@ -184,6 +204,7 @@ _WHY = {
 }
 
 _REGISTRY: dict[str, Recipe] = {}
+_RECIPE = "__recipe__"  # where a function keeps what was made of it
 _ALIASES: dict[str, str] = {}  # names without the signs a shell would take for its own
 
 
@@ -222,9 +243,10 @@ def method(
                 raise ValueError(f"option {option.name!r} of {called} needs a number, a text, True or False as default")
         if tune and not callable(tune) and (other := set(tune) - set(options)):
             raise ValueError(f"{called} has no option {min(other)!r} to tune")
-        _REGISTRY[called] = Recipe(
+        _REGISTRY[called] = made = Recipe(
             called, build, options, tuple(serves), paper, lr, weight_decay, linear_init, tune or {}
         )
+        vars(build)[_RECIPE] = made  # goes along to processes that have not run this
         if called != own:
             _ALIASES[own] = called
         return build
@@ -255,9 +277,29 @@ def _files() -> set[str]:
     return {one.build.__code__.co_filename for one in _REGISTRY.values()}
 
 
+_OWN = "halflabel_own_"  # what the modules of such files are called
+
+
+def _module_name(path: Path) -> str:
+    return _OWN + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+
+
+class _OwnFinder:
+    """Imports such a module by its name, as whoever loads a pickle does that names a class of it."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(_OWN):
+            return None
+        return next((spec_from_file_location(name, file) for file in own_files() if _module_name(file) == name), None)
+
+
+sys.meta_path.append(_OwnFinder)
+
+
 def _run(path: Path) -> None:
     """Import a file by its place."""
-    name = f"halflabel_own_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    name = _module_name(path)
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{OWN} names {path}, which is no Python file", "give it a name that ends in .py")
@@ -287,8 +329,18 @@ def recipes() -> Mapping[str, Recipe]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def recipe(name: str) -> Recipe:
-    """The method of that name, or an error that suggests one."""
+def recipe(name: str | Recipe | Callable[..., Method]) -> Recipe:
+    """The method of that name, or an error that suggests one; or that of a function under `@method`."""
+    if isinstance(name, Recipe):
+        return name
+    if not isinstance(name, str):
+        found = getattr(name, _RECIPE, None)
+        if isinstance(found, Recipe) and found.build is name:
+            return found
+        raise UserError(
+            f"{getattr(name, '__name__', repr(name))} is no method",
+            "give a method's name, or a function with @halflabel.method.method(...) above it",
+        )
     known = recipes()
     name = _ALIASES.get(name, name)
     if name not in known:

@@ -129,11 +129,15 @@ class Predictor:
         progress: Callable[[int, int], None] | None = None,
         *,
         called: str = "the label table",
+        threshold: float | None = None,
     ) -> Evaluation:
         """Measure the run on other labels, less those that a model made; classes are matched by name.
 
-        Of a class that the labels do not name, nothing is known. `called` is what an error calls the labels.
+        Of a class that the labels do not name, nothing is known. `called` is what an error calls the labels. With
+        `threshold` all classes are decided by this one probability, else each by the run's own for it.
         """
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise UserError(f"{threshold:g} is no threshold", "give a probability between 0 and 1")
         every, table = tables(labels)
         if every.known and not table.known:
             raise UserError(
@@ -157,7 +161,7 @@ class Predictor:
                 logits,
                 truth,
                 table.classes,
-                thresholds=self.thresholds,
+                thresholds=self.thresholds if threshold is None else threshold,
                 platt=self.platt,
                 annotations=annotations,
             )

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from halflabel import processes, scratch
 from halflabel.data.sources import Source, agree_on_bad, sequential
 from halflabel.errors import NothingRead
-from halflabel.heads import Model
+from halflabel.heads import Model, said
 from halflabel.rng import bits
 from halflabel.room import Room
-from halflabel.types import Output, Passes, Sweep
+from halflabel.types import Passes, Sweep
 
 __all__ = ["PASSES", "score", "seed_generators"]
 
@@ -78,7 +78,7 @@ def score(
             view = views[0].to(device, non_blocking=True)
             with autocast():
                 body = room.run(model.features, view)
-                output: Output = model.head(body)
+                output = said(model.head, body)
                 logits = output.logits
                 if mirror:
                     logits = (logits + model.head(room.run(model.features, view.flip(-1))).logits) / 2

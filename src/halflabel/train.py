@@ -25,6 +25,7 @@ from halflabel import checkpoint as checkpoints
 from halflabel import interrupt, processes
 from halflabel.average import Average
 from halflabel.checkpoint import Checkpoint
+from halflabel.contract import absorbed, checked_step
 from halflabel.data.sources import Fetched, Plan, Source, agree_on_bad, own_order
 from halflabel.engine import repeatable, start_engine
 from halflabel.errors import UserError
@@ -157,6 +158,7 @@ class _Training:
         self.steps = 0  # optimizer steps so far
         self.running = torch.zeros((), device=device)  # loss summed over the batches of this epoch
         self.glance = Glance(device)
+        self.unchecked = True  # whether the next batch is to show that the method's parts give what they must
         self.saved = (1, 0)  # epoch and batches of the newest checkpoint; the beginning needs none
         self.at_once, self.scoring = Room(), Room()  # how many images fit into memory, in training and in scoring
         splits = self.sliced is None and settings.compile == "no"  # else a smaller batch is another model's
@@ -192,7 +194,7 @@ class _Training:
             checkpoints.clear(self.folder)
         interrupt.release()
         if (self.epoch, self.done) == (1, 0) and self.method.relabel.wants_sweep_first():
-            self.method.relabel.absorb(self._sweep(0), 0)
+            absorbed(self.method.relabel, self._sweep(0), 0)
             processes.agree(self.method.state_dict().values())
         while self.epoch <= self.settings.epochs and not self._stalled():
             self._train_epoch()
@@ -311,7 +313,11 @@ class _Training:
         batch = Batch(index, moved, labels)
         try:
             with self.autocast():
-                loss = self.method.step(self.model, batch, epoch)
+                if self.unchecked:
+                    loss = checked_step(self.method, self.model, batch, epoch)
+                    self.unchecked = False
+                else:
+                    loss = self.method.step(self.model, batch, epoch)
             self.engine.backward(loss if share == 1 else loss * share)
         except RuntimeError as error:
             if self.sharded is None or "DTensor" not in str(error):
@@ -430,7 +436,8 @@ class _Training:
     def _absorb(self, relabel: Relabeler, sweep: Sweep) -> dict[str, float]:
         """What the method tells of its labels and, where it has made some now, how much of what it guessed is true."""
         before = self._guessed(relabel)
-        told = relabel.absorb(sweep, self.epoch)
+        told = absorbed(relabel, sweep, self.epoch)
+        self.unchecked = True  # from now on it may charge otherwise
         guesses = self._guessed(relabel)
         if self.truth is None or guesses is None:
             return told

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.screen import console, number
+from halflabel.cli.screen import console, counted, number
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,11 +102,11 @@ def _line(one: Cache) -> None:
     if one.foreign:
         state.append("holds other files too, so it is left alone")
     console.print(f"[bold]{escape(one.name)}[/]" + (f"  [yellow]{escape('; '.join(state))}[/]" if state else ""))
-    images = "—" if one.images is None else number(one.images)
-    parts = [f"{images} images", _size(one.bytes), f"last used {datetime.fromtimestamp(one.used):%Y-%m-%d %H:%M}"]
+    images = "— images" if one.images is None else counted(one.images, "image")
+    parts = [images, _size(one.bytes), f"last used {datetime.fromtimestamp(one.used):%Y-%m-%d %H:%M}"]
     parts += [f"{one.backbone}, weights {one.made_of.get('weights', '?')[:8]}"]
     parts += [f"{one.size} px{_resize(one)}, {one.kind}"]
-    parts += [f"{one.strong} strong view{'s' * (one.strong > 1)}"] * bool(one.strong)
+    parts += [counted(one.strong, "strong view")] * bool(one.strong)
     console.print("    " + escape(" · ".join(parts)), soft_wrap=True)
 
 

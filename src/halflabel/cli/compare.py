@@ -33,7 +33,7 @@ from halflabel.cli.options import (
     panel,
     takes_policy,
 )
-from halflabel.cli.screen import console, number, show_audit, warnings_in_a_line
+from halflabel.cli.screen import console, counted, number, show_audit, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.points import points
 
@@ -367,7 +367,9 @@ def show_comparison(found: Comparison) -> None:
     if found.left_out:
         parts = [f"{left.method} at {left.labels}: {left.runs}" for left in found.left_out]
         runs = sum(left.runs for left in found.left_out)
-        console.print(f"[yellow]left out for want of time:[/] {runs} runs ({escape('; '.join(parts))})", soft_wrap=True)
+        console.print(
+            f"[yellow]left out for want of time:[/] {counted(runs, 'run')} ({escape('; '.join(parts))})", soft_wrap=True
+        )
     for sentence in found.protocol:
         console.print(f"[bright_black]{escape(sentence)}[/]")
 

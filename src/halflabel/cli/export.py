@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.screen import console
+from halflabel.cli.screen import console, counted
 from halflabel.errors import UserError
 
 __all__ = ["hub", "onnx"]
@@ -55,7 +55,7 @@ def onnx(
         soft_wrap=True,
     )
     console.print(
-        f"Checked against PyTorch on {parity.images} images: logits within {parity.logits:.1e}, "
+        f"Checked against PyTorch on {counted(parity.images, 'image')}: logits within {parity.logits:.1e}, "
         f"probabilities within {parity.probabilities:.1e}",
         soft_wrap=True,
     )

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import LabelFile, takes_policy
-from halflabel.cli.screen import console, number, show_advice, show_audit, show_counts, show_stats
+from halflabel.cli.screen import console, counted, show_advice, show_audit, show_counts, show_stats
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def import_labels(
         _check_files(table.images, images)
     formats.write(found.rows, out)
     show_audit(found.audit, table)
-    _say_written(out, f" ({number(len(found.rows))} rows)")
+    _say_written(out, f" ({counted(len(found.rows), 'row')})")
 
 
 @app.command()

@@ -36,6 +36,16 @@ def evaluate(
     labels: LabelFile,
     images: ImageFolder,
     read: Callable[[Path], Any],
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="F1, precision and recall at this one (calibrated) probability for all classes, such as 0.5, instead "
+            "of the run's own threshold of each class.",
+            min=0,
+            max=1,
+            show_default="the run's own",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out whatever it holds.")] = False,
 ) -> None:
@@ -61,7 +71,7 @@ def evaluate(
     predictor = open_predictor(run)
     show_audit(found.audit, table)
     with Bar("scores") as bar:
-        result = predictor.evaluate(found.rows, images, bar, called=str(labels))
+        result = predictor.evaluate(found.rows, images, bar, called=str(labels), threshold=threshold)
     named = set(table.classes)
     if unnamed := [name for name in predictor.classes if name not in named]:
         shown = ", ".join(unnamed[:8]) + (" …" if len(unnamed) > 8 else "")
@@ -72,7 +82,8 @@ def evaluate(
         )
     show_evaluation(result)
     if out is not None and processes.is_first():
-        content = {"protocol": result.protocol, **result.overall, "per_class": result.per_class}
+        one = {} if threshold is None else {"threshold": threshold}
+        content = {"protocol": result.protocol, **one, **result.overall, "per_class": result.per_class}
         write_json(out, content)
         console.print(f"Wrote {escape(str(out))}", soft_wrap=True)
 

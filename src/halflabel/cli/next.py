@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.screen import console
+from halflabel.cli.screen import console, counted
 from halflabel.errors import UserError
 
 
@@ -52,18 +51,20 @@ def next_questions(
     opened = Run.open(run)
     if out.exists() and first_line(out) != ",".join(COLUMNS):
         raise UserError(f"{out} is there already and holds no questions", "choose another --out")
-    scored = score_run(opened, images, partial(Bar, "scores"))
+    with Bar("scores") as bar:
+        scored = score_run(opened, images, lambda: bar)
     skip = answered(opened / "answers.sqlite", scored.table)
     if wrong:
-        apart = cross_scores(opened, images, folds, Bar("scores"))
+        with Bar("scores") as bar:
+            apart = cross_scores(opened, images, folds, bar)
         if apart is not None:
             console.print(f"Each label is judged by a head that was trained without it ({folds} folds)")
             found = doubtful(apart, scored.table, count, how="cross-fitted score", per_image=per_image, skip=skip)
         else:
             held = int(scored.held_out.sum())
             console.print(
-                f"{held} held-out images are judged fairly; the others by a model that has seen their labels and "
-                "is slow to contradict them: `why` says which",
+                f"{counted(held, 'held-out image is', 'held-out images are')} judged fairly; the others by a model "
+                "that has seen their labels and is slow to contradict them: `why` says which",
                 soft_wrap=True,
             )
             found = doubtful(
@@ -89,7 +90,9 @@ def next_questions(
     said = ", ".join(f"{many} {kind}" for kind, many in kinds.most_common())
     classes = len({item.column for item in found})
     console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: {len(found)} questions on {classes} classes ({said})", soft_wrap=True
+        f"Wrote [bold]{escape(str(out))}[/]: {counted(len(found), 'question')} on "
+        f"{counted(classes, 'class', 'classes')} ({said})",
+        soft_wrap=True,
     )
     words = ["halflabel", "review", str(run), str(images), "--questions", str(out)]
     console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
-from halflabel.cli.screen import console
+from halflabel.cli.screen import console, counted
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,15 +102,18 @@ def pack(
     count, bad = about["images"], about["bad"]
     per_image = about["bytes"] / count / 1e3
     console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: {count:,} images in {about['shards']} file{'s' * (about['shards'] > 1)}, "
+        f"Wrote [bold]{escape(str(out))}[/]: {counted(count, 'image')} in {counted(about['shards'], 'file')}, "
         f"{about['bytes'] / 1e6:,.1f} MB, {per_image:,.1f} kB per image",
         soft_wrap=True,
         highlight=False,
     )
     if ids is not None and count + bad < len(ids):
-        console.print(f"{len(ids) - count - bad} labelled images have no file in {escape(str(images))}", soft_wrap=True)
+        lacking = counted(len(ids) - count - bad, "labelled image has", "labelled images have")
+        console.print(f"{lacking} no file in {escape(str(images))}", soft_wrap=True)
     if bad:
-        console.print(f"{bad} images could not be read: see {escape(str(out / 'bad_images.csv'))}", soft_wrap=True)
+        console.print(
+            f"{counted(bad, 'image')} could not be read: see {escape(str(out / 'bad_images.csv'))}", soft_wrap=True
+        )
     where = shlex.quote(str(labels)) if labels is not None else "labels.csv"
     console.print(f"Next:  halflabel train {escape(where)} {escape(shlex.quote(str(out)))}", soft_wrap=True)
 

@@ -17,7 +17,7 @@ from halflabel.cli import app
 from halflabel.cli.compare import GridBar, kept
 from halflabel.cli.options import Device, Hold, Precision, Tune, panel
 from halflabel.cli.progress import Bar
-from halflabel.cli.screen import console
+from halflabel.cli.screen import console, counted
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -272,7 +272,9 @@ def _show(found: Reproduction) -> None:
             )
             console.print(f"[{colour}]{title}:[/] {escape(line)}", soft_wrap=True)
     if found.left_out:
-        console.print(f"[yellow]left out for want of time:[/] {found.left_out} runs; the same command goes on")
+        console.print(
+            f"[yellow]left out for want of time:[/] {counted(found.left_out, 'run')}; the same command goes on"
+        )
 
 
 def _show_condition(figures: list[Figure], several: bool) -> None:

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.screen import console
+from halflabel.cli.screen import console, counted
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _export(run: Run, place: Path, out: Path, with_labels: bool, force: bool) ->
     present = int((rows.value > 0).sum())
     formats.write(labels.append(rows) if with_labels else rows.named(), out)
     console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: {len(rows)} answers, {present} present and {len(rows) - present} absent; "
-        f"{unsure} unsure left out",
+        f"Wrote [bold]{escape(str(out))}[/]: {counted(len(rows), 'answer')}, {present} present and "
+        f"{len(rows) - present} absent; {unsure} unsure left out",
         soft_wrap=True,
     )
     if with_labels:
@@ -145,7 +145,7 @@ def _serve(run: Run, images: Path, questions: Path | None, place: Path, who: str
             app = server.make_app(desk, pictures, Maps(run, pictures), token=token, host=host, port=number)
             shown = f"[{host}]" if ":" in host else host
             # Plain print: no line break and no markup in an address that people click on or copy.
-            print(f"{len(found)} questions. Open  http://{shown}:{number}/#{token}", flush=True)
+            print(f"{counted(len(found), 'question')}. Open  http://{shown}:{number}/#{token}", flush=True)
             console.print(f"Answers go to {escape(str(place))} as you give them. Ctrl-C ends the page.", soft_wrap=True)
             server.serve(app, listening)
         finally:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "console",
+    "counted",
     "paragraphs",
     "show_advice",
     "show_audit",
@@ -95,6 +96,15 @@ def number(value: int) -> str:
     return f"{value:,}".replace(",", " ")
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """A number of things in words; `several` is for words that take more than an s.
+
+    >>> counted(1, "label"), counted(0, "label"), counted(2, "class", "classes")
+    ('1 label', '0 labels', '2 classes')
+    """
+    return f"{number(count)} {one if count == 1 else several or one + 's'}"
+
+
 def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "—"
 
@@ -103,7 +113,8 @@ def show_audit(audit: Audit, table: LabelTable) -> None:
     """What an import made of the file."""
     images, classes = table.shape
     names = ", ".join(escape(name) for name in audit.files)
-    console.print(f"Read [bold]{names}[/] as {audit.format}: {number(images)} images, {number(classes)} classes")
+    shape = f"{counted(images, 'image')}, {counted(classes, 'class', 'classes')}"
+    console.print(f"Read [bold]{names}[/] as {audit.format}: {shape}")
     rows = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
     rows.add_column(justify="right")
     rows.add_column()
@@ -158,7 +169,8 @@ def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
         rows.add_row(Text(stats.class_names[c]), bar(*counts), *(number(count) for count in counts))
     console.print(rows)
     if stats.classes > most:
-        console.print(f"  … and {number(stats.classes - most)} more classes (--top {stats.classes} shows all)")
+        rest = counted(stats.classes - most, "more class", "more classes")
+        console.print(f"  … and {rest} (--top {stats.classes} shows all)")
     _show_histogram("positives per image", stats.positives_per_image.tolist())
     _show_histogram("known labels per image", stats.known_per_image.tolist())
     if pairs:
@@ -239,7 +251,8 @@ def show_evaluation(found: Evaluation) -> None:
     blind = [row["class"] for row in found.per_class if row["present"] == 0 or row["absent"] == 0]
     if blind:
         shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
-        console.print(f"— for {len(blind)} classes without a known positive or negative here: {escape(shown)}")
+        those = counted(len(blind), "class", "classes")
+        console.print(f"— for {those} without a known positive or negative here: {escape(shown)}")
 
 
 def show_next_step(folder: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.screen import console
+from halflabel.cli.screen import console, counted
 from halflabel.errors import UserError
 
 __all__ = ["serve"]
@@ -93,7 +93,7 @@ def serve(
         address, taken = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         console.print(
-            f"Serving [bold]{escape(str(model))}[/], {len(predictor.classes)} classes, at http://{escape(shown)}:{taken}",
+            f"Serving [bold]{escape(str(model))}[/], {counted(len(predictor.classes), 'class', 'classes')}, at http://{escape(shown)}:{taken}",
             soft_wrap=True,
             highlight=False,
         )

@@ -33,7 +33,7 @@ from halflabel.cli.options import (
     panel,
     takes_policy,
 )
-from halflabel.cli.screen import console, number, show_audit
+from halflabel.cli.screen import console, counted, number, show_audit
 from halflabel.errors import UserError
 from halflabel.points import points
 
@@ -195,7 +195,7 @@ def _show(found: Study | Growth) -> None:
     for line in found.failures:
         console.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
     if found.left_out:
-        console.print(f"[yellow]left out for want of time:[/] {found.left_out} runs")
+        console.print(f"[yellow]left out for want of time:[/] {counted(found.left_out, 'run')}")
     if not found.points:
         return
     from halflabel.study import Growth

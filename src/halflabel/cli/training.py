@@ -31,7 +31,7 @@ from halflabel.cli.options import (
     panel,
     takes_policy,
 )
-from halflabel.cli.screen import console, show_audit, show_evaluation, warnings_in_a_line
+from halflabel.cli.screen import console, counted, show_audit, show_evaluation, warnings_in_a_line
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -214,7 +214,9 @@ def train(
         if more is not None:
             rows = rows.append(more)
             present, absent = (int((more.value == kind).sum()) for kind in (1, -1))
-            said = f"{present + absent} answers from {escape(str(answers))}: {present} present, {absent} absent"
+            said = (
+                f"{counted(present + absent, 'answer')} from {escape(str(answers))}: {present} present, {absent} absent"
+            )
             console.print(f"Took {said}", soft_wrap=True)
         config = replace(Config.from_dict(before.read_config()), begin_from=str(after.absolute()))
         folder = moved or Path(config.images)
