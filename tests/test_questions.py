@@ -13,13 +13,14 @@ from sklearn.linear_model import LogisticRegression
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.presence import _logistic
+from halflabel.presence import Presence, _logistic
 from halflabel.questions import (
     CONTROL_ABSENT,
     CONTROL_PRESENT,
     Question,
     choose,
     doubtful,
+    likely,
     presence,
     read_questions,
     write_questions,
@@ -299,3 +300,22 @@ def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> 
         return most
 
     assert peak(4_000) - peak(2_000) < 2 * 2_000 * 200
+
+
+@pytest.mark.parametrize("column", [None, 2])
+def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halflabel.presence._ENTRIES", 40)  # ten images at a time
+    scores, table, _ = positives_only()
+    scores = np.round(scores, 1)  # ties
+    scores[7] = np.nan
+    skip = {(3, 2), (0, 0), (59, 3)}
+    q = presence(scores, table.dense())
+    rest = [
+        (-q[i, c], i, c)
+        for i, c in itertools.product(range(60), range(4))
+        if table.dense()[i, c] == 0 and q[i, c] >= 0.1 and (i, c) not in skip and column in (None, c)
+    ]
+    found = likely(scores, table, Presence.fit(scores, table), 25, skip=skip, column=column)
+    assert [(-item.probability, item.image, item.column) for item in found] == sorted(rest)[:25]
+    assert len(found) == min(25, len(rest))
+    assert len(rest) > 10

@@ -30,6 +30,7 @@ __all__ = [
     "choose",
     "doubtful",
     "is_fair",
+    "likely",
     "presence",
     "read_questions",
     "write_questions",
@@ -155,16 +156,12 @@ def _survey(
 ) -> tuple[_Least, _Open]:
     """Look at all entries once: a random sample below (0) and at or above (1) their threshold, and what is open."""
     classes = len(table.classes)
-    answered = np.array(sorted(skip), np.int64).reshape(-1, 2)
+    answered = _entries(skip)
     names = hash_names(table.images.array)
     drawn = _Least(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
     best = _Least(classes, min(max(_MOST_KEPT, 2 * count // max(classes, 1)), len(table)), np.inf)
     left = np.zeros(classes, np.int64)
-    for index in blocks(*table.shape):
-        found = scores[index[0] : index[-1] + 1]
-        unknown = (table.rows(index) == 0) & ~np.isnan(found)
-        here = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
-        unknown[here[:, 0] - index[0], here[:, 1]] = False
+    for index, found, unknown in _open_entries(scores, table, answered):
         left += unknown.sum(0)
         cost = -fit.worth(fit.of(found))
         row, column = np.nonzero(unknown & (cost < best.limit))
@@ -288,6 +285,44 @@ def _by_class(questions: Sequence[Question], worth: Sequence[float]) -> list[Que
     for item, each in zip(questions, worth, strict=True):
         total[item.column] = total.get(item.column, 0.0) + each
     return sorted(questions, key=lambda item: (-total[item.column], item.column, -item.probability, item.image))
+
+
+def likely(
+    scores: NDArray[Any],
+    table: LabelTable,
+    fit: Presence,
+    count: int,
+    *,
+    skip: Iterable[tuple[int, int]] = (),
+    column: int | None = None,
+) -> list[Question]:
+    """Unknown entries that are present with a chance of a tenth or more, likeliest first; of one class, or of all."""
+    best = _Least(1, count, np.nextafter(-0.1, 0))
+    for index, found, unknown in _open_entries(scores, table, _entries(skip)):
+        if column is not None:
+            unknown[:, np.arange(unknown.shape[1]) != column] = False
+        cost = -fit.of(found)
+        row, to = np.nonzero(unknown & (cost < best.limit[0]))
+        best.add(np.zeros_like(row), index[row], to, cost[row, to])
+    entries = zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
+    return [Question(i, c, -cost, "likely missing") for i, c, cost in entries]
+
+
+def _entries(given: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+    """(n, 2) numbers of images and classes, by image."""
+    return np.array(sorted(given), np.int64).reshape(-1, 2)
+
+
+def _open_entries(
+    scores: NDArray[Any], table: LabelTable, answered: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.bool_]]]:
+    """(image numbers, their scores, which entries are unknown, scored and not answered), some images at a time."""
+    for index in blocks(*table.shape):
+        found = scores[index[0] : index[-1] + 1]
+        unknown = (table.rows(index) == 0) & ~np.isnan(found)
+        here = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
+        unknown[here[:, 0] - index[0], here[:, 1]] = False
+        yield index, found, unknown
 
 
 def doubtful(

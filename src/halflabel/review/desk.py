@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from halflabel.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, doubtful, is_fair, presence
+from halflabel.presence import Presence, is_fair
+from halflabel.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, doubtful, likely
 from halflabel.review.scores import Scored
 from halflabel.review.store import Answer, Answers, Standing
 from halflabel.wilson import wilson
@@ -81,7 +79,7 @@ class Desk:
         self._leases: dict[int, tuple[str, float]] = {}
         self._said: dict[int, Standing] = {}
         self._version = -1
-        self._presence: NDArray[np.float64] | None = None
+        self._presence: Presence | None = None
         self._refresh()
 
     def image(self, public: str) -> int | None:
@@ -237,24 +235,16 @@ class Desk:
 
     def _missing(self, shut: Sequence[tuple[int, int]], wanted: int | None) -> list[Question]:
         """Unknown entries, likeliest first; no class takes more than a quarter of a page while others wait."""
-        labels = self.scored.table.dense()
         if self._presence is None:
-            self._presence = presence(self.scored.scores, labels)
-        rank = np.where((labels == 0) & (self._presence >= 0.1), self._presence, -1.0)
-        for entry in shut:
-            rank[entry] = -1.0
-        if wanted is not None:
-            rank[:, np.arange(rank.shape[1]) != wanted] = -1.0
-        image, column = np.nonzero(rank > 0)
-        order = np.argsort(-rank[image, column], kind="stable")[: 4 * _GALLERY]
-        seen: dict[int, int] = {}
+            self._presence = Presence.fit(self.scored.scores, self.scored.table)
+        found = likely(self.scored.scores, self.scored.table, self._presence, 4 * _GALLERY, skip=shut, column=wanted)
+        seen: Counter[int] = Counter()
         ranked = []
-        for i, c in zip(image[order].tolist(), column[order].tolist(), strict=True):
-            seen[c] = seen.get(c, 0) + 1
-            ranked.append(((seen[c] - 1) // 6, i, c))  # six of each class, then six more
-        ranked.sort(key=lambda item: item[0])
-        p = self._presence
-        return [Question(i, c, float(p[i, c]), "likely missing") for _, i, c in ranked[:_GALLERY]]
+        for item in found:
+            ranked.append((seen[item.column] // 6, item))  # six of each class, then six more
+            seen[item.column] += 1
+        ranked.sort(key=lambda pair: pair[0])
+        return [item for _, item in ranked[:_GALLERY]]
 
     def _show(self, e: int, question: Question | None = None) -> dict[str, Any]:
         image, column = self._split(e)
