@@ -21,12 +21,15 @@ from halflabel.questions import (
     choose,
     doubtful,
     likely,
-    presence,
     read_questions,
     write_questions,
 )
 
 HALF = np.full(4, 0.5)
+
+
+def presence(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return Presence.fit(scores, LabelTable.from_dense(labels)).of(scores)
 
 
 def positives_only(n: int = 60, classes: int = 4, seed: int = 0) -> tuple[np.ndarray, LabelTable, np.ndarray]:

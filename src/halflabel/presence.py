@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from halflabel.labels.table import LabelTable
 
-__all__ = ["Presence", "blocks", "is_fair", "presence"]
+__all__ = ["Presence", "blocks", "is_fair"]
 
 _MOST_FITTED = 1_000_000
 _ENTRIES = 1 << 20  # looked at at a time
@@ -25,11 +25,11 @@ def is_fair(labels: NDArray[Any]) -> bool:
     return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
 
 
-def presence(scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
-    """The probability that an unknown entry is present: (N, C) scores and labels -> (N, C); NaN for unread images.
+class Presence(NamedTuple):
+    """The probability that an unknown entry is present, of scores: (N, C) -> (N, C); NaN for unread images.
 
-    Where the known labels are a fair sample, the calibrated scores themselves. Else (Elkan 2008, eq. 1 and 3, with
-    s = known to be present and c = P(s | present)):
+    Where the known labels are a fair sample (c = 0 here), the calibrated scores themselves. Else (Elkan 2008, eq. 1
+    and 3, with s = known to be present and c = P(s | present)):
 
         g = P(s | x) = σ(a · logit + b), fitted with unknown entries as s = 0;    c = mean of g over s = 1
         P(present | x, not s) = (1 − c)/c · g/(1 − g),    below 1
@@ -37,11 +37,6 @@ def presence(scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
     c comes out too low where classes overlap, so that this is then an upper estimate: near the truth for a good model,
     far above it for a poor one. Within a class the order does not depend on c.
     """
-    return Presence.fit(scores, LabelTable.from_dense(labels)).of(scores)
-
-
-class Presence(NamedTuple):
-    """How scores become the probability of `presence`; where c is 0, they are that probability."""
 
     slope: float = 1.0
     offset: float = 0.0

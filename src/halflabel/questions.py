@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.files import replacing
 from halflabel.labels.table import LabelTable
-from halflabel.presence import Presence, blocks, is_fair, presence
+from halflabel.presence import Presence, blocks
 from halflabel.rng import bits, hash_names
 
 __all__ = [
@@ -29,9 +29,7 @@ __all__ = [
     "Question",
     "choose",
     "doubtful",
-    "is_fair",
     "likely",
-    "presence",
     "read_questions",
     "write_questions",
 ]
