@@ -31,7 +31,7 @@ import torch
 from scipy.stats import norm
 
 from halflabel import metrics
-from halflabel.compare.result import difference
+from halflabel.experiments.result import difference
 
 OUT = Path(__file__).parent / "out" / "coverage.json"
 RESAMPLES, JUDGED, SHARED = 400, 20, 0.3

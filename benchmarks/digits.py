@@ -20,22 +20,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halflabel import drop, metrics
-from halflabel.backbones import build
-from halflabel.config import make_views
-from halflabel.data.cache import cache_features
-from halflabel.data.digits import scenes
-from halflabel.data.resident import Resident
+from halflabel import metrics
+from halflabel.cli.demo import SIZE
+from halflabel.data.datasets.digits import scenes
+from halflabel.data.gpu_views import Resident
 from halflabel.data.sources import Arrays, Part, Source
 from halflabel.data.views import Plain, Strong, Weak
-from halflabel.demo import SIZE
-from halflabel.heads import Model
+from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.memory import keep_freed_memory
-from halflabel.method import recipe, seeded
-from halflabel.score import score
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.backbones import build
+from halflabel.models.feature_cache import cache_features
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score
+from halflabel.system.memory import keep_freed_memory
+from halflabel.training.config import make_views
+from halflabel.training.loop import Settings, fit
 
 OPTIONS = {
     "partial": {"share": 0.1},

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from halflabel import drop
-from halflabel.config import Config
 from halflabel.data.sources import Features
 from halflabel.fill import cross_fit, plan
+from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
-from halflabel.train import Settings
+from halflabel.methods.base import recipe
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
 from voc_frozen import features, read
 
 

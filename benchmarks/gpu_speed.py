@@ -3,10 +3,10 @@
 python benchmarks/gpu_speed.py [--images voc.safetensors] [--backbones efficientnet-lite0,resnet50] [--batches 32,128]
     [--compile no,graph,full] [--size 224] [--precision no]
 
-The loop is `halflabel.train.fit` on images held on the GPU with crops and mirror images made there (view "weak"), and
-with two views where a method asks for them. The ceiling is forward, backward and the optimizer's step on the same
-random batch again and again, compiled in the same way. Both are medians of epochs after the first. `voc.safetensors` is
-what `voc_tuned.py prepare` writes; without it the images are noise.
+The loop is `halflabel.training.loop.fit` on images held on the GPU with crops and mirror images made there (view
+"weak"), and with two views where a method asks for them. The ceiling is forward, backward and the optimizer's step on
+the same random batch again and again, compiled in the same way. Both are medians of epochs after the first.
+`voc.safetensors` is what `voc_tuned.py prepare` writes; without it the images are noise.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from halflabel.backbones import build
-from halflabel.data.resident import Resident
+from halflabel.data.gpu_views import Resident
 from halflabel.data.views import Plain, Strong, Weak
-from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
-from halflabel.quick import quicken
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.backbones import build
+from halflabel.models.heads import Model
+from halflabel.training.cuda_graphs import quicken
+from halflabel.training.loop import Settings, fit
 
 CLASSES = 20
 

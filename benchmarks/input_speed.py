@@ -37,15 +37,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpu_speed import CLASSES, ceiling, model_of
 from halflabel.data.decode import find_images
-from halflabel.data.packed import OnDevice, open_packed
-from halflabel.data.packing import pack_images
-from halflabel.data.shards import Stored
+from halflabel.data.pack.read import Stored
+from halflabel.data.pack.source import OnDevice, open_packed
+from halflabel.data.pack.write import pack_images
 from halflabel.data.sources import Images, Source
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe
+from halflabel.training.loop import Settings, fit
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

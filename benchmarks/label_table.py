@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from halflabel.labels import binary, formats
+from halflabel.labels import formats
+from halflabel.labels.formats import binary
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 
@@ -61,7 +62,7 @@ def rows_of_256(table: LabelTable) -> str:
 
 def drop(protocol: str, **options: Any) -> Callable[[LabelTable], str]:
     def run(table: LabelTable) -> str:
-        from halflabel.drop import apply
+        from halflabel.labels.drop import apply
 
         return f"{apply(protocol, table, **options).known:,} known"
 
@@ -80,7 +81,7 @@ def pairs(table: LabelTable) -> str:
 
 
 def graph(table: LabelTable) -> str:
-    from halflabel.label_graph import from_cooccurrence
+    from halflabel.methods.parts.label_graph import from_cooccurrence
 
     return f"{len(from_cooccurrence(table, 50).rows):,} edges"
 

@@ -2,7 +2,7 @@
 
 python benchmarks/loop.py [--steps 12] [--features-only]
 
-1. EfficientNet-Lite0 at 224 px, batch 32: seconds per step, `halflabel.train.fit` against a plain loop.
+1. EfficientNet-Lite0 at 224 px, batch 32: seconds per step, `halflabel.training.loop.fit` against a plain loop.
 2. Cached features, 5,717 × 1,280, 20 classes, 10 epochs with an evaluation each: total seconds, the same comparison.
 """
 
@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from halflabel import metrics
-from halflabel.backbones import build
 from halflabel.data.sources import Features, Fetched, Plan
-from halflabel.evaluate import Judge
-from halflabel.heads import Linear, Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.memory import keep_freed_memory
-from halflabel.method import recipe, seeded
-from halflabel.rng import hash_names
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.backbones import build
+from halflabel.models.heads import Linear, Model
+from halflabel.runs.evaluate import Judge
+from halflabel.system.memory import keep_freed_memory
+from halflabel.system.rng import hash_names
+from halflabel.training.loop import Settings, fit
 
 
 class Ready:

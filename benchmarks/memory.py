@@ -30,15 +30,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from halflabel import scratch
-from halflabel.curriculum import Curriculum
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import Method, recipe, recipes, seeded
+from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.em import APL
-from halflabel.relabel import Relabeler
+from halflabel.methods.parts.curriculum import Curriculum
+from halflabel.methods.parts.relabel import Relabeler
+from halflabel.models.heads import Model
+from halflabel.system import scratch
 from halflabel.types import Batch, Sweep
 
 CHANNELS, PLACES = 1280, 7

@@ -19,15 +19,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halflabel import drop, metrics
+from halflabel import metrics
 from halflabel.data.sources import Features
-from halflabel.heads import Model
+from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
-from halflabel.questions import choose
-from halflabel.rng import bits, hash_names
-from halflabel.score import score
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score
+from halflabel.review.questions import choose
+from halflabel.system.rng import bits, hash_names
+from halflabel.training.loop import Settings, fit
 from voc_frozen import features, read
 
 Entries = NDArray[np.int64]  # (K, 2) image and class numbers

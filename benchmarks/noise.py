@@ -2,12 +2,12 @@
 
     python benchmarks/noise.py [--features FILE.npz] [--shares 0 0.1 0.2 0.3 0.4 0.5] [--methods bce warp rml]
 
-The protocol of Cevikalp 2019, §3.3, as `halflabel.drop.corrupt` reads it: label rows change places among a random
-subset of the training images, which keeps every class count, and the subset at 10 % is contained in that at 20 %. Test
-labels stay true. A linear head on frozen features, each method with its own default rate, no tuning on the test set and
-the weights of the last epoch. Measures are those of the paper: precision, recall and F1 of the three highest scores per
-class (CP, CR, CF1) and overall (OP, OR, OF1), and mAP; the mean and standard deviation over seeds, which change the
-choice of wrong labels and the order of training.
+The protocol of Cevikalp 2019, §3.3, as `halflabel.labels.drop.corrupt` reads it: label rows change places among a
+random subset of the training images, which keeps every class count, and the subset at 10 % is contained in that at 20
+%. Test labels stay true. A linear head on frozen features, each method with its own default rate, no tuning on the test
+set and the weights of the last epoch. Measures are those of the paper: precision, recall and F1 of the three highest
+scores per class (CP, CR, CF1) and overall (OP, OR, OF1), and mAP; the mean and standard deviation over seeds, which
+change the choice of wrong labels and the order of training.
 
 By default on scenes of handwritten digits, of which EfficientNet-Lite0 computes the features; or on given arrays:
 FILE.npz with `features` (N, D), `labels` (N, C) in {−1, 0, +1} and the same of the test set, `test_features` and
@@ -26,14 +26,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from halflabel import drop, metrics
+from halflabel import metrics
 from halflabel.data.sources import Arrays, Features
-from halflabel.heads import Linear, Model
+from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
-from halflabel.score import score
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.heads import Linear, Model
+from halflabel.models.scoring import score
+from halflabel.training.loop import Settings, fit
 
 OUT = Path(__file__).parent / "out" / "noise.json"
 MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1", "mAP")
@@ -101,11 +102,11 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
 
 def digits(images: int, cache: Path) -> Data:
     """Features of the demo's scenes, computed once."""
-    from halflabel.backbones import build
-    from halflabel.config import make_views
-    from halflabel.data.cache import cache_features
-    from halflabel.data.digits import CLASSES, scenes
-    from halflabel.demo import SIZE
+    from halflabel.cli.demo import SIZE
+    from halflabel.data.datasets.digits import CLASSES, scenes
+    from halflabel.models.backbones import build
+    from halflabel.models.feature_cache import cache_features
+    from halflabel.training.config import make_views
 
     backbone = build()
     made, other = scenes(images), scenes(max(images // 2, 1), split="test")

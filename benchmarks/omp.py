@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halflabel.memory import keep_freed_memory
-from halflabel.omp import Part, Solve, joint_omp
+from halflabel.methods.parts.matching_pursuit import Part, Solve, joint_omp
+from halflabel.system.memory import keep_freed_memory
 
 OUT = Path(__file__).parent / "out" / "omp.json"
 LAMBDA_Y, LAMBDA_F = 1.0, 0.5

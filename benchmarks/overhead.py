@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halflabel.backbones import build
-from halflabel.heads import Head, Model
 from halflabel.labels.table import LabelTable
-from halflabel.memory import keep_freed_memory
-from halflabel.method import Method, recipes, seeded
+from halflabel.methods.base import Method, recipes, seeded
+from halflabel.models.backbones import build
+from halflabel.models.heads import Head, Model
+from halflabel.system.memory import keep_freed_memory
 from halflabel.types import Batch
 
 

@@ -239,12 +239,12 @@ class Server:
 
 def small_model(folder: Path, backbone: str) -> Path:
     """A head on a backbone, trained for a moment on digit scenes."""
-    from halflabel.config import Config
-    from halflabel.data.digits import scenes
-    from halflabel.experiment import train
+    from halflabel.data.datasets.digits import scenes
     from halflabel.labels.table import LabelTable
-    from halflabel.run import Run
-    from halflabel.train import Settings
+    from halflabel.runs.folder import Run
+    from halflabel.runs.train import train
+    from halflabel.training.config import Config
+    from halflabel.training.loop import Settings
 
     made = scenes(60, size=64)
     table = LabelTable.from_dense(made.labels, made.names, made.classes)

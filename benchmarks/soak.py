@@ -132,10 +132,11 @@ def places() -> dict[str, tuple[Any, str, int, bool]]:
     import numpy as np
     import safetensors.torch
 
-    from halflabel import checkpoint, train
-    from halflabel.backbones import Backbone
-    from halflabel.curriculum import Curriculum
-    from halflabel.run import Run
+    from halflabel.methods.parts.curriculum import Curriculum
+    from halflabel.models.backbones import Backbone
+    from halflabel.runs.folder import Run
+    from halflabel.training import checkpoint
+    from halflabel.training import loop as train
 
     return {
         "cache: an image block": (Backbone, "forward", 8, False),
@@ -163,9 +164,9 @@ class Soak:
         self.seconds = 0.0
 
     def prepare(self) -> None:
-        from halflabel.data.digits import write_folder
-        from halflabel.drop import partial
+        from halflabel.data.datasets.digits import write_folder
         from halflabel.labels import formats
+        from halflabel.labels.drop import partial
 
         whole = write_folder(self.folder / "data", IMAGES, size=32)
         self.images = self.folder / "data" / "images"
@@ -472,11 +473,11 @@ def warm() -> None:
     import torch
 
     import halflabel.cli.progress
-    import halflabel.experiment
-    import halflabel.report.training
-    import halflabel.track
-    from halflabel.data import cache
-    from halflabel.method import recipes
+    import halflabel.runs.model_card
+    import halflabel.runs.train
+    import halflabel.training.callbacks
+    from halflabel.methods.base import recipes
+    from halflabel.models import feature_cache as cache
 
     recipes()
     torch.set_num_threads(1)

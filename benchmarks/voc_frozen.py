@@ -21,20 +21,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halflabel import drop, metrics
-from halflabel.backbones import build
-from halflabel.config import Config, make_views, open_images
-from halflabel.data.cache import cache_features
+from halflabel import metrics
 from halflabel.data.sources import Features, Part
-from halflabel.evaluate import Judge
-from halflabel.heads import Model
-from halflabel.labels import formats
+from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
-from halflabel.score import score
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.backbones import build
+from halflabel.models.feature_cache import cache_features
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score
+from halflabel.runs.evaluate import Judge
+from halflabel.training.config import Config, make_views, open_images
+from halflabel.training.loop import Settings, fit
 
 
 def read(labels: Path, split: str) -> LabelTable:

@@ -5,9 +5,9 @@ python benchmarks/voc_tuned.py run --labels labels.csv --images voc.safetensors 
     --jobs jobs.json --out results.jsonl [--workers 4] [--seconds 500]
 
 `labels.csv` and the splits are those of voc_frozen.py. `jobs.json` lists what to train, most important first. Each job
-names method, protocol, lr and seed, and may set options of the method and of `halflabel.train.Settings`, the training
-view ("flip", "weak"), epochs of the head alone on frozen maps before all is tuned ("linear_init"), or the head alone
-for good ("frozen", with three fixed strong views per image for methods that want them), and by what the epoch is
+names method, protocol, lr and seed, and may set options of the method and of `halflabel.training.loop.Settings`, the
+training view ("flip", "weak"), epochs of the head alone on frozen maps before all is tuned ("linear_init"), or the head
+alone for good ("frozen", with three fixed strong views per image for methods that want them), and by what the epoch is
 chosen: the clean labels of the held-out 20 % ("clean", as the single-positive literature does), what the protocol
 leaves known of them ("known"), or not at all ("last"). Several worker processes share the GPU, which one small network
 does not fill. Every finished job is one line of the results; jobs that are already there are not run again, none is
@@ -26,18 +26,18 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.backbones import Backbone, Preprocess, build
-from halflabel.config import Config, make_views, open_images
-from halflabel.data.resident import Resident, load_images
+from halflabel.data.gpu_views import Resident, load_images
 from halflabel.data.sources import Features, Part, Source, sequential
 from halflabel.data.views import Plain, Strong, View, Weak
-from halflabel.evaluate import Judge
-from halflabel.heads import Model
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
-from halflabel.score import score
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.backbones import Backbone, Preprocess, build
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score
+from halflabel.runs.evaluate import Judge
+from halflabel.training.config import Config, make_views, open_images
+from halflabel.training.loop import Settings, fit
 from voc_frozen import hide, read
 
 

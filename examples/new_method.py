@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel import LabelTable, Loss, Method, Settings, drop, fit, metrics
+from halflabel import LabelTable, Loss, Method, Settings, fit, metrics
 from halflabel.data.sources import Features
-from halflabel.heads import Linear, Model
-from halflabel.method import method, recipe
-from halflabel.relabel import AssumeNegative
-from halflabel.score import score
+from halflabel.labels import drop
+from halflabel.methods.base import method, recipe
+from halflabel.methods.parts.relabel import AssumeNegative
+from halflabel.models.heads import Linear, Model
+from halflabel.models.scoring import score
 
 
 class Bounded(Loss):

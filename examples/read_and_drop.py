@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from halflabel import Policy, UserError, drop, read_labels, write_labels
+from halflabel import Policy, UserError, read_labels, write_labels
+from halflabel.labels import drop
 
 # A wide table as annotation tools export it: 1 present, 0 absent, blank unknown, and a word of its own.
 TABLE = """\

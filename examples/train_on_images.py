@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from halflabel import HalfLabelClassifier, drop, read_labels
-from halflabel.data.digits import write_folder
+from halflabel import HalfLabelClassifier, read_labels
+from halflabel.data.datasets.digits import write_folder
+from halflabel.labels import drop
 
 
 def main(images: int = 300, backbone: str = "efficientnet-lite0") -> None:

@@ -22,15 +22,15 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import Tensor
 
 from halflabel import estimator as module
-from halflabel import method as registry
-from halflabel.backbones import build
-from halflabel.data.digits import scenes, write_folder
+from halflabel.data.datasets.digits import scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
-from halflabel.heads import Head, Linear, pool
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE
-from halflabel.method import Method, recipe, recipes
+from halflabel.methods import base as registry
+from halflabel.methods.base import Method, recipe, recipes
+from halflabel.methods.parts.losses import BCE
+from halflabel.models.backbones import build
+from halflabel.models.heads import Head, Linear, pool
 from halflabel.types import Output
 
 NAN = np.nan
@@ -459,7 +459,7 @@ def test_a_cache_is_used_again(folder: Path, tmp_path: Path, monkeypatch: pytest
     wanted = tiny().fit(files, labels).predict_proba(files)
     model = tiny(cache=tmp_path).fit(files, labels)
     assert len(list(tmp_path.rglob("values.npy"))) == 1
-    monkeypatch.setattr("halflabel.backbones.Backbone.forward", None)
+    monkeypatch.setattr("halflabel.models.backbones.Backbone.forward", None)
     np.testing.assert_array_equal(model.predict_proba(files[::-1])[::-1], wanted)
     np.testing.assert_array_equal(tiny(cache=str(tmp_path)).fit(files, labels).predict_proba(files), wanted)
     with pytest.raises(TypeError):
@@ -493,7 +493,7 @@ def test_cached_rows_are_copied_in_the_order_of_x(monkeypatch: pytest.MonkeyPatc
     kept = np.arange(24, dtype=np.float16).reshape(4, 3, 2)
     index = np.array([2, 0, 2, 3])
     for large in (1 << 28, 1):
-        monkeypatch.setattr("halflabel.scratch._LARGE", large)
+        monkeypatch.setattr("halflabel.system.scratch._LARGE", large)
         assert module._rows(kept, index).tolist() == kept[index].tolist()
 
 

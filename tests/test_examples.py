@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import halflabel
-from halflabel import method as method_module
+from halflabel.methods import base as method_module
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL: dict[str, dict[str, Any]] = {
@@ -124,7 +124,7 @@ def test_every_public_name_is_there() -> None:
     assert halflabel.read_labels.__module__ == "halflabel.labels.formats"
     assert isinstance(halflabel.metrics, ModuleType)
     # The module and the decorator in it share a name, and the module was there first.
-    assert isinstance(halflabel.method, ModuleType)
+    assert isinstance(halflabel.methods.base, ModuleType)
 
 
 def test_a_name_that_is_not_there() -> None:

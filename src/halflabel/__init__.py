@@ -28,38 +28,39 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from halflabel import drop, metrics
+    from halflabel import metrics
     from halflabel.errors import UserError
     from halflabel.estimator import HalfLabelClassifier
-    from halflabel.heads import Head
+    from halflabel.labels import drop
     from halflabel.labels.formats import read as read_labels
     from halflabel.labels.formats import write as write_labels
     from halflabel.labels.policy import Policy
     from halflabel.labels.table import LabelTable
-    from halflabel.losses import Loss
-    from halflabel.method import Method, recipes
-    from halflabel.relabel import Relabeler
-    from halflabel.terms import Term
-    from halflabel.train import Settings, fit
+    from halflabel.methods.base import Method, recipes
+    from halflabel.methods.parts.losses import Loss
+    from halflabel.methods.parts.relabel import Relabeler
+    from halflabel.methods.parts.terms import Term
+    from halflabel.models.heads import Head
+    from halflabel.training.loop import Settings, fit
 
 # Name -> its module, and its name there ("" for the module itself). Imported when first asked for: torch takes seconds,
 # and most commands need none of it.
 _HOMES = {
     "HalfLabelClassifier": ("estimator", "HalfLabelClassifier"),
-    "Head": ("heads", "Head"),
+    "Head": ("models.heads", "Head"),
     "LabelTable": ("labels.table", "LabelTable"),
-    "Loss": ("losses", "Loss"),
-    "Method": ("method", "Method"),
+    "Loss": ("methods.parts.losses", "Loss"),
+    "Method": ("methods.base", "Method"),
     "Policy": ("labels.policy", "Policy"),
-    "Relabeler": ("relabel", "Relabeler"),
-    "Settings": ("train", "Settings"),
-    "Term": ("terms", "Term"),
+    "Relabeler": ("methods.parts.relabel", "Relabeler"),
+    "Settings": ("training.loop", "Settings"),
+    "Term": ("methods.parts.terms", "Term"),
     "UserError": ("errors", "UserError"),
-    "drop": ("drop", ""),
-    "fit": ("train", "fit"),
+    "drop": ("labels.drop", ""),
+    "fit": ("training.loop", "fit"),
     "metrics": ("metrics", ""),
     "read_labels": ("labels.formats", "read"),
-    "recipes": ("method", "recipes"),
+    "recipes": ("methods.base", "recipes"),
     "write_labels": ("labels.formats", "write"),
 }
 

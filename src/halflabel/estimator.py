@@ -21,18 +21,19 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from halflabel import metrics, scratch
-from halflabel.backbones import Backbone, build
-from halflabel.config import Config, make_views
-from halflabel.data.cache import cache_features, copies_for
+from halflabel import metrics
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import Method, Recipe, recipe, seeded
-from halflabel.score import score
-from halflabel.train import Epoch, Settings, fit
+from halflabel.methods.base import Method, Recipe, recipe, seeded
+from halflabel.models.backbones import Backbone, build
+from halflabel.models.feature_cache import cache_features, copies_for
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score
+from halflabel.system import scratch
+from halflabel.training.config import Config, make_views
+from halflabel.training.loop import Epoch, Settings, fit
 
 __all__ = ["HalfLabelClassifier"]
 

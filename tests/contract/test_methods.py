@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from halflabel import method as registry
 from halflabel import methods
 from halflabel.cli.options import check_method
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE
-from halflabel.method import REGIMES, Method, method, recipe, recipes, seeded
-from halflabel.score import score
-from halflabel.train import Epoch, Settings, fit
+from halflabel.methods import base as registry
+from halflabel.methods.base import REGIMES, Method, method, recipe, recipes, seeded
+from halflabel.methods.parts.losses import BCE
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score
+from halflabel.training.loop import Epoch, Settings, fit
 from halflabel.types import Batch, Output, Sweep
 
 IMAGES, CLASSES, CHANNELS = 32, 6, 16

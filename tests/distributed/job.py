@@ -20,17 +20,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from halflabel import cli, processes, scratch, shard
-from halflabel import train as training
+from halflabel import cli
 from halflabel.data.sources import Arrays, Features
 from halflabel.data.views import Plain, Strong, Weak
 from halflabel.errors import UserError
-from halflabel.heads import Head, Model
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE
-from halflabel.method import Method, recipe, recipes, seeded
-from halflabel.score import score
-from halflabel.train import Settings, fit
+from halflabel.methods.base import Method, recipe, recipes, seeded
+from halflabel.methods.parts.losses import BCE
+from halflabel.models.heads import Head, Model
+from halflabel.models.scoring import score
+from halflabel.system import distributed as processes
+from halflabel.system import scratch
+from halflabel.training import fsdp as shard
+from halflabel.training import loop as training
+from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Passes
 
 N, SIDE, D, C = 37, 8, 6, 5

@@ -19,12 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from halflabel import cli, processes
+from halflabel import cli
 from halflabel.cli import app
-from halflabel.engine import start_engine
 from halflabel.errors import UserError
-from halflabel.method import recipes
-from halflabel.train import Settings
+from halflabel.methods.base import recipes
+from halflabel.system import distributed as processes
+from halflabel.training.engine import start_engine
+from halflabel.training.loop import Settings
 
 
 def _load_job() -> ModuleType:

@@ -14,19 +14,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from halflabel import interrupt, train
-from halflabel.backbones import build
-from halflabel.data import cache
 from halflabel.data.sources import Features, Images
 from halflabel.data.views import Plain, Weak
-from halflabel.heads import Linear, Model
-from halflabel.interrupt import Stopped
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE
-from halflabel.method import Method, seeded
-from halflabel.relabel import Relabeler
-from halflabel.train import Epoch, Fitted, Settings, fit
+from halflabel.methods.base import Method, seeded
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.relabel import Relabeler
+from halflabel.models import feature_cache as cache
+from halflabel.models.backbones import build
+from halflabel.models.heads import Linear, Model
+from halflabel.system import signals as interrupt
+from halflabel.system.signals import Stopped
+from halflabel.training import loop as train
+from halflabel.training.loop import Epoch, Fitted, Settings, fit
 from halflabel.types import Batch, Sweep, Targets
 
 N, D, C = 24, 5, 3

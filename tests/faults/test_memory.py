@@ -12,20 +12,20 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from halflabel.backbones import build
-from halflabel.data.cache import cache_features
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.data.views import Plain
 from halflabel.errors import UserError
-from halflabel.heads import Linear, Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE
-from halflabel.method import Method, recipe, recipes, seeded
-from halflabel.relabel import Relabeler
-from halflabel.room import Room
-from halflabel.score import score
-from halflabel.train import Epoch, Fitted, Settings, _Training, fit
+from halflabel.methods.base import Method, recipe, recipes, seeded
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.relabel import Relabeler
+from halflabel.models.backbones import build
+from halflabel.models.feature_cache import cache_features
+from halflabel.models.heads import Linear, Model
+from halflabel.models.scoring import score
+from halflabel.system.gpu_memory import Room
+from halflabel.training.loop import Epoch, Fitted, Settings, _Training, fit
 from halflabel.types import Batch, Passes, Targets
 
 N, C = 24, 3
@@ -35,7 +35,7 @@ SETTINGS = Settings(epochs=2, batch_size=8, lr=0.01, schedule="constant", device
 @pytest.fixture(autouse=True)
 def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr("halflabel.train._RUNS_OUT", ("cpu",))
+    monkeypatch.setattr("halflabel.training.loop._RUNS_OUT", ("cpu",))
 
 
 class Small(nn.Module):
@@ -233,7 +233,7 @@ def test_one_image_too_many_is_an_error_with_advice() -> None:
 
 
 def test_what_cannot_be_split_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.train._RUNS_OUT", ())
+    monkeypatch.setattr("halflabel.training.loop._RUNS_OUT", ())
     with pytest.raises(UserError, match="for batches of 8") as caught:
         train(model(4), SETTINGS)
     assert "--batch-size" in caught.value.fix

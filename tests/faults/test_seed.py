@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from halflabel.config import Config
-from halflabel.data.digits import scenes
-from halflabel.drop import partial
-from halflabel.experiment import train
+from halflabel.data.datasets.digits import scenes
+from halflabel.labels.drop import partial
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.run import Run
-from halflabel.train import Settings
+from halflabel.runs.folder import Run
+from halflabel.runs.train import train
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
 
 
 def test_a_methods_own_weights_are_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

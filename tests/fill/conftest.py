@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from halflabel.config import Config
-from halflabel.data.digits import write_folder
-from halflabel.experiment import train
+from halflabel.data.datasets.digits import write_folder
 from halflabel.fill import Scores
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
-from halflabel.run import Run
-from halflabel.train import Settings
+from halflabel.runs.folder import Run
+from halflabel.runs.train import train
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
 
 
 class World(NamedTuple):
@@ -49,7 +49,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def digits(pictures: Path) -> LabelTable:
     """Labels of 60 scenes, half of them known."""
-    from halflabel import drop
+    from halflabel.labels import drop
 
     return drop.partial(formats.read(pictures / "train.csv").table(), 0.5, seed=0)
 

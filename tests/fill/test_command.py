@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
-from halflabel.fill import Scores, write
+from halflabel.fill import Scores
+from halflabel.fill import run as write
 from halflabel.labels import formats
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.run import Run
+from halflabel.runs.folder import Run
 
 
 def run(*words: str | Path) -> Result:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halflabel.config import Config
 from halflabel.data.sources import Features
 from halflabel.errors import NothingRead, UserError
-from halflabel.fill import crossfit
-from halflabel.fill.crossfit import cross_fit, score_run
 from halflabel.labels.table import LabelTable
-from halflabel.run import Run
-from halflabel.score import score
-from halflabel.train import Settings
+from halflabel.models.scoring import score
+from halflabel.runs import crossfit
+from halflabel.runs.crossfit import cross_fit, score_run
+from halflabel.runs.folder import Run
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
 
 CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
 
@@ -31,7 +31,7 @@ def made(images: int = 40) -> tuple[np.ndarray[Any, Any], LabelTable]:
 def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
-    monkeypatch.setattr("halflabel.scratch._LARGE", large)
+    monkeypatch.setattr("halflabel.system.scratch._LARGE", large)
     values, table = made()
     part = np.repeat(np.arange(4, dtype=np.int8), 10)
     monkeypatch.setattr(crossfit, "assign", lambda *_, **__: part)

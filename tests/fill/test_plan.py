@@ -13,11 +13,11 @@ from halflabel.errors import UserError
 from halflabel.fill import RULE, Scores, fill_run, plan, score_run, write_filled
 from halflabel.labels import formats
 from halflabel.labels.names import Names
+from halflabel.labels.provenance import tables
 from halflabel.labels.rows import Rows
+from halflabel.labels.rules import read_rules
 from halflabel.labels.table import LabelTable
-from halflabel.provenance import tables
-from halflabel.rules import read_rules
-from halflabel.run import Run
+from halflabel.runs.folder import Run
 
 _spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
 assert _spec is not None
@@ -54,7 +54,7 @@ def test_the_tally_counts_every_unknown_entry_once() -> None:
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     world = worlds.make_world(2, images=1500, known=0.4)
     whole = plan(world.scores, world.table).rows()
-    monkeypatch.setattr("halflabel.fill.filling._ENTRIES", 1000)
+    monkeypatch.setattr("halflabel.fill.plan._ENTRIES", 1000)
     pieces = plan(world.scores, world.table).rows()
     assert len(whole) > 2000
     assert whole.resolve() == pieces.resolve()
@@ -218,7 +218,7 @@ def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
 
 def score_run_with_parts(run: Run, pictures: Path, table: LabelTable, part: np.ndarray) -> Scores:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halflabel.fill.crossfit.assign", lambda *a, **k: part)
+        patch.setattr("halflabel.runs.crossfit.assign", lambda *a, **k: part)
         return score_run(run, pictures / "images", table, folds=3)
 
 
@@ -279,7 +279,7 @@ def test_what_follows_from_a_models_label_is_no_evidence_later(
         ("person", "model:an:runs/before"),
     )  # fmt: skip
     monkeypatch.setattr(Run, "read_rows", lambda run: labels)
-    monkeypatch.setattr("halflabel.fill.write.score_run", lambda run, images, table, **more: blind(table))
+    monkeypatch.setattr("halflabel.fill.run.score_run", lambda run, images, table, **more: blind(table))
     filling = fill_run(frozen, pictures / "images", rules=path)
     tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
     after = formats.read(tmp_path / "whole.csv", format="long").rows
@@ -332,7 +332,7 @@ def test_what_rules_derive_is_as_good_as_what_it_was_derived_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """Against a slow loop over every chain: the value, the source and the score of each derived row."""
-    monkeypatch.setattr("halflabel.fill.filling._ENTRIES", block)
+    monkeypatch.setattr("halflabel.fill.plan._ENTRIES", block)
     rng = np.random.default_rng(0)
     path = tmp_path / "rules.csv"
     path.write_text("0,implies,1\n1,implies,2\n3,implies,2\n4,excludes,1\n4,excludes,5\n6,implies,5\n")

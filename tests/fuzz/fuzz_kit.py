@@ -39,7 +39,7 @@ class Refusal(Exception):
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    from halflabel.review.pictures import NoPicture
+    from halflabel.review.thumbnails import NoPicture
 
     return UserError, BadImage, NoPicture, Refusal
 

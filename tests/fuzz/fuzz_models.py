@@ -21,14 +21,14 @@ __all__ = ["models", "pages"]
 def models(place: Path) -> Iterator[Reader]:
     import torch
 
-    from halflabel.backbones import build
-    from halflabel.checkpoint import Checkpoint, save, save_tensors
-    from halflabel.config import Config
-    from halflabel.experiment import train
-    from halflabel.export.hub import export_hub
     from halflabel.labels.table import LabelTable
-    from halflabel.run import Run
-    from halflabel.train import Settings
+    from halflabel.models.backbones import build
+    from halflabel.runs.export.hub import export_hub
+    from halflabel.runs.folder import Run
+    from halflabel.runs.train import train
+    from halflabel.training.checkpoint import Checkpoint, save, save_tensors
+    from halflabel.training.config import Config
+    from halflabel.training.loop import Settings
 
     made = load("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "digits.py").scenes(12, size=32)
     table = LabelTable.from_dense(made.labels[:, :3], made.names, CLASSES)
@@ -59,8 +59,8 @@ def _onnx(run: Any) -> bytes:
     """The least network with the names, types and metadata of our own exports."""
     from onnx import TensorProto, helper, numpy_helper
 
-    from halflabel.export.about import About
-    from halflabel.predict import Predictor
+    from halflabel.runs.export.about import About
+    from halflabel.runs.predictor import Predictor
 
     given = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", 3, 32, 32])
     gives = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])
@@ -78,7 +78,7 @@ def _onnx(run: Any) -> bytes:
 
 def read_run(folder: Path, rng: Rng) -> None:
     from halflabel.review.scores import score_run
-    from halflabel.run import Run
+    from halflabel.runs.folder import Run
 
     run = Run.open(folder)
     if rng.random() < 0.6:
@@ -96,7 +96,7 @@ def read_model(folder: Path, rng: Rng, name: str = "") -> None:
 
     from halflabel.data.sources import Arrays
     from halflabel.labels.names import Names
-    from halflabel.predictor import open_predictor
+    from halflabel.runs.exported_predictor import open_predictor
 
     predictor = open_predictor(folder / name)
     size = predictor.views["plain"].size
@@ -107,7 +107,7 @@ def read_model(folder: Path, rng: Rng, name: str = "") -> None:
 
 
 def read_checkpoint(folder: Path, rng: Rng) -> None:
-    from halflabel.checkpoint import newest
+    from halflabel.training.checkpoint import newest
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a damaged one is passed over with a warning
@@ -115,7 +115,7 @@ def read_checkpoint(folder: Path, rng: Rng) -> None:
 
 
 def read_weights(folder: Path, rng: Rng) -> None:
-    from halflabel.backbones import build
+    from halflabel.models.backbones import build
 
     build("tiny", weights=folder / rng.choice(("w.pt", "w.safetensors")))
 
@@ -127,13 +127,13 @@ def review_client(place: Path) -> Any:
     """A client of the review page, over made-up scores of a small table; its answers lie in the folder."""
     from fastapi.testclient import TestClient
 
-    from halflabel.questions import choose
-    from halflabel.review.desk import Desk
-    from halflabel.review.guard import TOKEN_HEADER
-    from halflabel.review.pictures import Pictures
+    from halflabel.review.answers import Answers
+    from halflabel.review.questions import choose
     from halflabel.review.scores import Scored
+    from halflabel.review.security import TOKEN_HEADER
     from halflabel.review.server import make_app
-    from halflabel.review.store import Answers
+    from halflabel.review.session import Desk
+    from halflabel.review.thumbnails import Pictures
 
     table = small_table()
     scores, features = np.random.default_rng(0).random(table.shape, np.float32), np.zeros((4, 64), np.float16)
@@ -149,8 +149,8 @@ def pages(place: Path) -> Iterator[Reader]:
     from fastapi.testclient import TestClient
     from PIL import Image
 
-    from halflabel.predictor import open_predictor
-    from halflabel.serve import Limits, make_app
+    from halflabel.runs.exported_predictor import open_predictor
+    from halflabel.runs.serve import Limits, make_app
 
     review = review_client(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
     bodies: dict[str, Any] = {

@@ -125,7 +125,7 @@ def read_labels(name: str, ways: list[tuple[str, dict[str, Any]]], folder: Path,
 
 
 def datasets(place: Path) -> Iterator[Reader]:
-    from halflabel.datasets import DATASETS
+    from halflabel.data.datasets import DATASETS
 
     written = load("fuzz_datasets", TESTS / "datasets" / "test_datasets.py")
     writers = {
@@ -156,7 +156,7 @@ _OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def read_dataset(name: str, folder: Path, rng: Rng) -> None:
-    from halflabel.datasets import Pixels, open_dataset
+    from halflabel.data.datasets import Pixels, open_dataset
 
     opened = open_dataset(name, folder, **rng.choice(({}, *_OPTIONS.get(name, ()))))
     for split in opened.splits.values():
@@ -200,7 +200,7 @@ def pictures() -> Iterator[Reader]:
 
 def read_picture(name: str, folder: Path, rng: Rng) -> None:
     from halflabel.data.decode import find_images, locate, read_image
-    from halflabel.review.pictures import Pictures
+    from halflabel.review.thumbnails import Pictures
 
     find_images(folder)
     locate([name, "../x", "", "a\0b", "/etc/passwd"], folder)
@@ -216,7 +216,7 @@ def read_picture(name: str, folder: Path, rng: Rng) -> None:
 
 
 def lists(place: Path) -> Iterator[Reader]:
-    from halflabel.review.store import Answer, Answers
+    from halflabel.review.answers import Answer, Answers
 
     graph = 'to,from,weight\ncat,dog,0.5\ndog,cat,\n"büé, x",cat,2\n'
     rules = 'cat,excludes,dog\n"büé, x",implies,dog\n'
@@ -238,25 +238,25 @@ def lists(place: Path) -> Iterator[Reader]:
 
 
 def read_graph(folder: Path, rng: Rng) -> None:
-    from halflabel.label_graph import from_file
+    from halflabel.methods.parts.label_graph import from_file
 
     from_file(folder / "graph.csv", small_table().classes)
 
 
 def read_rules_file(name: str, folder: Path, rng: Rng) -> None:
-    from halflabel.rules import read_rules
+    from halflabel.labels.rules import read_rules
 
     read_rules(folder / name, small_table().classes).consequences(small_table().dense())
 
 
 def read_questions_file(folder: Path, rng: Rng) -> None:
-    from halflabel.questions import read_questions
+    from halflabel.review.questions import read_questions
 
     read_questions(folder / "next.csv", small_table())
 
 
 def read_answers(folder: Path, rng: Rng) -> None:
-    from halflabel.review.store import Answer, Answers, answered
+    from halflabel.review.answers import Answer, Answers, answered
 
     table = small_table()
     answered(folder / "answers.sqlite", table)

@@ -16,9 +16,10 @@ import pytest
 
 from halflabel.data.decode import BadImage, read_image
 from halflabel.errors import LabelError, UserError
-from halflabel.labels import formats, sheet
+from halflabel.labels import formats
+from halflabel.labels.formats import _csv as sheet
 from halflabel.labels.policy import Policy
-from halflabel.run import Run
+from halflabel.runs.folder import Run
 
 DEEP = 200_000
 
@@ -161,7 +162,7 @@ def test_arrays_that_claim_more_than_they_have(tmp_path: Path) -> None:
 
 
 def test_weights_whose_header_lies(tmp_path: Path) -> None:
-    from halflabel.backbones import build
+    from halflabel.models.backbones import build
 
     for header in ({"x": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}, {"x": [1]}, [], "x" * 100):
         text = json.dumps(header).encode()

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 import halflabel
-from halflabel.backbones import build
-from halflabel.checkpoint import newest
-from halflabel.datasets import open_dataset
+from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
 from halflabel.labels import formats
-from halflabel.predictor import open_predictor
-from halflabel.run import Run
+from halflabel.models.backbones import build
+from halflabel.runs.exported_predictor import open_predictor
+from halflabel.runs.folder import Run
+from halflabel.training.checkpoint import newest
 
 SOURCE = Path(halflabel.__file__).parent
 

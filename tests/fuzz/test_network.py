@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from halflabel.backbones import build
+from halflabel.models.backbones import build
 
 Failed = pytest.fail.Exception
 

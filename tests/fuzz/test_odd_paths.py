@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.data.decode import BadImage, find_images, locate, read_image
 from halflabel.errors import LabelError, UserError
-from halflabel.files import read_json, read_text
 from halflabel.labels import formats
+from halflabel.system.files import read_json, read_text
 
 KINDS = ("missing", "folder", "pipe", "device", "null", "self", "dangling", "empty", "blank", "zeros", "long", "nul")
 
@@ -124,9 +124,9 @@ def test_an_error_stays_short_whatever_it_quotes() -> None:
 
 def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     """Images there are trained on, with one that cannot be read."""
-    from halflabel.data.digits import write_folder
-    from halflabel.report.facts import gather
-    from halflabel.run import Run
+    from halflabel.data.datasets.digits import write_folder
+    from halflabel.report.run_facts import gather
+    from halflabel.runs.folder import Run
 
     write_folder(tmp_path, 24)
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/ph\xff"))

@@ -17,16 +17,16 @@ from fuzz_kit import Refusal, small_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halflabel.config import Config
 from halflabel.errors import UserError
-from halflabel.export.about import About
-from halflabel.files import check_fields
-from halflabel.label_graph import from_file
 from halflabel.labels import formats
 from halflabel.labels.policy import Policy
-from halflabel.questions import read_questions
-from halflabel.rules import read_rules
-from halflabel.run import Run
+from halflabel.labels.rules import read_rules
+from halflabel.methods.parts.label_graph import from_file
+from halflabel.review.questions import read_questions
+from halflabel.runs.export.about import About
+from halflabel.runs.folder import Run
+from halflabel.system.files import check_fields
+from halflabel.training.config import Config
 
 few = settings(max_examples=40)
 

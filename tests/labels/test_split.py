@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from halflabel import drop
 from halflabel.errors import UserError
+from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from halflabel import drop
+from halflabel.labels import drop
 from halflabel.labels.stats import conditional, describe, top_pairs
 from halflabel.labels.table import LabelTable
 

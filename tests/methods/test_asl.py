@@ -10,8 +10,8 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.losses import ASL
-from halflabel.method import Method, recipe
+from halflabel.methods.base import Method, recipe
+from halflabel.methods.parts.losses import ASL
 from halflabel.types import Batch, Output
 
 TESTS = Path(__file__).parents[1]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.heads import Model
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
 from halflabel.methods.boostlu import BoostedMaps
+from halflabel.models.heads import Model
 from halflabel.types import Batch
 
 _spec = importlib.util.spec_from_file_location(

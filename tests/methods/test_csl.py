@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
 from halflabel.methods.csl import MarginBCE
 from halflabel.types import Targets
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from halflabel import scratch
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import Method, recipe
+from halflabel.methods.base import Method, recipe
 from halflabel.methods.em import APL
-from halflabel.rng import hash_names
-from halflabel.terms import entropy
+from halflabel.methods.parts.terms import entropy
+from halflabel.system import scratch
+from halflabel.system.rng import hash_names
 from halflabel.types import Batch, Output, Sweep
 
 TESTS = Path(__file__).parents[1]
@@ -250,7 +250,7 @@ def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_p
         monkeypatch.setattr(f"halflabel.methods.em.{name}", value)
     if place == "file":
         monkeypatch.setattr("halflabel.methods.em._BYTES_FROM", 1)
-        monkeypatch.setattr("halflabel.scratch._LARGE", 1)
+        monkeypatch.setattr("halflabel.system.scratch._LARGE", 1)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     labels = make_labels(50, 9)
     labels[:, 0], labels[:, 1], labels[:, 2] = 0, 1, -1  # nothing known, everything

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel import label_vectors as vectors_module
-from halflabel.embedding import Semantic
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
 from halflabel.methods import fast0tag as module
+from halflabel.methods.base import recipe
 from halflabel.methods.fast0tag import RankNet
+from halflabel.methods.parts import label_vectors as vectors_module
+from halflabel.models.embedding_heads import Semantic
+from halflabel.models.heads import Model
 from halflabel.types import Batch, Targets
 
 _file = Path(__file__).parent.parent / "reference" / "fast0tag.py"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.losses import BCE, Focal, over_entries, total
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
+from halflabel.methods.parts.losses import BCE, Focal, over_entries, total
 from halflabel.types import Batch, Output, Targets
 
 TESTS = Path(__file__).parents[1]

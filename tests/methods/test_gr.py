@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
 from halflabel.methods.gr import GeneralisedCE
 from halflabel.types import Targets
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
 from halflabel.methods.hill import FocalMargin, Hill
 from halflabel.types import Targets
 

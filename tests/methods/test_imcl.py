@@ -15,12 +15,12 @@ from torch import nn
 
 from halflabel.data.sources import Features
 from halflabel.errors import LabelError, UserError
-from halflabel.heads import Linear, Model
-from halflabel.items import Items, impute
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
-from halflabel.omp import Part, joint_omp
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.methods.parts.matching_pursuit import Part, joint_omp
+from halflabel.methods.parts.similarity_memory import Items, impute
+from halflabel.models.heads import Linear, Model
+from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Sweep
 
 _spec = importlib.util.spec_from_file_location(
@@ -493,7 +493,7 @@ def test_autocast_does_not_blur_similarities():
 
 def test_large_memories_are_refused(monkeypatch):
     view, labels = inputs(0, 6, 4)
-    monkeypatch.setattr("halflabel.items._LARGEST", 100)
+    monkeypatch.setattr("halflabel.methods.parts.similarity_memory._LARGEST", 100)
     with pytest.raises(UserError, match=r"dictionary 6 would remember 0.0 GB about 6 images"):
         step(begin(labels, dictionary=6), view, labels)
     fixed = begin(labels, image_similarity="fixed")
@@ -501,7 +501,7 @@ def test_large_memories_are_refused(monkeypatch):
         fixed.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
     with pytest.raises(UserError, match="image_similarity fixed would remember"):
         step(fixed, view, labels, 1)  # not only when the logistic epochs are over
-    monkeypatch.setattr("halflabel.items._LARGEST", 95)  # too little for the labels alone
+    monkeypatch.setattr("halflabel.methods.parts.similarity_memory._LARGEST", 95)  # too little for the labels alone
     with pytest.raises(UserError, match="image_similarity fixed would remember"):
         begin(labels, image_similarity="fixed")
 
@@ -511,7 +511,7 @@ def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
     view[2] = math.nan
     found = []
     for piece in (1 << 12, 3):
-        monkeypatch.setattr("halflabel.items._PIECE", piece)
+        monkeypatch.setattr("halflabel.methods.parts.similarity_memory._PIECE", piece)
         method = begin(labels, image_similarity="fixed")
         method.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
         found.append((method.relabel.start_features, method.relabel.start_labels))

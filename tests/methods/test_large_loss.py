@@ -12,7 +12,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
 from halflabel.methods.large_loss import LargeLoss, largest
 
 _spec = importlib.util.spec_from_file_location(

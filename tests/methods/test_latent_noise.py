@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
-from halflabel.noise import LatentNoise, relevance
+from halflabel.methods.base import recipe
+from halflabel.models.heads import Model
+from halflabel.models.noise_head import LatentNoise, relevance
 from halflabel.types import Batch
 
 _file = Path(__file__).parent.parent / "reference" / "latent_noise.py"

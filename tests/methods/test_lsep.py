@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
 from halflabel.methods.lsep import LSEP
 from halflabel.types import Batch, Targets
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from halflabel.curriculum import Curriculum
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
-from halflabel.graph import Graph
-from halflabel.heads import Ensemble, Linear, Model, Weldon
 from halflabel.labels.table import LabelTable
-from halflabel.losses import ByShare
-from halflabel.method import recipe, seeded
-from halflabel.relabel import Ignore
+from halflabel.methods.base import recipe, seeded
+from halflabel.methods.parts.curriculum import Curriculum
+from halflabel.methods.parts.losses import ByShare
+from halflabel.methods.parts.relabel import Ignore
+from halflabel.models.gnn_head import Graph
+from halflabel.models.heads import Ensemble, Linear, Model, Weldon
 from halflabel.report.relabelling import relabellings
-from halflabel.train import Settings, fit
+from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
 _spec = importlib.util.spec_from_file_location(

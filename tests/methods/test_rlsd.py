@@ -11,13 +11,13 @@ from torchvision.ops import roi_align
 
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
 from halflabel.methods.rlsd import Regional, windows
-from halflabel.score import score
-from halflabel.sequence import Recurrent
-from halflabel.train import Settings, fit
+from halflabel.models.heads import Model
+from halflabel.models.recurrent_head import Recurrent
+from halflabel.models.scoring import score
+from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch
 
 _spec = importlib.util.spec_from_file_location("reference_rlsd", Path(__file__).parent.parent / "reference" / "rlsd.py")

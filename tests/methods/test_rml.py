@@ -14,14 +14,14 @@ import torch
 
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
-from halflabel.heads import Linear, Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.losses import over_images
-from halflabel.method import recipe, seeded
+from halflabel.methods.base import recipe, seeded
+from halflabel.methods.parts.losses import over_images
+from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials, violators
 from halflabel.methods.rml import Propagate, Transductive
-from halflabel.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials, violators
-from halflabel.train import Settings, fit
+from halflabel.models.heads import Linear, Model
+from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Sweep, Targets
 
 TESTS = Path(__file__).parent.parent

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.method import Method, recipe
+from halflabel.methods.base import Method, recipe
+from halflabel.methods.parts.terms import estimate_positives
 from halflabel.methods.role import Estimates
-from halflabel.terms import estimate_positives
 from halflabel.types import Batch, Output
 
 TESTS = Path(__file__).parents[1]

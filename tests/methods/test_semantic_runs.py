@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from halflabel.config import Config
 from halflabel.data.sources import Features
-from halflabel.experiment import train
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
-from halflabel.predict import Predictor
-from halflabel.run import Run
-from halflabel.score import score
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score
+from halflabel.runs.folder import Run
+from halflabel.runs.predictor import Predictor
+from halflabel.runs.train import train
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings, fit
 
 SMALL = {"vector_size": 4}
 HEAD = {**SMALL, "width": 8, "rank": 4}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.method import recipe
+from halflabel.methods.base import recipe
 from halflabel.methods.softmax import Softmax
 from halflabel.types import Batch, Targets
 

@@ -12,13 +12,13 @@ import torch
 
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE
-from halflabel.method import recipe, seeded
+from halflabel.methods.base import recipe, seeded
+from halflabel.methods.parts.losses import BCE
 from halflabel.methods.srcr import Confident, Saliency
-from halflabel.train import Settings, fit
+from halflabel.models.heads import Model
+from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Targets
 
 _spec = importlib.util.spec_from_file_location(

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.heads import Model, own_head
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
-from halflabel.semantic import SemanticHead, TaughtHead
+from halflabel.methods.base import recipe
+from halflabel.methods.parts.semantic import SemanticHead, TaughtHead
+from halflabel.models.heads import Model, own_head
 from halflabel.types import Batch
 
 _spec = importlib.util.spec_from_file_location(
@@ -62,7 +62,7 @@ def both(mine, theirs):
 @pytest.mark.parametrize("options", [{}, {"width": 0}, {"steps": 0}])
 @pytest.mark.parametrize("parts", [1 << 24, 1])
 def test_step_and_gradient_are_the_slow_loop(images, classes, options, parts, monkeypatch):
-    monkeypatch.setattr("halflabel.semantic._TOGETHER", parts)
+    monkeypatch.setattr("halflabel.methods.parts.semantic._TOGETHER", parts)
     _, method, model, batch = make(images, classes, **options)
     batch.labels[0, 0] = 1
     scored = [slow.head(image, model.head) for image in batch.views[0]]

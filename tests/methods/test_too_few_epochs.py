@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from halflabel.data.sources import Features
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, recipes, seeded
-from halflabel.train import Settings, fit
+from halflabel.methods.base import recipe, recipes, seeded
+from halflabel.models.heads import Model
+from halflabel.training.loop import Settings, fit
 
 CASES = [
     ("ss-rml", {}, 5, "passing labels on never starts in 5 epochs: .* use --epochs 6 or more, or --start 4"),

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.embedding import Bilinear
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
-from halflabel.ranking import Sampling
+from halflabel.methods.base import recipe
+from halflabel.methods.parts.ranking import Sampling
+from halflabel.models.embedding_heads import Bilinear
+from halflabel.models.heads import Model
 from halflabel.types import Batch
 
 _spec = importlib.util.spec_from_file_location(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.method import recipe
-from halflabel.report import charts
-from halflabel.report.facts import Measured
+from halflabel.methods.base import recipe
+from halflabel.report import svg as charts
 from halflabel.report.judged import curves
+from halflabel.report.run_facts import Measured
 
 
 def test_counts_have_whole_ticks() -> None:

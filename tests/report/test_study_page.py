@@ -17,15 +17,15 @@ import torch
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.config import Config
 from halflabel.errors import UserError
+from halflabel.experiments.study import grow, study
 from halflabel.labels.table import LabelTable
-from halflabel.points import points
-from halflabel.report.facts import is_comparison, is_study
+from halflabel.report.run_facts import is_comparison, is_study
 from halflabel.report.study_facts import read_study
 from halflabel.report.study_page import build_study, write_study
-from halflabel.study import grow, study
-from halflabel.train import Settings
+from halflabel.system.format import points
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
 
 _spec = importlib.util.spec_from_file_location("page_checks", Path(__file__).with_name("test_page.py"))
 assert _spec is not None
@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda handle: None)
         for name in ("draw_study", "draw_growth"):
-            patch.setattr(f"halflabel.study.{name}", lambda found, path: None)
+            patch.setattr(f"halflabel.experiments.study.{name}", lambda found, path: None)
         words = ["halflabel", "study", "/secret/place/labels.csv", "/secret/place/my photos/", "--out=/secret/place/x"]
         study(table, images, out=place / "study", budgets=(0.25, 0.75, 1), command=words, **how)
         grow(table, images, out=place / "growth", shares=(0.125, 0.25, 0.5, 1), command=[*words, "--grow"], **how)

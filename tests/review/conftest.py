@@ -8,16 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from halflabel import drop
-from halflabel.config import Config
-from halflabel.data.digits import CLASSES, scenes
+from halflabel.data.datasets.digits import CLASSES, scenes
+from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
-from halflabel.questions import choose
 from halflabel.review import scores as kept
-from halflabel.review.desk import Desk
+from halflabel.review.answers import Answers
+from halflabel.review.questions import choose
 from halflabel.review.scores import Scored, score_run
-from halflabel.review.store import Answers
-from halflabel.run import Run
+from halflabel.review.session import Desk
+from halflabel.runs.folder import Run
+from halflabel.training.config import Config
 
 N = 80
 

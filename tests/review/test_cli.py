@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.labels import formats
-from halflabel.review.store import Answer, Answers
+from halflabel.review.answers import Answer, Answers
 
 
 def call(*words: object):

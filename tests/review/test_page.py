@@ -16,8 +16,8 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("fastapi")
 
-from halflabel.questions import CONTROL, choose, write_questions  # noqa: E402
-from halflabel.review.store import Answers  # noqa: E402
+from halflabel.review.answers import Answers  # noqa: E402
+from halflabel.review.questions import CONTROL, choose, write_questions  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")

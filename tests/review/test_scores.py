@@ -13,21 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from halflabel.backbones import build
-from halflabel.config import Config
-from halflabel.data.digits import CLASSES, scenes
+from halflabel.data.datasets.digits import CLASSES, scenes
 from halflabel.errors import UserError
-from halflabel.experiment import _write_model
-from halflabel.fill import crossfit
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe, seeded
-from halflabel.predict import Predictor
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.backbones import build
+from halflabel.models.heads import Model
 from halflabel.review import scores as kept
-from halflabel.review.pictures import Maps, NoPicture, NothingSeen, Pictures
 from halflabel.review.scores import cross_scores, score_run
-from halflabel.run import Run
-from halflabel.train import Settings
+from halflabel.review.thumbnails import Maps, NoPicture, NothingSeen, Pictures
+from halflabel.runs import crossfit
+from halflabel.runs.folder import Run
+from halflabel.runs.predictor import Predictor
+from halflabel.runs.train import _write_model
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
 
 SIZE = 64
 
@@ -200,7 +200,7 @@ def test_a_damaged_split_is_said(project, rest) -> None:
 
 
 def test_maps_have_the_shape_of_the_photo_and_a_cold_one_is_said_to_be(small, monkeypatch) -> None:
-    from halflabel.report import maps as drawn
+    from halflabel.models import class_maps as drawn
 
     run, images = small
     pictures = Pictures(images, [f"train-{k:06}.png" for k in range(24)])

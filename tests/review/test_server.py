@@ -17,11 +17,11 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from halflabel.errors import UserError
-from halflabel.questions import CONTROL_ABSENT, CONTROL_PRESENT
-from halflabel.review.desk import Desk, Share
-from halflabel.review.guard import HEADERS, TOKEN_HEADER, is_loopback
-from halflabel.review.pictures import NoPicture, NothingSeen, Pictures, Shelf
+from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT
+from halflabel.review.security import HEADERS, TOKEN_HEADER, is_loopback
 from halflabel.review.server import bind, make_app
+from halflabel.review.session import Desk, Share
+from halflabel.review.thumbnails import NoPicture, NothingSeen, Pictures, Shelf
 
 TOKEN = "t" * 43
 PORT = 8765
@@ -400,7 +400,7 @@ def test_galleries_show_what_they_say(client, desk) -> None:
 
 
 def test_another_process_is_noticed(client, desk) -> None:
-    from halflabel.review.store import Answer, Answers
+    from halflabel.review.answers import Answer, Answers
 
     question = ask(client, count=1)[0]
     other = Answers(desk.answers.path)

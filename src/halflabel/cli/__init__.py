@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from halflabel import __version__, processes
+from halflabel import __version__
 from halflabel.errors import UserError
-from halflabel.files import FULL
-from halflabel.memory import keep_freed_memory
+from halflabel.system import distributed as processes
+from halflabel.system.files import FULL
+from halflabel.system.memory import keep_freed_memory
 
 __all__ = ["app", "main"]
 
@@ -26,7 +27,7 @@ class Commands(TyperGroup):
     """Errors that are the user's to fix are printed in one message and end with exit code 2: no traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        from halflabel.cli.screen import show_error
+        from halflabel.cli.terminal import show_error
 
         try:
             return super().invoke(ctx)
@@ -73,7 +74,7 @@ def start(
 ) -> None:
     """Multi-label image classifiers from labels that are only partly known."""
     if ctx.invoked_subcommand is None:
-        from halflabel.cli.screen import show_next_step
+        from halflabel.cli.terminal import show_next_step
 
         show_next_step(Path())
     elif processes.several() and ctx.invoked_subcommand not in _TOGETHER:
@@ -98,7 +99,7 @@ def main() -> None:
             app()
     except Exception as error:
         if isinstance(error, OSError) and not _is_interruption(error):  # before any command begins, as by --help
-            from halflabel.cli.screen import show_error
+            from halflabel.cli.terminal import show_error
 
             show_error(_of_the_system(error))
             sys.exit(2)
@@ -136,7 +137,7 @@ def _is_interruption(error: BaseException | None) -> bool:
 
 def _join() -> None:
     """Be one of several processes: the first one alone prints results; all end when one does."""
-    from halflabel.cli.screen import show_error
+    from halflabel.cli.terminal import show_error
 
     def stop(*_: object) -> None:
         if processes.claim("error"):  # else another has said why all end
@@ -164,10 +165,10 @@ def _join() -> None:
 
 
 from halflabel.cli import labels as _labels  # noqa: E402, F401  # these register their commands on `app`
-from halflabel.cli import training as _training  # noqa: E402, F401
+from halflabel.cli import train as _training  # noqa: E402, F401
 
 # isort: split
-from halflabel.cli import models as _models  # noqa: E402, F401
+from halflabel.cli import predict as _models  # noqa: E402, F401
 
 # isort: split
 from halflabel.cli import cache as _cache  # noqa: E402, F401  # after the others: the order of `--help`

@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.screen import console, counted, number
+from halflabel.cli.terminal import console, counted, number
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.data.caches import Cache
+    from halflabel.models.feature_cache_admin import Cache
 
 __all__ = ["cache"]
 
@@ -43,8 +43,8 @@ def cache(
 
     Example: halflabel cache runs --remove older
     """
-    from halflabel.data.caches import chosen, find_caches
-    from halflabel.data.caches import remove as take_away
+    from halflabel.models.feature_cache_admin import chosen, find_caches
+    from halflabel.models.feature_cache_admin import remove as take_away
 
     caches = find_caches(folder)
     if remove is None:

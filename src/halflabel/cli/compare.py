@@ -33,13 +33,13 @@ from halflabel.cli.options import (
     panel,
     takes_policy,
 )
-from halflabel.cli.screen import console, counted, number, show_audit, warnings_in_a_line
+from halflabel.cli.terminal import console, counted, number, show_audit, warnings_in_a_line
 from halflabel.errors import UserError
-from halflabel.points import points
+from halflabel.system.format import points
 
 if TYPE_CHECKING:
-    from halflabel.compare import Comparison, Row, Task
-    from halflabel.compare.grid import Outcome
+    from halflabel.experiments import Comparison, Row, Task
+    from halflabel.experiments.grid import Outcome
     from halflabel.labels.audit import Import
     from halflabel.labels.table import LabelTable
 
@@ -144,10 +144,10 @@ def compare(
     other = said_by_people(read(test)) if test is not None else None
     show_audit(found.audit, table)
 
-    from halflabel.auto import epochs_for
-    from halflabel.compare import compare as compare_methods
-    from halflabel.config import Config
-    from halflabel.train import Settings
+    from halflabel.experiments import compare as compare_methods
+    from halflabel.methods.auto import epochs_for
+    from halflabel.training.config import Config
+    from halflabel.training.loop import Settings
 
     chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
@@ -263,7 +263,7 @@ def print_table(table: Table) -> None:
 
 def said_by_people(found: Import) -> LabelTable:
     """The labels less those that a model made: a method that learnt from them would be judged by its own kind."""
-    from halflabel.provenance import tables
+    from halflabel.labels.provenance import tables
 
     every, table = tables(found.rows)
     if made := every.known - table.known:

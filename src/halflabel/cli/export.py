@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.screen import console, counted
+from halflabel.cli.terminal import console, counted
 from halflabel.errors import UserError
 
 __all__ = ["hub", "onnx"]
@@ -38,13 +38,13 @@ def onnx(
         raise UserError(f"{out} is there already", "choose another --out, or add --force to overwrite it")
     if out.suffix != ".onnx":
         raise UserError(f"{out.name} does not end in .onnx", "name the file model.onnx")
-    from halflabel.run import model_kind
+    from halflabel.runs.folder import model_kind
 
     if model_kind(run) == "onnx":
         raise UserError("this is an ONNX file already", "name the run, or the folder that was exported for the Hub")
 
-    from halflabel.export.onnx import export_onnx
-    from halflabel.predictor import open_predictor
+    from halflabel.runs.export.onnx import export_onnx
+    from halflabel.runs.exported_predictor import open_predictor
 
     predictor = open_predictor(run)
     parity = export_onnx(predictor, out)
@@ -80,12 +80,12 @@ def hub(
     """
     if private and push is None:
         raise UserError("--private means nothing without --push", "add --push user/name, or leave --private out")
-    from halflabel.run import Run
+    from halflabel.runs.folder import Run
 
     opened = Run.open(run)
 
-    from halflabel.export.hub import FILES, export_hub
-    from halflabel.export.hub import push as upload
+    from halflabel.runs.export.hub import FILES, export_hub
+    from halflabel.runs.export.hub import push as upload
 
     export_hub(opened, out, force=force)
     console.print(f"Wrote [bold]{escape(str(out))}[/]: {', '.join(FILES)}", soft_wrap=True)

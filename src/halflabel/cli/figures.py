@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.screen import console
+from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 
 
@@ -50,8 +50,8 @@ def figures(
 
     Example: halflabel figures runs/srcr photos/ --only maps --against runs/bce --out figures
     """
-    from halflabel.report.figures import FIGURES, draw_figures
-    from halflabel.run import Run
+    from halflabel.papers.figures.draw import FIGURES, draw_figures
+    from halflabel.runs.folder import Run
 
     names = FIGURES if only is None else tuple(name.strip() for name in only.split(",") if name.strip())
     if not names:

@@ -12,15 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from halflabel import processes
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
-from halflabel.cli.screen import ABSENT, PRESENT, UNKNOWN, console, counted, number, percent
+from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, counted, number, percent
 from halflabel.errors import UserError
+from halflabel.system import distributed as processes
 
 if TYPE_CHECKING:
     from halflabel.fill import Filling, Tally
-    from halflabel.rules import Suggestion
+    from halflabel.labels.rules import Suggestion
 
 
 @app.command()
@@ -79,8 +79,8 @@ def fill(
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
     from halflabel.fill.ending import check_ending
-    from halflabel.labels.sheet import existing
-    from halflabel.run import Run
+    from halflabel.labels.formats._csv import existing
+    from halflabel.runs.folder import Run
 
     opened = Run.open(run)
     path = out or opened.filled
@@ -239,8 +239,8 @@ def suggest_rules(
 
     Example: halflabel rules suggest labels.csv --out rules.csv
     """
-    from halflabel.files import replacing
-    from halflabel.rules import suggest, write_suggestions
+    from halflabel.labels.rules import suggest, write_suggestions
+    from halflabel.system.files import replacing
 
     if out is not None and out.exists() and not force:
         raise UserError(f"{out} is there already", "choose another name, or add --force to overwrite it")
@@ -280,7 +280,7 @@ def check_rules(
 
     Example: halflabel rules check rules.csv labels.csv
     """
-    from halflabel.rules import breaches, read_rules
+    from halflabel.labels.rules import breaches, read_rules
 
     table = read(labels).table()
     found = read_rules(rules, table.classes)

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import LabelFile, takes_policy
-from halflabel.cli.screen import console, counted, show_advice, show_audit, show_counts, show_stats
+from halflabel.cli.terminal import console, counted, show_advice, show_audit, show_counts, show_stats
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def inspect(
 
     Example: halflabel inspect labels.csv --minus-one absent --zero unknown
     """
-    from halflabel.advice import advise
     from halflabel.labels.stats import top_pairs
     from halflabel.methods import names
+    from halflabel.methods.advice import advise
 
     found: Import = read(labels)
     table = found.table()
@@ -141,7 +141,7 @@ def drop(
 
     Example: halflabel drop labels.csv tenth.csv --keep 0.1
     """
-    from halflabel import drop as protocols
+    from halflabel.labels import drop as protocols
     from halflabel.labels import formats
 
     if protocol not in protocols.PROTOCOLS:
@@ -170,7 +170,7 @@ def drop(
 
 def _protocol_options(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
     """What a protocol takes, from the flags that were given; a wrong or missing one is named as it is written."""
-    from halflabel.drop import PROTOCOLS
+    from halflabel.labels.drop import PROTOCOLS
 
     share = {"noisy": "--spoil", "corrupt": "--spoil", "semi-supervised": "--hide"}.get(protocol, "--keep")
     takes = list(signature(PROTOCOLS[protocol]).parameters.values())[1:]  # after the table

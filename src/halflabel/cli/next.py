@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.screen import console, counted
+from halflabel.cli.terminal import console, counted
 from halflabel.errors import UserError
 
 
@@ -42,11 +42,11 @@ def next_questions(
 
     Example: halflabel next runs/first photos/ --count 500
     """
-    from halflabel.labels.sheet import first_line
-    from halflabel.questions import COLUMNS, choose, doubtful, write_questions
+    from halflabel.labels.formats._csv import first_line
+    from halflabel.review.answers import answered
+    from halflabel.review.questions import COLUMNS, choose, doubtful, write_questions
     from halflabel.review.scores import cross_scores, score_run
-    from halflabel.review.store import answered
-    from halflabel.run import Run
+    from halflabel.runs.folder import Run
 
     opened = Run.open(run)
     if out.exists() and first_line(out) != ",".join(COLUMNS):

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
-from halflabel.cli.screen import console, counted
+from halflabel.cli.terminal import console, counted
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def pack(
     if not images.is_dir():
         raise UserError(f"{images} is no folder", "name the folder with the images")
     shard_bytes = _bytes(file_size)
-    from halflabel.data.shards import Stored
+    from halflabel.data.pack.read import Stored
 
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
@@ -81,7 +81,7 @@ def pack(
         ids = found.table().images
 
     from halflabel.cli.progress import Bar
-    from halflabel.data.packing import pack_images
+    from halflabel.data.pack.write import pack_images
 
     try:
         with Bar("packing") as bar:

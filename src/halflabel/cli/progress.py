@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from halflabel.cli.screen import console
-from halflabel.points import points
+from halflabel.cli.terminal import console
+from halflabel.system.format import points
 
 if TYPE_CHECKING:
-    from halflabel.train import Epoch
+    from halflabel.training.loop import Epoch
 
 __all__ = ["Bar", "TrainingBar"]
 

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.screen import console
+from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 
 
@@ -41,9 +41,9 @@ def report(
     Example: halflabel report runs/study
     """
     from halflabel.cli.progress import Bar
-    from halflabel.report.facts import is_comparison, is_study
-    from halflabel.report.page import check_name, write_report
-    from halflabel.run import Run
+    from halflabel.report.run_facts import is_comparison, is_study
+    from halflabel.report.run_page import check_name, write_report
+    from halflabel.runs.folder import Run
 
     if out is not None:
         check_name(out)
@@ -57,7 +57,7 @@ def report(
         if of_study:
             from halflabel.report.study_page import write_study as write
         else:
-            from halflabel.report.comparison import write_comparison as write
+            from halflabel.report.comparison_page import write_comparison as write
         made = write(run, out)
         console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
         return

@@ -17,11 +17,11 @@ from halflabel.cli import app
 from halflabel.cli.compare import GridBar, kept
 from halflabel.cli.options import Device, Hold, Precision, Tune, panel
 from halflabel.cli.progress import Bar
-from halflabel.cli.screen import console, counted
+from halflabel.cli.terminal import console, counted
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.reproduce.outcome import Figure, Reproduction
+    from halflabel.papers.result import Figure, Reproduction
 
 _EVERY = 60  # seconds between lines where no bar can be shown
 CHANGES, SPEED = "What to do otherwise than the paper", "Speed"
@@ -107,7 +107,7 @@ def reproduce(
 
     Example: halflabel reproduce S4-table2 data/voc2012 --dataset voc2012 --tune head --backbone efficientnet-lite0
     """
-    from halflabel.reproduce.tables import recipe_for
+    from halflabel.papers.tables import recipe_for
 
     if table is None:
         _show_tables()
@@ -117,9 +117,9 @@ def reproduce(
         _show_recipe(table)
         return
 
-    from halflabel.reproduce.runner import cache_for
-    from halflabel.reproduce.runner import reproduce as run_table
-    from halflabel.reproduce.setup import Changes
+    from halflabel.papers.run import cache_for
+    from halflabel.papers.run import reproduce as run_table
+    from halflabel.papers.settings import Changes
 
     choices: dict[str, Any] = {"precision": precision.value, "hold": hold.value}
     changes = Changes(
@@ -189,10 +189,10 @@ class _Features:
 
 
 def _show_tables() -> None:
-    from halflabel.datasets import DATASETS
+    from halflabel.data.datasets import DATASETS
     from halflabel.methods import names
-    from halflabel.reproduce.published import PUBLISHED, paper_of
-    from halflabel.reproduce.tables import TABLES
+    from halflabel.papers.published import PUBLISHED, paper_of
+    from halflabel.papers.tables import TABLES
 
     known = names()
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -214,11 +214,11 @@ def _show_tables() -> None:
 
 def _show_recipe(id: str) -> None:
     """What a table needs, before any data is there."""
-    from halflabel.datasets import layout_of
+    from halflabel.data.datasets import layout_of
     from halflabel.methods import names
-    from halflabel.reproduce.published import paper_of
-    from halflabel.reproduce.tables import recipe_for
-    from halflabel.reproduce.words import protocol_of
+    from halflabel.papers.describe import protocol_of
+    from halflabel.papers.published import paper_of
+    from halflabel.papers.tables import recipe_for
 
     table = recipe_for(id)
     console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")

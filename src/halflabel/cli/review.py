@@ -13,11 +13,11 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.screen import console, counted
+from halflabel.cli.terminal import console, counted
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.run import Run
+    from halflabel.runs.folder import Run
 
 
 @app.command()
@@ -47,7 +47,7 @@ def review(
 
     Example: halflabel review runs/first photos/ --questions questions.csv
     """
-    from halflabel.run import Run
+    from halflabel.runs.folder import Run
 
     opened = Run.open(run)
     place = answers or opened / "answers.sqlite"
@@ -71,7 +71,7 @@ def _login() -> str:
 
 def _export(run: Run, place: Path, out: Path, with_labels: bool, force: bool) -> None:
     from halflabel.labels import formats
-    from halflabel.review.store import Answers
+    from halflabel.review.answers import Answers
 
     if not place.exists():
         raise UserError(
@@ -110,13 +110,13 @@ def _serve(run: Run, images: Path, questions: Path | None, place: Path, who: str
     except ImportError:
         raise UserError("the review page needs FastAPI and uvicorn", "pip install fastapi uvicorn") from None
 
-    from halflabel.questions import choose, read_questions
     from halflabel.review import server
-    from halflabel.review.desk import Desk
-    from halflabel.review.guard import is_loopback
-    from halflabel.review.pictures import Maps, Pictures
+    from halflabel.review.answers import Answers, answered
+    from halflabel.review.questions import choose, read_questions
     from halflabel.review.scores import score_run
-    from halflabel.review.store import Answers, answered
+    from halflabel.review.security import is_loopback
+    from halflabel.review.session import Desk
+    from halflabel.review.thumbnails import Maps, Pictures
 
     # Whatever can be refused is refused before images are scored, which may take long.
     if not images.is_dir():

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.screen import console, counted
+from halflabel.cli.terminal import console, counted
 from halflabel.errors import UserError
 
 __all__ = ["serve"]
@@ -59,8 +59,8 @@ def serve(
 
     Example: curl -F files=@photo.jpg http://127.0.0.1:8000/predict
     """
-    from halflabel.run import model_kind
-    from halflabel.sockets import open_socket
+    from halflabel.runs.folder import model_kind
+    from halflabel.system.sockets import open_socket
 
     # What can be refused is refused before torch and the model are loaded, which takes seconds.
     given = {"--max-mb": max_mb, "--max-megapixels": max_megapixels, "--timeout": timeout, "--wait-ms": wait_ms}
@@ -70,12 +70,12 @@ def serve(
     model_kind(model)
     with open_socket(host, port) as listening:
         try:
-            from halflabel import serve as server
+            from halflabel.runs import serve as server
         except ImportError as error:
             fix = "pip install fastapi uvicorn python-multipart"
             raise UserError(f"serving needs packages that are not here ({error})", fix) from None
 
-        from halflabel.predictor import open_predictor
+        from halflabel.runs.exported_predictor import open_predictor
 
         bytes_per_file = int(max_mb * 1e6)
         limits = server.Limits(

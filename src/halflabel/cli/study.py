@@ -33,13 +33,13 @@ from halflabel.cli.options import (
     panel,
     takes_policy,
 )
-from halflabel.cli.screen import console, counted, number, show_audit
+from halflabel.cli.terminal import console, counted, number, show_audit
 from halflabel.errors import UserError
-from halflabel.points import points
+from halflabel.system.format import points
 
 if TYPE_CHECKING:
+    from halflabel.experiments.study import Growth, Study
     from halflabel.labels.audit import Import
-    from halflabel.study import Growth, Study
 
 TRAINING, JUDGING = "How all are trained", "How they are judged"
 
@@ -114,11 +114,11 @@ def study(
     other = said_by_people(read(test)) if test is not None else None
     show_audit(found.audit, table)
 
-    from halflabel import study as studies
-    from halflabel.auto import epochs_for
     from halflabel.cli.progress import Bar
-    from halflabel.config import Config
-    from halflabel.train import Settings
+    from halflabel.experiments import study as studies
+    from halflabel.methods.auto import epochs_for
+    from halflabel.training.config import Config
+    from halflabel.training.loop import Settings
 
     chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
@@ -198,7 +198,7 @@ def _show(found: Study | Growth) -> None:
         console.print(f"[yellow]left out for want of time:[/] {counted(found.left_out, 'run')}")
     if not found.points:
         return
-    from halflabel.study import Growth
+    from halflabel.experiments.study import Growth
 
     if isinstance(found, Growth):
         console.print(f"\n[bold]{escape(found.advice)}[/]", soft_wrap=True)

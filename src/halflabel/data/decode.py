@@ -27,7 +27,7 @@ from PIL import (
 )
 
 from halflabel.errors import UserError
-from halflabel.files import replacing
+from halflabel.system.files import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ def open_image(path: str | Path) -> IO[bytes]:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        from halflabel.data.shards import find_member
+        from halflabel.data.pack.read import find_member
 
         found = find_member(path)
         if found is None:
@@ -316,7 +316,7 @@ def find_images(folder: str | Path) -> list[Path]:
     """All image files below `folder`, told by their suffix in any case, in the order of their relative paths.
 
     Of a pack, its images: `PACK/name`, which `read_image` reads."""
-    from halflabel.data.shards import is_pack, open_pack
+    from halflabel.data.pack.read import is_pack, open_pack
 
     folder = Path(folder)
     if is_pack(folder):
@@ -332,7 +332,7 @@ def locate(names: Sequence[str], folder: str | Path) -> list[Path | None]:
     (`train/1.jpg` is never `val/1.jpg`), but may repeat the end of `folder` itself (`images/1.jpg` in `…/images`).
     Ids that are absolute or contain `..` get None. In a pack, ids are those of the folder that was packed.
     """
-    from halflabel.data.shards import is_pack, open_pack
+    from halflabel.data.pack.read import is_pack, open_pack
 
     folder = Path(folder)
     if is_pack(folder):

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from halflabel import processes
 from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, TooManyBad, read_image
 from halflabel.data.views import View, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.rng import hash_names
+from halflabel.system import distributed as processes
+from halflabel.system.rng import hash_names
 
 __all__ = [
     "Arrays",

@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from halflabel.errors import UserError
-from halflabel.rng import bits, uniform
+from halflabel.system.rng import bits, uniform
 
 __all__ = ["OPS", "Plain", "Strong", "View", "Weak", "draws", "view_keys"]
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from halflabel.fill.undo import undo
 
 if TYPE_CHECKING:
-    from halflabel.fill.crossfit import Scores, cross_fit, score_run
-    from halflabel.fill.filling import RULE, Filling, Tally, plan
-    from halflabel.fill.write import fill_run, write_filled
+    from halflabel.fill.plan import RULE, Filling, Tally, plan
+    from halflabel.fill.run import fill_run, write_filled
+    from halflabel.runs.crossfit import Scores, cross_fit, score_run
 
 __all__ = ["RULE", "Filling", "Scores", "Tally", "cross_fit", "fill_run", "plan", "score_run", "undo", "write_filled"]
 
 # Imported when first asked for: to undo needs no torch, which takes seconds.
 _HOMES = {
-    **dict.fromkeys(("Scores", "cross_fit", "score_run"), "crossfit"),
-    **dict.fromkeys(("RULE", "Filling", "Tally", "plan"), "filling"),
-    **dict.fromkeys(("fill_run", "write_filled"), "write"),
+    **dict.fromkeys(("Scores", "cross_fit", "score_run"), "halflabel.runs.crossfit"),
+    **dict.fromkeys(("RULE", "Filling", "Tally", "plan"), "halflabel.fill.plan"),
+    **dict.fromkeys(("fill_run", "write_filled"), "halflabel.fill.run"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

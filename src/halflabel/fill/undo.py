@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels import formats, long
+from halflabel.labels import formats
+from halflabel.labels.formats import long
+from halflabel.labels.provenance import MODEL, RULE, pick
 from halflabel.labels.rows import Rows
 from halflabel.labels.standing import standing
 from halflabel.labels.table import last_of_each
-from halflabel.provenance import MODEL, RULE, pick
 
 __all__ = ["Undone", "undo", "without"]
 
@@ -34,7 +35,7 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
     that answer either way. The file is replaced whole or not at all.
     """
     if path.is_file() and path.suffix != ".parquet":
-        from halflabel.labels.sheet import first_line
+        from halflabel.labels.formats._csv import first_line
 
         header = tuple(field.strip() for field in first_line(path).split(","))
         if header != long.COLUMNS:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.rng import bits, hash_names
+from halflabel.system.rng import bits, hash_names
 
 __all__ = ["assign"]
 

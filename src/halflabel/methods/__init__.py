@@ -1,4 +1,4 @@
-"""One file per paper. Each recipe registers itself; see `halflabel.method.method`."""
+"""One file per paper. Each recipe registers itself; see `halflabel.methods.base.method`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from halflabel.errors import UserError
 
-__all__ = ["OWN", "REGIMES", "Listed", "listed", "names", "no_method", "own_files"]
+__all__ = ["NOT_METHODS", "OWN", "REGIMES", "Listed", "listed", "names", "no_method", "own_files"]
 
 OWN = "HALFLABEL_METHODS"  # the variable that names files with further methods, as PATH names folders
+NOT_METHODS = ("advice", "auto", "base", "checks", "parts")  # modules of this package that hold no method
 REGIMES = ("full", "partial", "positives-only", "single-positive")
 
 
@@ -34,19 +35,23 @@ def listed() -> dict[str, Listed]:
     Methods that other code has registered are among them.
     """
     try:
-        found = [one for path in (*Path(__file__).parent.glob("*.py"), *own_files()) for one in _read(path)]
+        found = [one for path in (*_own_modules(), *own_files()) for one in _read(path)]
     except (ValueError, KeyError, SyntaxError):  # something that only running the file can tell
-        from halflabel.method import recipes
+        from halflabel.methods.base import recipes
 
         recipes()
         found = []
-    if "halflabel.method" in sys.modules:  # else nobody can have registered any
-        from halflabel.method import registered
+    if "halflabel.methods.base" in sys.modules:  # else nobody can have registered any
+        from halflabel.methods.base import registered
 
         found += [
             Listed(one.name, one.build.__name__.replace("_", "-"), one.serves, one.summary) for one in registered()
         ]
     return {one.name: one for one in sorted(found)}
+
+
+def _own_modules() -> list[Path]:
+    return [path for path in Path(__file__).parent.glob("*.py") if path.stem not in NOT_METHODS]
 
 
 def own_files() -> list[Path]:
@@ -95,5 +100,5 @@ def _read(path: Path) -> Iterator[Listed]:
 
 
 def _name_of(called: ast.expr) -> str:
-    """The last word of what is called: `method`, also in `halflabel.method.method`."""
+    """The last word of what is called: `method`, also in `halflabel.methods.base.method`."""
     return called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""

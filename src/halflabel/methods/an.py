@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from halflabel import processes
-from halflabel.bounds import at_least, between
 from halflabel.errors import UserError
-from halflabel.heads import Model
-from halflabel.losses import BCE, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import AssumeNegative, Relabeler
-from halflabel.terms import Entropy, Term
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import BCE, widen
+from halflabel.methods.parts.relabel import AssumeNegative, Relabeler
+from halflabel.methods.parts.terms import Entropy, Term
+from halflabel.models.heads import Model
+from halflabel.system import distributed as processes
+from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["an", "an_ls", "entmin", "l1r", "l2r", "n_ls", "wan"]

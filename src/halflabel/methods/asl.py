@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from halflabel.bounds import at_least, below_one
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.losses import ASL, over_images, total
-from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import AssumeNegative, Ignore
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import ASL, over_images, total
+from halflabel.methods.parts.relabel import AssumeNegative, Ignore
+from halflabel.system.validate import at_least, below_one
 
 __all__ = ["asl"]
 

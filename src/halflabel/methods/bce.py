@@ -1,7 +1,7 @@
 """Binary cross-entropy on known labels, in the three normalisations of the literature."""
 
-from halflabel.losses import BCE, over_entries, over_images, over_known
-from halflabel.method import Method, method
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.losses import BCE, over_entries, over_images, over_known
 
 
 @method(serves=("full", "partial"), paper="common baseline; the oracle when all labels are known")

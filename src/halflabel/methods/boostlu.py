@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from halflabel.bounds import at_least, between
 from halflabel.errors import UserError
-from halflabel.heads import Head, pool
-from halflabel.losses import BCE
-from halflabel.method import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.large_loss import LargeLoss
-from halflabel.relabel import AssumeNegative, Relabeler
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.relabel import AssumeNegative, Relabeler
+from halflabel.models.heads import Head, pool
+from halflabel.system.validate import at_least, between
 from halflabel.types import Output
 
 __all__ = ["BoostedMaps", "boostlu"]

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halflabel.bounds import MOST, below_one, between
 from halflabel.errors import UserError
-from halflabel.heads import HeadMaker, Model, own_head
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.ranking import UnknownAs
-from halflabel.sequence import Recurrent, path_loss
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import BCE, widen
+from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.models.heads import HeadMaker, Model, own_head
+from halflabel.models.recurrent_head import Recurrent, path_loss
+from halflabel.system.validate import MOST, below_one, between
 from halflabel.types import Batch, Output
 
 __all__ = ["Ordered", "Paths", "cnn_rnn"]

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel.bounds import at_least, between
 from halflabel.labels.table import LabelTable
-from halflabel.losses import Loss, over_images, widen
-from halflabel.method import Method, method
+from halflabel.methods.base import Method, method
 from halflabel.methods.large_loss import largest
-from halflabel.relabel import Relabeler, never_starts
+from halflabel.methods.parts.losses import Loss, over_images, widen
+from halflabel.methods.parts.relabel import Relabeler, never_starts
+from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets
 
 __all__ = ["MarginBCE", "Selective", "csl"]

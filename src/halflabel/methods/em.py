@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halflabel.bounds import above, at_least, between
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import Relabeler, check_size, never_starts
-from halflabel.rng import hash_names
-from halflabel.terms import Entropy
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.label_store import Soft
+from halflabel.methods.parts.losses import BCE, widen
+from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
+from halflabel.methods.parts.terms import Entropy
+from halflabel.system.rng import hash_names
+from halflabel.system.validate import above, at_least, between
 from halflabel.types import Batch, Sweep, Targets
-from halflabel.weak import Soft
 
 __all__ = ["APL", "FewAbsent", "em", "em_apl"]
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from torch.utils.checkpoint import checkpoint
 
-from halflabel.bounds import MOST, below_one, between
-from halflabel.embedding import Semantic
 from halflabel.errors import UserError
-from halflabel.heads import Head
 from halflabel.labels.table import LabelTable
-from halflabel.losses import Loss, over_images, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.ranking import UnknownAs
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import Loss, over_images, widen
+from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.models.embedding_heads import Semantic
+from halflabel.models.heads import Head
+from halflabel.system.validate import MOST, below_one, between
 from halflabel.types import Targets
 
 __all__ = ["Fast0Tag", "RankNet", "fast0tag"]
@@ -79,7 +79,7 @@ class Fast0Tag(Method):
         self.made: list[weakref.ref[Semantic]] = []
 
     def start(self, table: LabelTable) -> None:
-        from halflabel.label_vectors import label_vectors
+        from halflabel.methods.parts.label_vectors import label_vectors
 
         super().start(table)
         found = label_vectors(self.source, table, self.vector_size, missing=self.missing)

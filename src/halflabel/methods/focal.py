@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from halflabel.bounds import at_least, between
-from halflabel.losses import Focal
-from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import AssumeNegative
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import Focal
+from halflabel.methods.parts.relabel import AssumeNegative
+from halflabel.system.validate import at_least, between
 
 __all__ = ["focal"]
 

@@ -6,12 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from halflabel.bounds import MOST, between
 from halflabel.errors import UserError
-from halflabel.label_graph import Edges
 from halflabel.labels.table import LabelTable
-from halflabel.method import Method, method
-from halflabel.semantic import GraphClassifier, SemanticMethod, label_edges
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.label_graph import Edges
+from halflabel.methods.parts.semantic import GraphClassifier, SemanticMethod, label_edges
+from halflabel.system.validate import MOST, between
 
 __all__ = ["gcn_ml"]
 

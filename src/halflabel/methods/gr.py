@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel.bounds import above, at_least
-from halflabel.losses import BCE, Loss, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import Relabeler
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import BCE, Loss, widen
+from halflabel.methods.parts.relabel import Relabeler
+from halflabel.system.validate import above, at_least
 from halflabel.types import Batch, Targets
 
 __all__ = ["GeneralisedCE", "KnownApart", "SoftUnknown", "gr"]

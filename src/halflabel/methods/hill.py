@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel.bounds import at_least, between
-from halflabel.losses import Loss, over_images, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import AssumeNegative, Relabeler, never_starts
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import Loss, over_images, widen
+from halflabel.methods.parts.relabel import AssumeNegative, Relabeler, never_starts
+from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets
 
 __all__ = ["FocalMargin", "Hill", "KnownMargin", "SelfPaced", "hill", "splc"]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.heads import Model
-from halflabel.items import Items, Memory, impute, read_groups
-from halflabel.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, from_wordnet, identity
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE
-from halflabel.method import Method, method
-from halflabel.omp import MOST, Part, Similar, Solve, joint_omp
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, from_wordnet, identity
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.matching_pursuit import MOST, Part, Similar, Solve, joint_omp
+from halflabel.methods.parts.similarity_memory import Items, Memory, impute, read_groups
+from halflabel.models.heads import Model
 from halflabel.types import Batch
 
 __all__ = ["Interactive", "imcl"]
@@ -112,7 +112,8 @@ def imcl(
 
     Differs from the paper: λ_y and λ_f are rescaled unless told otherwise; A and network step together, not in turns.
     Where it is silent: A ≥ 0, and what it starts from; an image without any similar one has no ℓ_y and ℓ_f (with c = 0
-    they would pull its features and unknown labels to 0); `halflabel.omp` has the finer points of algorithm 2.
+    they would pull its features and unknown labels to 0); `parts/matching_pursuit.py` has the finer points of algorithm
+    2.
 
     Differs from the released code: that has another activation and no tanh around the sum, applies A before known
     labels replace predictions, does not clip c, weighs cross-entropy by the known entries of the batch, and keeps the

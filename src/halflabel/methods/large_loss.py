@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from halflabel.bounds import between
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE
-from halflabel.method import REGIMES, Method, method
-from halflabel.relabel import Relabeler, never_starts
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.label_store import Hard
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.relabel import Relabeler, never_starts
+from halflabel.system.validate import between
 from halflabel.types import Batch, Targets
-from halflabel.weak import Hard
 
 __all__ = ["LargeLoss", "largest", "ll_cp", "ll_ct", "ll_r"]
 

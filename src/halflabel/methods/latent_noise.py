@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from halflabel.bounds import at_least
-from halflabel.losses import BCE
-from halflabel.method import REGIMES, Method, method
-from halflabel.noise import LatentNoise
-from halflabel.ranking import UnknownAs
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.models.noise_head import LatentNoise
+from halflabel.system.validate import at_least
 
 __all__ = ["latent_noise"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel.losses import Loss, over_images, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.ranking import UnknownAs
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import Loss, over_images, widen
+from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.types import Targets
 
 __all__ = ["LSEP", "lsep"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from halflabel.bounds import MOST, above, at_least, between
-from halflabel.curriculum import STRATEGIES, Curriculum
 from halflabel.errors import UserError
-from halflabel.graph import Graph
-from halflabel.heads import Ensemble, Head, Linear, Weldon
-from halflabel.losses import BCE, ByShare
-from halflabel.method import Method, method
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
+from halflabel.methods.parts.losses import BCE, ByShare
+from halflabel.models.gnn_head import Graph
+from halflabel.models.heads import Ensemble, Head, Linear, Weldon
+from halflabel.system.validate import MOST, above, at_least, between
 
 __all__ = ["curriculum", "partial_bce", "plcl"]
 

@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from halflabel.bounds import MOST, below_one, between
 from halflabel.errors import UserError
-from halflabel.heads import pool
-from halflabel.losses import BCE, over_known, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.ranking import UnknownAs
-from halflabel.sequence import Recurrent
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import BCE, over_known, widen
+from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.models.heads import pool
+from halflabel.models.recurrent_head import Recurrent
+from halflabel.system.validate import MOST, below_one, between
 from halflabel.types import Output
 
 __all__ = ["Regional", "rlsd", "windows"]

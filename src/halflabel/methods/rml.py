@@ -7,15 +7,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.bounds import at_least
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.losses import over_images, widen
-from halflabel.method import REGIMES, Method, method
-from halflabel.neighbours import nearest
-from halflabel.ranking import Ranking, Sampling, UnknownAs
-from halflabel.relabel import Relabeler, check_size, never_starts
-from halflabel.terms import Term
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import over_images, widen
+from halflabel.methods.parts.nearest import nearest
+from halflabel.methods.parts.ranking import Ranking, Sampling, UnknownAs
+from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
+from halflabel.methods.parts.terms import Term
+from halflabel.system.validate import at_least
 from halflabel.types import Batch, Output, Sweep, Targets
 
 __all__ = ["Propagate", "Transductive", "rml", "rmlc", "ss_rml", "warp"]

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halflabel.bounds import at_least, between
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.losses import BCE, widen
-from halflabel.method import Method, method
-from halflabel.relabel import Relabeler, check_size
-from halflabel.rng import hash_names, uniform
-from halflabel.terms import ExpectedPositives
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.losses import BCE, widen
+from halflabel.methods.parts.relabel import Relabeler, check_size
+from halflabel.methods.parts.terms import ExpectedPositives
+from halflabel.models.heads import Model
+from halflabel.system.rng import hash_names, uniform
+from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets
 
 __all__ = ["Estimates", "epr", "role", "role_li"]

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halflabel.bounds import MOST, at_least, between
-from halflabel.heads import Model, own_head
 from halflabel.labels.table import LabelTable
-from halflabel.method import Method, method
-from halflabel.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
-from halflabel.transfer import Blend, Prototypes, Warm, blend_images, blend_prototypes, contrast
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
+from halflabel.methods.parts.transfer import Blend, Prototypes, Warm, blend_images, blend_prototypes, contrast
+from halflabel.models.heads import Model, own_head
+from halflabel.system.validate import MOST, at_least, between
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["Blending", "sarb", "sarb_star"]

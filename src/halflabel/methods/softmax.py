@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from halflabel.losses import Loss, over_images, widen
-from halflabel.method import Method, method
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.losses import Loss, over_images, widen
 from halflabel.types import Targets
 
 __all__ = ["Softmax", "softmax"]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
-from halflabel.heads import Head, HeadMaker, Model, pool
-from halflabel.losses import BCE, ByShare, Reduce, over_entries, over_known, widen
-from halflabel.method import Method, method
-from halflabel.relabel import Ignore, Relabeler, never_starts
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.losses import BCE, ByShare, Reduce, over_entries, over_known, widen
+from halflabel.methods.parts.relabel import Ignore, Relabeler, never_starts
+from halflabel.models.heads import Head, HeadMaker, Model, pool
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["Confident", "Saliency", "SelfTraining", "srcr"]

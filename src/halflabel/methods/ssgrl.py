@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from halflabel.method import Method, method
-from halflabel.semantic import SemanticHead, SemanticMethod, check_head, label_edges
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, check_head, label_edges
 
 __all__ = ["ssgrl"]
 

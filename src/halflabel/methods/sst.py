@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from halflabel.bounds import MOST, at_least, between
 from halflabel.errors import UserError
-from halflabel.heads import Model
 from halflabel.labels.table import LabelTable
-from halflabel.method import Method, method
-from halflabel.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
-from halflabel.transfer import Bank, Cooccurrence, Prototypes, Warm, contrast, falling, with_guesses
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
+from halflabel.methods.parts.transfer import Bank, Cooccurrence, Prototypes, Warm, contrast, falling, with_guesses
+from halflabel.models.heads import Model
+from halflabel.system.validate import MOST, at_least, between
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["Transfer", "hst", "sst"]

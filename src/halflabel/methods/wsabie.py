@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from halflabel.bounds import MOST, at_least, between
-from halflabel.embedding import Bilinear
-from halflabel.losses import over_images
-from halflabel.method import REGIMES, Method, method
-from halflabel.ranking import Ranking, Sampling, UnknownAs
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import over_images
+from halflabel.methods.parts.ranking import Ranking, Sampling, UnknownAs
+from halflabel.models.embedding_heads import Bilinear
+from halflabel.system.validate import MOST, at_least, between
 
 __all__ = ["wsabie"]
 

@@ -7,12 +7,10 @@ Tensors on any device, or NumPy arrays.
 
 from __future__ import annotations
 
-from ..wilson import wilson
-from .blocks import Blockwise, blockwise
-from .completion import Completion, completion_rates
-from .intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
-from .logs import summary
-from .ranking import (
+from halflabel.metrics.blockwise import Blockwise, blockwise
+from halflabel.metrics.completion import Completion, completion_rates
+from halflabel.metrics.intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
+from halflabel.metrics.ranking import (
     GroupMeans,
     Kind,
     average_precision,
@@ -20,7 +18,8 @@ from .ranking import (
     group_means,
     mean_average_precision,
 )
-from .thresholded import (
+from halflabel.metrics.summary import summary
+from halflabel.metrics.thresholded import (
     Counts,
     PrecisionRecallF1,
     accuracy,
@@ -29,6 +28,7 @@ from .thresholded import (
     exact_match,
     precision_recall_f1,
 )
+from halflabel.metrics.wilson import wilson
 
 __all__ = [
     "Blockwise",

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..errors import UserError
-from .inputs import ArrayLike, as_labels, row_blocks
+from halflabel.errors import UserError
+from halflabel.metrics._inputs import ArrayLike, as_labels, row_blocks
 
 __all__ = ["Completion", "completion_rates"]
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import UserError
-from ..rng import uniform
-from .inputs import ArrayLike, as_pair
-from .ranking import Cuts, average_precision, class_blocks, mean_known, sorted_cuts
+from halflabel.errors import UserError
+from halflabel.metrics._inputs import ArrayLike, as_pair
+from halflabel.metrics.ranking import Cuts, average_precision, class_blocks, mean_known, sorted_cuts
+from halflabel.system.rng import uniform
 
 __all__ = ["Bootstrap", "bootstrap", "limits", "positives_of_mean", "resample"]
 

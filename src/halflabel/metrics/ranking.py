@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from .inputs import ArrayLike, as_pair, as_tensor
+from halflabel.errors import UserError
+from halflabel.metrics._inputs import ArrayLike, as_pair, as_tensor
 
 __all__ = [
     "Cuts",

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from .inputs import ArrayLike, as_pair, as_tensor, row_blocks
-from .ranking import mean_known
+from halflabel.errors import UserError
+from halflabel.metrics._inputs import ArrayLike, as_pair, as_tensor, row_blocks
+from halflabel.metrics.ranking import mean_known
 
 __all__ = [
     "Counts",

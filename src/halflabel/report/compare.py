@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.report.canvas import BLUE, GREY, ORANGE, literal, save_figure
+from halflabel.papers.figures.canvas import BLUE, GREY, ORANGE, literal, save_figure
 
 if TYPE_CHECKING:
-    from halflabel.compare.result import Comparison, Row
+    from halflabel.experiments.result import Comparison, Row
 
 __all__ = ["draw_comparison"]
 

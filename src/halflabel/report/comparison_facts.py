@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel import metrics
-from halflabel.compare.result import RESAMPLES, Failure, Interval, LeftOut, Row, difference
 from halflabel.errors import UserError
+from halflabel.experiments.result import RESAMPLES, Failure, Interval, LeftOut, Row, difference
 from halflabel.labels.table import LabelTable
-from halflabel.method import recipe
-from halflabel.report.passing_on import shown_name, shown_options, without_folders
+from halflabel.methods.base import recipe
+from halflabel.runs.redact import shown_name, shown_options, without_folders
 
 __all__ = ["ClassGap", "Told", "class_gaps", "read_comparison"]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.wilson import wilson
+from halflabel.metrics.wilson import wilson
 
 __all__ = ["Curve", "Reliability", "precision_recall", "reliability", "thin"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halflabel.data.digits import Scenes
-from halflabel.report.canvas import BLUE, GREY, ORANGE, literal, save_figure
+from halflabel.data.datasets.digits import Scenes
+from halflabel.papers.figures.canvas import BLUE, GREY, ORANGE, literal, save_figure
 
 if TYPE_CHECKING:
-    from halflabel.demo import Row
+    from halflabel.cli.demo import Row
 
 __all__ = ["draw_demo", "draw_scenes"]
 

@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.report.facts import Facts
-from halflabel.report.markup import Html, count, decimal, el, score, short
-from halflabel.report.sections import section
-from halflabel.rng import bits, hash_names
+from halflabel.report.layout import section
+from halflabel.report.run_facts import Facts
+from halflabel.system.html import Html, count, decimal, el, score, short
+from halflabel.system.rng import bits, hash_names
 
 if TYPE_CHECKING:
     import torch
 
     from halflabel.data.sources import Images
-    from halflabel.predict import Predictor
-    from halflabel.run import Run
+    from halflabel.runs.folder import Run
+    from halflabel.runs.predictor import Predictor
 
 __all__ = [
     "Pick",
@@ -170,8 +170,8 @@ def galleries(
     progress: Callable[[int, int], None] | None = None,
 ) -> Html:
     """Three galleries with the photos of a folder; `scan` is how many training images may be scored for them."""
-    from halflabel.config import open_images
-    from halflabel.predict import Predictor
+    from halflabel.runs.predictor import Predictor
+    from halflabel.training.config import open_images
 
     predictor = Predictor(run)
     source = open_images(
@@ -248,7 +248,7 @@ class _Shelf:
         import torch
 
         from halflabel.data.decode import BadImage, read_image
-        from halflabel.report.maps import seen
+        from halflabel.models.class_maps import seen
 
         number = int(self.found.images[pick.row])
         try:
@@ -303,7 +303,7 @@ class _Shelf:
 
     def _heat(self, view: torch.Tensor, column: int) -> str | None:
         """The class map as a small transparent picture; None where the head has none."""
-        from halflabel.report.maps import activations, heat
+        from halflabel.models.class_maps import activations, heat
 
         try:
             maps = activations(self.predictor.model, view[None], [column])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.points import points
-from halflabel.report import charts
-from halflabel.report.analysis import probability_histograms
-from halflabel.report.charts import figure
+from halflabel.papers.figures.analysis import probability_histograms
+from halflabel.report import svg as charts
 from halflabel.report.curves import precision_recall, reliability
-from halflabel.report.facts import Facts, Measured
-from halflabel.report.markup import Html, count, decimal, el, join, percent, short
-from halflabel.report.sections import FEW, STATES, cell, left_out, listed, panelled, section, thinly_judged
+from halflabel.report.layout import FEW, STATES, cell, left_out, listed, panelled, section, thinly_judged
+from halflabel.report.run_facts import Facts, Measured
+from halflabel.report.svg import figure
+from halflabel.system.format import points
+from halflabel.system.html import Html, count, decimal, el, join, percent, short
 
 __all__ = ["calibration", "classes", "curves"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from halflabel.labels.stats import conditional
 from halflabel.labels.table import LabelTable
-from halflabel.report.canvas import literal, save_figure
+from halflabel.papers.figures.canvas import literal, save_figure
 
 __all__ = ["draw_labels"]
 

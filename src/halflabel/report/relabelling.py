@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halflabel.report.canvas import BLUE, GREY, ORANGE, save_figure
+from halflabel.papers.figures.canvas import BLUE, GREY, ORANGE, save_figure
 
 __all__ = ["draw_relabelling", "relabellings"]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from halflabel.compare.result import Interval
 from halflabel.errors import UserError
-from halflabel.files import check_fields
-from halflabel.learning_curve import Backtest
-from halflabel.report.passing_on import shown_command, shown_name, without_folders
-from halflabel.study import Gap, Growth, Point, Study
+from halflabel.experiments.learning_curve import Backtest
+from halflabel.experiments.result import Interval
+from halflabel.experiments.study import Gap, Growth, Point, Study
+from halflabel.runs.redact import shown_command, shown_name, without_folders
+from halflabel.system.files import check_fields
 
 __all__ = ["ToldStudy", "read_study"]
 

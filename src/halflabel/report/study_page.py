@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.compare.result import Interval
-from halflabel.points import points
-from halflabel.report import charts
-from halflabel.report.charts import Series, figure
-from halflabel.report.markup import Html, count, el, short
-from halflabel.report.page import Report, closing, contents, document, method_summary, trained_how, write_page
-from halflabel.report.sections import cards, cell, missing, scrolled, section, seed_spread, signed, two
-from halflabel.report.study import MEANING, out_of_sight, verdict
+from halflabel.experiments.conclusions import MEANING, out_of_sight, verdict
+from halflabel.experiments.result import Interval
+from halflabel.experiments.study import Gap, Growth, Point, Study
+from halflabel.report import svg as charts
+from halflabel.report.layout import cards, cell, missing, scrolled, section, seed_spread, signed, two
+from halflabel.report.run_page import Report, closing, contents, document, method_summary, trained_how, write_page
 from halflabel.report.study_facts import ToldStudy, read_study
-from halflabel.study import Gap, Growth, Point, Study
+from halflabel.report.svg import Series, figure
+from halflabel.system.format import points
+from halflabel.system.html import Html, count, el, short
 
 __all__ = ["build_study", "write_study"]
 

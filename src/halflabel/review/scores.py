@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.files import replacing
 from halflabel.labels.table import LabelTable
-from halflabel.rng import bits
-from halflabel.run import Run
+from halflabel.runs.folder import Run
+from halflabel.system.files import replacing
+from halflabel.system.rng import bits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from halflabel.data.sources import Features, Images
-    from halflabel.predict import Predictor
+    from halflabel.runs.predictor import Predictor
 
 __all__ = ["Scored", "cross_scores", "score_run"]
 
@@ -81,8 +81,8 @@ def cross_scores(
     """
     import torch
 
-    from halflabel.fill.crossfit import cross_fit
-    from halflabel.predict import Predictor
+    from halflabel.runs.crossfit import cross_fit
+    from halflabel.runs.predictor import Predictor
 
     predictor = Predictor(run)
     if predictor.config.tune != "head" or folds < 2:
@@ -94,14 +94,14 @@ def cross_scores(
 
 
 def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
-    from halflabel.config import open_images
+    from halflabel.training.config import open_images
 
     return open_images(table.images, folder, predictor.views, dataclasses.replace(predictor.config, max_bad=1.0))
 
 
 def _features(run: Run, predictor: Predictor, source: Images, progress: Progress | None, *, train: bool) -> Features:
-    from halflabel.backbones import Backbone
-    from halflabel.fill.crossfit import run_features
+    from halflabel.models.backbones import Backbone
+    from halflabel.runs.crossfit import run_features
 
     backbone, classes = predictor.model.backbone, len(predictor.classes)
     assert isinstance(backbone, Backbone)
@@ -112,9 +112,9 @@ def _compute(
     run: Run, table: LabelTable, folder: Path, progress: Progress | None
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.data.decode import locate
-    from halflabel.heads import Model
-    from halflabel.predict import Predictor
-    from halflabel.score import score
+    from halflabel.models.heads import Model
+    from halflabel.models.scoring import score
+    from halflabel.runs.predictor import Predictor
 
     predictor = Predictor(run)
     source = _source(table, folder, predictor)
@@ -225,7 +225,7 @@ def _table(shape: tuple[int, int]) -> NDArray[np.float32]:
     """Room for scores: in memory, or a scratch file where they are many; for that alone torch is needed."""
     if 4 * shape[0] * shape[1] < _LARGE:
         return np.empty(shape, np.float32)
-    from halflabel import scratch
+    from halflabel.system import scratch
 
     found: NDArray[np.float32] = scratch.zeros(shape, what=f"the scores of {shape[0]} images take").numpy()
     return found

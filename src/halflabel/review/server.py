@@ -14,9 +14,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from halflabel.errors import UserError
-from halflabel.review.desk import Desk
-from halflabel.review.guard import Guard
-from halflabel.review.pictures import Maps, NoPicture, NothingSeen, Pictures
+from halflabel.review.security import Guard
+from halflabel.review.session import Desk
+from halflabel.review.thumbnails import Maps, NoPicture, NothingSeen, Pictures
 
 __all__ = ["PORT", "bind", "make_app", "new_token", "serve"]
 

@@ -1,0 +1,55 @@
+"""NUS-WIDE: Groundtruth/TrainTestLabels, ImageList and the photos in Flickr, or the lists others have made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from halflabel.data.datasets.base import Dataset, Layout, Split, one_of
+from halflabel.labels.formats import nus_wide as reader
+from halflabel.labels.formats import single_positive
+from halflabel.labels.policy import Policy
+
+__all__ = ["layout", "read"]
+
+_FORMATTED = (
+    "formatted_train_images.npy",
+    "formatted_train_labels.npy",
+    "formatted_val_images.npy",
+    "formatted_val_labels.npy",
+    "Flickr/<image>.jpg",
+)
+_AUTHORS = "the data page of github.com/elijahcole/single-positive-multi-label"
+
+
+def layout() -> Layout:
+    tree = (
+        "Groundtruth/TrainTestLabels/Labels_<concept>_Train.txt",
+        "ImageList/TrainImagelist.txt",
+        "the same for Test",
+        "Flickr/<folder>/<image>.jpg",
+    )
+    site = "https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/NUS-WIDE.html"
+    return Layout("NUS-WIDE", tree, site)
+
+
+def read(folder: Path, *, lists: Literal["official", "formatted"] = "official") -> Dataset:
+    """Open the official split (161,789 training and 107,859 test images), or a split in .npy files.
+
+    lists: "formatted" reads formatted_train_labels.npy and formatted_val_labels.npy, the split that the single-positive
+    literature trains and tests on; it cannot be made from the official files. Its classes have numbers unless a
+    classes.txt names them. Photos that Flickr has lost are in the labels all the same: see `Split.on_disk`.
+    """
+    one_of("lists", lists, ("official", "formatted"))
+    there = layout() if lists == "official" else Layout("the split of NUS-WIDE in .npy files", _FORMATTED, _AUTHORS)
+    images = there.need(folder / "Flickr", folder / "images")
+    splits = {}
+    for role, official, formatted in (("train", "Train", "train"), ("test", "Test", "val")):
+        if lists == "official":
+            there.need(folder / "Groundtruth", folder / "GroundTruth", folder / "groundtruth")
+            labels = reader.read(folder, Policy(split=official)).table()
+        else:
+            file = there.need(folder / f"formatted_{formatted}_labels.npy")
+            labels = single_positive.read(file, Policy()).table()
+        splits[role] = Split(labels, images)
+    return Dataset.build("nus-wide", splits, (f"{lists} split",))

@@ -1,0 +1,96 @@
+"""Open Images, image-level labels.
+
+<split>/annotations-human.csv, <split>/annotations-machine.csv    V1 to V3
+<split>-annotations-human-imagelabels.csv, …-machine-…            V4 and later, also with oidv6- before the name
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from halflabel.data.datasets.base import Dataset, Layout, Split
+from halflabel.errors import LabelError
+from halflabel.labels.audit import Audit
+from halflabel.labels.formats import open_images as reader
+from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.names import Names, repeated
+from halflabel.labels.policy import Policy
+from halflabel.labels.table import LabelTable
+
+__all__ = ["layout", "read"]
+
+_SPLITS = ("train", "validation", "test")
+_TRAINABLE = ("classes-trainable.txt", "oidv6-classes-trainable.txt")
+
+
+def layout() -> Layout:
+    tree = (
+        "train/annotations-human.csv",
+        "train/<image>.jpg",
+        "the same for validation and test",
+        "classes-trainable.txt",
+        "class-descriptions.csv",
+    )
+    files = "images_2017_11.tar.gz, annotations_human_2017_11.tar.gz and classes_2017_11.tar.gz for V3"
+    return Layout("Open Images", tree, f"https://storage.googleapis.com/openimages/web/download.html ({files})")
+
+
+def read(folder: Path, *, classes: str | None = None, machine: float | None = None) -> Dataset:
+    """Open the splits train, validation and test: what people have verified, everything else unknown.
+
+    classes: a file in the folder that lists the ids of the classes to keep, one per line or in the first column, in
+    that order (default: classes-trainable.txt, the classes that S1 and S4 evaluate; if it is not there, all classes of
+    the training labels). machine: from this confidence on the machine's guesses of annotations-machine.csv count as
+    present where nobody has verified them.
+    """
+    there = layout()
+    tables, images = {}, {}
+    for split in _SPLITS:
+        human = there.need(*_files(folder, split, "human"))
+        tables[split] = reader.read(human, Policy()).table()
+        if machine is not None:
+            guesses = reader.read(there.need(*_files(folder, split, "machine")), Policy(machine=machine)).table()
+            tables[split] = guesses.merge(tables[split])
+        images[split] = there.need(folder / "images" / split, folder / split)
+    ids = _listed(folder, classes, there)
+    notes = ["the images are those with an annotation; those lost on the web are among them"]
+    if ids is None:
+        ids = list(tables["train"].classes)
+        notes.append("no list of classes: all of the training labels")
+    # Names stand in descriptions beside the labels, or in the folder above them.
+    names = reader.display_names(folder / "labels", pa.array(ids, pa.string()), Audit("open-images", []))
+    splits = {name: Split(_columns(table, ids, names), images[name]) for name, table in tables.items()}
+    return Dataset.build("open-images", splits, tuple(notes))
+
+
+def _files(folder: Path, split: str, who: str) -> list[Path]:
+    later = f"{split}-annotations-{who}-imagelabels.csv"
+    return [folder / split / f"annotations-{who}.csv", folder / later, folder / f"oidv6-{later}"]
+
+
+def _listed(folder: Path, wanted: str | None, there: Layout) -> list[str] | None:
+    if wanted is not None:
+        file = there.need(folder / wanted)
+    elif not (found := [folder / name for name in _TRAINABLE if (folder / name).is_file()]):
+        return None
+    else:
+        file = found[0]
+    ids = [line.split(",")[0].strip() for line in lines(existing(file))]
+    ids = [name for name in ids if name and name != "LabelName"]
+    if (twice := repeated(ids)) is not None:
+        raise LabelError(f"class {twice!r} is listed twice", "leave one line per class", file)
+    return ids
+
+
+def _columns(table: LabelTable, ids: list[str], names: list[str]) -> LabelTable:
+    """The labels of the listed classes, known in the table by id or by name; a class that is not there is unknown."""
+    by_name, by_id = table.classes.index(names), table.classes.index(ids)
+    at = np.where(by_name >= 0, by_name, by_id)
+    place = np.full(len(table.classes), -1)
+    place[at[at >= 0]] = np.flatnonzero(at >= 0)
+    image, column, value = table.entries()
+    kept = place[column] >= 0
+    return LabelTable.from_entries(table.images, Names(names), image[kept], place[column[kept]], value[kept])

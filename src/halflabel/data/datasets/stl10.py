@@ -1,0 +1,102 @@
+"""STL-10, binary version: train_X.bin, train_y.bin, test_X.bin, test_y.bin, unlabeled_X.bin, fold_indices.txt.
+
+An image is 96 × 96 bytes each of red, green and blue, column by column. Classes are numbered from 1, in the order of
+class_names.txt. Each line of fold_indices.txt names, from 0, the 1,000 training images of one of ten folds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.data.datasets.base import Dataset, Layout, Pixels, Split, single_label
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.names import Names
+
+__all__ = ["layout", "read"]
+
+_SIDE = 96
+_BYTES = 3 * _SIDE * _SIDE
+_FOLDER = "stl10_binary"
+_AGAIN = "download and unpack stl10_binary.tar.gz again"
+
+
+def layout() -> Layout:
+    files = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin", "class_names.txt")
+    tree = tuple(f"{_FOLDER}/{file}" for file in (*files, "fold_indices.txt"))
+    return Layout("STL-10", tree, "https://cs.stanford.edu/~acoates/stl10 (stl10_binary.tar.gz)")
+
+
+def read(folder: Path, *, fold: int | None = None, unlabelled: bool = False) -> Dataset:
+    """Open the 5,000 training and 8,000 test images; each shows one of ten classes.
+
+    fold: only the 1,000 training images of this fold, 0 to 9. unlabelled: the 100,000 images of unlabeled_X.bin, some
+    of them of no class at all, are further training images, wholly unknown.
+    """
+    there = layout()
+    base = there.need(folder / _FOLDER / "train_X.bin", folder / "train_X.bin").parent
+    classes = Names([line.strip() for line in lines(there.need(base / "class_names.txt")) if line.strip()])
+    splits = {}
+    for role in ("train", "test"):
+        pictures = _pictures(there.need(base / f"{role}_X.bin"))
+        column = _classes(there.need(base / f"{role}_y.bin"), len(pictures), len(classes))
+        names = [f"{role}/{number}" for number in range(len(pictures))]
+        parts = [pictures]
+        if role == "train" and fold is not None:
+            index = _fold(there.need(base / "fold_indices.txt"), fold, len(pictures))
+            names, column = [names[number] for number in index], column[index]
+        if role == "train" and unlabelled:
+            parts.append(_pictures(there.need(base / "unlabeled_X.bin")))
+            names += [f"unlabeled/{number}" for number in range(len(parts[1]))]
+            column = np.concatenate([column, np.full(len(parts[1]), -1)])
+        listed = Names(names)
+        splits[role] = Split(single_label(listed, classes, column), Pixels(listed, _Reader(parts, names)))
+    return Dataset.build("stl10", splits, (f"fold {fold}",) if fold is not None else ())
+
+
+class _Reader:
+    """Reads images out of mapped files; the name of an image says where it lies."""
+
+    def __init__(self, parts: list[NDArray[np.uint8]], names: list[str]) -> None:
+        self.parts = parts
+        self.part = np.array([name.startswith("unlabeled/") for name in names], np.int8)
+        self.place = np.array([int(name.rpartition("/")[2]) for name in names])
+
+    def __call__(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+        pictures = np.empty((len(numbers), 3, _SIDE, _SIDE), np.uint8)
+        for number, part in enumerate(self.parts):
+            mine = self.part[numbers] == number
+            pictures[mine] = part[self.place[numbers[mine]]].transpose(0, 1, 3, 2)
+        return pictures
+
+
+def _pictures(file: Path) -> NDArray[np.uint8]:
+    size = existing(file).stat().st_size
+    if size % _BYTES:
+        raise LabelError(f"{size} bytes are not a number of whole images of {_BYTES}", _AGAIN, file)
+    return np.memmap(file, np.uint8, "r").reshape(-1, 3, _SIDE, _SIDE)
+
+
+def _classes(file: Path, images: int, classes: int) -> NDArray[np.int64]:
+    found = np.fromfile(existing(file), np.uint8).astype(np.int64)
+    if len(found) != images:
+        raise LabelError(f"{len(found)} classes for {images} images", _AGAIN, file)
+    if not (found.min() >= 1 and found.max() <= classes):
+        raise LabelError(f"a class lies outside 1 to {classes}", _AGAIN, file)
+    return found - 1
+
+
+def _fold(file: Path, fold: int, images: int) -> NDArray[np.int64]:
+    folds = [line.split() for line in lines(existing(file)) if line.strip()]
+    if not 0 <= fold < len(folds):
+        raise UserError(f"STL-10 has no fold {fold}", f"use 0 to {len(folds) - 1}")
+    try:
+        index = np.array([int(text) for text in folds[fold]])
+    except ValueError:
+        raise LabelError("an index is not a number", _AGAIN, file, line=fold + 1) from None
+    if index.min() < 0 or index.max() >= images or len(np.unique(index)) < len(index):
+        raise LabelError(f"indices must be different and lie in 0 to {images - 1}", _AGAIN, file, line=fold + 1)
+    return index

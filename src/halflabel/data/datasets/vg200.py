@@ -1,0 +1,64 @@
+"""VG-200, the 200 most frequent categories of Visual Genome: two lists of images and one JSON file of their labels.
+
+    train_list_500.txt, test_list_500.txt    one image file per line, such as 2407890.jpg
+    vg_category_200_labels_index.json        {"2407890.jpg": [0, 17, 133], …}: the categories present, from 0 to 199
+
+That is the layout which the released code of SSGRL, SST and SARB reads (github.com/HCPLab-SYSU/HCP-MLR-PL). The
+categories have no names in these files. Everything that is not listed is absent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halflabel.data.datasets.base import Dataset, Layout, Split
+from halflabel.errors import LabelError
+from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.formats._json import load
+from halflabel.labels.names import Names, repeated
+from halflabel.labels.table import LabelTable
+
+__all__ = ["layout", "read"]
+
+_CLASSES = 200
+_LABELS = f"vg_category_{_CLASSES}_labels_index.json"
+
+
+def layout() -> Layout:
+    tree = ("train_list_500.txt", "test_list_500.txt", _LABELS, "VG_100K/<image>.jpg", "VG_100K_2/<image>.jpg")
+    source = (
+        "https://github.com/HCPLab-SYSU/HCP-MLR-PL (lists) and https://homes.cs.washington.edu/~ranjay/visualgenome"
+    )
+    return Layout("VG-200", tree, f"{source} (photos)")
+
+
+def read(folder: Path) -> Dataset:
+    """Open the two lists; the photos may lie in one folder, VG_100K, or also in VG_100K_2."""
+    there = layout()
+    file = there.need(folder / _LABELS)
+    there.need(folder / "VG_100K")
+    present = load(file)
+    splits = {
+        role: Split(_table(there.need(folder / f"{role}_list_500.txt"), present, file), folder)
+        for role in ("train", "test")
+    }
+    return Dataset.build("vg200", splits, ("the categories are called by their number: the files do not name them",))
+
+
+def _table(listing: Path, present: dict[str, Any], file: Path) -> LabelTable:
+    names = [line.strip() for line in lines(existing(listing)) if line.strip()]
+    labels = np.full((len(names), _CLASSES), -1, np.int8)
+    for number, name in enumerate(names):
+        found = present.get(name)
+        if found is None:
+            raise LabelError(f"{listing.name} lists {name!r}, which has no entry", "take both files together", file)
+        if not isinstance(found, list) or not all(type(k) is int and 0 <= k < _CLASSES for k in found):
+            message = f"the entry is not a list of numbers from 0 to {_CLASSES - 1}"
+            raise LabelError(message, "download the file again", file, column=name)
+        labels[number, found] = 1
+    if (twice := repeated(names)) is not None:
+        raise LabelError(f"image {twice!r} is listed twice", "download the file again", listing)
+    return LabelTable.from_dense(labels, names, Names.numbered(_CLASSES))

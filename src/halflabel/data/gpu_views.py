@@ -1,0 +1,314 @@
+"""Images held on the device, and their views made there, a whole batch at a time.
+
+Decoding once and augmenting where the model is keeps a GPU busy that files and worker processes would starve. Draws
+come from the same keys as those of the views on the CPU; the pixels differ a little: the stored image is already S × S,
+and the geometry of a view is one bilinear resampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from halflabel.data.sources import Fetched, Images, Plan, sequential
+from halflabel.data.views import OPS, Plain, Strong, View, Weak, draws, view_keys
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.system.rng import hash_names
+
+__all__ = ["Resident", "load_images", "view_by", "view_numbers", "view_of"]
+
+_BINS = 31
+_GREY = 128.0
+_MOST = 0.6  # of the device's free memory
+_DRAWN = 4096  # images whose draws are made together
+
+
+class Resident:
+    """Plain views of all images on the device, 3·S² bytes each; other views are made of them, batch by batch.
+
+    Images numbered in `bad` could not be read and are left out of their batch.
+    """
+
+    def __init__(self, images: Tensor, names: Names, views: Mapping[str, View], bad: Sequence[int] = ()) -> None:
+        self.images = images
+        self.names = names
+        self.views = views
+        self.bad = np.asarray(bad, dtype=np.int64)
+        self.hashes = hash_names(names.array)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+        made = self._made(plan, views, seed, epoch)
+        return _ahead(made) if self.images.is_cuda else made
+
+    def _made(self, plan: Plan, views: Sequence[str], seed: int, epoch: int) -> Iterator[Fetched]:
+        together = max(_DRAWN // max(len(plan[0]), 1), 1) if len(plan) else 1  # many batches' draws cost as one's
+        for first in range(0, len(plan), together):
+            batches = [self._good(index) for index in plan[first : first + together]]
+            ends = np.cumsum([len(index) for index in batches])[:-1]
+            keys = view_keys(seed, epoch, self.hashes[np.concatenate(batches)], len(views))
+            made = [np.split(view_numbers(self.views[name], keys[:, v]), ends) for v, name in enumerate(views)]
+            for number, index in enumerate(batches):
+                if not len(index):
+                    yield Fetched(index, ())
+                    continue
+                images = self.images[torch.from_numpy(index).to(self.images.device, non_blocking=True)]
+                shown = zip(views, made, strict=True)
+                yield Fetched(index, tuple(view_by(self.views[name], images, each[number]) for name, each in shown))
+
+    def _good(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.setdiff1d(index, self.bad, assume_unique=True) if len(self.bad) else index
+
+
+def _ahead(batches: Iterator[Fetched]) -> Iterator[Fetched]:
+    """Make each batch on a stream of its own while the one before is trained on, which does not fill the GPU."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+
+    def make() -> tuple[Fetched | None, torch.cuda.Event]:
+        with torch.cuda.stream(aside):
+            return next(batches, None), aside.record_event()
+
+    coming, made = make()
+    while coming is not None:
+        here, (coming, now_made) = coming, make()
+        now = torch.cuda.current_stream()
+        now.wait_event(made)
+        for view in here.views:
+            view.record_stream(now)  # or its memory would be given away while it is read there
+        made = now_made
+        yield here
+
+
+def load_images(
+    source: Images, device: torch.device | str, progress: Callable[[int, int], None] | None = None
+) -> Resident:
+    """Decode every image once, as the plain view sees it, and hold all on the device."""
+    plain = source.views["plain"]
+    if not isinstance(plain, Plain):
+        raise TypeError(f"the plain view is a {type(plain).__name__}")
+    needed = len(source) * 3 * plain.size**2
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        if needed > _MOST * free:
+            raise UserError(
+                f"{len(source)} images of {plain.size} px take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+                "use --hold files, or a smaller --size",
+            )
+    images = torch.zeros((len(source), 3, plain.size, plain.size), dtype=torch.uint8, device=device)
+    for planned, (index, views) in zip(
+        plan := sequential(len(source), 64), source.fetch(plan, ("plain",)), strict=True
+    ):
+        if len(index):
+            images[torch.from_numpy(index).to(device)] = views[0].to(device)
+        if progress is not None:
+            progress(int(planned[-1]) + 1, len(source))
+    return Resident(images, source.names, source.views, sorted(source.bad))
+
+
+def view_of(view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    """A view of plain ones, made where they are: (B, 3, S, S) uint8 and (B,) keys to the same."""
+    return view_by(view, images, view_numbers(view, keys))
+
+
+def view_numbers(view: View, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """All that chance decides about views, by their keys (B,): (B, …) for `view_by`."""
+    if isinstance(view, Strong):
+        return _strong_numbers(view, draws(keys, 7 + 2 * view.num_ops))
+    if isinstance(view, Weak):
+        return _flat(_box(view, draws(keys, 4)))
+    return np.zeros((len(keys), 0), np.float32)
+
+
+def view_by(view: View, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+    """The view of plain ones that these numbers stand for."""
+    if isinstance(view, Strong):
+        return _strong(view, images, numbers)
+    if isinstance(view, Weak):
+        return _weak(view, images, numbers)
+    return images
+
+
+def _weak(view: Weak, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+    """A random crop resized back, mirrored with probability `flip`."""
+    sent = _sent(numbers, images)
+    if view.least == 1:
+        return torch.where(_each(sent[:, 0] < 0), images.flip(-1), images)
+    return _resampled(images, sent).round().to(torch.uint8)
+
+
+# What `_strong_numbers` says of each image after its six of geometry, in this order.
+_FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
+_TAKEN = ("Posterize", "Solarize", "AutoContrast", "Equalize")
+
+
+def _strong_numbers(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Geometry (6), factors (4), what is done (4), and the grey square: top, bottom, left, right in pixels."""
+    level = view.magnitude / (_BINS - 1)
+    picks = u[:, 7:].reshape(len(u), view.num_ops, 2)
+    which = (picks[..., 0] * len(OPS)).astype(np.int64)
+    sign = np.where(picks[..., 1] < 0.5, -1.0, 1.0)
+    names = list(OPS)
+
+    def times(name: str) -> NDArray[np.float64]:
+        """How often each image takes an operation, with its signs."""
+        return np.asarray(((which == names.index(name)) * sign).sum(1))
+
+    moves = _box(view, u)
+    # Each is the map from a place of the result to the place it is taken from, in coordinates −1 … 1.
+    one = np.ones(len(u))
+    shear_x, shear_y = 0.3 * level * times("ShearX"), 0.3 * level * times("ShearY")
+    # Sheared about the upper left corner: the shift keeps that corner where it is.
+    moves = moves @ _affine(one, shear_x, shear_x, 0 * one, one, 0 * one)
+    moves = moves @ _affine(one, 0 * one, 0 * one, shear_y, one, shear_y)
+    shift = 2 * 150 / 331 * level
+    moves = moves @ _affine(one, 0 * one, -shift * times("TranslateX"), 0 * one, one, -shift * times("TranslateY"))
+    angle = np.radians(30 * level * times("Rotate"))
+    moves = moves @ _affine(np.cos(angle), -np.sin(angle), 0 * one, np.sin(angle), np.cos(angle), 0 * one)
+    change = 1 + 0.9 * level * sign  # one after the other where an operation is drawn twice
+    factors = [np.where(which == names.index(name), change, 1.0).prod(1) for name in _FACTORS]
+    taken = [(which == names.index(name)).any(1) for name in _TAKEN]
+    side = np.round(u[:, 4] * view.cutout * view.size)
+    top, left = ((u[:, place] * view.size).astype(np.int64) - side // 2 for place in (5, 6))
+    rest = np.stack([*factors, *taken, top, top + side, left, left + side], 1)
+    return np.concatenate([_flat(moves), rest.astype(np.float32)], 1)
+
+
+def _strong(view: Strong, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+    """The weak view, then RandAugment's operations, then one grey square.
+
+    The operations and magnitudes of each image are those of the view on the CPU. Their order is fixed: what moves
+    pixels is one resampling together with the crop, what changes colours follows, in the order of `OPS`.
+    """
+    sent = _sent(numbers, images)
+    level = view.magnitude / (_BINS - 1)
+    column = {name: 6 + place for place, name in enumerate((*_FACTORS, *_TAKEN))}
+
+    def number(name: str) -> Tensor:
+        return _each(sent[:, column[name]])
+
+    def taken(name: str) -> NDArray[np.bool_]:
+        return numbers[:, column[name]] > 0
+
+    x = _resampled(images, sent[:, :6])
+    for name, factor in zip(_FACTORS, (_brightness, _saturation, _contrast, _sharpness), strict=True):
+        x = factor(x, number(name))
+    step = 2.0 ** (8 - round(8 - 4 * level))
+    x = torch.where(number("Posterize") > 0, torch.floor(_round(x) / step) * step, x)
+    x = torch.where((number("Solarize") > 0) & (x >= 255 * (1 - level)), 255 - x, x)
+    if taken("AutoContrast").any():
+        x = torch.where(number("AutoContrast") > 0, _autocontrast(x), x)
+    if (rows := np.flatnonzero(taken("Equalize"))).size:
+        at = torch.from_numpy(rows).to(x.device, non_blocking=True)
+        x = x.index_copy(0, at, _equalized(x[at]))
+    top, bottom, left, right = sent[:, -4:, None].unbind(1)
+    cells = torch.arange(images.shape[-1], device=x.device)
+    rows_in, columns_in = (cells >= top) & (cells < bottom), (cells >= left) & (cells < right)
+    square = rows_in[:, None, :, None] & columns_in[:, None, None, :]
+    return _rounded(torch.where(square, _GREY, x))
+
+
+def _box(view: Weak, u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The crop and the mirror image of each image as maps (B, 3, 3) from the result to the whole."""
+    share = np.sqrt(view.least + (1 - view.least) * u[:, 0])
+    free = 1 - share
+    down, right = free * (2 * u[:, 1] - 1), free * (2 * u[:, 2] - 1)
+    mirror = np.where(u[:, 3] < view.flip, -1.0, 1.0)
+    return _affine(mirror * share, 0 * share, right, 0 * share, share, down)
+
+
+def _affine(*parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(B, 3, 3) matrices [[a, b, c], [d, e, f], [0, 0, 1]] from six (B,) columns."""
+    a, b, c, d, e, f = parts
+    zero, one = np.zeros_like(a), np.ones_like(a)
+    return np.stack([np.stack(row, -1) for row in ((a, b, c), (d, e, f), (zero, zero, one))], -2)
+
+
+def _flat(maps: NDArray[np.float64]) -> NDArray[np.float32]:
+    """(B, 3, 3) maps as the six numbers of their first two rows."""
+    return maps[:, :2].reshape(-1, 6).astype(np.float32)
+
+
+def _sent(numbers: NDArray[np.float32], images: Tensor) -> Tensor:
+    return torch.from_numpy(numbers).to(images.device, non_blocking=True)
+
+
+def _resampled(images: Tensor, maps: Tensor) -> Tensor:
+    """Bilinear, black outside: (B, 3, S, S) of any type and (B, 6) numbers of geometry to float 0..255."""
+    places = _places(images.shape[-1], images.device).expand(len(images), -1, -1)
+    grid = places.bmm(maps.view(-1, 2, 3).transpose(1, 2)).view(len(images), *images.shape[-2:], 2)
+    return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+@cache
+def _places(size: int, device: torch.device) -> Tensor:
+    """The middle of each of size² pixels as (x, y, 1), x and y in −1 … 1: what F.affine_grid makes each time anew."""
+    steps = (torch.arange(size, device=device) * 2 + 1) / size - 1
+    y, x = torch.meshgrid(steps, steps, indexing="ij")
+    return torch.stack([x, y, torch.ones_like(x)], -1).view(1, -1, 3)
+
+
+def _each(values: Tensor) -> Tensor:
+    """One value per image, to be broadcast over (B, 3, S, S)."""
+    return values.view(-1, 1, 1, 1)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return _round(x).to(torch.uint8)
+
+
+def _round(x: Tensor) -> Tensor:
+    return x.clamp(0, 255).round()
+
+
+def _grey(x: Tensor) -> Tensor:
+    return (0.2989 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]).floor()
+
+
+def _brightness(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor).clamp(0, 255)
+
+
+def _saturation(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor + _grey(x) * (1 - factor)).clamp(0, 255)
+
+
+def _contrast(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor + _grey(x).mean((1, 2, 3), keepdim=True) * (1 - factor)).clamp(0, 255)
+
+
+def _sharpness(x: Tensor, factor: Tensor) -> Tensor:
+    """Towards or away from the mean of 3 × 3 cells (5 in the middle, over 13); the border stays as it is."""
+    inner = x[..., 1:-1, 1:-1]
+    blurred = ((9 * F.avg_pool2d(x, 3, 1) + 4 * inner) / 13).round()
+    out = x.clone()
+    out[..., 1:-1, 1:-1] = (inner * factor + blurred * (1 - factor)).clamp(0, 255)
+    return out
+
+
+def _autocontrast(x: Tensor) -> Tensor:
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    flat = high <= low
+    return torch.where(flat, x, ((x - low) * (255 / (high - low).clamp(min=1e-6))).clamp(0, 255))
+
+
+def _equalized(x: Tensor) -> Tensor:
+    """Each channel's values spread so that all are as frequent; as torchvision's equalize, for the whole batch."""
+    levels = _round(x).long().flatten(2)
+    counts = torch.zeros((*levels.shape[:2], 256), dtype=torch.int64, device=x.device)
+    counts.scatter_add_(2, levels, torch.ones_like(levels))
+    last = 255 - (counts.flip(-1) > 0).int().argmax(-1, keepdim=True)  # the brightest value there is
+    step = (levels.shape[2] - counts.gather(2, last)) // 255
+    below = counts.cumsum(2) - counts
+    table = ((below + step // 2) // step.clamp(min=1)).clamp(0, 255)
+    table = torch.where(step == 0, torch.arange(256, device=x.device), table)
+    return table.gather(2, levels).view_as(x).to(x.dtype)

@@ -1,0 +1,1 @@
+"""Packs: photos made small once, in a few checksummed files."""

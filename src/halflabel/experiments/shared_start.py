@@ -1,0 +1,138 @@
+"""A start that tasks share: a linear model that is trained once, and whose weights the others begin with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.experiments.grid import Contender, Options, Task
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method
+from halflabel.models.embedding_heads import Bilinear, Semantic
+from halflabel.models.heads import Linear, Model
+from halflabel.models.noise_head import LatentNoise
+from halflabel.system.files import plain
+from halflabel.training.checkpoint import save_tensors
+from halflabel.training.loop import Epoch, Fitted
+
+__all__ = ["OutOfTime", "Start", "Until", "begin", "keep", "kept", "place_of"]
+
+
+class OutOfTime(Exception):
+    """The budget is spent before a task could begin."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A method with a linear head that is trained first, with each seed on the labels of each hiding.
+
+    A task that is the same in all but its epochs is the start itself. With `labelled_only` it is trained on no image of
+    which nothing is known, also where tasks are.
+    """
+
+    method: str
+    options: Options
+    lr: float
+    weight_decay: float
+    epochs: int
+    labelled_only: bool = False
+
+    def task(self, like: Task) -> Task:
+        """The start of a task: on the same labels, with the same seed."""
+        contender = Contender(self.method, self.method, self.options, self.lr, self.weight_decay)
+        return Task(contender, like.hiding, like.seed, self.lr, self.options)
+
+    def is_task(self, task: Task) -> bool:
+        return task.key == self.task(task).key
+
+
+class Until:
+    """A watch that ends training after an epoch when the time is over."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+
+    def epoch_starts(self, epoch: int, images: int) -> None:
+        if self.deadline is not None and epoch > 1 and time.monotonic() > self.deadline:
+            raise OutOfTime
+
+    def step_done(self, images: int, loss: float | None) -> None:
+        pass
+
+    def epoch_ends(self, line: Epoch) -> None:
+        pass
+
+
+def place_of(folder: Path, task: Task, about: Mapping[str, Any]) -> Path:
+    """The file of a start, by all that its weights depend on."""
+    digest = hashlib.sha256(json.dumps(plain(dict(about)), sort_keys=True).encode()).hexdigest()[:16]
+    return folder / f"{task.contender.method}-seed{task.seed}-{digest}.safetensors"
+
+
+def keep(fitted: Fitted, path: Path) -> None:
+    """Write what a start has learned, and its log, to one file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = json.dumps({"best_epoch": fitted.best_epoch, "log": fitted.log})
+    save_tensors(fitted.weights, path, {"start": about})
+
+
+def kept(path: Path) -> Fitted | None:
+    """What `keep` has written; None where it is not there, or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["start"])
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            return Fitted(weights, int(about["best_epoch"]), [Epoch(line) for line in about["log"]])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return None
+
+
+def begin(weights: Mapping[str, Tensor], model: Model, method: Method, table: LabelTable) -> None:
+    """Put the weights of a linear model, x = W f + b, into another model for the same classes.
+
+    The backbone's go over as they are, where it is tuned. Of heads,
+      linear      W and b
+      noise       W and b are the visual classifier; what it says of reporting stays as it was
+      bilinear    x = L V f: L V is the nearest to W of its rank, by singular values; b has no place
+      semantic    x = T (M f + m), a linear map among given vectors T: M = T⁺ W, m = T⁺ b, least squares
+    and any other kind begins as it was made.
+    """
+    if model.backbone is not None:
+        model.backbone.load_state_dict(
+            {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
+        )
+    if "head.linear.weight" not in weights:
+        raise UserError("the start has no linear head", "start from a method that makes one, such as logistic")
+    weight, bias = (weights[f"head.linear.{name}"].cpu() for name in ("weight", "bias"))
+    head = model.head
+    with torch.no_grad():
+        if isinstance(head, (Linear, LatentNoise)):
+            layer = head.linear if isinstance(head, Linear) else head.visual
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+        elif isinstance(head, Bilinear):
+            left, size, right = torch.linalg.svd(weight.double(), full_matrices=False)
+            rank = min(len(head.images), len(size))
+            root = size[:rank].sqrt()
+            # Where the space has more dimensions than that, one side stays as it was: with both 0 none would learn.
+            head.labels.zero_()
+            head.labels[:, :rank] = (left[:, :rank] * root).to(head.labels)
+            head.images[:rank] = (root[:, None] * right[:rank]).to(head.images)
+        elif isinstance(head, Semantic) and len(head.to_space) == 1:
+            method.start(table)  # which tells the head its vectors
+            inverse = torch.linalg.pinv(head.vectors.cpu().double())
+            last = head.to_space[0]
+            assert isinstance(last, torch.nn.Linear)
+            last.weight.copy_(inverse @ weight.double())
+            last.bias.copy_(inverse @ bias.double())

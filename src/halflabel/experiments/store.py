@@ -1,0 +1,176 @@
+"""The folder of a comparison: what is finished, one file per task. The only file that knows its paths."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.errors import UserError
+from halflabel.experiments.grid import Outcome, Task
+from halflabel.labels.table import LabelTable
+from halflabel.system.files import plain, replacing, write_json
+
+__all__ = ["Store"]
+
+What = Literal["comparison", "study"]
+
+_STUDY = ("study.csv", "study.json")
+
+
+class Store:
+    """A folder that a comparison can be taken up in again.
+
+    config.json        what all results depend on         tasks/KEY.json   a finished task: what was measured
+    split.csv          which images are for the test      tasks/KEY.npy    its logits of the test images, float32
+    comparison.csv     the table                          unfinished/      checkpoints of the task under way
+    comparison.json    the table and all about it         plots/, bad_images.csv
+    test.parquet       the labels judged by, for the page of the comparison
+    study.csv, study.json   instead of comparison.* where the folder is that of a study
+    """
+
+    def __init__(self, folder: Path, what: What = "comparison") -> None:
+        self.folder, self.what = folder, what
+
+    @property
+    def plots(self) -> Path:
+        return self.folder / "plots"
+
+    def start(self, identity: Mapping[str, Any], *, force: bool = False) -> bool:
+        """Take the folder, or take it up again; True if there is something to go on with.
+
+        What was made with other settings is refused, unless `force` clears it.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder} is a file", "name a folder for the results with --out")
+        wanted = plain(dict(identity))
+        place = self.folder / "config.json"
+        if (self.folder / "config.yaml").exists():
+            raise UserError(f"{self.folder} holds a training run", "choose another --out")
+        if place.exists():
+            found = self._read_config()
+            if not force:
+                _check_same(self.folder, self.what, found, wanted)
+                return True
+            # The new settings are written last: until then the folder is still what it was.
+            for name in ("tasks", "unfinished", "plots"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            for name in (
+                "comparison.csv",
+                "comparison.json",
+                "split.csv",
+                "bad_images.csv",
+                "test.parquet",
+                "report.html",
+                *_STUDY,
+            ):
+                (self.folder / name).unlink(missing_ok=True)
+        write_json(place, {"what": self.what, **wanted})
+        return False
+
+    def _read_config(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise UserError(f"{self.folder / 'config.json'} cannot be read", "choose another --out") from None
+        said = found.pop("what", None) if isinstance(found, dict) else None
+        if said == "comparison" and self._is_old_study():
+            said = "study"
+        if said != self.what:
+            raise UserError(f"{self.folder} holds something else than a {self.what}", "choose another --out")
+        content: dict[str, Any] = found
+        return content
+
+    def _is_old_study(self) -> bool:
+        """Whether an earlier version, which called all of these comparisons, left a study here."""
+        if any((self.folder / name).exists() for name in _STUDY):
+            return True
+        # Before its first end a study has no table yet; a comparison begins with the division of the images.
+        return self.what == "study" and not (self.folder / "split.csv").exists()
+
+    def read(self, task: Task, shape: tuple[int, int]) -> Outcome | None:
+        """A task that was finished well; what is missing, damaged or failed is to be run again."""
+        try:
+            found = json.loads(self._json(task).read_text(encoding="utf-8"))["outcome"]
+            numbers = {name: math.nan if found[name] is None else found[name] for name in ("select", "known")}
+            outcome = Outcome(**{**found, **numbers, "log": tuple(found["log"])})
+            if outcome.error or np.load(self._npy(task), mmap_mode="r", allow_pickle=False).shape != shape:
+                return None
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            return None
+        return outcome
+
+    def write(self, task: Task, outcome: Outcome, logits: NDArray[np.float32] | None) -> None:
+        """The logits first: where the JSON is, the task is finished."""
+        if logits is not None:
+            with replacing(self._npy(task)) as temporary, open(temporary, "wb") as file:
+                np.save(file, logits.astype(np.float32, copy=False))
+        about = {
+            "method": task.contender.method,
+            "contender": task.contender.name,
+            "labels": task.hiding.name,
+            "seed": task.seed,
+            "lr": task.lr,
+            "weight_decay": task.contender.weight_decay,
+            "options": dict(task.options),
+        }
+        write_json(self._json(task), {**about, "outcome": asdict(outcome)})
+        shutil.rmtree(self.unfinished(task), ignore_errors=True)
+
+    def logits(self, task: Task) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = np.load(self._npy(task), allow_pickle=False)
+        return logits
+
+    def unfinished(self, task: Task) -> Path:
+        """Where the task under way keeps its checkpoints."""
+        return self.folder / "unfinished" / task.key
+
+    def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([["" if plain(cell) is None else plain(cell) for cell in row] for row in rows])
+        with replacing(self.folder / name) as temporary:
+            temporary.write_bytes(text.getvalue().encode("utf-8", "surrogateescape"))
+
+    def write_json(self, name: str, content: Any) -> None:
+        write_json(self.folder / name, content)
+
+    def write_test(self, table: LabelTable) -> None:
+        """The labels judged by, once: the same for all tasks."""
+        from halflabel.labels import formats
+
+        if not (self.folder / "test.parquet").exists():
+            formats.write(table, self.folder / "test.parquet")
+
+    def _json(self, task: Task) -> Path:
+        return self.folder / "tasks" / f"{task.key}.json"
+
+    def _npy(self, task: Task) -> Path:
+        return self.folder / "tasks" / f"{task.key}.npy"
+
+
+def _check_same(folder: Path, what: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    changed = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    if changed:
+        named = ", ".join(_change(name, found.get(name), wanted.get(name)) for name in changed)
+        raise UserError(
+            f"{folder} holds a {what} made otherwise: {named}",
+            "give the same options, choose another --out, or add --force to start again",
+        )
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    """One setting that differs; digests say nothing to people."""
+    if any(isinstance(value, str) and len(value) == 64 for value in (before, now)):
+        return f"the {name} changed"
+    return f"{name.replace('_', ' ')} was {before}, is {now}"

@@ -1,0 +1,103 @@
+"""The label file formats by name, one module each, and which of them a file is in."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Import
+from halflabel.labels.formats import unsupported as foreign
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+__all__ = ["FORMATS", "find_format", "format_for", "read", "write"]
+
+# Name -> what a user would call it. The order is that of recognition: the particular before the general.
+FORMATS = {
+    "binary": "halflabel's binary form (.labels): opened in place, for millions of images",
+    "label-studio": "Label Studio JSON: tasks to be answered, and people's answers",
+    "fiftyone": "FiftyOne folder: labels.json, and negatives.json for what is absent",
+    "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
+    "coco": "COCO JSON: images, annotations, categories",
+    "open-images": "Open Images CSV: ImageID,Source,LabelName,Confidence",
+    "voc": "Pascal VOC folder: ImageSets/Main/<class>_<split>.txt",
+    "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
+    "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
+    "imagefolder-lists": "Hugging Face ImageFolder: metadata.jsonl with lists of classes, their scores and sources",
+    "tags": "one line per image with a list of tags in one column: a.jpg,dog;cat (CSV)",
+    "imagefolder": "Hugging Face ImageFolder: metadata.csv, .jsonl or .parquet with file_name",
+    "single-positive": "folder of formatted_<split>_images.npy, _labels.npy and _labels_obs.npy",
+    "long": "one row per label: image,class,value,source,score (CSV or Parquet); halflabel's own form",
+    "wide": "one line per image, one column per class (CSV)",
+}
+
+
+def _module(name: str) -> ModuleType:
+    if name not in FORMATS:
+        raise UserError(f"no label format is called {name!r}", f"use one of: {', '.join(FORMATS)}")
+    return import_module(f"halflabel.labels.formats.{name.replace('-', '_')}")
+
+
+def find_format(path: Path) -> str:
+    """The name of the format that a file or folder is in."""
+    _check_there(path)
+    if path.is_file() and path.stat().st_size == 0:
+        raise LabelError("the file is empty", "export the labels again", path)
+    name = next((name for name in FORMATS if _module(name).sniff(path)), None)
+    if name is not None and name != "coco":  # which any JSON file may be
+        return name
+    if (known := foreign.recognised(path)) is not None:
+        raise known
+    if name is not None:
+        return name
+    raise LabelError("this is no label format we know", f"state it with --format: {', '.join(FORMATS)}", path)
+
+
+def _check_there(path: Path) -> None:
+    try:
+        there = path.exists()
+    except OSError:  # such as a name that is too long
+        there = False
+    if not there:
+        raise LabelError("no such file or folder", "check the path", path)
+    if not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise LabelError("this is a pipe or a device", "name a file or a folder", path)
+
+
+def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> Import:
+    """Read a label file or folder of any known format, with an audit of what became what."""
+    path, policy = Path(path), policy or Policy()
+    name = find_format(path) if format == "auto" else format
+    module = _module(name)
+    _check_there(path)
+    policy.check(module.USES, name)
+    found: Import = module.read(path, policy)
+    return found
+
+
+def format_for(path: str | Path) -> str:
+    """The format that labels are written in where none is named: binary for a name in .labels, long for any other."""
+    return "binary" if Path(path).suffix == ".labels" else "long"
+
+
+def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "auto", **options: Any) -> None:
+    """Write labels in any format that can hold them; a format that would lose some refuses and names another.
+
+    "auto" goes by the ending of the name: .labels is the binary form, any other long rows. `options` are the format's
+    own, such as `image_url` of label-studio; those of another format are refused.
+    """
+    format = format_for(path) if format == "auto" else format
+    module = _module(format)
+    if format != "binary" and format_for(path) == "binary":
+        ending = "a name that ends in .labels says that it is binary"
+        raise UserError(f"{path} cannot be written as {format}: {ending}", "choose another ending, or --to binary")
+    for name in options:
+        if name not in getattr(module, "OPTIONS", ()):
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} means nothing for the format {format!r}", f"leave {flag} out")
+    rows = labels if isinstance(labels, Rows) else Rows.from_table(labels)
+    module.write(rows, Path(path), **options)

@@ -1,0 +1,240 @@
+"""JSON with good errors: one object of lists of records, such as COCO's, or one record per line (JSON Lines).
+
+A place in an object is written as in `annotations[3].category_id`; in JSON Lines it is the line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError
+from halflabel.labels.formats._csv import Sheet, existing
+from halflabel.labels.names import repeated
+
+__all__ = ["Id", "JsonLines", "Record", "as_score", "head_and_tail", "identifier", "load", "name", "records"]
+
+Id: TypeAlias = int | str
+Record: TypeAlias = dict[str, Any]
+
+_SNIFFED = 1 << 20
+_LARGEST_SCORE = 3.4e38
+_WORDS: dict[Any, str] = {True: "true", False: "false", None: ""}
+
+
+def head_and_tail(path: Path) -> str:
+    """The first and the last megabyte of a file as text, for telling formats apart; empty if it cannot be read."""
+    try:
+        if not path.is_file():
+            return ""
+        with open(path, "rb") as file:
+            head = file.read(_SNIFFED)
+            file.seek(max(len(head), path.stat().st_size - _SNIFFED))
+            return (head + file.read()).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def load(path: str | Path, without: Collection[str] = ()) -> Record:
+    """The object in a JSON file; the keys `without` are dropped while reading, so that outlines cost no memory."""
+    path = existing(path)
+    try:
+        raw = path.read_bytes()
+    except MemoryError:
+        raise LabelError("the file is larger than the memory", "split the file", path) from None
+    except OSError as error:
+        raise LabelError(f"cannot be read: {error.strerror}", "check that you may read the file", path) from None
+    try:
+        text = raw.decode(json.detect_encoding(raw))
+    except UnicodeDecodeError as fault:
+        line = raw.count(b"\n", 0, fault.start) + 1
+        raise LabelError("this is not UTF-8 text", "save the file as UTF-8", path, line=line) from None
+    del raw
+
+    def lighter(record: Record) -> Record:
+        for key in without:
+            record.pop(key, None)
+        return record
+
+    try:
+        document = json.loads(text.removeprefix("\ufeff"), object_hook=lighter if without else None)
+    except json.JSONDecodeError as fault:
+        message = f"this is not JSON: {fault.msg} at character {fault.colno}"
+        raise LabelError(message, "export the file again, or repair it here", path, line=fault.lineno) from None
+    except (RecursionError, ValueError):  # brackets nested a thousand deep; a number of thousands of digits
+        raise LabelError("this JSON is nested too deep or has a number too long", "export it again", path) from None
+    if not isinstance(document, dict):
+        raise LabelError(
+            f"the file holds {_kind(document)}, not an object with images, annotations and categories",
+            "name the annotation file itself; a file of results has no list of images",
+            path,
+        )
+    return document
+
+
+def records(document: Record, key: str, path: str | Path) -> list[Record]:
+    """The list of objects under a key of the document."""
+    if key not in document:
+        found = ", ".join(repr(name) for name in list(document)[:12]) or "nothing"
+        raise LabelError(f"there is no {key!r}; found: {found}", f"add the list {key!r}", path, column=key)
+    items = document[key]
+    if not isinstance(items, list):
+        raise LabelError(f"this is {_kind(items)}", f"make {key!r} a list of objects", path, column=key)
+    for number, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise LabelError(f"this is {_kind(item)}", "make it an object", path, column=f"{key}[{number}]")
+    return items
+
+
+def identifier(record: Record, key: str, path: str | Path, place: str) -> Id:
+    """The id under a key of a record: a whole number or a text."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        message = f"this is {_kind(value)}" if key in record else f"there is no {key!r}"
+        raise LabelError(message, "give it a whole number or a text", path, column=f"{place}.{key}")
+    return value
+
+
+def name(value: Any, path: str | Path, place: str) -> str:
+    """A name: text that is not empty and can be written again."""
+    if not isinstance(value, str) or not value:
+        message = "the name is empty" if value == "" else f"this is {_kind(value)}"
+        raise LabelError(message, "give it a name, as text", path, column=place)
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            message = f"the name {value!r} has half a character in it"
+            raise LabelError(message, "write the name again", path, column=place) from None
+    return value
+
+
+def as_score(value: Any, path: str | Path, place: str, line: int | None = None) -> float:
+    """A score, NaN where there is none; a number that no float of 32 bits can hold is refused."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    if abs(value) > _LARGEST_SCORE:  # a whole number may have hundreds of digits
+        raise LabelError("this is no score", "give it a number from 0 to 1", path, line=line, column=place)
+    return float(value)
+
+
+class JsonLines(Sheet):
+    """A sheet of one JSON object per line, whose columns hold single values or lists of text.
+
+    Numbers keep their spelling, so that ids and 1.0 stay as written; true and false are words, null is blank.
+    """
+
+    def __init__(self, path: Path, encoding: str | None) -> None:
+        self.path = existing(path)
+        self.records: list[dict[str, Any]] = []
+        self.lines: list[int] = []
+        decoder = json.JSONDecoder(object_pairs_hook=_no_key_twice, parse_int=str, parse_float=str, parse_constant=str)
+        for number, line in enumerate(self._decoded(encoding or "utf-8").split("\n"), 1):
+            if not (line := line.strip(" \t\r")):
+                continue
+            self.lines.append(number)
+            self.records.append(self._record(decoder, line))
+        if not self.records:
+            raise LabelError("the file has not one row", "export the labels again", path)
+        self.header = list(dict.fromkeys(key for record in self.records for key in record))
+        self._check_header()
+        self._encode(self.header, "a column name", None)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def is_list(self, name: str) -> bool:
+        """Whether a column holds lists."""
+        return any(isinstance(record.get(name), list) for record in self.records)
+
+    def column(self, name: str) -> pa.Array:
+        """A column of single values, as text."""
+        raw = [record.get(name) for record in self.records]
+        try:
+            values = [_WORDS.get(value, value) for value in raw]
+        except TypeError:
+            row = next(row for row, value in enumerate(raw) if isinstance(value, (dict, list)))
+            fix = f"store text, numbers, true, false or null, or add --ignore {name}"
+            raise self.error("an object or a list cannot be a label", fix, row=row, column=name) from None
+        return self._encode(values, "the text", name)
+
+    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
+        """A column of lists: all their items, the row of each item, and which rows have null instead of a list."""
+        items: list[str] = []
+        lengths = np.zeros(len(self.records), np.int64)
+        null = np.zeros(len(self.records), bool)
+        for row, record in enumerate(self.records):
+            value = record.get(name)
+            if value is None:
+                null[row] = True
+                continue
+            if not isinstance(value, list):
+                message = "this is not a list, as on other lines"
+                raise self.error(message, "write a list on every line: [], or null", row=row, column=name)
+            for item in value:
+                if not isinstance(item, str) or not item:
+                    raise self.error(f"{item!r} is not the name of a class", "write its name", row=row, column=name)
+            items += value
+            lengths[row] = len(value)
+        return self._encode(items, "the text", name), np.repeat(np.arange(len(lengths)), lengths), null
+
+    def line(self, row: int) -> int:
+        return self.lines[row]
+
+    def _decoded(self, encoding: str) -> str:
+        raw = self.path.read_bytes()
+        try:
+            return raw.decode(encoding).removeprefix("\ufeff")
+        except UnicodeDecodeError as fault:
+            line = raw.count(b"\n", 0, fault.start) + 1
+            fix = "save the file as UTF-8, or state its encoding, such as --encoding latin-1"
+            raise LabelError(f"this is not {encoding.upper()} text", fix, self.path, line=line) from None
+        except (LookupError, ValueError):
+            raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", self.path) from None
+
+    def _record(self, decoder: json.JSONDecoder, line: str) -> dict[str, Any]:
+        row = len(self.lines) - 1
+        try:
+            record = decoder.decode(line)
+        except json.JSONDecodeError as fault:
+            message = f"this is not JSON: {fault.msg} at character {fault.colno}"
+            raise self.error(message, "write one JSON object per line", row=row) from None
+        except RecursionError:
+            raise self.error("the brackets are nested too deep", "write one flat object per line", row=row) from None
+        except _Twice as twice:
+            name = str(twice)
+            raise self.error(f"the key {name!r} is there twice", "remove one of them", row=row, column=name) from None
+        if not isinstance(record, dict):
+            raise self.error("this is not an object", 'write one like {"file_name": "a.jpg", …}', row=row)
+        return record
+
+    def _encode(self, values: list[Any], what: str, name: str | None) -> pa.Array:
+        """Text to Arrow; JSON can spell half of a character, which is no text."""
+        try:
+            return pa.array(values, pa.string())
+        except UnicodeEncodeError:
+            message = f"{what} has half a character in it"
+            raise self.error(message, "write the text again", column=name) from None
+
+
+class _Twice(Exception):
+    """A key that one JSON object has twice."""
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> Record:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise _Twice(repeated(key for key, _ in pairs))
+    return record
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null or missing"}
+    return kinds.get(type(value), f"the number {value!r:.40}")

@@ -1,0 +1,208 @@
+"""COCO JSON: `images`, `annotations` and `categories`. An annotation says present; nothing says absent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, Import
+from halflabel.labels.formats._json import Id, Record, as_score, head_and_tail, identifier, load, name, records
+from halflabel.labels.formats._unlisted import complete
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.standing import standing
+from halflabel.system.files import replacing
+
+__all__ = ["USES", "Parsed", "document", "note_annotations", "parse", "read", "sniff", "write"]
+
+USES = ("unlisted",)
+
+# What only a detector needs, and what makes these files large.
+_GEOMETRY = ("segmentation", "bbox", "keypoints", "segments_info")
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A COCO document with ids turned into numbers: annotation k puts class `column[k]` into image `image[k]`."""
+
+    images: Names
+    classes: Names
+    class_at: dict[Id, int]
+    image: NDArray[np.int64]
+    column: NDArray[np.int64]
+    image_records: list[Record]
+    annotation_records: list[Record]
+
+    def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each annotated (image, class) once, image by image and classes ascending."""
+        image, column, *_ = self.statements()
+        return image, column
+
+    def statements(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], tuple[str, ...]]:
+        """The pairs, with source and score of the first annotation of each: keys of our own, which COCO permits."""
+        key, first = np.unique(self.image * len(self.classes) + self.column, return_index=True)
+        sources: dict[str, int] = {"": 0}
+        source, score = np.zeros(len(key), np.int32), np.full(len(key), np.nan, np.float32)
+        for number, at in enumerate(first.tolist()):
+            record = self.annotation_records[at]
+            if isinstance(by := record.get("source"), str):
+                source[number] = sources.setdefault(by, len(sources))
+            if isinstance(given := record.get("score"), (int, float)):
+                score[number] = given
+        return key // len(self.classes), key % len(self.classes), source, score, tuple(sources)
+
+
+def sniff(path: Path) -> bool:
+    """A JSON file with lists of images, annotations and categories; of JSON files in general, the last resort."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == ".json":
+        return True
+    text = head_and_tail(path) if path.suffix.lower() not in (".jsonl", ".csv", ".parquet") else ""
+    return text.lstrip("\ufeff \t\r\n").startswith("{") and '"annotations"' in text and '"categories"' in text
+
+
+def read(path: Path, policy: Policy) -> Import:
+    """Read annotations as present, several of one class in one image as one; `unlisted` must be stated."""
+    parsed = parse(path)
+    if any("neg_category_ids" in record for record in parsed.image_records):
+        raise LabelError("images have neg_category_ids, so this is LVIS", "add --format lvis", path)
+    if policy.unlisted is None:
+        raise LabelError(
+            "every annotation says present and none says absent, so what is not listed may be absent or unknown",
+            "add --unlisted unknown (nobody looked) or --unlisted absent (the annotations are complete)",
+            path,
+        )
+    image, column, source, score, sources = parsed.statements()
+    audit = Audit("coco", [str(path)])
+    audit.add("annotation", "present", len(image))
+    note_annotations(parsed, len(image), audit)
+    present = np.ones(len(image), np.int8)
+    rows = Rows.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
+    if policy.unlisted == "absent":
+        rows = complete(rows, audit)
+    else:
+        audit.add("not listed", "unknown", len(parsed.images) * len(parsed.classes) - len(image))
+    if empty := len(parsed.images) - len(np.unique(image)):
+        audit.note(f"{empty} images have no annotation: empty or unfinished?")
+    return Import(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write image-level annotations, without boxes; what is not listed is all absent or all unknown, never both."""
+    table = rows.resolve()
+    absent = int((table.value < 0).sum())
+    unknown = len(table.images) * len(table.classes) - table.known
+    if absent and unknown:
+        raise UserError(
+            f"{absent} entries are absent and {unknown} unknown, which COCO cannot tell apart", "write lvis or long"
+        )
+    meaning = "absent" if absent else "unknown"
+    info = {"description": f"image-level labels; a class not listed for an image is {meaning}"}
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps({"info": info, **document(rows)}, ensure_ascii=False), encoding="utf-8")
+
+
+def parse(path: str | Path) -> Parsed:
+    """Read and check the three lists; ids need be neither contiguous nor in order."""
+    content = load(path, without=_GEOMETRY)
+    image_records, category_records, annotations = (
+        records(content, key, path) for key in ("images", "categories", "annotations")
+    )
+    for key, items in (("images", image_records), ("categories", category_records)):
+        if not items:
+            raise LabelError(f"the list {key!r} is empty", "export the file again", path, column=key)
+    image_at: dict[Id, int] = {}
+    image_names: dict[str, int] = {}
+    class_at: dict[Id, int] = {}
+    class_names: dict[str, int] = {}
+    for number, record in enumerate(image_records):
+        place = f"images[{number}]"
+        _enter(image_at, identifier(record, "id", path, place), number, path, f"{place}.id")
+        _enter(image_names, _image_name(record, path, place), number, path, f"{place}.file_name")
+    for number, record in enumerate(category_records):
+        place = f"categories[{number}]"
+        _enter(class_at, identifier(record, "id", path, place), number, path, f"{place}.id")
+        _enter(class_names, name(record.get("name"), path, f"{place}.name"), number, path, f"{place}.name")
+    for number, record in enumerate(annotations):
+        if "score" in record:
+            as_score(record["score"], path, f"annotations[{number}].score")
+    return Parsed(
+        Names(image_names),
+        Names(class_names),
+        class_at,
+        _numbers(annotations, "image_id", image_at, "images", path),
+        _numbers(annotations, "category_id", class_at, "categories", path),
+        image_records,
+        annotations,
+    )
+
+
+def document(rows: Rows) -> dict[str, list[Record]]:
+    """The three lists for rows, ids counted from 1; only present entries become annotations, with source and score."""
+    last = standing(rows)
+    annotations: list[Record] = []
+    for number, k in enumerate(last[rows.value[last] > 0].tolist(), 1):
+        record: Record = {"id": number, "image_id": int(rows.image[k]) + 1, "category_id": int(rows.column[k]) + 1}
+        if not np.isnan(rows.score[k]):
+            record["score"] = float(str(rows.score[k]))  # 0.7, not 0.699999988
+        if by := rows.sources[rows.source[k]]:
+            record["source"] = by
+        annotations.append(record)
+    return {
+        "images": [{"id": number, "file_name": title} for number, title in enumerate(rows.images, 1)],
+        "annotations": annotations,
+        "categories": [{"id": number, "name": title} for number, title in enumerate(rows.classes, 1)],
+    }
+
+
+def note_annotations(parsed: Parsed, pairs: int, audit: Audit) -> None:
+    """Say how many annotations were counted once with others, and how many were crowds."""
+    if again := len(parsed.image) - pairs:
+        audit.note(f"{again} further annotations of a class already present in the image: counted once")
+    if crowds := sum(record.get("iscrowd") == 1 for record in parsed.annotation_records):
+        audit.note(f"{crowds} annotations are crowds (iscrowd): counted as present")
+
+
+def _image_name(record: Record, path: str | Path, place: str) -> str:
+    """The file_name, else the last part of coco_url (LVIS v1 has no file_name), else the id."""
+    if record.get("file_name") is not None:
+        return name(record["file_name"], path, f"{place}.file_name")
+    if record.get("coco_url") is not None:
+        url = name(record["coco_url"], path, f"{place}.coco_url")
+        return name(url.rsplit("/", 1)[-1], path, f"{place}.coco_url")
+    return name(str(record["id"]), path, f"{place}.id")
+
+
+def _enter(known: dict[Any, int], key: Id, number: int, path: str | Path, place: str) -> None:
+    if key in known:
+        which = place.split("[")[0]
+        message = f"{key!r} is there already, in {which}[{known[key]}]"
+        raise LabelError(message, "give each its own, or remove one of them", path, column=place)
+    known[key] = number
+
+
+def _numbers(items: list[Record], key: str, known: dict[Id, int], which: str, path: str | Path) -> NDArray[np.int64]:
+    """The number of what each record refers to; the first reference that leads nowhere is an error."""
+    try:
+        return np.array([known[item[key]] for item in items], np.int64)
+    except (KeyError, TypeError):
+        for number, item in enumerate(items):
+            place = f"annotations[{number}]"
+            if (wanted := identifier(item, key, path, place)) not in known:
+                raise LabelError(
+                    f"no entry of {which!r} has the id {wanted!r}",
+                    f"add it to {which!r}, or remove the annotation",
+                    path,
+                    column=f"{place}.{key}",
+                ) from None
+        raise

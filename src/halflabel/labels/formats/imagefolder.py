@@ -1,0 +1,372 @@
+"""Hugging Face ImageFolder: images beside a metadata.csv, .jsonl or .parquet that has a `file_name` column.
+
+Labels stand in one column per class (true, false, null), or as a list of class names per image, where a second list,
+`absent` or `negatives`, may name the classes that are not there.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, Import
+from halflabel.labels.formats import tags
+from halflabel.labels.formats._csv import Sheet, existing, first_line, read_parquet
+from halflabel.labels.formats._json import JsonLines
+from halflabel.labels.formats._unlisted import complete
+from halflabel.labels.formats._wide_values import decode
+from halflabel.labels.names import Names
+from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, Undecided, stating
+from halflabel.labels.rows import Rows
+from halflabel.system.files import replacing
+
+__all__ = ["IMAGE", "USES", "read", "sniff", "write"]
+
+USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
+
+FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+IMAGE = "file_name"
+ABSENT = ("absent", "negatives")
+
+_PICTURES = frozenset(
+    {".apng", ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"}
+    | {".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
+)
+
+
+class Columns(Protocol):
+    """What is asked of a metadata file of any kind; null reads as blank text."""
+
+    path: Path
+    header: list[str]
+
+    def column(self, name: str) -> pa.Array: ...
+    def is_list(self, name: str) -> bool: ...
+    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]: ...
+    def line(self, row: int) -> int: ...
+    def error(self, message: str, fix: str, *, row: int | None = None, **place: Any) -> LabelError: ...
+
+
+class _Csv(Sheet):
+    """Columns of a CSV file, which has no lists."""
+
+    def is_list(self, name: str) -> bool:
+        return False
+
+    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
+        raise self.error("a CSV file has no lists", "use metadata.jsonl", column=name)
+
+
+def sniff(path: Path) -> bool:
+    """A folder with a metadata file, such a file itself, or any .jsonl file, if the word file_name is in it."""
+    try:
+        if path.is_dir():
+            return any((path / name).is_file() for name in FILES)
+        if path.suffix == ".jsonl":
+            return f'"{IMAGE}"' in first_line(path)
+        if path.name == "metadata.csv":
+            return IMAGE in first_line(path)
+        if path.name == "metadata.parquet":
+            import pyarrow.parquet as pq
+
+            return IMAGE in pq.read_schema(path).names
+    except (OSError, pa.ArrowException):
+        pass
+    return False
+
+
+def read(path: Path, policy: Policy) -> Import:
+    """Read the metadata, and from a folder also the images it forgets: Hugging Face would drop those in silence."""
+    path = Path(path)
+    file = _metadata_file(path)
+    if file.suffix == ".csv" and tags.sniff(file):
+        policy.check(tags.USES, "imagefolder, with a column of tags")
+        rows, audit = tags.read(file, policy)
+        return Import(_add_forgotten(rows, path, audit) if path.is_dir() else rows, audit)
+    metadata = _open(file, policy.encoding)
+    if IMAGE not in metadata.header:
+        raise metadata.error(
+            f"there is no column {IMAGE!r}; found: {', '.join(map(repr, metadata.header[:12]))}",
+            f"name the images in a column {IMAGE!r}",
+        )
+    for name in policy.ignore:
+        if name not in metadata.header:
+            raise metadata.error(f"there is no column {name!r} to ignore", f"leave out {stating('--ignore', name)}")
+    images = _images(metadata)
+    audit = Audit("imagefolder", [str(file)])
+    columns = [name for name in metadata.header if name != IMAGE and name not in policy.ignore]
+    lists = [name for name in columns if metadata.is_list(name)]
+    if not columns:
+        raise metadata.error("no column is left that could hold labels", "check the names of the columns")
+    if policy.ignore:
+        audit.note(f"columns ignored: {', '.join(policy.ignore)}")
+    if lists:
+        rows = _read_lists(metadata, images, lists, policy, audit)
+        if unused := [name for name in columns if name not in lists]:
+            audit.note(f"columns not used: {', '.join(unused)}")
+    else:
+        rows = _read_columns(metadata, images, columns, policy, audit)
+    if path.is_dir():
+        rows = _add_forgotten(rows, path, audit)
+    return Import(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write true, false or null per class: metadata.jsonl in a folder, or the .jsonl, .csv or .parquet file named."""
+    path = Path(path)
+    if path.is_dir() or not path.suffix:
+        path = path / "metadata.jsonl"
+    writers = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet}
+    if path.suffix not in writers:
+        raise UserError(f"metadata is not kept in {path.suffix} files", f"name a folder, or one of {', '.join(FILES)}")
+    if IMAGE in rows.classes:
+        raise UserError(f"a class is called {IMAGE!r}, as the column of images is", "write the long form instead")
+    writers[path.suffix](rows, path)
+
+
+def _metadata_file(path: Path) -> Path:
+    """The one metadata file of a folder, or the file itself."""
+    if not path.is_dir():
+        return existing(path)
+    found = [name for name in FILES if (path / name).is_file()]
+    if len(found) == 1:
+        return path / found[0]
+    if found:
+        raise LabelError(f"there are {' and '.join(found)}", "remove all but one, or name the file to read", path)
+    below = sorted({str(file.parent.relative_to(path)) for name in FILES for file in path.glob(f"*/{name}")})
+    fix = f"name the folder to read: {', '.join(below[:8])}" if below else "add one with a column 'file_name'"
+    raise LabelError("there is no metadata.csv, .jsonl or .parquet in this folder", fix, path)
+
+
+def _open(path: Path, encoding: str | None) -> Columns:
+    """The columns of a file, whose kind is the end of its name."""
+    if path.suffix == ".csv":
+        return _Csv(path, encoding=encoding)
+    if path.suffix == ".jsonl":
+        return JsonLines(path, encoding)
+    if path.suffix == ".parquet":
+        return _Parquet(path)
+    raise LabelError("metadata is kept in .csv, .jsonl or .parquet files", "name such a file, or its folder", path)
+
+
+def _images(metadata: Columns) -> Names:
+    """The images in the metadata's order, each with a name of its own."""
+    names = metadata.column(IMAGE)
+    codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
+    blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
+    if blank.any():
+        raise metadata.error("the image has no name", "fill it in", row=int(np.argmax(blank)), column=IMAGE)
+    _, first = np.unique(codes, return_index=True)
+    if len(again := np.setdiff1d(np.arange(len(codes)), first)):
+        row = int(again[0])
+        before = metadata.line(int(np.argmax(codes == codes[row])))
+        message = f"image {names[row].as_py()!r} is there already, on line {before}"
+        raise metadata.error(message, "leave one line per image", row=row, column=IMAGE)
+    return Names(names)
+
+
+def _read_columns(metadata: Columns, images: Names, classes: list[str], policy: Policy, audit: Audit) -> Rows:
+    """One column per class; null and blank are unknown, −1 is only what was stated."""
+    if policy.unlisted is not None:
+        message = "every class has its own column here, so nothing is unlisted"
+        raise metadata.error(message, "leave --unlisted out: null is unknown, false is absent")
+
+    def fault(problem: Undecided, name: str, raw: str, row: int) -> LabelError:
+        fix = f"{problem.fix}; if {name!r} is not a class, add {stating('--ignore', name)}"
+        return metadata.error(problem.message, fix, row=row, column=name)
+
+    columns = ((name, metadata.column(name)) for name in classes)
+    labels = decode(columns, policy, audit, fault, blank="null or blank")
+    image, column = np.nonzero(labels)
+    return Rows.build(images, Names(classes), image, column, labels[image, column])
+
+
+def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Rows:
+    """A list of present classes, perhaps one of absent classes; an image whose list is null says nothing."""
+    for option in ("minus_one", "zero", "values"):
+        if getattr(policy, option) != getattr(Policy(), option):
+            flag = "--value" if option == "values" else "--" + option.replace("_", "-")
+            raise metadata.error(f"{flag} means nothing for lists of class names", f"leave {flag} out")
+    negative = [name for name in lists if name in ABSENT]
+    positive = [name for name in lists if name not in ABSENT]
+    if len(positive) != 1 or len(negative) > 1:
+        choice = " and ".join(map(repr, lists))
+        message = f"the lists are {choice}: one must name the classes present, and at most one those absent"
+        raise metadata.error(message, "rename a column, or add --ignore NAME for those that are no labels")
+    if not negative and policy.unlisted is None:
+        raise metadata.error(
+            "the lists say present and nothing says absent, so what is not listed may be absent or unknown",
+            "add --unlisted unknown (nobody looked) or --unlisted absent (the lists are complete)",
+            column=positive[0],
+        )
+    parts = [(name, -1, *metadata.lists(name)) for name in negative]
+    parts += [(name, 1, *metadata.lists(name)) for name in positive]
+    for name, _, values, row, _ in parts:
+        _refuse_multi_hot(metadata, name, values, row)
+    # Classes stand in the order of the present lists first, whatever the order of the columns.
+    coded = pc.dictionary_encode(pa.concat_arrays([values for _, _, values, _, _ in reversed(parts)]))
+    classes = Names(coded.dictionary)
+    if not len(classes):
+        raise metadata.error("every list is empty, so there is not one class", "export the labels again")
+    keys = [np.unique(row * len(classes) + classes.index(values)) for _, _, values, row, _ in parts]
+    for (name, sign, *_), key in zip(reversed(parts), reversed(keys), strict=True):
+        audit.add(f"in {name}", "present" if sign > 0 else "absent", len(key))
+    image, column = np.divmod(np.concatenate(keys), len(classes))
+    value = np.repeat(np.array([sign for _, sign, *_ in parts], np.int8), [len(key) for key in keys])
+    rows = Rows.build(images, classes, image, column, value)
+
+    silent = parts[-1][-1]
+    if silent.any():
+        audit.note(
+            f"{int(silent.sum())} images have null instead of a list: nothing is known of them from {positive[0]}"
+        )
+    if policy.unlisted == "absent":
+        rows = complete(rows, audit, images=~silent)
+    else:
+        listed = len(np.unique(np.concatenate(keys)))
+        audit.add("not listed", "unknown", len(images) * len(classes) - listed)
+    if conflicts := rows.conflicts():
+        audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
+    return rows
+
+
+def _refuse_multi_hot(metadata: Columns, name: str, values: pa.Array, row: NDArray[np.int64]) -> None:
+    """[0, 1, 1, 0] is one value per class, not the classes "0" and "1": repeats tell them apart."""
+    if not set(pc.unique(values).to_pylist()) <= {*ONE, *ZERO, *MINUS_ONE}:
+        return
+    codes = pc.dictionary_encode(values).indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    key = row * (int(codes.max(initial=0)) + 1) + codes
+    _, first = np.unique(key, return_index=True)
+    if len(first) < len(key):
+        at = int(row[np.setdiff1d(np.arange(len(key)), first)[0]])
+        message = "the list holds one value per class, not the names of classes"
+        raise metadata.error(message, "write one column per class, or the names of those present", row=at, column=name)
+
+
+def _add_forgotten(rows: Rows, folder: Path, audit: Audit) -> Rows:
+    """Images that lie in the folder but not in the metadata, as images of which nothing is known."""
+    listed = {os.path.normpath(name) for name in rows.images}
+    on_disk, unreadable = _pictures(folder)
+    forgotten = sorted(name for name in on_disk if os.path.normpath(name) not in listed)
+    if forgotten:
+        audit.note(
+            f"{len(forgotten)} images in the folder are not in the metadata (Hugging Face drops such images): "
+            "added, with nothing known"
+        )
+    if missing := len(listed - {os.path.normpath(name) for name in on_disk}):
+        audit.note(f"{missing} of {len(rows.images)} images in the metadata are not in the folder")
+    if unreadable:
+        audit.note(f"{unreadable} images have a file name that is not Unicode: left out")
+    images = rows.images.union(Names(forgotten))
+    return Rows(images, rows.classes, rows.image, rows.column, rows.value, rows.source, rows.score, rows.sources)
+
+
+def _pictures(folder: Path) -> tuple[list[str], int]:
+    """Image files below a folder, with `/`; a folder below that has its own metadata is another data set."""
+    found, unreadable = [], 0
+    for where, folders, files in os.walk(folder):
+        if where != str(folder) and any(name in files for name in FILES):
+            folders.clear()
+            continue
+        for name in files:
+            if os.path.splitext(name)[1].lower() in _PICTURES:
+                relative = (Path(where) / name).relative_to(folder).as_posix()
+                try:
+                    relative.encode()
+                    found.append(relative)
+                except UnicodeEncodeError:
+                    unreadable += 1
+    return found, unreadable
+
+
+class _Parquet(Sheet):
+    """Columns of a Parquet file, of single values or of lists; a line is the row's number, from 1."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = existing(path)
+        self.table = read_parquet(self.path)
+        self.header = list(self.table.column_names)
+        self._check_header()
+        if not len(self.table):
+            raise LabelError("the file has not one row", "export the labels again", self.path)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def is_list(self, name: str) -> bool:
+        kind = self.table.schema.field(name).type
+        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+    def column(self, name: str) -> pa.Array:
+        return pc.fill_null(self._cast(name, pa.string()), "")
+
+    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
+        column = self._cast(name, pa.large_list(pa.string()))
+        items = pc.fill_null(pc.list_flatten(column), "")
+        row = np.asarray(pc.list_parent_indices(column), dtype=np.int64)
+        blank = pc.equal(items, "").to_numpy(zero_copy_only=False)
+        if blank.any():
+            message = "a class has no name"
+            raise self.error(message, "write its name", row=int(row[np.argmax(blank)]), column=name)
+        return items, row, np.asarray(column.is_null().to_numpy(zero_copy_only=False))
+
+    def line(self, row: int) -> int:
+        return row + 1
+
+    def _cast(self, name: str, kind: pa.DataType) -> pa.Array:
+        column = self.table.column(name)
+        try:
+            return pa.chunked_array(column.cast(kind).chunks, kind).combine_chunks()
+        except pa.ArrowException:
+            message = f"a column of type {column.type} cannot hold labels"
+            raise self.error(
+                message, f"store text, numbers, true or false, or add {stating('--ignore', name)}", column=name
+            ) from None
+
+
+def _write_jsonl(rows: Rows, path: Path) -> None:
+    table = rows.resolve()
+    words = np.array(["false", "null", "true"])
+    keys = [json.dumps(name, ensure_ascii=False) for name in table.classes]
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        for first in range(0, len(table), 4096):
+            block = np.arange(first, min(first + 4096, len(table)))
+            for position, line in zip(block, words[table.rows(block) + 1].tolist(), strict=True):
+                title = json.dumps(table.images[int(position)], ensure_ascii=False)
+                cells = "".join(f", {key}: {word}" for key, word in zip(keys, line, strict=True))
+                file.write(f'{{"{IMAGE}": {title}{cells}}}\n')
+
+
+def _write_csv(rows: Rows, path: Path) -> None:
+    table = rows.resolve()
+    odd = [name for name in table.classes if name != name.strip() or set(name) & set(";\t|\r\n\0")]
+    odd += [name for name in table.images if set(name) & set("\r\n\0")]
+    if odd:
+        raise UserError(f"the name {odd[0]!r} does not survive in CSV", "write metadata.jsonl instead")
+    words = np.array(["false", "", "true"])
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([IMAGE, *table.classes])
+        for first in range(0, len(table), 4096):
+            block = np.arange(first, min(first + 4096, len(table)))
+            for position, line in zip(block, words[table.rows(block) + 1].tolist(), strict=True):
+                writer.writerow([table.images[int(position)], *line])
+
+
+def _write_parquet(rows: Rows, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = rows.resolve()
+    labels = table.dense()
+    columns = [pa.array(labels[:, number] > 0, mask=labels[:, number] == 0) for number in range(len(table.classes))]
+    with replacing(path) as temporary:
+        pq.write_table(pa.table([table.images.array, *columns], names=[IMAGE, *table.classes]), temporary)

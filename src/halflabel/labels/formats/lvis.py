@@ -1,0 +1,110 @@
+"""LVIS JSON: COCO plus, per image, the classes looked for and not found (`neg_category_ids`).
+
+A box says present, the negative list absent, and every other class is unknown. `not_exhaustive_category_ids` says that
+not every instance has its box: of a class that is present all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError
+from halflabel.labels.audit import Audit, Import
+from halflabel.labels.formats import coco
+from halflabel.labels.formats._json import head_and_tail
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.system.files import replacing
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ()
+
+
+def sniff(path: Path) -> bool:
+    """A JSON file whose images have neg_category_ids."""
+    return path.suffix.lower() == ".json" and '"neg_category_ids"' in head_and_tail(path)
+
+
+def read(path: Path, policy: Policy) -> Import:
+    """Read the negative lists as absent, then the boxes as present; both rows stay where they contradict."""
+    parsed = coco.parse(path)
+    if not any("neg_category_ids" in record for record in parsed.image_records):
+        raise LabelError("no image has neg_category_ids, so this is not LVIS", "add --format coco", path)
+    absent_image, absent_column = _listed(parsed, "neg_category_ids", path)
+    image, column, source, score, sources = parsed.statements()
+    silent = np.zeros(len(absent_image), np.int16)
+    rows = Rows.build(
+        parsed.images,
+        parsed.classes,
+        np.concatenate([absent_image, image]),
+        np.concatenate([absent_column, column]),
+        np.repeat(np.array([-1, 1], np.int8), (len(absent_image), len(image))),
+        np.concatenate([silent, source]),
+        np.concatenate([np.full(len(silent), np.nan, np.float32), score]),
+        sources,
+    )
+    audit = Audit("lvis", [str(path)])
+    audit.add("annotation", "present", len(image))
+    audit.add("neg_category_ids", "absent", len(absent_image))
+    conflicts = rows.conflicts()
+    spoken = len(image) + len(absent_image) - conflicts
+    audit.add("neither", "unknown", len(parsed.images) * len(parsed.classes) - spoken)
+    if conflicts:
+        audit.note(f"{conflicts} entries have a box and stand in neg_category_ids: present wins, both rows are kept")
+    coco.note_annotations(parsed, len(image), audit)
+
+    partial_image, partial_column = _listed(parsed, "not_exhaustive_category_ids", path)
+    boxed = np.isin(
+        partial_image * len(parsed.classes) + partial_column, image * len(parsed.classes) + column, assume_unique=True
+    )
+    if present := int(boxed.sum()):
+        audit.note(f"{present} entries are not exhaustive: not every instance has a box, so they stay present")
+    if boxless := len(boxed) - present:
+        audit.note(f"{boxless} entries are called not exhaustive but have no box: nothing is taken from that")
+    return Import(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write any table: present as image-level annotations without boxes, absent as neg_category_ids.
+
+    Annotations keep their source and score; neg_category_ids has no place for them.
+    """
+    table = rows.resolve()
+    content = coco.document(rows)
+    image, column, value = table.entries()
+    absent = value < 0
+    lists = np.split(column[absent].astype(np.int64) + 1, np.searchsorted(image[absent], np.arange(1, len(table))))
+    for record, numbers in zip(content["images"], lists, strict=False):  # no image at all still splits into one part
+        record["neg_category_ids"] = numbers.tolist()
+        record["not_exhaustive_category_ids"] = []
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _listed(parsed: coco.Parsed, key: str, path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The (image, class) pairs that the images' lists under a key name, each once."""
+    image: list[int] = []
+    column: list[int] = []
+    for number, record in enumerate(parsed.image_records):
+        ids = record.get(key, [])
+        place = f"images[{number}].{key}"
+        if not isinstance(ids, list):
+            raise LabelError("this is not a list", "make it a list of category ids", path, column=place)
+        for position, wanted in enumerate(ids):
+            found = parsed.class_at.get(wanted) if isinstance(wanted, (int, str)) else None
+            if found is None:
+                raise LabelError(
+                    f"no entry of 'categories' has the id {wanted!r}",
+                    "add it to 'categories', or remove it here",
+                    path,
+                    column=f"{place}[{position}]",
+                )
+            image.append(number)
+            column.append(found)
+    pairs = np.unique(np.array(image, np.int64) * len(parsed.classes) + np.array(column, np.int64))
+    return pairs // len(parsed.classes), pairs % len(parsed.classes)

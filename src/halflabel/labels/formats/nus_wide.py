@@ -1,0 +1,190 @@
+"""NUS-WIDE: a folder with one file of 0/1 lines per class, aligned line by line with a list of images.
+
+`Groundtruth/AllLabels/Labels_<class>.txt` goes with `ImageList/Imagelist.txt`, and
+`Groundtruth/TrainTestLabels/Labels_<class>_Train.txt` with `ImageList/TrainImagelist.txt` (Test likewise). 1 is
+present, 0 absent, and nothing is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, Import
+from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.system.files import replacing
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("split",)
+
+_BLANKS = np.frombuffer(b" \t\r", np.uint8)
+_ALIGNED = (
+    "labels belong to images by line number alone: take both files from the same archive, and never remove lost images "
+    "from one of them only"
+)
+
+
+def sniff(path: Path) -> bool:
+    """A folder with Groundtruth/AllLabels or Groundtruth/TrainTestLabels."""
+    truth = _find(path, "Groundtruth")
+    return truth is not None and bool(_find(truth, "AllLabels") or _find(truth, "TrainTestLabels"))
+
+
+def read(path: Path, policy: Policy) -> Import:
+    """Read all labels, or those of the split Train or Test. Classes are in the order of their names."""
+    base = existing(path, folder=True)
+    split = _choose(base, policy.split)
+    files = _class_files(base, split)
+    listing = _needed(base, "ImageList", "Imagelist.txt" if split == "all" else f"{split}Imagelist.txt")
+    images = _image_list(listing)
+    labels = np.empty((len(images), len(files)), np.int8)
+    for number, file in enumerate(files.values()):
+        column = _column(file)
+        if len(column) != len(images):
+            message = f"{len(column)} lines, but {listing.name} names {len(images)} images"
+            raise LabelError(message, _ALIGNED, file)
+        labels[:, number] = 2 * column - 1
+
+    audit = Audit("nus-wide", [str(listing), *map(str, files.values())])
+    present = int(np.count_nonzero(labels > 0))
+    audit.add("1", "present", present)
+    audit.add("0", "absent", labels.size - present)
+    image = np.repeat(np.arange(len(images), dtype=np.int32), len(files))
+    column = np.tile(np.arange(len(files), dtype=np.int32), len(images))
+    return Import(Rows.build(Names(images), Names(files), image, column, labels.reshape(-1)), audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write AllLabels and Imagelist.txt; refuses unknown labels, for which 0 and 1 leave no place."""
+    table = rows.resolve()
+    labels = table.dense()
+    if not labels.size:
+        raise UserError("there is no image or no class to write", "write --to long")
+    if not labels.all():
+        image, column = (int(where[0]) for where in np.nonzero(labels == 0))
+        message = f"it is unknown whether {table.images[image]!r} is {table.classes[column]!r}, but 0 would say absent"
+        raise UserError(message, "fill in what is unknown first, or write --to long")
+    for name in table.classes:
+        if not name or re.search(r"[/\\\x00-\x1f]", name):
+            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --to long")
+    for name in table.images:
+        if not name or name != name.strip().removeprefix("\ufeff") or re.search(r"[\\\x00\r\n]", name):
+            message = f"image {name!r} has a backslash, a line break or outer blanks in its name"
+            raise UserError(message, "rename it, or write --to long")
+    folder = Path(path) / "Groundtruth" / "AllLabels"
+    stale = set(_named(folder, "all")) - set(table.classes) if folder.is_dir() else set()
+    if stale:
+        message = f"{folder} already has label files of other classes: {', '.join(sorted(stale)[:5])}"
+        raise UserError(message, "choose a new folder, or remove them")
+    for number, name in enumerate(table.classes):
+        text = np.full((len(table), 2), ord("\n"), np.uint8)
+        text[:, 0] = ord("0") + (labels[:, number] > 0)
+        _write_bytes(folder / f"Labels_{name}.txt", text.tobytes())
+    listing = "".join(f"{name}\n" for name in table.images)
+    _write_bytes(Path(path) / "ImageList" / "Imagelist.txt", listing.encode())
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """An entry of a folder, upper or lower case: copies of the archive differ in it."""
+    try:
+        return next((entry for entry in sorted(folder.iterdir()) if entry.name.lower() == name.lower()), None)
+    except OSError:
+        return None
+
+
+def _needed(base: Path, *names: str) -> Path:
+    place = base
+    for name in names:
+        found = _find(place, name)
+        if found is None:
+            raise LabelError(f"there is no {'/'.join(names)}", "unpack the whole archive into this folder", base)
+        place = found
+    return place
+
+
+def _choose(base: Path, wanted: str | None) -> str:
+    if wanted is None:
+        if _find(_needed(base, "Groundtruth"), "AllLabels") is None:
+            message = "there is no Groundtruth/AllLabels, and which split to read is not said"
+            raise LabelError(message, "add --split Train or --split Test", base)
+        return "all"
+    for split in ("all", "Train", "Test"):
+        if wanted.lower() == split.lower():
+            return split
+    raise LabelError(f"no split is called {wanted!r}", "use --split all, Train or Test", base)
+
+
+def _named(folder: Path, split: str) -> dict[str, Path]:
+    """Class -> file, in the order of the classes' names."""
+    ending = "" if split == "all" else f"_{split}"
+    found = {}
+    for file in folder.iterdir():
+        match = re.fullmatch(rf"Labels_(.+){ending}\.txt", file.name, re.IGNORECASE)
+        if match and file.is_file():
+            try:
+                match[1].encode()
+            except UnicodeEncodeError:
+                raise LabelError("the file's name is not UTF-8", "rename it", folder / ascii(file.name)) from None
+            found[match[1]] = file
+    return dict(sorted(found.items()))
+
+
+def _class_files(base: Path, split: str) -> dict[str, Path]:
+    folder = _needed(base, "Groundtruth", "AllLabels" if split == "all" else "TrainTestLabels")
+    if not folder.is_dir():
+        raise LabelError("this is a file, but a folder is needed", "unpack the archive again", folder)
+    files = _named(folder, split)
+    if not files:
+        ending = "" if split == "all" else f"_{split}"
+        raise LabelError(f"no file is called Labels_<class>{ending}.txt", "unpack the archive again", folder)
+    return files
+
+
+def _image_list(file: Path) -> list[str]:
+    """Image names as written, with / for the backslash of the public lists."""
+    existing(file)
+    names = [line.strip().replace("\\", "/") for line in lines(file)]
+    while names and not names[-1]:
+        names.pop()
+    line_of: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if not name or "\x00" in name:
+            message = "the line names no image, so that all labels after it would shift"
+            raise LabelError(message, _ALIGNED, file, line=number)
+        if name in line_of:
+            message = f"image {name!r} is there already, on line {line_of[name]}"
+            raise LabelError(message, "give every image a name of its own", file, line=number)
+        line_of[name] = number
+    if not names:
+        raise LabelError("the file lists no image", "unpack the archive again", file)
+    return names
+
+
+def _column(file: Path) -> NDArray[np.int8]:
+    """The 0 or 1 of each line of a class file."""
+    existing(file)
+    data = np.frombuffer(file.read_bytes().rstrip() + b"\n", np.uint8)
+    digit, end = (plain := data[~np.isin(data, _BLANKS)])[0::2], plain[1::2]
+    if len(digit) == len(end) and np.all(end == ord("\n")) and np.all((digit == ord("0")) | (digit == ord("1"))):
+        return (digit - ord("0")).astype(np.int8)
+    # Something is odd: read line by line to say where, or to find that only the line ends are unusual.
+    texts = [line.strip() for line in lines(file)]
+    while texts and not texts[-1]:
+        texts.pop()
+    for number, text in enumerate(texts, 1):
+        if text not in ("0", "1"):
+            raise LabelError(f"{text!r} is not 0 or 1", "one 0 or 1 on each line", file, line=number)
+    return np.array(texts, dtype=np.int8)

@@ -1,0 +1,264 @@
+"""The .npy files of the single-positive literature: formatted_<split>_images, _labels and _labels_obs.
+
+`_images` (N,) names the images. `_labels` (N, C) is complete: 1 present, 0 absent. `_labels_obs` (N, C) is what was
+observed of it: 1 present, −1 absent, 0 unknown. Names of the classes, if any, stand in classes.txt, one per line.
+
+The layout is that of Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021), released code.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, Import
+from halflabel.labels.formats._csv import existing
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.system.files import replacing
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("split",)
+
+_FILE = re.compile(r"formatted_(.+)_(images|labels|labels_obs)\.npy")
+
+
+def sniff(path: Path) -> bool:
+    """A folder with a formatted_<split>_images.npy, or one of the files itself."""
+    try:
+        return bool(_splits(path)) if path.is_dir() else bool(_FILE.fullmatch(path.name))
+    except OSError:
+        return False
+
+
+def read(path: Path, policy: Policy) -> Import:
+    """Read what was observed where that is there, else the complete labels; or the very file of labels named."""
+    path = Path(path)
+    split, labels_file = _choose(path, policy.split)
+    folder, observed = labels_file.parent, labels_file.name.endswith("_obs.npy")
+    images_file, classes_file = folder / f"formatted_{split}_images.npy", folder / "classes.txt"
+    images, labels = _images(images_file), _labels(labels_file, observed)
+    if len(labels) != len(images):
+        raise LabelError(
+            f"there are {len(labels)} rows of labels for the {len(images)} images of {images_file.name}",
+            "save images and labels of the same split together",
+            labels_file,
+        )
+    audit = Audit("single-positive", [str(images_file), str(labels_file)])
+    if classes_file.is_file():
+        classes = _classes(classes_file, labels.shape[1])
+        audit.files.append(str(classes_file))
+    else:
+        classes = Names.numbered(labels.shape[1])
+        audit.note("there is no classes.txt: the classes are called by their number, from 0")
+    full = folder / f"formatted_{split}_labels.npy"
+    if observed and full.is_file():
+        audit.note(f"the complete labels in {full.name} are not read; name that file to read them instead")
+
+    present, absent = labels == 1, labels == (-1 if observed else 0)
+    audit.add("1", "present", int(present.sum()))
+    audit.add("-1" if observed else "0", "absent", int(absent.sum()))
+    audit.add("0", "unknown", int((labels == 0).sum()) if observed else 0)
+    image, column = np.nonzero(present | absent)
+    value = np.where(present[image, column], 1, -1)
+    return Import(Rows.build(images, classes, image, column, value), audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write the split "train" into a folder, or the split that a file name such as formatted_val_images.npy tells.
+
+    A table without unknowns becomes `_labels` (1, 0), any other `_labels_obs` (1, −1, 0).
+    """
+    path, table = Path(path), rows.resolve()
+    match = _FILE.fullmatch(path.name)
+    if match is None and not path.is_dir() and (path.suffix or path.is_file()):
+        raise UserError(f"{path} is no name for a folder of .npy files", "name a folder")
+    folder, split = (path.parent, match[1]) if match else (path, "train")
+    images, classes = list(table.images), list(table.classes)
+    if not images or not classes:
+        raise UserError("there is not one label to write", "write the long form instead")
+    for name in (*images, *classes):
+        if not name or name.endswith("\0") or (set(name) & set("\r\n")) or name.startswith("\ufeff"):
+            raise UserError(f"the name {name!r} does not survive in this form", "write the long form instead")
+    observed = table.known < len(images) * len(classes)
+    _refuse_mixture(folder, split, images, classes, observed)
+
+    with replacing(folder / f"formatted_{split}_labels{'_obs' if observed else ''}.npy") as temporary:
+        # Floating point, as the published files are; filled by blocks, so that the whole never is in memory.
+        shape = (len(images), len(classes))
+        labels = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float64, shape=shape)
+        for first in range(0, len(images), 4096):
+            block = np.arange(first, min(first + 4096, len(images)))
+            known = table.rows(block)
+            labels[block] = known if observed else known > 0
+        labels.flush()
+    with replacing(folder / f"formatted_{split}_images.npy") as temporary, open(temporary, "wb") as file:
+        np.save(file, np.array(images, dtype=str))
+    with replacing(folder / "classes.txt") as temporary:
+        temporary.write_text("".join(f"{name}\n" for name in classes), encoding="utf-8", newline="\n")
+
+
+def _splits(folder: Path) -> list[str]:
+    names = (_FILE.fullmatch(file.name) for file in folder.glob("formatted_*_images.npy"))
+    return sorted(match[1] for match in names if match)
+
+
+def _choose(path: Path, wanted: str | None) -> tuple[str, Path]:
+    """The split and the file of labels to read."""
+    if not path.exists():
+        raise LabelError("no such file or folder", "check the path", path)
+    folder = path if path.is_dir() else path.parent
+    splits = _splits(folder)
+    if not splits:
+        fix = "name the folder that holds images and labels"
+        raise LabelError("there is no formatted_<split>_images.npy here", fix, folder)
+    if path.is_file():
+        split = _split_of(path.name, splits)
+        if split is None:
+            fix = "name the folder, or a formatted_<split>_labels.npy file beside its images"
+            raise LabelError(f"this file belongs to none of the splits {', '.join(splits)}", fix, path)
+        if wanted not in (None, split):
+            raise LabelError(f"the file belongs to the split {split!r}, not {wanted!r}", "leave --split out", path)
+        if not path.name.endswith("_images.npy"):
+            return split, path
+    elif wanted is None and len(splits) > 1:
+        fix = "add " + " or ".join(f"--split {split}" for split in splits[:8])
+        raise LabelError(f"there are the splits {', '.join(splits)}", fix, path)
+    elif wanted is not None and wanted not in splits:
+        raise LabelError(f"there is no split {wanted!r}; found: {', '.join(splits)}", "use one of these", path)
+    else:
+        split = wanted or splits[0]
+    # Later code of the same authors has the way of observing in the name: formatted_train_uniform_labels_obs.npy.
+    names = sorted(file.name for file in folder.glob("formatted_*_labels_obs.npy"))
+    observed = [name for name in names if _split_of(name, splits) == split]
+    if len(observed) > 1:
+        raise LabelError(f"there are {', '.join(observed)}", "name the file to read, instead of the folder", path)
+    name = observed[0] if observed else f"formatted_{split}_labels.npy"
+    if not (folder / name).is_file():
+        raise LabelError(f"there is neither {name} nor a formatted_{split}_labels_obs.npy", "add the labels", folder)
+    return split, folder / name
+
+
+def _split_of(name: str, splits: list[str]) -> str | None:
+    """The split a file belongs to: the longest whose name it starts with."""
+    if not _FILE.fullmatch(name):
+        return None
+    return max((split for split in splits if name.startswith(f"formatted_{split}_")), key=len, default=None)
+
+
+def _array(path: Path) -> NDArray[Any]:
+    """The array in an .npy file, never unpickled and never larger than the file."""
+    existing(path)
+    try:
+        with open(path, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers written by Python 2 are read all the same
+            version = np.lib.format.read_magic(file)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = header(file)
+            begins = file.tell()
+            if not dtype.hasobject:
+                if math.prod(shape) * max(dtype.itemsize, 1) > path.stat().st_size - begins:
+                    raise LabelError(f"the file ends before its {shape} entries do", "save or copy it again", path)
+                return np.asarray(np.load(path, allow_pickle=False))
+    except LabelError:
+        raise
+    except Exception as error:  # a header is Python source: damage to it raises nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LabelError(f"cannot be read as .npy ({reason:.80})", "save it again with numpy.save", path) from None
+    raise LabelError(
+        "the array holds Python objects, which may run code when loaded",
+        "save the image names as strings (np.array(names, dtype=str)) and labels as numbers",
+        path,
+    )
+
+
+def _images(path: Path) -> Names:
+    names = _array(path)
+    if names.ndim != 1 or names.dtype.kind not in "USiu":
+        message = f"this is an array of {names.dtype} with {names.ndim} dimensions"
+        raise LabelError(message, "save one name per image: np.array(names, dtype=str)", path)
+    if not len(names):
+        raise LabelError("there is not one image", "save the names of the images", path)
+    try:
+        texts = [name.decode() for name in names.tolist()] if names.dtype.kind == "S" else names.astype(str).tolist()
+        array = pa.array(texts, pa.string())
+        array.validate(full=True)  # an array may hold numbers beyond the last character of Unicode
+    except (UnicodeError, ValueError, SystemError):  # the last, of numbers far beyond it, is NumPy's
+        raise LabelError("a name is not Unicode text", "save the names again, as strings", path) from None
+    return _distinct(array, path, "image")
+
+
+def _classes(path: Path, count: int) -> Names:
+    names = _lines(path)
+    if len(names) != count:
+        raise LabelError(f"there are {len(names)} names for {count} classes", "write one name per line", path)
+    return _distinct(pa.array(names, pa.string()), path, "class")
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of classes.txt; only a line feed ends one, so that a name may hold any other character."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise LabelError("this is not UTF-8 text", "save the file as UTF-8", path) from None
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def _distinct(array: pa.Array, path: Path, kind: str) -> Names:
+    seen: dict[str, int] = {}
+    for number, name in enumerate(array.to_pylist()):
+        if not name:
+            raise LabelError(f"{kind} {number}, counted from 0, has no name", "fill it in", path)
+        if name in seen:
+            message = f"{kind} {number}, counted from 0, is called {name!r} as number {seen[name]} is"
+            raise LabelError(message, "give each its own name", path)
+        seen[name] = number
+    return Names(array)
+
+
+def _labels(path: Path, observed: bool) -> NDArray[Any]:
+    labels = _array(path)
+    if labels.ndim != 2 or labels.dtype.kind not in "biuf":
+        message = f"this is an array of {labels.dtype} with {labels.ndim} dimensions"
+        raise LabelError(message, "save one number per image and class: an array (images, classes)", path)
+    if labels.shape[1] == 0:
+        raise LabelError("there is not one class", "save the labels again", path)
+    with np.errstate(invalid="ignore"):  # comparing NaN is no fault of ours
+        fits = (labels == 0) | (labels == 1) | (observed & (labels == -1))
+    if not fits.all():
+        row, column = np.argwhere(~fits)[0].tolist()
+        raise LabelError(
+            f"{labels[row, column]} is not a label here",
+            "use 1 present, -1 absent, 0 unknown"
+            if observed
+            else "use 1 present, 0 absent; labels with unknowns (0) and -1 belong in a file _labels_obs.npy",
+            path,
+            column=f"[{row}, {column}]",
+        )
+    return labels
+
+
+def _refuse_mixture(folder: Path, split: str, images: list[str], classes: list[str], observed: bool) -> None:
+    """New files must not stand beside old ones of other images or classes, nor be hidden by them."""
+    splits = _splits(folder) if folder.is_dir() else []
+    mine = f"formatted_{split}_labels{'_obs' if observed else ''}.npy"
+    files = sorted(file.name for file in folder.glob("formatted_*_labels*.npy")) if splits else []
+    beside = [name for name in files if name != mine and _split_of(name, splits) == split]
+    for name in beside:
+        if name.endswith("_obs.npy"):
+            raise UserError(f"{folder} has {name}, which would be read as well or instead", "choose another folder")
+        if list(_images(folder / f"formatted_{split}_images.npy")) != images:
+            raise UserError(f"{folder} has {name} of other images", "choose another folder")
+    listed = folder / "classes.txt"
+    if (beside or set(splits) - {split}) and listed.is_file() and _lines(listed) != classes:
+        raise UserError(f"{folder} has other classes, in classes.txt", "choose another folder")

@@ -1,0 +1,179 @@
+"""Pascal VOC: a folder with `ImageSets/Main/<class>_<split>.txt`, lines of `image flag`.
+
+Flag 1 is present, −1 absent, and 0 says that only difficult objects of the class are there. That is not absent: it is
+unknown unless `policy.difficult` says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, Import
+from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.names import Names
+from halflabel.labels.policy import VALUE, Policy
+from halflabel.labels.rows import Rows
+from halflabel.system.files import replacing
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("difficult", "split")
+
+_FLAGS = {"1": 1, "+1": 1, "0": 0, "-1": -1}
+_SAME = "every class file must list the same images in the same order"
+_WRITTEN = "trainval"
+
+
+def sniff(path: Path) -> bool:
+    """A folder with ImageSets/Main in it, or that folder itself, that has files named <class>_<split>.txt."""
+    main = path / "ImageSets" / "Main"
+    try:
+        return any((main if main.is_dir() or path.name != "Main" else path).glob("?*_?*.txt"))
+    except OSError:
+        return False
+
+
+def read(path: Path, policy: Policy) -> Import:
+    """Read one split. Classes are in the order of their names, which is the same for every split."""
+    main = _main(existing(path, folder=True))
+    splits = _class_files(main)
+    split = _choose(main, splits, policy.split)
+    files = splits[split]
+    listing = main / f"{split}.txt"
+    if not listing.is_file():
+        listing = next(iter(files.values()))
+    images = _image_list(listing)
+    flags = np.stack([_flags(file, listing, images) for file in files.values()], axis=1)
+
+    meaning = policy.difficult or "unknown"
+    audit = Audit("voc", [str(file) for file in files.values()])
+    audit.add("1", "present", int(np.count_nonzero(flags == 1)))
+    audit.add("-1", "absent", int(np.count_nonzero(flags == -1)))
+    difficult = flags == 0
+    audit.add("0", meaning, int(np.count_nonzero(difficult)))
+    if difficult.any() and policy.difficult is None:
+        audit.note("flag 0 means difficult objects only: taken as unknown; --difficult present or absent decides it")
+    if others := [name for name in splits if name != split]:
+        audit.note(f"splits not read: {', '.join(others)}")
+    labels = np.where(difficult, VALUE[meaning], flags).astype(np.int8)
+    image, column = np.nonzero(labels)
+    source = difficult[image, column].astype(np.int16)
+    rows = Rows.build(
+        Names(images), Names(files), image, column, labels[image, column], source, sources=("", "difficult")
+    )
+    return Import(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which reads back as unknown by default."""
+    table = rows.resolve()
+    main = Path(path) / "ImageSets" / "Main"
+    for name in table.classes:
+        if not name or re.search(r"[/\\\x00-\x1f]", name):
+            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --to long")
+    for name in table.images:
+        if name.split() != [name] or "\x00" in name or name.startswith("\ufeff"):
+            raise UserError(f"image {name!r} has no name, or blanks in it", "rename it, or write --to long")
+    if not (len(table.images) and len(table.classes)):
+        raise UserError("there is no image or no class to write", "write --to long")
+    stale = set(_class_files(main).get(_WRITTEN, {})) - set(table.classes) if main.is_dir() else set()
+    if stale:
+        message = f"{main} already has label files of other classes: {', '.join(sorted(stale)[:5])}"
+        raise UserError(message, "choose a new folder, or remove them")
+    images = list(table.images)
+    flags = table.dense()
+    for number, name in enumerate(table.classes):
+        column = (f"{image} {flag:>2}\n" for image, flag in zip(images, flags[:, number].tolist(), strict=True))
+        _write_text(main / f"{name}_{_WRITTEN}.txt", "".join(column))
+    _write_text(main / f"{_WRITTEN}.txt", "".join(f"{image}\n" for image in images))
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _main(path: Path) -> Path:
+    main = path / "ImageSets" / "Main"
+    if main.is_dir():
+        return main
+    if path.name == "Main":
+        return path
+    raise LabelError("there is no folder ImageSets/Main", "name the folder VOC2007, VOC2012, …", path)
+
+
+def _class_files(main: Path) -> dict[str, dict[str, Path]]:
+    """Split -> class -> file. A class may contain underscores: the split is what follows the last one."""
+    found: dict[str, dict[str, Path]] = {}
+    for file in sorted(main.glob("?*_?*.txt"), key=lambda file: file.stem.rpartition("_")[0]):
+        name, _, split = file.stem.rpartition("_")
+        if name and split and file.is_file():
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise LabelError("the file's name is not UTF-8", "rename the file", main / ascii(file.name)) from None
+            found.setdefault(split, {})[name] = file
+    return found
+
+
+def _choose(main: Path, splits: dict[str, dict[str, Path]], wanted: str | None) -> str:
+    if not splits:
+        raise LabelError("no file is called <class>_<split>.txt", "name the folder VOC2007, VOC2012, …", main)
+    there = ", ".join(splits)
+    if wanted is None:
+        if len(splits) > 1:
+            raise LabelError(f"several splits are here: {there}", "state one, such as --split trainval", main)
+        return next(iter(splits))
+    if wanted not in splits:
+        raise LabelError(f"no class file is of the split {wanted!r}", f"use --split with one of: {there}", main)
+    return wanted
+
+
+def _image_list(file: Path) -> list[str]:
+    """The images of a split, from the list or from the first field of a class file."""
+    line_of: dict[str, int] = {}
+    for number, line in enumerate(lines(file), 1):
+        fields = line.split()
+        if not fields:
+            continue
+        name = fields[0]
+        if "\x00" in line:
+            raise LabelError("byte 0x00 does not belong in a text file", "download the file again", file, line=number)
+        if name in line_of:
+            message = f"image {name!r} is there already, on line {line_of[name]}"
+            raise LabelError(message, "leave one line per image", file, line=number)
+        line_of[name] = number
+    if not line_of:
+        raise LabelError("the file lists no image", "download the file again", file)
+    return list(line_of)
+
+
+def _flags(file: Path, listing: Path, images: list[str]) -> NDArray[np.int8]:
+    """The flags of one class file, in the order of `images`: {−1, 0, 1}."""
+    flags: list[int] = []
+    number = 0
+    for number, line in enumerate(lines(file), 1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 2:
+            message = f"{len(fields)} fields where there must be an image and a flag"
+            raise LabelError(message, "write the line as: image flag", file, line=number)
+        name, flag = fields
+        if flag not in _FLAGS:
+            raise LabelError(f"flag {flag!r} is not 1, 0 or -1", "use 1 present, -1 absent", file, line=number)
+        if len(flags) == len(images):
+            raise LabelError(f"image {name!r} is one more than {listing.name} lists", _SAME, file, line=number)
+        if name != images[len(flags)]:
+            message = f"image {name!r} stands where {listing.name} has {images[len(flags)]!r}"
+            raise LabelError(message, _SAME, file, line=number)
+        flags.append(_FLAGS[flag])
+    if len(flags) < len(images):
+        message = f"the file ends after {len(flags)} images, but {listing.name} lists {len(images)}"
+        raise LabelError(message, _SAME, file, line=number)
+    return np.array(flags, np.int8)

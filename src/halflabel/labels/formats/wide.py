@@ -1,0 +1,118 @@
+"""Wide CSV: one line per image, one column per class, a value in each cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, Import
+from halflabel.labels.formats._csv import Sheet, csv_line, first_line
+from halflabel.labels.formats._wide_values import decode
+from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
+from halflabel.labels.formats.open_images import NEEDED
+from halflabel.labels.formats.tags import LISTS
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy, Undecided, shown, stating
+from halflabel.labels.rows import Rows
+from halflabel.system.files import replacing
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
+
+_LONG = "write the long form instead (--to long)"
+
+
+def sniff(path: Path) -> bool:
+    """Any other CSV file with at least two columns can only be a wide one."""
+    return path.suffix.lower() in (".csv", ".tsv", ".txt") and any(d in first_line(path) for d in ",;\t|")
+
+
+def read(path: Path, policy: Policy) -> Import:
+    """Read a wide table: blank, NaN and ? are unknown, 1 present, 0 absent; −1 only as stated."""
+    sheet = Sheet(path, encoding=policy.encoding)
+    image_column = policy.image_column or _image_column(sheet.header)
+    keep = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
+    index = pa.array(keep)
+    names = sheet.column(image_column).take(index)
+    for name in policy.ignore:
+        sheet.column(name)  # raises, when the user ignores a column that is not there
+    left_out = {image_column, *policy.ignore, *policy.where}
+    classes = [name for name in sheet.header if name not in left_out]
+    if not classes:
+        raise sheet.error("no column is left that could be a class", "check the header line", line=1)
+    _check_images(sheet, names, keep, image_column)
+
+    def fault(problem: Undecided, name: str, raw: str, row: int) -> LabelError:
+        fix = problem.fix
+        if "not a label" in problem.message:
+            fix += f"; if {name!r} is not a class, add {stating('--ignore', name)}"
+            if shown(raw) == raw:
+                fix += f" or {stating('--where', f'{name}={raw}')}"
+            if name.lower() in LISTS:
+                fix += "; if it lists the classes that are there, add --format tags"
+            if image_column.lower() not in IMAGE_COLUMNS:
+                fix += "; if the file has no header line, add one, such as image,class,value"
+        return sheet.error(problem.message, fix, row=int(keep[row]), column=name)
+
+    audit = Audit("wide", [str(path)])
+    columns = ((name, sheet.column(name).take(index)) for name in classes)
+    labels = decode(columns, policy, audit, fault, blank="blank")
+    if policy.ignore:
+        audit.note(f"columns ignored: {', '.join(policy.ignore)}")
+    if policy.where:
+        audit.note(f"{len(sheet) - len(keep)} of {len(sheet)} rows left out by --where")
+    image, column = np.nonzero(labels)
+    return Import(Rows.build(Names(names), Names(classes), image, column, labels[image, column]), audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write 1, 0 or blank per cell; sources and scores have no place in this form."""
+    table = rows.resolve()
+    for name in table.classes:
+        if name == "image" or name != name.strip() or not name:
+            raise UserError(f"the header line of a wide table cannot hold a class called {name!r}", _LONG)
+    header = ["image", *table.classes]
+    if has_values(header) or set(NEEDED) <= set(header):
+        form = "long" if has_values(header) else "open-images"
+        raise UserError(f"with these classes a wide table would be read as {form}: {', '.join(header[:9])}", _LONG)
+    if "" in table.images:
+        raise UserError("an image has no name", "give every image a name")
+    text = np.array(["0", "", "1"])
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        file.write(csv_line(header))
+        for first in range(0, len(table), 4096):
+            block = np.arange(first, min(first + 4096, len(table)))
+            for position, cells in zip(block, text[table.rows(block) + 1].tolist(), strict=True):
+                # Cells are written as they are: a wide table has many, and none of the three needs quotes.
+                file.write(csv_line([table.images[int(position)]])[:-1] + "," + ",".join(cells) + "\n")
+
+
+def _image_column(header: list[str]) -> str:
+    """The first column with a usual name for images, else the first column."""
+    for name in header:
+        if name.lower() in IMAGE_COLUMNS:
+            return name
+    return header[0]
+
+
+def _check_images(sheet: Sheet, names: pa.Array, keep: np.ndarray, column: str) -> None:
+    blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
+    if blank.any():
+        raise sheet.error("the image has no name", "fill it in", row=int(keep[np.argmax(blank)]), column=column)
+    codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
+    _, first = np.unique(codes, return_index=True)
+    again = np.setdiff1d(np.arange(len(codes)), first)
+    if len(again):
+        row = int(again[0])
+        before = sheet.line(int(keep[np.flatnonzero(codes == codes[row])[0]]))
+        raise sheet.error(
+            f"image {names[row].as_py()!r} is there already, on line {before}",
+            "leave one line per image, or use the long form to keep contradicting labels",
+            row=int(keep[row]),
+            column=column,
+        )

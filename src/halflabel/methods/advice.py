@@ -1,0 +1,133 @@
+"""Which methods suit a label table, and what in it looks wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.labels.stats import Stats
+from halflabel.methods.auto import suited
+
+__all__ = ["Advice", "Caution", "Suggestion", "advise"]
+
+FEW_POSITIVES = 5
+MANY_CLASSES = 100  # nobody looks at every image for more classes than this
+
+
+class Suggestion(NamedTuple):
+    """A method by name, and why it suits these labels."""
+
+    method: str
+    why: str
+
+
+class Caution(NamedTuple):
+    """Something to look at: a fixed `kind`, one sentence, and the numbers of the classes it is about."""
+
+    kind: str
+    message: str
+    classes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What kind of labels these are, the methods to try in that order, and what looks wrong."""
+
+    regime: str
+    methods: tuple[Suggestion, ...]
+    cautions: tuple[Caution, ...]
+
+
+_PROPAGATE = Suggestion("ss-rml", "hands labels on to the images that have none, from their nearest labelled images")
+_ROBUST = Suggestion("rml", "if labels may be wrong, which a table cannot show: its loss limits the harm each can do")
+
+
+def advise(stats: Stats) -> Advice:
+    """Methods to try and things to check, from counts of the known labels alone.
+
+    The methods are those of `halflabel.methods.auto`, so that `inspect` advises what `train --method auto` does.
+    `ss-rml` is added where some images have no label at all, and `rml` always, for labels that may be wrong: a table
+    cannot show that.
+    """
+    methods = [Suggestion(choice.method, choice.why) for choice in suited(stats)]
+    also = [_PROPAGATE] if stats.unlabelled_share > 0 else []
+    if methods:
+        listed = {suggestion.method for suggestion in methods}
+        methods += [suggestion for suggestion in (*also, _ROBUST) if suggestion.method not in listed]
+    return Advice(_sentence(stats), tuple(methods), tuple(_cautions(stats)))
+
+
+def _known_per_image(stats: Stats) -> float:
+    return stats.known / max(stats.labelled_images, 1)
+
+
+def _sentence(stats: Stats) -> str:
+    some = f"on average {_known_per_image(stats):.3g} of {stats.classes} classes"
+    return {
+        "full": "Full labels: every class is known for every labelled image.",
+        "single-positive": "Single positive: each labelled image has one class known to be present, none to be absent.",
+        "positives-only": f"Positives only: {some} are known to be present per labelled image, none to be absent.",
+        "partial": f"Partial labels: {some} are known per labelled image, as present or absent.",
+        "empty": "No labels: nothing is known yet.",
+    }[stats.regime]
+
+
+def _cautions(stats: Stats) -> list[Caution]:
+    if not stats.known:
+        return [Caution("no labels", "No label is known: label some images, or check how the label file was read.")]
+    entries = stats.images * stats.classes
+    found = [
+        Caution(
+            "known share", f"{_percent(stats.known, entries)} of all labels are known: {stats.known:,} of {entries:,}."
+        )
+    ]
+    without = stats.images - stats.labelled_images
+    if without:
+        found.append(
+            Caution(
+                "unlabelled images", f"{without:,} images ({_percent(without, stats.images)}) have no label at all."
+            )
+        )
+    if stats.regime == "full" and stats.negatives.any():
+        found.extend(_assumed_absent(stats))
+
+    never = stats.positives + stats.negatives == 0
+    few = ~never & (stats.positives < FEW_POSITIVES)
+    # Where no class has a negative, that is the regime and not something odd about a class.
+    no_negative = ~never & (stats.negatives == 0) & bool(stats.negatives.any())
+    found += _about("never known", "without any known label, so nothing can be learned for them", never, stats)
+    found += _about("few positives", f"with fewer than {FEW_POSITIVES} known positives", few, stats)
+    found += _about("no negatives", "never known to be absent, so their scores cannot be judged", no_negative, stats)
+    return found
+
+
+def _assumed_absent(stats: Stats) -> list[Caution]:
+    """Complete labels that look as if what the file does not list had been read as absent."""
+    one_each = stats.classes > 2 and int(stats.positives_per_image[1:2].sum()) == stats.labelled_images
+    if not one_each and stats.classes < MANY_CLASSES:
+        return []
+    why = "exactly one class is present" if one_each else f"all {stats.classes} classes are known"
+    return [
+        Caution(
+            "assumed absent",
+            f"In every labelled image {why} and the rest absent: was each really checked? If the file lists only what "
+            "is present, read what it does not list as unknown.",
+        )
+    ]
+
+
+def _about(kind: str, what: str, which: NDArray[np.bool_], stats: Stats) -> list[Caution]:
+    """A caution that counts the classes and names the first few; none where there are none."""
+    classes = np.flatnonzero(which)
+    if not len(classes):
+        return []
+    named = ", ".join(stats.class_names[c] for c in classes[:5]) + (", …" if len(classes) > 5 else "")
+    noun = "class" if len(classes) == 1 else "classes"
+    return [Caution(kind, f"{len(classes):,} {noun} {what}: {named}.", tuple(classes.tolist()))]
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %"

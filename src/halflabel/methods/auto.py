@@ -1,0 +1,164 @@
+"""The rule behind `--method auto` and `--methods auto`: which methods to try for which labels, and how to train them.
+
+`RULES` is the whole rule, made to be edited: the first line that fits the labels wins, its first method is the one to
+train, and all of its methods are the short list to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from halflabel.errors import UserError
+from halflabel.labels.stats import Stats
+
+__all__ = [
+    "EPOCHS",
+    "MOST",
+    "RULES",
+    "WHOLE",
+    "WHOLE_FIRST",
+    "Choice",
+    "Rule",
+    "choose",
+    "epochs_for",
+    "short_list",
+    "suited",
+]
+
+MOST = 6  # methods on a short list
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method, why it suits, its options, and fields of `Settings` and `Config` to train it with."""
+
+    method: str
+    why: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # such as lr, epochs, ema
+    config: Mapping[str, Any] = field(default_factory=dict)  # such as linear_init
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Methods for labels of some regimes; both shares lie between the two numbers, the first included."""
+
+    regimes: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    known: tuple[float, float] = (0.0, 2.0)  # the share of the classes known per labelled image
+    unlabelled: tuple[float, float] = (0.0, 2.0)  # the share of images without any label
+
+    def fits(self, stats: Stats) -> bool:
+        known = stats.known / max(stats.labelled_images * stats.classes, 1)
+        between = self.known[0] <= known < self.known[1]
+        return (
+            stats.regime in self.regimes
+            and between
+            and self.unlabelled[0] <= stats.unlabelled_share < self.unlabelled[1]
+        )
+
+
+_BCE = Choice("bce", "charges for known labels only: nothing is guessed")
+_BN_BCE = Choice("bn-bce", "the baseline to beat: binary cross-entropy over the known labels of the batch")
+_ASL = Choice("asl", "plays down the many easy negatives, which helps rare classes")
+_PLCL = Choice("plcl", "learns from known labels, scaled by their number, and adds easy unknown ones in steps")
+_SRCR = Choice("srcr", "labels what is unknown from two views of the image: for few known labels")
+_IMCL = Choice("imcl", "fills in unknown labels from similar images and related classes")
+_SS_RML = Choice("ss-rml", "hands labels on to images that have none, from their nearest labelled images")
+_RML = Choice("rml", "its loss limits the harm that a wrong label can do")
+_EM = Choice("em", "keeps unknown labels uncertain: nothing is assumed absent")
+_EM_APL = Choice("em-apl", "as em, and after a while takes the lowest scores as labels: absent, softly")
+_GR = Choice("gr", "gives unknown labels a soft guess and trusts it by degrees")
+_LL_CP = Choice("ll-cp", "takes an assumed negative with a large loss as present, for good")
+_LL_R = Choice("ll-r", "leaves out assumed negatives with a large loss: they are likely to be present")
+_ROLE = Choice("role", "estimates the unknown labels from the expected number of positives per image")
+_SPLC = Choice("splc", "takes unknown labels as present once the model is sure of them")
+_WAN = Choice("wan", "assumes that unknown is absent but charges little for it: simple and fast")
+_AN = Choice("an", "the baseline to beat: unknown is taken as absent")
+_FOCAL = Choice("focal", "plays down what is learned already")
+_CSL = Choice(
+    "csl", "leaves out unknown labels that may be present, takes the others as absent at low weight", {}, {"lr": 9e-4}
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(("full", "partial"), (_BCE, _SS_RML, _PLCL, _SRCR, _IMCL, _RML), known=(0.9, 2.0), unlabelled=(0.5, 2.0)),
+    Rule(("full",), (_BCE, _ASL, _FOCAL, _RML)),
+    Rule(("partial",), (_BCE, _ASL, _PLCL, _SRCR, _IMCL, _BN_BCE), known=(0.9, 2.0)),
+    Rule(("partial",), (_BN_BCE, _PLCL, _SS_RML, _SRCR, _IMCL, _AN), unlabelled=(0.5, 2.0)),
+    Rule(("partial",), (_CSL, _BN_BCE, _PLCL, _SRCR, _IMCL, _AN)),
+    Rule(("single-positive",), (_EM_APL, _EM, _GR, _LL_CP, _WAN, _AN)),
+    Rule(("positives-only",), (_EM_APL, _ROLE, _SPLC, _LL_R, _WAN, _AN)),
+)
+
+# Epochs of a head on a frozen backbone, by the number of images: few images make few steps per epoch. On VOC 2012 (test
+# mAP, `bn-bce` with all labels, mean of 2 seeds) 300 images give 58.9 / 66.4 / 68.8 after 20 / 40 / 80 epochs,
+# 1,000 images 75.8 / 77.4 / 77.4, and 3,000 images 80.9 / 81.0 / 80.9.
+EPOCHS: tuple[tuple[float, int], ...] = ((500, 80), (2_000, 40), (math.inf, 20))
+
+
+# A whole network: the head first on frozen features, then all of it, slowly; the average of its weights is kept, and
+# mirror images are scored too. benchmarks/RESULTS.md has what each ingredient gives on VOC 2012.
+WHOLE: Mapping[str, Any] = {"epochs": 10, "lr": 1e-4, "backbone_lr": 1.0, "ema": 0.998}
+WHOLE_FIRST = ("srcr", "em")  # what did best there, of those that fit the labels
+
+
+def epochs_for(images: int, tune: str = "head") -> int:
+    """How many passes over the images: by `EPOCHS` for a head on a frozen backbone, 20 for a whole network.
+
+    >>> epochs_for(100), epochs_for(10_000), epochs_for(100, "all")
+    (80, 20, 20)
+    """
+    return next(epochs for most, epochs in EPOCHS if images < most) if tune == "head" else 20
+
+
+def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Choice:
+    """The one method for these labels, with the settings to train it with; for a named method, the epochs alone."""
+    if method is not None:
+        return Choice(method, settings={"epochs": epochs_for(stats.images, tune)})
+    found = _candidates(stats)
+    if tune == "head":
+        return replace(found[0], settings={"epochs": epochs_for(stats.images, tune), **found[0].settings})
+    from halflabel.methods.base import recipe
+
+    best = next((choice for choice in found if choice.method in WHOLE_FIRST), found[0])
+    start = {"linear_init": epochs_for(stats.images), "linear_lr": recipe(best.method).lr, "crop": 0.5, "mirror": True}
+    return replace(best, settings=WHOLE, config=start)
+
+
+def suited(stats: Stats) -> tuple[Choice, ...]:
+    """The choices of the first rule that fits, as they stand there; none where nothing is known."""
+    return next((rule.choices for rule in RULES if rule.fits(stats)), ())
+
+
+def short_list(*tables: Stats) -> tuple[Choice, ...]:
+    """Methods to compare for these labels, at most `MOST`, the likeliest first.
+
+    For several tables of the same images, one per way of hiding labels: methods that can learn from all of them, those
+    for the table with the fewest known labels first.
+    """
+    from halflabel.methods.base import recipes
+
+    known = recipes()
+    regimes = {stats.regime for stats in tables}
+    found: dict[str, Choice] = {}
+    for stats in sorted(tables, key=lambda stats: stats.known):
+        for choice in _candidates(stats):
+            if regimes <= set(known[choice.method].serves):
+                found.setdefault(choice.method, choice)
+    if not found:
+        raise UserError(f"no method learns from {' and '.join(sorted(regimes))} labels alike", "name some by --methods")
+    return tuple(found.values())[:MOST]
+
+
+def _candidates(stats: Stats) -> tuple[Choice, ...]:
+    """The choices of the first rule that fits, those that can learn from these labels."""
+    from halflabel.methods.base import recipes
+
+    known = recipes()
+    fit = [c for c in suited(stats) if c.method in known and stats.regime in known[c.method].serves]
+    if fit:
+        return tuple(fit)
+    raise UserError("no label is known, so no method can learn", "label some images, or check how the file was read")

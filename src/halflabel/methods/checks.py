@@ -1,0 +1,113 @@
+"""What the parts of a method must give, checked on single batches: a method of one's own may give something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from halflabel.errors import UserError
+from halflabel.methods.base import Method
+from halflabel.methods.parts.relabel import Relabeler
+from halflabel.models.heads import Model
+from halflabel.system import distributed as processes
+from halflabel.types import Batch, Output, Sweep, Targets
+
+__all__ = ["absorbed", "checked_step"]
+
+
+def checked_step(method: Method, model: Model, batch: Batch, epoch: int) -> Tensor:
+    """`method.step`, with all that its parts give looked at; for one batch now and then, as it waits for the device."""
+    with _watched(method, model, batch):
+        loss = method.step(model, batch, epoch)
+    if not isinstance(loss, Tensor) or loss.ndim:
+        part = f"the step of {type(method).__name__}"
+        if type(method).step is Method.step:  # then all that it adds has been looked at
+            part = f"reduce= ({getattr(method.reduce, '__name__', type(method.reduce).__name__)})"
+        raise _gives(part, loss, "a scalar", "take the mean or the sum of it")
+    if not loss.requires_grad:
+        raise UserError(
+            f"the loss of {type(method).__name__} does not depend on anything that learns",
+            "make it from the output of the model, without detach() or no_grad()",
+        )
+    return loss
+
+
+def absorbed(relabel: Relabeler, sweep: Sweep, epoch: int) -> dict[str, float]:
+    """What `relabel.absorb` tells for the log."""
+    told: Any = relabel.absorb(sweep, epoch)
+    part, must = f"absorb of {type(relabel).__name__}", "figures for the log by name"
+    if not isinstance(told, Mapping):
+        raise _gives(part, told, must, "return {} if there are none")
+    try:
+        return {str(name): value if isinstance(value, int | float) else float(value) for name, value in told.items()}
+    except (TypeError, ValueError, RuntimeError):
+        raise _gives(part, told, must, "return one number for each name") from None
+
+
+@contextmanager
+def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
+    """Look at what the model, the relabeler, the loss and the terms give while this lasts."""
+    classes = batch.labels.shape[1]
+
+    def output(_: nn.Module, given: tuple[Any, ...], found: Output) -> None:
+        # Of several processes each hands in some of the images, and gets all.
+        rows = len(given[0]) if given and not processes.several() else len(found.logits) if found.logits.ndim else 0
+        if tuple(found.logits.shape) != (rows, classes):
+            part = f"the head {type(own.head).__name__}" if isinstance(own := _inner(model), Model) else "the model"
+            must = f"logits of the shape ({rows}, {classes}), images × classes"
+            raise _gives(part, found.logits, must, "mend its `forward`")
+
+    def targets(part: nn.Module, given: tuple[Any, ...], found: Any) -> None:
+        name = f"the relabeler {type(part).__name__}"
+        if not isinstance(found, Targets):
+            raise _gives(name, found, "Targets", "return halflabel.types.Targets(pos, neg)")
+        labels = given[0].labels if given and isinstance(given[0], Batch) else batch.labels
+        for side, weights in zip(Targets._fields, found, strict=True):
+            if not isinstance(weights, Tensor) or weights.shape != labels.shape:
+                shape = tuple(labels.shape)
+                raise _gives(name, weights, f"{side} of the shape {shape}, images × classes", "mend its `forward`")
+            if not bool((weights >= 0).all()):
+                raise UserError(
+                    f"{name} gives a {side} of {float(weights.detach().min()):g}, and must charge 0 or more",
+                    f"use {side} = 0 for what is not to be charged",
+                )
+
+    def charges(part: nn.Module, given: tuple[Any, ...], found: Any) -> None:
+        like = given[0] if given and isinstance(given[0], Tensor) else None
+        if not isinstance(found, Tensor) or (like is not None and found.shape != like.shape):
+            shape = f" {tuple(like.shape)}" if like is not None else ""
+            must = f"the loss of each entry{shape}, never reduced"
+            raise _gives(f"the loss {type(part).__name__}", found, must, "leave sums and means to reduce=")
+
+    def added(part: nn.Module, _: tuple[Any, ...], found: Any) -> None:
+        if isinstance(found, Tensor) and found.ndim:
+            raise _gives(f"the term {type(part).__name__}", found, "a scalar", "take the mean or the sum of it")
+
+    hooks = [
+        model.register_forward_hook(output),
+        method.relabel.register_forward_hook(targets),
+        method.loss.register_forward_hook(charges),
+        *(term.register_forward_hook(added) for term in method.terms),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The model itself, whatever training has wrapped around it."""
+    return next((part for part in model.modules() if isinstance(part, Model)), model)
+
+
+def _gives(part: str, found: Any, must: str, fix: str) -> UserError:
+    what = f"a tensor of the shape {tuple(found.shape)}" if isinstance(found, Tensor) else _named(found)
+    return UserError(f"{part} gives {what}, and must give {must}", fix)
+
+
+def _named(found: Any) -> str:
+    return "None" if found is None else f"a value of the type {type(found).__name__}"

@@ -1,0 +1,1 @@
+"""Losses, relabelers, terms and other parts that methods are made of."""

@@ -1,0 +1,222 @@
+"""Curriculum labelling: during training, unknown entries that the model finds easy become weak labels (Durand 2019)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.label_store import Hard
+from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
+from halflabel.system.rng import hash_names
+from halflabel.types import Batch, Passes, Sweep, Targets
+
+__all__ = ["STRATEGIES", "Curriculum"]
+
+STRATEGIES = {"a": 2.0, "b": 0.8, "c": 5.0, "d": 2.0, "e": 0.3, "2steps": 0.0}  # with the paper's θ
+_SHARES = (10 / 20, 15 / 20)  # the paper labels before epochs 10 and 15 of 20
+_BLOCK = 1 << 20  # entries looked at together
+
+
+class _Evidence(NamedTuple):
+    """What a strategy judges a block of images by."""
+
+    score: Tensor  # (b, C): its sign is the label
+    doubt: Tensor | None  # (b, C) uncertainty, for [e]
+
+
+class Curriculum(Relabeler):
+    """Known + or weak + → (1, 0), known − or weak − → (0, 1), still unknown → (0, 0). Algorithm 1.
+
+    Before each of the epochs `before` the whole training set is scored, and the easy ones of the entries still
+    unknown become weak labels, charged as known ones are. With x the logit, strategies and their own θ (theta 0):
+
+        [a]  x ≥ θ present, x < −θ absent                                   θ = 2     (eq. 8)
+        [b]  the ⌊θ M⌋ largest |x| of the M unknown entries of a block      θ = 0.8
+        [c]  x ≥ θ present                                                  θ = 5     (eq. 9)
+        [d]  [a] on the mean logit of an ensemble                           θ = 2     (eq. 10)
+        [e]  uncertainty ≤ θ, label by the sign of the mean                 θ = 0.3   (eq. 11)
+        2steps  every entry once: [a] with θ = 0, before the first of the epochs alone
+
+    Weak labels stay as they are, and later times add to them: the paper's label proportions for [b] are those of θ of
+    what is *still* unknown taken twice (10 % known, θ = 0.1: 10 + 9 + 8.1 = 27.1, it reports 26.7; θ = 0.5: 77.5 and
+    77.4). `redecide` forgets them first, the alternation of eq. 7 taken literally. A block of [b] is `block` images
+    in the order of the hashes of their names, as random as a shuffled mini-batch and the same for ever. [d] takes the
+    logits of the sweep, which an ensemble head makes the mean of its members; or with `snapshots` K > 0 the mean of
+    the sweeps after the last K epochs (those since the last labelling). Images that could not be read stay unknown.
+
+    `before` empty: before the epochs at half and three quarters, as in the paper (10 and 15 of 20).
+    Memory: 1/4 byte per image and class, from 256 MB on in a scratch file, and 8 bytes per image; with snapshots 4 more
+    per image and class, in memory. While it labels, the logits of all images are there too, 4 bytes per image and class
+    (12 for [e], with mean and uncertainty), from 256 MB on in scratch files. They are read in their order; by [b] in
+    that of the blocks.
+    """
+
+    labels: Hard  # (N, C): known and weak labels
+    summed: Tensor  # (N, C) float32: logits added up over snapshots
+    snapshots_taken: Tensor  # () int64
+    order: Tensor  # (N,) int64: images by the hash of their names
+    wants_features = False
+
+    def __init__(
+        self,
+        strategy: str = "a",
+        theta: float = 0.0,
+        before: str = "",
+        *,
+        redecide: bool = False,
+        block: int = 16,
+        snapshots: int = 0,
+        passes: int = 20,
+        statistic: str = "variance",
+        of: str = "logit",
+    ) -> None:
+        super().__init__()
+        if strategy not in STRATEGIES:
+            raise UserError(f"there is no labelling strategy {strategy!r}", f"use {', '.join(STRATEGIES)}")
+        if theta < 0 or (strategy == "b" and theta > 1) or (strategy == "2steps" and theta):
+            raise UserError(
+                f"strategy {strategy} cannot have theta {theta:g}", "use theta ≥ 0; ≤ 1 for b; none for 2steps"
+            )
+        if statistic not in ("std", "variance") or of not in ("logit", "score"):
+            raise UserError(
+                f"uncertainty is no {statistic!r} of a {of!r}", "use std or variance, and of a logit or a score"
+            )
+        if block < 1 or snapshots < 0 or passes < 2:
+            raise UserError(
+                f"block is {block}, snapshots {snapshots}, passes {passes}",
+                "use a block of 1 or more, 0 or more snapshots, 2 or more passes",
+            )
+        self.strategy = strategy
+        self.theta = theta or STRATEGIES[strategy]
+        self.given = _read_epochs(before)
+        self.redecide = redecide
+        self.block = block
+        self.snapshots = snapshots if strategy == "d" else 0
+        self.statistic = statistic
+        self.of = of
+        if strategy == "e":
+            self.passes = Passes(passes, cast(Literal["logit", "score"], of))
+        self.plan(20)
+        self.labels = Hard()
+        for name in ("summed", "snapshots_taken"):
+            self.register_buffer(name, None)
+        self.register_buffer("order", None, persistent=False)
+
+    def plan(self, epochs: int) -> None:
+        """Which epochs labels come before: those given, else the paper's, scaled to the number of epochs."""
+        self.before = self.given or sorted({max(math.floor(share * epochs + 0.5), 2) for share in _SHARES})
+        if self.strategy == "2steps":
+            self.before = self.before[:1]
+        self.epochs = epochs
+
+    def idle(self, epochs: int) -> str:
+        earlier = f"--relabel-at {max(epochs // 2, 2)}" if epochs > 1 else ""
+        return never_starts("labelling unknown entries", self.before[0], epochs, earlier)
+
+    def start(self, table: LabelTable) -> None:
+        tables = 3 if self.strategy == "e" else 1
+        check_size(table, 4 if self.snapshots else 0, "curriculum labelling", sweeps=tables, stored=0.25)
+        self.table = table
+        self.labels.start(table, "curriculum labelling")
+        self.order = torch.from_numpy(np.argsort(hash_names(table.images.array), kind="stable"))
+        if self.snapshots:
+            self.summed = torch.zeros(table.shape)
+            self.snapshots_taken = torch.zeros((), dtype=torch.int64)
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        labels = torch.where(batch.labels != 0, batch.labels, self.labels.rows(batch.index))
+        return Targets((labels > 0).to(logits.dtype), (labels < 0).to(logits.dtype))
+
+    def guesses(self) -> Tensor:
+        return self.labels.dense()
+
+    def wants_sweep(self, epoch: int) -> bool:
+        """One of the last `snapshots` epochs before some labelling that training comes to, without them the last."""
+        nothing_unknown = self.table.known == self.table.shape[0] * self.table.shape[1]
+        due = [at for at in self.before if at <= self.epochs]
+        return not nothing_unknown and any(0 < at - epoch <= max(self.snapshots, 1) for at in due)
+
+    @torch.no_grad()
+    def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
+        if self.snapshots:
+            self.summed += sweep.logits.to(self.summed.device)  # NaN stays NaN: such an image is skipped
+            self.snapshots_taken += 1
+        if epoch + 1 not in self.before:
+            return {}
+        if self.redecide:
+            self.labels.reset(self.table)
+        size = self.block if self.strategy == "b" else max(_BLOCK // max(self.table.shape[1], 1), 1)
+        # The others judge each entry by itself: in the order of the table, that of a scratch file's pages.
+        order = self.order if self.strategy == "b" else torch.arange(len(self.table), device=self.order.device)
+        for images in torch.split(order, size):
+            self._label(images, self._evidence(sweep, images))
+        if self.snapshots:
+            self.summed.zero_()
+            self.snapshots_taken.zero_()
+        return self._counts()
+
+    def _evidence(self, sweep: Sweep, images: Tensor) -> _Evidence:
+        device = self.labels.codes.device
+
+        def rows(values: Tensor) -> Tensor:
+            return values[images.to(values.device)].to(device)
+
+        if self.snapshots:
+            return _Evidence(rows(self.summed) / self.snapshots_taken, None)
+        if self.strategy != "e":
+            return _Evidence(rows(sweep.logits), None)
+        if sweep.mean is None or sweep.spread is None:
+            raise ValueError("strategy e needs a sweep with passes")
+        spread = rows(sweep.spread)
+        doubt = spread.square() if self.statistic == "variance" else spread
+        return _Evidence(rows(sweep.mean) - (0.5 if self.of == "score" else 0.0), doubt)
+
+    def _label(self, images: Tensor, evidence: _Evidence) -> None:
+        """Turn the easy ones of these images' unknown entries into weak labels."""
+        score, doubt = evidence
+        before = self.labels.rows(images).to(score.device)
+        unknown = (before == 0) & ~score.isnan()
+        present, absent = score >= 0, score < 0
+        match self.strategy:
+            case "b":
+                # The tiny addend: 0.29 · 100 is 28.999… in floating point, and 29 is meant.
+                count = math.floor(self.theta * int(unknown.sum()) + 1e-9)
+                size = score.abs().masked_fill(~unknown, -1.0).flatten()
+                easy = torch.zeros_like(size, dtype=torch.bool)
+                easy[size.argsort(descending=True, stable=True)[:count]] = True
+                easy = easy.view_as(score)
+            case "c":
+                easy = score >= self.theta
+            case "e":
+                assert doubt is not None
+                easy = doubt <= self.theta
+            case _:
+                easy = (score >= self.theta) | (score < -self.theta)
+        weak = (present.to(torch.int8) - absent.to(torch.int8)) * (unknown & easy)
+        self.labels.set_rows(images, before + weak)
+
+    def _counts(self) -> dict[str, float]:
+        known = self.table.value
+        present, absent = self.labels.counts()
+        return {
+            "label_proportion": (present + absent) / max(math.prod(self.table.shape), 1),
+            "weak_positives": float(present - int((known > 0).sum())),
+            "weak_negatives": float(absent - int((known < 0).sum())),
+        }
+
+
+def _read_epochs(text: str) -> list[int]:
+    """Epochs from text such as "10,15"."""
+    try:
+        epochs = sorted({int(word) for word in text.split(",") if word.strip()})
+    except ValueError:
+        raise UserError(f"{text!r} is no list of epochs", "write them as in 10,15") from None
+    if epochs and epochs[0] < 2:
+        raise UserError(f"before epoch {epochs[0]} nothing has been learned to label by", "start at epoch 2 or later")
+    return epochs

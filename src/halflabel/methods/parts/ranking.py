@@ -1,0 +1,176 @@
+"""Ranking parts: sums over all pairs of a positive and a negative, ranks by sampling, and unknown labels in pairs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method
+from halflabel.methods.parts.losses import Loss, widen
+from halflabel.methods.parts.relabel import Relabeler
+from halflabel.types import Batch, Targets
+
+__all__ = ["Ranking", "Sampling", "UnknownAs", "harmonic", "hinge_sums", "rank_of", "ranking", "trials", "violators"]
+
+
+def hinge_sums(logits: Tensor, neg: Tensor, margin: float, *, closed: bool = False) -> Tensor:
+    """Σ_k w_k · max(0, margin − x_j + x_k) for every class j of each image, over its negatives k.
+
+    logits (B, C) float; neg (B, C) ≥ 0 are the weights w_k, 0 for what is not a negative -> (B, C) float64. A pair at
+    the kink itself has a gradient only if `closed`.
+
+    The negatives of an image are sorted once: those that count for j are the ones above x_j − margin, so their sum is a
+    difference from a running total. Memory O(B·C) and time O(B·C·log C) instead of B·C·C pairs; float64, because
+    running totals cancel.
+    """
+    x, weight = logits.double(), neg.double()
+    key, order = _sorted(x, neg)
+    weight = weight.gather(1, order)
+    total_weight = _from_right(weight)
+    total = _from_right(weight * x.gather(1, order))
+    first = torch.searchsorted(key, (x.detach() - margin).contiguous(), right=not closed)
+    return total_weight.gather(1, first) * (margin - x) + total.gather(1, first)
+
+
+def violators(logits: Tensor, neg: Tensor) -> Tensor:
+    """How many negatives k violate 1 − x_j + x_k ≥ 0, for every class j: (B, C), (B, C) -> (B, C) int64."""
+    x = logits.detach().double()
+    key, _ = _sorted(x, neg)
+    return key.shape[1] - torch.searchsorted(key, (x - 1).contiguous(), right=False)
+
+
+def trials(violating: Tensor, negatives: Tensor) -> Tensor:
+    """Draw q, the place of the first violator when n negatives, v of them violators, are tried in random order.
+
+    violating, negatives: integers of one shape -> the same shape; n + 1 where no negative violates.
+
+    With a uniform key per negative the first violator has the smallest of v keys, U = 1 − u^(1/v), and each of the
+    other n − v comes before it with probability U: q = 1 + Binomial(n − v, U). Exactly the draw without replacement, at
+    the price of two random numbers instead of n. Random numbers come from torch's generator of the tensors' device.
+    """
+    others = (negatives - violating).double()
+    u = torch.rand(others.shape, dtype=torch.float64, device=others.device)
+    smallest = -torch.expm1(u.log() / violating.clamp(min=1))
+    before = torch.binomial(others, torch.where(violating > 0, smallest.clamp(0, 1), 1.0))
+    return before.long() + 1
+
+
+def rank_of(trials: Tensor, classes: int, *, rounded: bool = False) -> Tensor:
+    """r = ⌊(m − 1) / q⌋ of q trials with m classes (Cevikalp 2019, eq. 3); `rounded` to the nearest, halves up."""
+    return (2 * (classes - 1) + trials) // (2 * trials) if rounded else (classes - 1) // trials
+
+
+def harmonic(rank: Tensor, classes: int) -> Tensor:
+    """L(r) = Σ_{i ≤ r} 1/i (Cevikalp 2019, eq. 2), L(0) = 0; float64."""
+    steps = torch.arange(classes + 1, dtype=torch.float64, device=rank.device)
+    return (1 / steps.clamp(min=1)).masked_fill(steps == 0, 0).cumsum(0)[rank]
+
+
+def ranking(logits: Tensor, targets: Targets, rank: Tensor, *, s: float, leak: float, kappa: float) -> Tensor:
+    """The robust ranking loss with given ranks, each pair at its positive (Cevikalp 2019, eq. 1 and 6).
+
+    L_j = Σ_k w_jk · L(r_j) · R(x_j − x_k) + κ (pos_j · R(x_j) + neg_j · R(−x_j))
+    R(t) = max(0, 1 − t) − (1 − leak) · max(0, s − t),  w_jk = √(pos_j · neg_k)
+
+    With one weight per image, pos or neg = s_i, the pairs have the weight s_i too; mixed, the geometric mean. leak = 0
+    is the ramp min(1 − s, max(0, 1 − t)), flat below s; leak = 1 is the hinge.
+
+    logits, targets (B, C); rank (B, C) integers, read where pos > 0 -> (B, C).
+    """
+    x = logits.double()
+
+    def ramp(t: Tensor) -> Tensor:
+        # Not clamp, whose gradient at the kinks differs from eq. 8: it is 0 unless 1 − t > 0 and s − t < 0.
+        value = torch.where(t < 1, 1 - t, 0.0)
+        return value - (1 - leak) * torch.where(t <= s, s - t, 0.0) if leak < 1 else value
+
+    neg = targets.neg.double().sqrt()
+    pairs = hinge_sums(x, neg, 1.0)
+    if leak < 1:
+        pairs = pairs - (1 - leak) * hinge_sums(x, neg, s, closed=True)
+    weight = targets.pos.double().sqrt() * harmonic(rank, logits.shape[1])
+    loss = torch.where(targets.pos > 0, weight * pairs, 0.0)
+    if kappa:
+        loss = loss + kappa * (targets.pos * ramp(x) + targets.neg * ramp(-x))
+    return loss.to(widen(logits).dtype)
+
+
+class Ranking(Loss):
+    """Robust ranking by the ramp, weighted by the rank of each positive: see `ranking` for the formula.
+
+    rank = "sampled" estimates a positive's rank as ⌊(m − 1)/q⌋ with m classes, known or not, and q negatives tried in
+    random order until one violates 1 − x_j + x_k ≥ 0; "exact" counts the violators. Only pos > 0 and neg > 0 form
+    pairs. Memory: about twenty (B, C) tensors of 8 bytes, never B·C·C.
+    """
+
+    def __init__(
+        self, s: float = -0.8, kappa: float = 5.0, leak: float = 0.0, rank: str = "sampled", rounded: bool = False
+    ) -> None:
+        super().__init__()
+        if rank not in ("sampled", "exact"):
+            raise UserError(f"there is no rank {rank!r}", "use sampled or exact")
+        if not -1 < s <= 0:
+            raise UserError(f"s is {s:g}", "give a number above −1 and up to 0, such as −0.8")
+        if not 0 <= leak <= 1:
+            raise UserError(f"leak is {leak:g}", "give a number from 0 (ramp) to 1 (hinge)")
+        self.s = s
+        self.kappa = kappa
+        self.leak = leak
+        self.rank = rank
+        self.rounded = rounded
+
+    def forward(self, logits: Tensor, targets: Targets) -> Tensor:
+        wide = widen(logits)
+        rank = violators(wide, targets.neg)
+        if self.rank == "sampled":
+            image, positive = (targets.pos > 0).nonzero(as_tuple=True)
+            tried = trials(rank[image, positive], (targets.neg > 0).sum(1)[image])
+            rank[image, positive] = rank_of(tried, wide.shape[1], rounded=self.rounded)
+        return ranking(wide, targets, rank, s=self.s, leak=self.leak, kappa=self.kappa)
+
+
+class Sampling(Method):
+    """A method whose loss draws random numbers: a step depends on the order of the images in the batch."""
+
+    samples = True
+
+
+class UnknownAs(Relabeler):
+    """Known + → (1, 0), known − → (0, 1); unknown entries of images with a known label → (0, 0) or (0, 1).
+
+    how = "ignore" leaves them out, "negative" takes them as absent; "auto" takes them as absent where the training
+    labels hold no known absence at all (pairs need a negative), and leaves them out otherwise. Images without any known
+    label are left out always.
+    """
+
+    weight: Tensor
+
+    def __init__(self, how: str = "auto") -> None:
+        super().__init__()
+        if how not in ("auto", "ignore", "negative"):
+            raise UserError(f"unknown labels cannot be taken as {how!r}", "use auto, ignore or negative")
+        self.how = how
+        self.register_buffer("weight", torch.tensor(float(how == "negative")))
+
+    def start(self, table: LabelTable) -> None:
+        if self.how == "auto":
+            self.weight.fill_(float(not (table.value < 0).any()))
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        known = batch.labels != 0
+        unknown = (~known & known.any(1, keepdim=True)).to(logits.dtype)
+        absent = (batch.labels < 0).to(logits.dtype)
+        return Targets((batch.labels > 0).to(logits.dtype), absent + self.weight.to(logits.dtype) * unknown)
+
+
+def _sorted(x: Tensor, neg: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of the negatives of each row in ascending order, after −∞ for what is no negative; and the order."""
+    sort: tuple[Tensor, Tensor] = x.detach().masked_fill(neg <= 0, -torch.inf).sort(1)
+    return sort
+
+
+def _from_right(values: Tensor) -> Tensor:
+    """Sums of each row from every place to its end: (B, C) -> (B, C + 1), the last 0."""
+    return torch.nn.functional.pad(values.flip(1).cumsum(1).flip(1), (0, 1))

@@ -1,0 +1,109 @@
+"""Terms: what a method adds to its loss that is not charged entry by entry."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from halflabel.labels.stats import Stats
+from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.losses import widen
+from halflabel.types import Batch, Output, Targets
+
+__all__ = ["Entropy", "ExpectedPositives", "Term", "entropy", "estimate_positives"]
+
+
+class Term(nn.Module):
+    """A scalar added to the loss of a step."""
+
+    def start(self, table: LabelTable) -> None:
+        """Called once, before training, with the known training labels."""
+
+    def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say what it adds")
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Binary entropy of each score: H = −p log p − (1 − p) log(1 − p), any shape, in nats.
+
+    From logits: H = softplus(a) − a·σ(a) with a = −|x|, for H is even and both parts are ≥ 0 there: no digit is lost at
+    either end, and dH/dx = −x p (1 − p) stays finite.
+    """
+    a = -logits.abs()
+    return softplus(a) - a * torch.sigmoid(a)
+
+
+class Entropy(Term):
+    """weight/(B·C) · Σ H(p) over the entries that nothing is charged for (pos = neg = 0). Negative: maximise."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
+        logits = widen(output.logits)
+        free = (targets.pos == 0) & (targets.neg == 0)
+        return self.weight * (entropy(logits) * free).sum() / max(logits.numel(), 1)
+
+
+class ExpectedPositives(Term):
+    """Expected-positive regulariser: ((1/B Σ_i Σ_c p_ic − k) / C)². Cole 2021 (EPR).
+
+    k is the number of positives per image, all classes together; `positives` 0 = `estimate_positives` of the training
+    labels.
+    """
+
+    def __init__(self, positives: float = 0.0) -> None:
+        super().__init__()
+        self.positives = positives
+        self.k = positives
+
+    def start(self, table: LabelTable) -> None:
+        self.k = self.positives or estimate_positives(table)
+
+    def penalty(self, logits: Tensor) -> Tensor:
+        """(B, C) logits -> scalar."""
+        scores = torch.sigmoid(widen(logits))
+        return ((scores.sum(1).mean() - self.k) / logits.shape[1]) ** 2
+
+    def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
+        return self.penalty(output.logits)
+
+
+def estimate_positives(table: LabelTable) -> float:
+    """Positives per image, as far as known labels tell.
+
+    Where labels are missing at random: Σ_c s_c, s_c = positives_c / known_c. Else, as with positives only, or with
+    single positives and some labels that were asked about afterwards: the mean number of known positives of a labelled
+    image, a lower bound (1 for single positives).
+    """
+    stats = table.stats()
+    if _at_random(table, stats):
+        return float(_shares(stats).sum())
+    return stats.positives_per_labelled_image
+
+
+def _shares(stats: Stats) -> NDArray[np.float64]:
+    return np.asarray(stats.positives / (stats.positives + stats.negatives).clip(1))
+
+
+def _at_random(table: LabelTable, stats: Stats) -> bool:
+    """Whether labels may be missing at random: as many images know no positive as the classes' shares would make.
+
+        at least half of  Σ_i Π_(c known of i) (1 − s_c)
+
+    Where these would be fewer than ten, which tells nothing: whether one in twenty known labels is negative.
+    """
+    if not stats.negatives.any():
+        return False
+    labelled = np.flatnonzero(np.diff(table.start))
+    with np.errstate(divide="ignore"):
+        lacking = np.log1p(-_shares(stats))[table.column]
+    expected = float(np.exp(np.add.reduceat(lacking, table.start[labelled])).sum())
+    if expected < 10:
+        return bool(stats.negatives.sum() >= 0.05 * table.known)
+    seen = int((np.add.reduceat((table.value > 0).astype(np.int64), table.start[labelled]) == 0).sum())
+    return seen >= expected / 2

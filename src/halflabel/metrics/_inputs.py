@@ -1,0 +1,86 @@
+"""What every metric takes: scores and ternary labels of one shape, checked once, any device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel.errors import UserError
+
+__all__ = ["ArrayLike", "as_labels", "as_pair", "as_tensor", "row_blocks"]
+
+ArrayLike = Tensor | NDArray[Any]
+
+_ROW_BLOCK_ENTRIES = 1 << 23
+
+
+def as_tensor(array: ArrayLike) -> Tensor:
+    """The array as a tensor that shares its memory where it can, outside any gradient."""
+    if isinstance(array, np.ndarray) and any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    with warnings.catch_warnings():
+        # A memory-mapped or Arrow array is read-only: torch warns of writes, and no metric writes to its inputs.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
+        return torch.as_tensor(array).detach()
+
+
+def as_labels(labels: ArrayLike, what: str = "labels") -> Tensor:
+    """The labels as an integer tensor (N, C) that holds only -1, 0 and +1."""
+    table = as_tensor(labels)
+    if table.ndim != 2:
+        raise UserError(
+            f"{what} have the shape {tuple(table.shape)}", "pass a table of images by classes, shape (N, C)"
+        )
+    if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
+        raise UserError(
+            f"{what} have the type {table.dtype}", "pass int8: +1 present, -1 absent, 0 unknown (not True/False)"
+        )
+    if table.numel():
+        low, high = (int(bound) for bound in table.aminmax())
+        if low < -1 or high > 1:
+            raise UserError(
+                f"{what} hold the value {low if low < -1 else high}", "use +1 present, -1 absent, 0 unknown"
+            )
+    return table
+
+
+def as_pair(scores: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Scores (N, C) floating, without NaN, and labels (N, C) in {-1, 0, +1} on the scores' device."""
+    table = as_tensor(scores)
+    if table.device.type == "mps":
+        table = table.cpu()  # no 64-bit floats there, and counts need them
+    if not table.is_floating_point():
+        table = table.to(torch.float64)
+    known = as_labels(labels).to(table.device)
+    if table.shape != known.shape:
+        raise UserError(
+            f"scores have the shape {tuple(table.shape)} and labels {tuple(known.shape)}",
+            "give one score per label: both images by classes, shape (N, C)",
+        )
+    # The maximum is NaN if any score is, and needs no table of the scores' size as isnan() does.
+    if table.numel() and bool(table.max().isnan()):
+        image, cls = next(_nan_places(table))
+        raise UserError(
+            f"the score of image {image} for class {cls} is NaN",
+            "look for a diverged training run or a division by zero; drop the image, or give it a number",
+        )
+    return table, known
+
+
+def row_blocks(scores: Tensor) -> Iterator[slice]:
+    """Slices of images that keep the working memory of an (N, C) metric at some ten million entries."""
+    step = max(1, _ROW_BLOCK_ENTRIES // max(1, scores.shape[1]))
+    for start in range(0, scores.shape[0], step):
+        yield slice(start, start + step)
+
+
+def _nan_places(scores: Tensor) -> Iterator[tuple[int, int]]:
+    for rows in row_blocks(scores):
+        for image, cls in scores[rows].isnan().nonzero().tolist():
+            yield rows.start + image, cls

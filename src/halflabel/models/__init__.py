@@ -1,0 +1,1 @@
+"""Backbones, heads, scoring and the feature cache."""

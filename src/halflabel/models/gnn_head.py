@@ -1,0 +1,94 @@
+"""A graph neural network over the classes, on top of any head: every class hears what the others' scores are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from halflabel.errors import UserError
+from halflabel.models.heads import Head
+from halflabel.types import Output
+
+__all__ = ["MOST_CLASSES", "Graph"]
+
+MOST_CLASSES = 2400  # beyond, training would take more than 1 GB for a single image
+_TOGETHER = 1 << 23  # node states, B·C², above which a batch goes through in parts
+
+
+class Graph(Head):
+    """Graph neural network on the logits of another head. Durand 2019, section 3.2 and algorithm 2.
+
+        h_v⁰ = x_v e_v ∈ R^C                                                      (eq. 12)
+        m_v = 1/(C − 1) Σ_{u ≠ v} ReLU(M h_u + b)                                 (eq. 13)
+        h_v ← GRU(h_v, m_v), T times                                              (eq. 14)
+        y_v = the v-th component of h_v⁰ + h_v^T                                  (eq. 15)
+
+    One node per class, all connected; M, b and the GRU are shared by nodes and steps. Eq. 15 leaves a vector of C
+    numbers per class, and the text does not say how a score comes of it: `readout` "node" takes the component that
+    held the score in h_v⁰, "linear" a learned w · (h_v⁰ + h_v^T) + b shared by all nodes, w starting at ones. With
+    the usual first weights y is close to (1 + 2^−T) x: training starts from the scores of the inner head.
+
+    (B, D) or (B, D, h, w) -> logits (B, C); maps are those of the inner head, and so are the places of `class_maps`:
+    they show x, not y. An ensemble goes around graphs, not inside one.
+
+    Memory: 28·C² bytes of weights; in training 36·T·C² bytes per image, and half as much again for a moment: with T = 3
+    about 165·C², 1 MB per image for C = 80, 60 MB for C = 600. A batch of more than 2^23 states (B·C²) goes through in
+    parts, which the backward pass computes again, so that 1.4 GB is the most it takes. Time: 7·T·C³ multiplications
+    per image.
+    """
+
+    def __init__(self, inner: Head, classes: int, steps: int = 3, readout: str = "node") -> None:
+        super().__init__()
+        if classes > MOST_CLASSES:
+            raise UserError(
+                f"a graph over {classes} classes has {classes}² states per image; {MOST_CLASSES} classes are the most",
+                "switch the graph off (--gnn false), or train on fewer classes",
+            )
+        if readout not in ("node", "linear"):
+            raise UserError(f"the graph has no readout {readout!r}", "use node or linear")
+        if steps < 1:
+            raise UserError(f"a graph of {steps} steps passes nothing on", "use 1 or more, or --gnn false")
+        self.inner = inner
+        self.needs_maps = inner.needs_maps
+        self.steps = steps
+        self.message = nn.Linear(classes, classes)
+        self.update = nn.GRUCell(classes, classes)
+        self.readout = nn.Linear(classes, 1) if readout == "linear" else None
+        if self.readout is not None:
+            nn.init.ones_(self.readout.weight)
+            nn.init.zeros_(self.readout.bias)
+
+    def forward(self, features: Tensor) -> Output:
+        output: Output = self.inner(features)
+        return output._replace(logits=self.propagate(output.logits), members=None)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return self.inner.class_maps(maps)
+
+    def propagate(self, logits: Tensor) -> Tensor:
+        """(B, C) -> (B, C), in parts where all at once would take too much memory."""
+        together = max(_TOGETHER // logits.shape[1] ** 2, 1)
+        if torch.compiler.is_exporting() or len(logits) <= together:
+            return self._propagate(logits)
+        parts = (logits[first : first + together] for first in range(0, len(logits), together))
+        if not torch.is_grad_enabled():
+            return torch.cat([self._propagate(part) for part in parts])
+        # Nothing in here is random, so the generators' states need not be kept.
+        return torch.cat(
+            [checkpoint(self._propagate, part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        )
+
+    def _propagate(self, logits: Tensor) -> Tensor:
+        classes = logits.shape[1]
+        others = max(classes - 1, 1)  # a class without others is told 0
+        first = states = torch.diag_embed(logits)  # (B, C, C): node v's state is row v
+        for _ in range(self.steps):
+            said = torch.relu(self.message(states))
+            # Σ over all minus self, by way of the mean: the sum could leave the range of half precision.
+            heard = said.mean(1, keepdim=True) * (classes / others) - said / others
+            states = self.update(heard.flatten(0, 1), states.flatten(0, 1)).unflatten(0, logits.shape)
+        if self.readout is not None:
+            scored: Tensor = self.readout(first + states).squeeze(2)
+            return scored
+        return logits + states.diagonal(dim1=1, dim2=2)

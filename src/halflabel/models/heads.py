@@ -1,0 +1,162 @@
+"""Heads: from a backbone's features or maps to scores per class; and the model that joins the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from halflabel.errors import OwnHead, UserError
+from halflabel.methods.parts.losses import widen
+from halflabel.types import Output
+
+__all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "own_head", "pool", "said"]
+
+
+def pool(features: Tensor) -> Tensor:
+    """Mean over places: (B, D, h, w) -> (B, D); pooled features stay as they are."""
+    return features.mean(dim=(2, 3)) if features.ndim == 4 else features
+
+
+class Head(nn.Module):
+    """(B, D) pooled features or (B, D, h, w) maps -> Output."""
+
+    needs_maps = False  # whether pooled features are not enough
+
+    def forward(self, features: Tensor) -> Output:
+        raise TypeError(f"{type(self).__name__} does not say how to score")
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        """Evidence per place and class, for pictures: (B, D, h, w) -> (B, C, h, w)."""
+        raise TypeError(f"{type(self).__name__} has no class maps")
+
+
+HeadMaker = Callable[[int, int], Head]  # (D, C) -> head
+H = TypeVar("H", bound=Head)
+
+
+class Linear(Head):
+    """x = W · mean over places of the features + b. Memory: 4·D bytes per class."""
+
+    def __init__(self, channels: int, classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, features: Tensor) -> Output:
+        pooled = pool(features)
+        return Output(self.linear(self.dropout(pooled)), pooled)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return torch.einsum("cd,bdhw->bchw", self.linear.weight, maps) + self.linear.bias.view(1, -1, 1, 1)
+
+
+class Weldon(Head):
+    """x = ½ (mean of the k⁺ highest cells + mean of the k⁻ lowest) of each class map. Durand 2016 (WELDON).
+
+    Class maps A = 1×1 convolution of the features, after dropout of single elements. k < 1 is a share of the cells
+    (rounded, at least one), k ≥ 1 a number of them (at most all); k⁻ = 0 leaves the lowest out, and the ½ with them.
+    (B, D, h, w) -> logits (B, C), maps (B, C, h, w). Pooled features (B, D) are maps of one cell, where the head is
+    linear. Memory: 4·(D + 1) bytes per class.
+    """
+
+    needs_maps = True
+
+    def __init__(
+        self, channels: int, classes: int, k_plus: float = 0.1, k_minus: float = 0.1, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        if k_plus <= 0 or k_minus < 0:
+            raise UserError(
+                f"WELDON pooling over {k_plus:g} highest and {k_minus:g} lowest cells scores nothing",
+                "use k_plus > 0 and k_minus ≥ 0: below 1 a share of the cells, else how many",
+            )
+        self.k_plus = k_plus
+        self.k_minus = k_minus
+        self.dropout = nn.Dropout(dropout)
+        self.conv = nn.Conv2d(channels, classes, 1)
+
+    def forward(self, features: Tensor) -> Output:
+        places = features if features.ndim == 4 else features[:, :, None, None]
+        maps = self.class_maps(self.dropout(places))
+        return Output(self._score(maps.flatten(2)), pool(features), maps)
+
+    def _score(self, cells: Tensor) -> Tensor:
+        """(B, C, h·w) -> (B, C)."""
+        high = cells.topk(_cells(self.k_plus, cells.shape[2]), dim=2, sorted=False).values.mean(2)
+        if self.k_minus == 0:
+            return high
+        low = cells.topk(_cells(self.k_minus, cells.shape[2]), dim=2, largest=False, sorted=False).values.mean(2)
+        return high / 2 + low / 2  # halved first: the sum could leave the range of half precision
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        scored: Tensor = self.conv(maps)
+        return scored
+
+
+def _cells(k: float, cells: int) -> int:
+    """How many of the cells k stands for."""
+    return min(max(round(k * cells), 1) if k < 1 else int(k), cells)
+
+
+def said(head: nn.Module, features: Tensor) -> Output:
+    """What a head says of features or maps; an error if that is no Output."""
+    output = head(features)
+    if isinstance(output, Output):
+        return output
+    raise UserError(
+        f"the head {type(head).__name__} gives a {type(output).__name__}, and must give an Output",
+        "return halflabel.types.Output(logits, features)",
+    )
+
+
+class Ensemble(Head):
+    """Members that share the features, each with its own first weights; x = the mean of their logits.
+
+    Output.members (K, B, C) are the logits of each, Output.maps the mean of their maps where all have some.
+    Memory: that of the members together.
+    """
+
+    def __init__(self, members: Sequence[Head]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(members)
+        self.needs_maps = any(head.needs_maps for head in members)
+
+    def forward(self, features: Tensor) -> Output:
+        outputs = [said(head, features) for head in self.heads]
+        members = torch.stack([output.logits for output in outputs])
+        maps = [output.maps for output in outputs if output.maps is not None]
+        shown = torch.stack(maps).mean(0) if len(maps) == len(outputs) else None
+        return Output(members.mean(0), pool(features), shown, members)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return torch.stack([cast(Head, head).class_maps(maps) for head in self.heads]).mean(0)
+
+
+def own_head(model: nn.Module, kind: type[H]) -> H:
+    """The head of that kind of a model, whatever training has wrapped around it."""
+    for part in model.modules():
+        if isinstance(part, kind):
+            return part
+    raise OwnHead(f"the step needs a head of the kind {kind.__name__}", "use the head that the method makes")
+
+
+class Model(nn.Module):
+    """Backbone and head. Without a backbone it takes what a cache holds: features or maps."""
+
+    def __init__(self, backbone: nn.Module | None, head: Head) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def features(self, view: Tensor) -> Tensor:
+        """What the head is given: (B, D) or (B, D, h, w)."""
+        found: Tensor = view if self.backbone is None else self.backbone(view)
+        return found
+
+    def forward(self, view: Tensor) -> Output:
+        """What the head says, in float32 at least: methods then reckon alike in every precision."""
+        output = said(self.head, self.features(view))
+        return Output(*(None if part is None else widen(part) for part in output))  # type: ignore[arg-type]

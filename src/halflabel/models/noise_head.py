@@ -1,0 +1,68 @@
+"""A head that tells what an image shows from what people report of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from halflabel.errors import UserError
+from halflabel.methods.parts.losses import widen
+from halflabel.models.heads import Head, pool
+from halflabel.types import Output
+
+__all__ = ["LatentNoise", "relevance"]
+
+
+def relevance(visual: Tensor, present: Tensor, absent: Tensor) -> Tensor:
+    """The logit of h = r₁ v + r₀ (1 − v) from the logits of v, r₁ and r₀: three of one shape -> that shape.
+
+    log h and log(1 − h) = log((1 − r₁) v + (1 − r₀) (1 − v)) are summed as logarithms, so that neither vanishes: the
+    result is finite for any finite logits.
+    """
+    shown, hidden = logsigmoid(visual), logsigmoid(-visual)
+    reported = torch.stack([shown + logsigmoid(present), hidden + logsigmoid(absent)]).logsumexp(0)
+    kept_back = torch.stack([shown + logsigmoid(-present), hidden + logsigmoid(-absent)]).logsumexp(0)
+    return reported - kept_back
+
+
+class LatentNoise(Head):
+    """Visual classifier v, and relevance h: what is reported, given what is there and the image. Misra 2016.
+
+        v = σ(W f + b),   h = r₁ v + r₀ (1 − v)
+        r₁ = σ(ρ W₁ f + b₁) = P(reported | present, f),   r₀ = σ(ρ W₀ f + b₀) = P(reported | absent, f)
+
+    In training the logits are those of h; in evaluation those that `score` names: "visual" (v) or "relevance" (h). At
+    first nearly all is reported as it is: W₁ = W₀ = 0, b₁ = `first`, b₀ = −`first`. `rate` (ρ) makes what the noise
+    learns from the image slower than v: as fast as v, it would take over what v is to learn.
+
+    (B, D) or (B, D, h, w) -> logits (B, C). Maps are those of v. Memory: 12·(D + 1) bytes per class.
+    """
+
+    def __init__(
+        self, channels: int, classes: int, score: str = "visual", first: float = 3.0, rate: float = 0.01
+    ) -> None:
+        super().__init__()
+        if score not in ("visual", "relevance"):
+            raise UserError(f"latent-noise has no score {score!r}", "use visual or relevance")
+        self.score = score
+        self.rate = rate
+        self.visual = nn.Linear(channels, classes)
+        self.present = nn.Linear(channels, classes)
+        self.absent = nn.Linear(channels, classes)
+        for layer, bias in ((self.present, first), (self.absent, -first)):
+            nn.init.zeros_(layer.weight)
+            nn.init.constant_(layer.bias, bias)
+
+    def forward(self, features: Tensor) -> Output:
+        pooled = pool(features)
+        visual: Tensor = self.visual(pooled)
+        if not self.training and self.score == "visual":
+            return Output(visual, pooled)
+        logits = relevance(
+            widen(visual), widen(self.present(self.rate * pooled)), widen(self.absent(self.rate * pooled))
+        )
+        return Output(logits, pooled)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return torch.einsum("cd,bdhw->bchw", self.visual.weight, maps) + self.visual.bias.view(1, -1, 1, 1)

@@ -1,0 +1,121 @@
+"""Scoring: what a model says of every image of a source, by one process or by several together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from halflabel.data.sources import Source, agree_on_bad, sequential
+from halflabel.errors import NothingRead
+from halflabel.models.heads import Model, said
+from halflabel.system import distributed as processes
+from halflabel.system import scratch
+from halflabel.system.gpu_memory import Room
+from halflabel.system.rng import bits
+from halflabel.types import Passes, Sweep
+
+__all__ = ["PASSES", "score", "seed_generators"]
+
+PASSES = 3  # a tag that keeps the random numbers of dropout passes apart from others
+
+
+def score(
+    model: Model,
+    source: Source,
+    *,
+    device: torch.device | str = "cpu",
+    batch_size: int = 64,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    passes: Passes | None = None,
+    seed: int = 0,
+    mirror: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    room: Room | None = None,
+    features: bool = True,
+) -> Sweep:
+    """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
+
+    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). With `passes`,
+    the head goes over the same features so many times more with its dropout on, drawn from `seed`.
+    `progress` is told (images done, of how many). Several processes score different batches, and each gets all.
+    Where memory runs out the backbone gets fewer images at once, from then on as `room` remembers. Without `features`
+    those of the result have no columns.
+
+    Memory: 4·C bytes per image for the logits, 4·D for the features, 4·C each for mean and spread of the passes; each
+    of these tables lies in a scratch file from 256 MB on, one of each process.
+    """
+    processes.start()
+    if mirror and model.backbone is None:
+        raise ValueError("cached features have no mirror image")
+    room = Room() if room is None else room
+    was_training = model.training
+    model.eval()
+    found: dict[str, Tensor] = {}
+    unread = [np.arange(0)]
+
+    def keep(name: str, at: Tensor, values: Tensor) -> None:
+        if name not in found:
+            shape = len(source), values.shape[1]
+            found[name] = scratch.zeros(shape, what=f"the {name} of {len(source)} images take")
+        found[name][at] = values.float().cpu()
+
+    with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
+        plan = sequential(len(source), batch_size)
+        numbers = range(len(plan))[processes.rank() :: processes.count()]
+        fetched = source.fetch([plan[number] for number in numbers], ("plain",))
+        for number, (images, views) in zip(numbers, fetched, strict=True):
+            if progress is not None:
+                progress(min((number + processes.count()) * batch_size, len(source)), len(source))
+            unread.append(np.setdiff1d(plan[number], images, assume_unique=True))
+            if not len(images):
+                continue
+            at = torch.from_numpy(images)
+            view = views[0].to(device, non_blocking=True)
+            with autocast():
+                body = room.run(model.features, view)
+                output = said(model.head, body)
+                logits = output.logits
+                if mirror:
+                    logits = (logits + model.head(room.run(model.features, view.flip(-1))).logits) / 2
+            keep("logits", at, logits)
+            if features:
+                keep("features", at, output.features)
+            if passes is not None:
+                seed_generators(int(bits(seed, PASSES, number)[0] >> np.uint64(1)), torch.device(device))
+                with autocast(), _dropping(model.head):
+                    drawn = torch.stack([model.head(body).logits.float() for _ in range(passes.count)])
+                drawn = torch.sigmoid(drawn) if passes.of == "score" else drawn
+                keep("mean", at, drawn.mean(0))
+                keep("spread", at, drawn.std(0, correction=0))
+    model.train(was_training)
+    for values in found.values():  # not all rows at first: that would write the whole of a scratch file
+        values[torch.from_numpy(np.concatenate(unread))] = math.nan
+    agree_on_bad(source)
+    found = processes.merge(found, plan)
+    if not found:
+        raise NothingRead("not one image could be read", "check the image folder")
+    return Sweep(**{"features": torch.zeros(len(source), 0), **found})
+
+
+@contextmanager
+def _dropping(head: nn.Module) -> Iterator[None]:
+    """Dropout as in training, all else as in evaluation."""
+    layers = [layer for layer in head.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)]
+    for layer in layers:
+        layer.train()
+    yield
+    for layer in layers:
+        layer.eval()
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """torch.manual_seed of this device alone: the function of that name spends longer on those that are not there."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

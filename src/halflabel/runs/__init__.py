@@ -1,0 +1,1 @@
+"""A run folder and everything done with one: train, predict, evaluate, export, serve."""

@@ -1,0 +1,205 @@
+"""Honest scores of a run's images: those of a known label never come from a model that was trained on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halflabel.data.decode import Quarantine, locate
+from halflabel.data.pack.read import is_pack, open_pack
+from halflabel.data.pack.source import open_packed
+from halflabel.data.sources import Features, Images, Part, Source
+from halflabel.errors import NothingRead, UserError
+from halflabel.labels.names import Names
+from halflabel.labels.split import assign
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.backbones import Backbone, build
+from halflabel.models.feature_cache import cache_features, copies_for
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score
+from halflabel.runs.folder import Run
+from halflabel.runs.predictor import Predictor
+from halflabel.system import scratch
+from halflabel.training.config import Config
+from halflabel.training.loop import fit
+
+__all__ = ["Scores", "cross_fit", "run_features", "score_run"]
+
+_FOLDS = 5
+
+Progress = Callable[[int, int], None]
+
+
+class Scores(NamedTuple):
+    """Logits (N, C), NaN for unreadable images; and which images can judge them.
+
+    Images of one `part` ≥ 0 were scored by a model that saw none of them; part −1 were trained on, and judge nothing.
+    Memory: 4 bytes per entry, in a scratch file from 256 MB on, and 1 byte per image.
+    """
+
+    logits: NDArray[np.float32]
+    part: NDArray[np.int8]
+    protocol: str
+
+
+def score_run(
+    run: Run,
+    images: Path,
+    table: LabelTable,
+    *,
+    folds: int | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Scores:
+    """Scores of all images of `table` (its classes are the run's) for judging and filling.
+
+    Frozen backbone: the head is trained `folds` (5) times on cached features, each time without one part of the images
+    and with the run's own method and settings, and scores that part. So known and unknown entries of an image have
+    scores of the same kind. Tuned backbone: the run's own scores, judged on its held-out images alone; with `folds`
+    the head is trained again as above on the features of the tuned backbone, which has seen all labels but the held-out
+    ones.
+    """
+    config = Config.from_dict(run.read_config())
+    if folds is not None and folds < 2:
+        raise UserError(f"--folds {folds} holds nothing out", "use 2 or more")
+    if config.tune == "head":
+        backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
+        count = folds or _FOLDS
+        protocol = f"{count}-fold cross-fitting: each image scored by a head that saw none of its labels"
+    else:
+        predictor = Predictor(run)
+        if folds is None:
+            return _held_out(run, predictor, images, table, progress)
+        assert isinstance(predictor.model.backbone, Backbone)
+        backbone, count = predictor.model.backbone, folds
+        protocol = (
+            f"{count}-fold cross-fitting of the head; the tuned backbone has seen the labels of its training images, "
+            "so precision may be overestimated"
+        )
+    size = config.size or backbone.preprocess.size
+    source = _files(table.images, images, config, config.views(size, backbone))
+    features = run_features(run, config, backbone, source, len(table.classes), progress=progress, say=say)
+    say(f"training the head {count} times")
+    return cross_fit(features, table, config, folds=count, protocol=protocol, channels=backbone.channels)
+
+
+def run_features(
+    run: Run,
+    config: Config,
+    backbone: Backbone,
+    source: Images,
+    classes: int,
+    *,
+    train: bool = True,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Features:
+    """The features that the training of a run cached; where they are gone or stale they are computed again.
+
+    With `train` there are also the strong views that its method asks for; scoring does without them.
+    """
+    method = recipe(config.method).make(**config.options)
+    device = _device(config)
+    return cache_features(
+        backbone,
+        source,
+        run.folder.parent / "cache",
+        maps=method.head(backbone.channels, classes).needs_maps,
+        copies=copies_for(method.views, config.copies) if train else 0,
+        device=device,
+        batch_size=128 if device == "cuda" else 16,
+        progress=progress,
+        say=say,
+    )
+
+
+def cross_fit(
+    features: Features,
+    table: LabelTable,
+    config: Config,
+    *,
+    folds: int = _FOLDS,
+    protocol: str = "cross-fitting",
+    channels: int | None = None,
+) -> Scores:
+    """Train the head of a configuration once per fold of the images and score that fold."""
+    if len(table) < folds:
+        raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer --folds, or more images")
+    how = recipe(config.method)
+    how.check_regime(table.stats().regime)
+    wide = int(features.values.shape[1]) if channels is None else channels
+    part = assign(table, [1 / folds] * folds, seed=config.settings.seed)
+    logits = scratch.zeros(table.shape, what=f"the scores of {len(table)} images take")
+    for number in range(folds):
+        inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
+        model = _train(Part(features, inside), table.subset(inside), config, wide)
+        at = torch.from_numpy(outside)
+        try:
+            found = score(model, Part(features, outside), device=_device(config), batch_size=512, features=False)
+            logits[at] = found.logits
+        except NothingRead:  # of one fold that is no fault
+            logits[at] = torch.nan
+    return Scores(logits.numpy(), part, protocol)
+
+
+def _train(source: Source, table: LabelTable, config: Config, channels: int) -> Model:
+    method = seeded(config.settings.seed, lambda: recipe(config.method).make(**config.options))
+    head = seeded(config.settings.seed, lambda: method.head(channels, len(table.classes)))
+    model = Model(None, head)
+    # Without a validation part the last epoch counts: no label of the fold has any say in it.
+    # A run that was trained on a GPU is scored on a machine without one too.
+    settings = dataclasses.replace(config.settings, save_every=0, patience=0, device=_device(config))
+    fit(model, method, source, table, settings)
+    return model
+
+
+def _held_out(run: Run, predictor: Predictor, images: Path, table: LabelTable, progress: Progress | None) -> Scores:
+    # An image that the run never had was not trained on either.
+    judges = run.parts(table.images) != 0
+    if not judges.any():
+        raise UserError(
+            "the run tuned its backbone on every image, so no label is left to judge its scores by",
+            "train with --held-out 0.2, or add --folds 5 to train the head again on parts of the images",
+        )
+    part = np.full(len(table), -1, np.int8)
+    held = np.flatnonzero(judges)
+    few = min(_FOLDS, len(held))
+    part[held] = assign(table.subset(held), [1 / few] * few, seed=0) if few > 1 else 0
+    source = _files(table.images, images, predictor.config, predictor.views)
+    logits = predictor.logits(source, progress).numpy()
+    protocol = (
+        f"the tuned run's own scores, judged on the {len(held)} images it held out, which also chose its best epoch; "
+        "images it was trained on may be scored more boldly"
+    )
+    return Scores(logits, part, protocol)
+
+
+def _device(config: Config) -> str:
+    return "cuda" if config.settings.device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:
+    """The files of all images, in the folder given or else in the one that the run was trained on."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder", "name the folder with the images")
+    before = Path(config.images) if config.images else folder
+    if is_pack(folder) and (before == folder or (open_pack(folder).find(names.array) >= 0).all()):
+        return open_packed(names, folder, views, workers=config.workers, max_bad=1.0)
+    listed = list(names)
+    paths = locate(listed, folder)
+    if before != folder and before.is_dir() and any(path is None for path in paths):
+        paths = [path or other for path, other in zip(paths, locate(listed, before), strict=True)]
+    if all(path is None for path in paths):
+        raise UserError(
+            f"none of the {len(listed)} images of the label table is in {folder} (first: {listed[0]!r})",
+            "check the folder; names may leave out the ending, such as .jpg",
+        )
+    files = [path if path is not None else folder / name for name, path in zip(listed, paths, strict=True)]
+    return Images(files, names, views, workers=config.workers, max_bad=1.0, quarantine=Quarantine())

@@ -1,0 +1,306 @@
+"""Training one classifier from labels and images, as a run directory on the disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shlex
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel import metrics
+from halflabel.data.decode import TooManyBad
+from halflabel.data.gpu_views import load_images
+from halflabel.data.pack.source import OnDevice
+from halflabel.data.sources import Arrays, Images, Part, Source
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.provenance import tables
+from halflabel.labels.rows import Rows
+from halflabel.labels.split import assign
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe, seeded
+from halflabel.metrics.calibration import fit_platt
+from halflabel.models.backbones import build
+from halflabel.models.feature_cache import cache_features, copies_for
+from halflabel.models.heads import Head, Model
+from halflabel.models.scoring import score
+from halflabel.runs.evaluate import Evaluation, Judge, evaluate
+from halflabel.runs.folder import Run
+from halflabel.runs.predictor import Predictor
+from halflabel.system import distributed as processes
+from halflabel.training.checkpoint import newest, save_tensors
+from halflabel.training.config import Config, device_of, open_images
+from halflabel.training.loop import Epoch, Settings, Watch, fit
+
+__all__ = ["train"]
+
+
+def train(
+    labels: LabelTable | Rows,
+    images: Path | Tensor,
+    config: Config,
+    run: Run,
+    *,
+    watch: Watch | None = None,
+    init_watch: Watch | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int, int], None] | None = None,
+    cache: Path | None = None,
+    truth: LabelTable | None = None,
+    resume: bool = False,
+) -> Evaluation | None:
+    """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 ones, and write the run directory.
+
+    Of rows, those that a model made are trained on, but held-out images are judged by the others alone.
+    `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
+    `init_watch` is told of the epochs of the linear init, in the place of `watch`.
+    Returns the evaluation on the held-out images, if any. Of several processes the first one writes."""
+    table, judged = tables(labels)
+    if made := table.known - judged.known:
+        say(f"{made} of {table.known} labels were made by a model: it trains on them, but judges by the others alone")
+    how = recipe(config.method)
+    # Some methods have weights of their own: they are the seed's too, whatever this process did before.
+    method = seeded(config.settings.seed, lambda: how.make(**config.options))
+    how.check_regime(table.stats().regime)
+    device = device_of(config.settings)
+
+    backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
+    size = config.size or backbone.preprocess.size
+    views = config.views(size, backbone)
+    raw: Images | Arrays
+    if isinstance(images, Tensor):
+        raw = Arrays(images, table.images, views)
+    else:
+        # An older run that may not start after all stays as it is.
+        own = run.bad_images if resume or not run.begun else None
+        raw = open_images(table.images, images, views, config, bad_images=own)
+        raw.quarantine.place = run.bad_images
+
+    # Dealt by the labels that judge: each class is to have its share of them on either side.
+    shares = (1 - config.held_out, config.held_out)
+    part = assign(judged, shares, seed=config.settings.seed) if config.held_out else None
+    if part is not None and config.begin_from is not None:
+        part = _keep_split(Run.open(config.begin_from), table.images, part)
+    inside = np.arange(len(table)) if part is None else np.flatnonzero(part == 0)
+    outside = np.arange(0) if part is None else np.flatnonzero(part == 1)
+    known, hidden = table.subset(inside), judged.subset(outside)
+    if config.held_out and not len(outside):
+        say("too few images to hold any out: nothing is measured")
+
+    if not resume:  # what is wrong with the settings or the images has been said by now
+        truth = _align(truth, table) if truth is not None else None
+        run.start(labels, {**config.as_dict(), "size": size}, truth)
+    run.tidy()
+    run.write_env(device)
+    run.write_split(table.images.array, part if part is not None else np.zeros(len(table), np.int8))
+
+    def make_head() -> Head:
+        return method.head(backbone.channels, len(table.classes))
+
+    head = seeded(config.settings.seed, make_head)
+    if config.begin_from is not None:
+        _start_from(Run.open(config.begin_from), Model(backbone, head), table.classes)
+    place = cache if cache is not None else run.folder.parent / "cache"
+    settings = config.settings
+    judge = Judge(torch.from_numpy(hidden.dense())) if len(outside) else None
+
+    def tune(
+        model: Model, source: Source, settings: Settings, folder: Path, watch: Watch | None = watch
+    ) -> list[Epoch]:
+        return fit(
+            model,
+            method,
+            Part(source, inside),
+            known,
+            settings,
+            validation=Part(source, outside) if judge is not None else None,
+            judge=judge,
+            watch=_LogWatch(run, watch),
+            truth=truth.subset(inside) if truth is not None else None,
+            folder=folder,
+            resume=resume,
+        ).log
+
+    def features() -> Source:
+        return cache_features(
+            backbone,
+            raw,
+            place,
+            maps=head.needs_maps,
+            copies=copies_for(method.views, config.copies),
+            device=device,
+            batch_size=128 if device == "cuda" else 16,
+            progress=progress,
+            say=say,
+        )
+
+    try:
+        if config.tune == "head":
+            source: Source = features()
+            tuned = Model(None, head)
+            log = tune(tuned, source, settings, run.checkpoints / "head")
+        else:
+            source, tuned = raw, Model(backbone, head)
+            if config.hold == "device" and isinstance(raw, Images):
+                source = load_images(raw, device, progress)
+            elif config.views_on == "device" and isinstance(raw, Images):
+                source = OnDevice(raw, device, decode=config.decode_on == "device")
+            begun = processes.on_first(lambda: newest(run.checkpoints / "all") is not None)
+            if config.linear_init and not begun:
+                say(f"linear init: {config.linear_init} epochs of the head on frozen features")
+                rate = settings.lr if config.linear_lr is None else config.linear_lr
+                first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
+                with warnings.catch_warnings():  # what begins later has the epochs after these
+                    warnings.filterwarnings("ignore", ".* never starts in ")
+                    tune(Model(None, head), features(), first, run.checkpoints / "head", init_watch or watch)
+            log = tune(tuned, source, settings, run.checkpoints / "all")
+    except TooManyBad:
+        if not (resume or run.read_log()):
+            run.withdraw()  # so that the same command with other options starts it
+        raise
+    finally:  # also when there are too many of them
+        if isinstance(raw, Images) and processes.is_first():
+            raw.quarantine.write(run.bad_images)
+    if isinstance(raw, Images) and len(raw.quarantine):
+        say(f"{len(raw.quarantine)} of {len(raw)} images could not be read: see {run.bad_images}")
+    run.write_log(log)
+    if processes.is_first():
+        _write_model(run, Model(backbone, head), table.classes, config, size)
+    run.write_script(_repro(run, config, str(images) if isinstance(images, Path) else config.images))
+    run.write_made()
+    if not len(outside):
+        return None
+    if config.mirror:  # features of mirror images are not cached
+        tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
+    logits = score(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
+    left_out = table.subset(outside).known - hidden.known
+    return processes.on_first(lambda: _finish(run, logits, hidden, log, config, known.stats().annotations, left_out))
+
+
+def _start_from(run: Run, model: Model, classes: Names) -> None:
+    """Put the weights of a finished run into a model for the same classes."""
+    before = Predictor(run)
+    if list(before.classes) != list(classes):
+        raise UserError(
+            f"{run.folder} was trained on other classes", "go on with the same classes in the same order, or start anew"
+        )
+    try:
+        model.load_state_dict(before.model.state_dict())
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{run.folder} has another model ({reason})", "use its backbone, method and options, or start anew"
+        ) from None
+
+
+def _keep_split(run: Run, images: Names, part: NDArray[np.int8]) -> NDArray[np.int8]:
+    """What a run trained on must not be held out from the next: its images stay where they were."""
+    before = run.parts(images)
+    return np.where(before < 0, part, before)
+
+
+def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
+    """The rows and columns of `truth` in the order of `table`, by name."""
+    images, classes = truth.images.index(table.images.array), truth.classes.index(table.classes.array)
+    for kind, names, at in (("image", table.images, images), ("class", table.classes, classes)):
+        if (at < 0).any():
+            missing = names[int(np.flatnonzero(at < 0)[0])]
+            raise UserError(f"the hidden labels have no {kind} {missing!r}", "give hidden labels of the same images")
+    return truth.subset(images, classes)
+
+
+def _finish(
+    run: Run,
+    logits: Tensor,
+    hidden: LabelTable,
+    log: list[Epoch],
+    config: Config,
+    annotations: NDArray[np.int64],
+    left_out: int,
+) -> Evaluation:
+    """Thresholds, calibration and metrics from the held-out images, written to the run."""
+    labels = torch.from_numpy(hidden.dense())
+    readable = ~torch.isnan(logits).any(1)
+    platt = fit_platt(logits, labels)
+    scores = platt.scores(logits)
+    if bool((labels < 0).any()):
+        thresholds = metrics.best_thresholds(scores[readable], labels[readable]).float()
+    else:
+        thresholds = torch.full((len(hidden.classes),), 0.5)
+    found = evaluate(logits, labels, hidden.classes, thresholds=thresholds, platt=platt, annotations=annotations)
+    found = found.less(left_out)
+    run.write_calibration(platt, dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
+    run.write_metrics({"protocol": f"held-out images; {found.protocol}", **found.overall}, found.per_class)
+    run.write_predictions(hidden.images.array, list(hidden.classes), scores.numpy())
+    from halflabel.report.relabelling import draw_relabelling
+    from halflabel.runs.model_card import draw_run, model_card
+
+    draw_run(log, found, run.plots)
+    draw_relabelling(log, run.plots / "relabelling.png")
+    run.write_card(model_card(config.as_dict(), found, hidden))
+    return found
+
+
+def _write_model(run: Run, model: Model, classes: Names, config: Config, size: int) -> None:
+    about = {"classes": list(classes), "method": config.method, "size": size}
+    # One entry: safetensors writes several in any order, and equal models are to be equal files.
+    save_tensors(model.state_dict(), run.weights, {"halflabel": json.dumps(about)})
+
+
+def _repro(run: Run, config: Config, images: str) -> str:
+    """A shell script that trains the same again, from the labels that the run keeps; it may be called from anywhere."""
+    given = {**config.as_dict(), **dataclasses.asdict(config.settings)}
+    options, _, _ = given.pop("options"), given.pop("settings"), given.pop("images")
+    for name in ("weights", "begin_from"):
+        given[name] = os.path.abspath(given[name]) if given[name] else None
+    words = [os.path.abspath(images) if images else ""]  # of images in memory there is no folder to name
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    for name, value in options.items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    command = f'halflabel train "$here"/{run.labels.name} {shlex.join(words)} --out "$here"-again'
+    return f'#!/bin/sh\nhere=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd) || exit\n{command}\n'
+
+
+class _LogWatch:
+    """Writes the log after each epoch, then tells the other watch."""
+
+    def __init__(self, run: Run, other: Watch | None) -> None:
+        self.run, self.other = run, other
+        self.lines: list[Epoch] = []
+
+    def _written(self) -> list[dict[str, Any]]:
+        try:
+            return self.run.read_log()
+        except UserError:  # a damaged log: checkpoints hold another, which replaces it at the end
+            return []
+
+    def epoch_starts(self, epoch: int, images: int) -> None:
+        if self.other is not None:
+            self.other.epoch_starts(epoch, images)
+
+    def step_done(self, images: int, loss: float | None) -> None:
+        if self.other is not None:
+            self.other.step_done(images, loss)
+
+    def epoch_ends(self, line: Epoch) -> None:
+        if not self.lines:
+            self.lines = [Epoch(old) for old in self._written() if old.get("epoch", math.inf) < line["epoch"]]
+        self.lines.append(line)
+        self.run.write_log(self.lines)
+        if self.other is not None:
+            self.other.epoch_ends(line)

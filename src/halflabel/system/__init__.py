@@ -1,0 +1,1 @@
+"""Files, memory, signals, processes, random numbers and text formatting: what knows nothing of labels or models."""

@@ -1,0 +1,131 @@
+"""What to train and how, and what that makes of a folder of images: its files, their views, the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from halflabel.data.decode import Quarantine, locate
+from halflabel.data.pack.read import is_pack
+from halflabel.data.pack.source import open_packed
+from halflabel.data.sources import Images
+from halflabel.data.views import Plain, Strong, View, Weak
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.models.backbones import Backbone
+from halflabel.system.files import check_fields
+from halflabel.system.validate import between
+from halflabel.training.loop import Settings
+
+__all__ = ["STRONG", "Config", "device_of", "make_views", "open_images"]
+
+STRONG = ("strong_ops", "strong_magnitude", "cutout")  # the settings of strong views
+MOST_OPS, MOST_MAGNITUDE = 10, 30
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train and how; written to config.yaml with every default filled in."""
+
+    method: str = "bce"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backbone: str = "efficientnet-lite0"
+    weights: str | None = None
+    begin_from: str | None = None  # a finished run whose weights training starts from
+    size: int | None = None  # pixels; None = what the backbone was trained on
+    resize: Literal["squash", "crop"] = "squash"
+    tune: Literal["head", "all"] = "head"  # head: frozen backbone, cached features
+    linear_init: int = 0  # epochs of the head alone on frozen features before all is tuned
+    linear_lr: float | None = None  # their learning rate; None = that of all
+    crop: float = 0.8  # the least share of an image that a random crop shows; 1 = mirror images only
+    strong_ops: int = 2  # of a strong view: operations of RandAugment, one after the other
+    strong_magnitude: int = 9  # how far each of them goes, 0 to 30
+    cutout: float = 0.5  # the grey square's longest side, as a share of the image's
+    held_out: float = 0.2  # the share of images kept for validation
+    max_bad: float = 0.01  # the share of unreadable images that is too much
+    workers: int = 0
+    hold: Literal["files", "device"] = "files"  # where images are kept when all is tuned: decoded once, on the device
+    views_on: Literal["workers", "device"] = "workers"  # where views are made of images that are not held there
+    decode_on: Literal["workers", "device"] = "workers"  # where the JPEGs of a pack are decoded
+    mirror: bool = False  # score the mirror image too, and take the mean
+    copies: int = 4  # cached strong views per image, for methods that ask for them on a frozen backbone
+    settings: Settings = field(default_factory=Settings)
+    images: str = ""  # the folder, for resuming
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "options": dict(self.options)}
+
+    def views(self, size: int, backbone: Backbone) -> dict[str, View]:
+        """The views of images of so many pixels that these settings ask for."""
+        between(0, MOST_OPS, strong_ops=self.strong_ops)
+        between(0, MOST_MAGNITUDE, strong_magnitude=self.strong_magnitude)
+        between(0, 1, cutout=self.cutout)
+        strong = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
+        return make_views(size, self.resize, backbone, self.crop, **strong)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Config:
+        try:
+            check_fields(Settings, found["settings"])
+            check_fields(cls, {name: value for name, value in found.items() if name != "settings"})
+            return cls(**{**found, "settings": Settings(**found["settings"])})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
+
+
+def make_views(
+    size: int, resize: Literal["squash", "crop"], backbone: Backbone, crop: float = 0.8, **strong: Any
+) -> dict[str, View]:
+    """The three views of an image; `strong` are fields of `data.views.Strong`."""
+    how = backbone.preprocess.interpolation
+    return {
+        "plain": Plain(size, resize, how, backbone.preprocess.crop_pct),
+        "weak": Weak(size, resize, how, least=crop),
+        "strong": Strong(size, resize, how, least=crop, **strong),
+    }
+
+
+def open_images(
+    names: Names, folder: Path, views: Mapping[str, View], config: Config, *, bad_images: Path | None = None
+) -> Images:
+    """The image files of a label table, or its images in a pack. One that is not there is unreadable, as if broken.
+
+    Too many of these are an error at once; `bad_images` is then written to list them.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder", "name the folder with the images")
+    more: dict[str, Any] = {
+        "workers": config.workers,
+        "max_bad": config.max_bad,
+        "quarantine": Quarantine(bad_images),
+    }
+    if is_pack(folder):
+        packed = open_packed(names, folder, views, **more)
+        packed.put_missing_aside(np.flatnonzero(packed.at < 0).tolist(), folder, "not in the pack")
+        return packed
+    listed = list(names)
+    paths = locate(listed, folder)
+    missing = [number for number, path in enumerate(paths) if path is None]
+    if len(missing) == len(listed):
+        raise UserError(
+            f"none of the {len(listed)} images of the label file is in {folder} (first: {listed[0]!r})",
+            "check the folder; names may leave out the ending, such as .jpg",
+        )
+    files = [path if path is not None else folder / name for name, path in zip(listed, paths, strict=True)]
+    source = Images(files, names, views, **more)
+    source.put_missing_aside(missing, folder)
+    return source
+
+
+def device_of(settings: Settings) -> str:
+    """The device that the settings ask for: a GPU where there is one and nothing else is said."""
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        raise UserError("there is no CUDA device here", "use --device cpu")
+    return "cuda" if has_gpu and settings.device != "cpu" else "cpu"

@@ -1,0 +1,40 @@
+"""What training optimizes, and with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from halflabel.errors import UserError
+from halflabel.methods.base import Method
+from halflabel.models.heads import Model
+from halflabel.training.settings import Settings
+
+__all__ = ["make_optimizer", "parameter_groups"]
+
+
+def parameter_groups(model: Model, method: Method, settings: Settings) -> list[dict[str, Any]]:
+    """What is trained, each group with its rate ("base_lr"): the head, the backbone, what the method learns."""
+    groups: list[dict[str, Any]] = [{"params": list(model.head.parameters()), "base_lr": settings.lr}]
+    if model.backbone is not None:
+        backbone = [p for p in model.backbone.parameters() if p.requires_grad]
+        groups.append({"params": backbone, "base_lr": settings.lr * settings.backbone_lr})
+    groups += method.parameter_groups(settings.lr)
+    return [{**group, "lr": group["base_lr"]} for group in groups if group["params"]]
+
+
+def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    """The optimizer that the settings name."""
+    decay = settings.weight_decay
+    match settings.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(groups, weight_decay=decay, fused=True)
+        case "adam":
+            return torch.optim.Adam(groups, weight_decay=decay, fused=True)
+        case "sgd":
+            fused = not settings.shard  # weights in parts know no fused steps of sgd
+            return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=fused)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
+    raise UserError(f"no optimizer is called {settings.optimizer!r}", "use adamw, adam, sgd or rmsprop")

@@ -1,0 +1,264 @@
+"""A pack in the place of a folder: every command takes it, and what nothing was lost of gives the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import multiprocessing
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from halflabel.cli import app
+from halflabel.data.datasets.digits import write_folder
+from halflabel.data.pack.read import open_pack
+from halflabel.runs.folder import Run
+
+TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in this process is about power cuts."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def flat(text: str) -> str:
+    """Without line breaks, which depend on the width of the screen."""
+    return " ".join(text.split())
+
+
+def done(*words: str | Path) -> str:
+    result = run(*words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return flat(result.stdout)
+
+
+def refused(*words: str | Path) -> str:
+    result = run(*words)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stderr.count("error:") == 1
+    assert "Traceback" not in result.output
+    return flat(result.stderr)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits as a folder, and as a pack that has lost nothing."""
+    folder = tmp_path_factory.mktemp("digits")
+    write_folder(folder, 48)
+    done("pack", folder / "images", folder / "pack", "--size", "64", "--store", "png", "--workers", "0")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run on the folder, one on the pack, all else the same."""
+    out = tmp_path_factory.mktemp("runs")
+    done("drop", data / "train.csv", data / "some.csv", "--keep", "0.6")
+    for images in ("images", "pack"):
+        done("train", data / "some.csv", data / images, "--out", out / images / "run", "--epochs", "3", *TINY)
+    return out
+
+
+def weights(folder: Path) -> bytes:
+    return Run.open(folder).weights.read_bytes()
+
+
+def test_pack_says_what_it_wrote_and_what_comes_next(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text(
+        "image,cat\n" + "".join(f"{p.stem},1\n" for p in sorted((data / "images").iterdir())[:5]) + "gone,1\n"
+    )
+    text = done(
+        "pack",
+        data / "images",
+        tmp_path / "p",
+        "--labels",
+        tmp_path / "labels.csv",
+        "--file-size",
+        "1k",
+        "--workers",
+        "0",
+    )
+    assert "5 images in" in text
+    assert "kB per image" in text
+    assert "1 labelled image has no file" in text
+    assert f"halflabel train {tmp_path / 'labels.csv'} {tmp_path / 'p'}" in text
+    assert len(open_pack(tmp_path / "p")) == 5
+    help_text = done("pack", "--help")
+    assert "Example: halflabel pack photos/" in help_text
+    assert "pack" in done("--help")
+
+
+def test_faults_of_packing(data: Path, tmp_path: Path) -> None:
+    assert "is no folder" in refused("pack", tmp_path / "none", tmp_path / "p")
+    assert "--file-size 'lots' is no number of bytes" in refused(
+        "pack", data / "images", tmp_path / "p", "--file-size", "lots"
+    )
+    assert "add --force" in refused("pack", data / "images", data / "pack")
+    assert "is a pack already" in refused("pack", data / "pack", tmp_path / "p")
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.jpg").write_bytes(b"no photo")
+    assert "raise --max-bad" in refused("pack", folder, tmp_path / "p", "--workers", "0")
+    assert "not one image" in refused("pack", folder, tmp_path / "p", "--workers", "0", "--max-bad", "1")
+    assert "not finished" in refused("train", data / "train.csv", tmp_path / "p", "--out", tmp_path / "run", *TINY)
+
+
+def test_training_on_a_lossless_pack_is_training_on_the_folder(runs: Path) -> None:
+    found = [json.loads((runs / images / "run" / "metrics.json").read_text()) for images in ("images", "pack")]
+    assert found[0] == found[1]
+    assert weights(runs / "images" / "run") == weights(runs / "pack" / "run")
+
+
+def test_tuning_all_on_a_pack_with_views_on_the_device(data: Path, tmp_path: Path) -> None:
+    how = [data / "pack", "--tune", "all", "--epochs", "1", "--method", "bce", *TINY]
+    done("train", data / "train.csv", *how, "--views-on", "device", "--decode-on", "device", "--out", tmp_path / "a")
+    assert "--views-on device" in (tmp_path / "a" / "repro.sh").read_text()
+    done("train", data / "train.csv", *how, "--hold", "device", "--out", tmp_path / "b")
+    # Held there or brought there: the views of a batch are the same.
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    done("train", data / "train.csv", *how, "--out", tmp_path / "c")
+    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+    text = refused("train", data / "train.csv", *how, "--decode-on", "device", "--out", tmp_path / "d")
+    assert "add --views-on device" in text
+    assert "use --size 64" in refused(
+        "train", data / "train.csv", data / "pack", "--out", tmp_path / "d", *TINY[:2], "--size", "96", *TINY[4:]
+    )
+
+
+def scores_of(text: str) -> dict[tuple[str, str], str]:
+    return {(Path(row["image"]).name, row["class"]): row["probability"] for row in csv.DictReader(io.StringIO(text))}
+
+
+def test_evaluate_and_predict_take_a_pack(data: Path, runs: Path, tmp_path: Path) -> None:
+    for images in ("images", "pack"):
+        done(
+            "evaluate", runs / "images" / "run", data / "train.csv", data / images, "--out", tmp_path / f"{images}.json"
+        )
+    assert (tmp_path / "images.json").read_text() == (tmp_path / "pack.json").read_text()
+    said = [
+        scores_of(run("predict", runs / "pack" / "run", data / images, "--format", "csv", "--all").stdout)
+        for images in ("images", "pack")
+    ]
+    assert said[0] == said[1]
+    assert len(said[0]) == 48 * 10
+    one = run("predict", runs / "pack" / "run", next(iter(data.glob("pack"))) / "nothing.png", "--format", "csv")
+    assert one.exit_code == 2
+    assert "no such file" in one.stdout
+
+
+def test_fill_next_report_and_compare_take_a_pack(data: Path, runs: Path, tmp_path: Path) -> None:
+    for images in ("images", "pack"):
+        done("fill", runs / images / "run", data / images, "--out", tmp_path / f"{images}.csv")
+        done("next", runs / images / "run", data / images, "--count", "9", "--out", tmp_path / f"{images}-next.csv")
+        done("report", runs / images / "run", "--images", data / images, "--out", tmp_path / f"{images}.html")
+    for end in (".csv", "-next.csv"):
+        assert (tmp_path / f"images{end}").read_bytes() == (tmp_path / f"pack{end}").read_bytes()
+    assert (tmp_path / "pack.html").read_text().count("data:image/jpeg") > 3
+    # The run was trained on the folder: its images are now read from the pack.
+    done("fill", runs / "images" / "run", data / "pack", "--out", tmp_path / "other.csv")
+    assert (tmp_path / "other.csv").read_bytes() == (tmp_path / "pack.csv").read_bytes()
+    done("import", data / "train.csv", tmp_path / "long.csv", "--images", data / "pack")
+    text = done(
+        "compare",
+        data / "train.csv",
+        data / "pack",
+        "--methods",
+        "bce",
+        "--seeds",
+        "1",
+        "--epochs",
+        "1",
+        "--out",
+        tmp_path / "compared",
+        *TINY,
+    )
+    assert "bce" in text
+
+
+@pytest.mark.parametrize("store", ["jpeg", "raw"])
+def test_the_review_page_shows_the_photos_of_a_pack(data: Path, tmp_path: Path, store: str) -> None:
+    from halflabel.review.thumbnails import NoPicture, Pictures
+
+    out = tmp_path / "p"
+    done("pack", data / "images", out, "--size", "64", "--store", store, "--workers", "0")
+    names = open_pack(out).names.to_pylist()
+    (tmp_path / "secret.png").write_bytes((data / "images" / names[0]).read_bytes())
+    (out / "link.png").symlink_to(tmp_path / "secret.png")
+    pictures = Pictures(out, [names[3], None, "../secret.png", str(tmp_path / "secret.png"), "link.png", "none.png"])
+    shown = np.asarray(Image.open(io.BytesIO(pictures.jpeg(0, "small"))).convert("RGB")).astype(int)
+    true = np.asarray(Image.open(data / "images" / names[3]).convert("RGB")).astype(int)
+    assert shown.shape == true.shape
+    assert np.abs(shown - true).mean() < 12
+    for number in range(1, 6):
+        with pytest.raises(NoPicture):
+            pictures.jpeg(number, "small")
+
+
+def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path: Path) -> None:
+    from halflabel.review.scores import score_run
+
+    out = tmp_path / "p"
+    done("pack", data / "images", out, "--size", "64", "--store", "png", "--workers", "0")
+    worked: list[bool] = []
+
+    def score() -> None:
+        worked.append(False)
+
+        def bar() -> Any:
+            worked[-1] = True
+            return lambda done, total: None
+
+        found = score_run(Run.open(runs / "images" / "run"), out, bar)
+        assert found.paths[0] is not None
+
+    score()
+    score()
+    photo = next(iter(sorted((data / "images").iterdir())))
+    other = tmp_path / "images"
+    other.mkdir()
+    for path in (data / "images").iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    Image.new("RGB", (64, 64), "red").save(other / photo.name)
+    done("pack", other, out, "--size", "64", "--store", "png", "--workers", "0", "--force")
+    score()
+    assert worked == [True, False, True]
+
+
+def test_packing_that_is_killed_goes_on(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    photo = np.random.default_rng(0).integers(0, 256, (200, 250, 3), dtype=np.uint8)
+    for number in range(60):
+        Image.fromarray(np.roll(photo, number, 0)).save(folder / f"{number:02d}.jpg")
+    words = ["pack", str(folder), str(tmp_path / "p"), "--size", "150", "--file-size", "30k", "--workers", "0"]
+    # A process of its own, to be killed; forked, for the libraries take seconds to load.
+    process = multiprocessing.get_context("fork").Process(target=run, args=words)
+    process.start()
+    until = time.monotonic() + 60
+    while len(list((tmp_path / "p").glob("*.shard"))) < 3 and time.monotonic() < until and process.is_alive():
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not json.loads((tmp_path / "p" / "pack.json").read_text())["complete"]
+    left = len(list((tmp_path / "p").glob("*.shard")))
+    assert left >= 3
+    done(*words)
+    done("pack", folder, tmp_path / "q", *words[3:])
+    for path in (tmp_path / "q").iterdir():
+        assert path.read_bytes() == (tmp_path / "p" / path.name).read_bytes()
+    assert len(open_pack(tmp_path / "p")) == 60

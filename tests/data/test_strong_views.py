@@ -1,0 +1,125 @@
+"""How strong a strong view is: from the command line to the pixels, the caches, and the runs that remember it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from halflabel.cli import app
+from halflabel.data.datasets.digits import write_folder
+from halflabel.data.gpu_views import view_by, view_numbers
+from halflabel.data.views import Strong
+from halflabel.errors import UserError
+from halflabel.experiments.bench import Bench
+from halflabel.labels.table import LabelTable
+from halflabel.models.backbones import build
+from halflabel.runs.folder import Run
+from halflabel.training.config import STRONG, Config, make_views
+
+TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--batch-size", "16"]
+SRCR = ["--method", "srcr", "--epochs", "1", "--copies", "1"]
+GENTLE = ["--strong-ops", "1", "--strong-magnitude", "3", "--cutout", "0.1"]
+
+
+def done(*words: Any) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    write_folder(folder, 32)
+    return folder
+
+
+def test_settings_are_those_of_the_view() -> None:
+    backbone = build("tiny", size=32)
+    assert Config().views(32, backbone) == make_views(32, "squash", backbone)  # the defaults are the view's own
+    asked = Config(strong_ops=3, strong_magnitude=20, cutout=0.0, crop=0.9).views(32, backbone)
+    strong = asked["strong"]
+    assert isinstance(strong, Strong)
+    assert (strong.num_ops, strong.magnitude, strong.cutout, strong.least) == (3, 20, 0.0, 0.9)
+    assert asked["weak"] == Config(crop=0.9).views(32, backbone)["weak"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("strong_ops", -1), ("strong_magnitude", 31), ("cutout", 1.5)])
+def test_what_no_view_can_have_is_refused(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=name) as refused:
+        Config(**{name: value}).views(32, build("tiny", size=32))  # type: ignore[arg-type]
+    assert name in refused.value.fix
+    flag = "--" + name.replace("_", "-")
+    for command in ("train", "compare"):
+        result = CliRunner().invoke(app, [command, "labels.csv", ".", flag, str(value)])
+        assert result.exit_code == 2
+        assert flag in result.stderr
+
+
+@pytest.mark.parametrize(
+    "more", [{"num_ops": 0}, {"num_ops": 10}, {"magnitude": 0}, {"magnitude": 30}, {"cutout": 1.0}]
+)
+def test_the_ends_of_the_ranges_make_views_on_either_side(more: dict[str, Any]) -> None:
+    view = Strong(24, **more)
+    image = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    keys = np.arange(40, dtype=np.uint64)
+    for made in (torch.stack([view(image, int(key)) for key in keys]), None):
+        found = view_by(view, image.expand(40, -1, -1, -1), view_numbers(view, keys)) if made is None else made
+        assert found.shape == (40, 3, 24, 24)
+        assert found.dtype == torch.uint8
+
+
+def test_nothing_but_the_weak_view_is_left_without_operations_and_cutout() -> None:
+    backbone = build("tiny", size=32)
+    views = Config(strong_ops=0, cutout=0.0).views(32, backbone)
+    image = torch.randint(0, 256, (3, 40, 36), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(views["weak"](image, key), views["strong"](image, key)) for key in range(20))
+
+
+def test_a_run_remembers_them_and_caches_are_kept_apart(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    train = ["train", data / "train.csv", data / "images", *SRCR, *TINY]
+    usual, gentle = tmp_path / "usual", tmp_path / "gentle"
+    done(*train, "--out", usual)
+    assert "others beside them" in done(*train, "--out", gentle, *GENTLE)
+    assert "others beside them" not in done(*train, "--out", tmp_path / "again", *GENTLE)
+    assert [Run(gentle).read_config()[name] for name in STRONG] == [1, 3, 0.1]
+    assert [Run(usual).read_config()[name] for name in STRONG] == [2, 9, 0.5]
+    weights = {run: (run / "best.safetensors").read_bytes() for run in (usual, gentle, tmp_path / "again")}
+    assert weights[gentle] == weights[tmp_path / "again"] != weights[usual]
+    assert all(word in (gentle / "repro.sh").read_text() for word in ("--strong-ops 1", "--cutout 0.1"))
+    # Resuming and training on keep them; neither takes others.
+    done("train", "--resume", gentle)
+    assert (gentle / "best.safetensors").read_bytes() == weights[gentle]
+    done("train", "--continue", gentle, "--out", tmp_path / "next")
+    assert [Run(tmp_path / "next").read_config()[name] for name in STRONG] == [1, 3, 0.1]
+    assert CliRunner().invoke(app, ["train", "--resume", str(gentle), "--cutout", "0.3"]).exit_code == 2
+    # A run of an earlier version knows nothing of them, and opens as it was.
+    found = yaml.safe_load((usual / "config.yaml").read_text())
+    for name in STRONG:
+        found.pop(name)
+    (usual / "config.yaml").write_text(yaml.safe_dump(found))
+    assert Config.from_dict(Run(usual).read_config()).views(32, build("tiny", size=32)) == Config().views(
+        32, build("tiny", size=32)
+    )
+    done("train", "--resume", usual)
+    assert (usual / "best.safetensors").read_bytes() == weights[usual]
+
+
+def test_comparisons_are_told_apart_by_them_and_older_ones_go_on(tmp_path: Path) -> None:
+    images = torch.zeros((8, 3, 32, 32), dtype=torch.uint8)
+    table = LabelTable.from_dense([[1, -1], [-1, 1]] * 4)
+
+    def identity(**more: Any) -> dict[str, Any]:
+        return Bench(table, images, Config(backbone="tiny", size=32, **more), cache=tmp_path).identity()
+
+    assert not set(STRONG) & set(identity())  # as folders have it that were made before there was a choice
+    assert identity(cutout=0.2) == {**identity(), "cutout": 0.2}

@@ -1,0 +1,83 @@
+"""Small comparisons that tests may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from halflabel.data.datasets.digits import scenes
+from halflabel.experiments import Comparison, compare
+from halflabel.experiments.bench import Bench, Trained
+from halflabel.experiments.grid import Task
+from halflabel.labels.table import LabelTable
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
+
+
+@pytest.fixture(autouse=True)
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about power cuts; waiting for the disk is most of the time otherwise."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than all else, so only a test that asks for pictures draws."""
+    if "with_pictures" not in request.fixturenames:
+        monkeypatch.setattr("halflabel.report.compare.draw_comparison", lambda found, folder: None)
+
+
+@pytest.fixture
+def with_pictures() -> None:
+    """Asks for the pictures."""
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+class Digits(NamedTuple):
+    images: torch.Tensor
+    table: LabelTable
+
+
+@pytest.fixture(scope="session")
+def digits() -> Digits:
+    """Sixty scenes with all their labels."""
+    made = scenes(60, size=32)
+    return Digits(made.images, LabelTable.from_dense(made.labels, made.names, made.classes))
+
+
+@pytest.fixture(scope="session")
+def config() -> Config:
+    return Config(backbone="tiny", size=32, settings=Settings(epochs=2, batch_size=16, device="cpu"))
+
+
+@pytest.fixture
+def go(digits: Digits, config: Config, cache: Path, tmp_path: Path) -> Callable[..., Comparison]:
+    """Compare methods in the folder `out`; by default two of them, without a search, with two seeds."""
+
+    def call(out: str = "out", names: Any = ("bn-bce", "em"), **more: Any) -> Comparison:
+        given = {**digits._asdict(), "config": config, "search": "none", "seeds": 2, "cache": cache, **more}
+        return compare(given.pop("table"), given.pop("images"), names, out=tmp_path / out, **given)
+
+    return call
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """The tasks that are really trained, in their order."""
+    seen: list[Task] = []
+    original = Bench.train
+
+    def train(self: Bench, task: Task, **more: Any) -> Trained:
+        seen.append(task)
+        return original(self, task, **more)
+
+    monkeypatch.setattr(Bench, "train", train)
+    return seen

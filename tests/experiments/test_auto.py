@@ -1,0 +1,112 @@
+"""Which methods `auto` picks for which labels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from halflabel.errors import UserError
+from halflabel.labels import drop
+from halflabel.labels.table import LabelTable
+from halflabel.methods import auto
+from halflabel.methods.auto import MOST, RULES, WHOLE, Choice, Rule, choose, epochs_for, short_list
+from halflabel.methods.base import REGIMES, recipe, recipes
+from halflabel.training.loop import Settings
+
+
+def full(images: int = 200, classes: int = 12) -> LabelTable:
+    present = np.random.default_rng(0).random((images, classes)) < 0.3
+    present[:, 0] |= ~present.any(1)
+    return LabelTable.from_dense(np.where(present, 1, -1))
+
+
+TABLES = {
+    "full": full(),
+    "nearly full": drop.partial(full(), 0.95),
+    "tenth": drop.partial(full(), 0.25),
+    "single": drop.single_positive(full()),
+    "positives": drop.positives(full(), number=2),
+    "mostly unlabelled": drop.semi_supervised(full(), share=0.8),
+    "unlabelled and partial": drop.partial(drop.semi_supervised(full(), share=0.8), 0.3),
+    "unlabelled and single": drop.single_positive(drop.semi_supervised(full(), share=0.8)),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_kind_of_labels_has_a_short_list_that_can_learn_from_them(name: str) -> None:
+    stats = TABLES[name].stats()
+    found = short_list(stats)
+    assert 2 <= len(found) <= MOST
+    assert len({choice.method for choice in found}) == len(found)
+    assert all(stats.regime in recipe(choice.method).serves and choice.why for choice in found)
+    best = choose(stats)
+    assert best.method == found[0].method
+    recipe(best.method).make(**best.options)
+    dataclasses.replace(Settings(), **best.settings)
+
+
+def test_a_baseline_is_on_the_list_where_labels_are_missing() -> None:
+    assert "an" in {choice.method for choice in short_list(TABLES["single"].stats())}
+    assert "bn-bce" in {choice.method for choice in short_list(TABLES["tenth"].stats())}
+
+
+def test_full_labels_get_plain_cross_entropy_and_single_positives_do_not() -> None:
+    assert choose(TABLES["full"].stats()).method == "bce"
+    assert "bce" not in {choice.method for choice in short_list(TABLES["single"].stats())}
+
+
+def test_several_tables_get_methods_that_learn_from_all() -> None:
+    tables = [TABLES[name].stats() for name in ("full", "single")]
+    found = short_list(*tables)
+    assert all({"full", "single-positive"} <= set(recipe(choice.method).serves) for choice in found)
+    # The table with the fewest labels is the hard one: its methods come first.
+    hard = [choice.method for choice in short_list(tables[1])]
+    assert found[0].method == next(name for name in hard if "full" in recipe(name).serves)
+
+
+def test_methods_that_are_not_there_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asl, bce = Choice("asl", "why"), Choice("bce", "why")
+    rules = (Rule(("full",), (Choice("not-yet", "why"), asl, bce)),)
+    monkeypatch.setattr(auto, "RULES", rules)
+    assert short_list(full().stats()) == (asl, bce)
+
+
+def test_the_first_rule_that_fits_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = (
+        Rule(("partial",), (Choice("asl", "few"),), known=(0.0, 0.5)),
+        Rule(("partial",), (Choice("em", "many"),)),
+    )
+    monkeypatch.setattr(auto, "RULES", rules)
+    assert [choose(drop.partial(full(), share).stats()).method for share in (0.25, 0.75)] == ["asl", "em"]
+
+
+def test_settings_of_the_rule_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "RULES", (Rule(("full",), (Choice("bce", "why", {}, {"epochs": 7, "ema": 0.9}),)),))
+    assert choose(full().stats()).settings == {"epochs": 7, "ema": 0.9}
+
+
+def test_few_images_get_more_epochs_where_only_the_head_is_tuned() -> None:
+    counts = [epochs_for(images) for images in (10, 499, 500, 1_000_000)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+    assert choose(full().stats()).settings["epochs"] == epochs_for(200)
+    whole = choose(full().stats(), tune="all")
+    assert whole.settings == WHOLE
+    assert whole.config["linear_init"] == epochs_for(200)
+    assert choose(full().stats(), method="rml") == Choice("rml", settings={"epochs": epochs_for(200)})
+
+
+def test_no_labels_are_refused() -> None:
+    with pytest.raises(UserError, match="no label is known"):
+        choose(LabelTable.from_dense(np.zeros((3, 2))).stats())
+
+
+def test_the_table_of_rules_covers_all_regimes_and_names_real_options() -> None:
+    known = recipes()
+    for regime in REGIMES:
+        assert any(regime in rule.regimes for rule in RULES)
+    for choice in (choice for rule in RULES for choice in rule.choices if choice.method in known):
+        known[choice.method].make(**choice.options)
+        dataclasses.replace(Settings(), **choice.settings)

@@ -1,0 +1,146 @@
+"""The budget: what is started, what is left out, and what is said about the time left."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halflabel.errors import UserError
+from halflabel.experiments import compare as loop
+from halflabel.experiments.bench import Trained
+from halflabel.experiments.grid import Contender, Grid, Hiding, Outcome, Task
+from halflabel.experiments.store import Store
+from halflabel.labels.table import LabelTable
+from halflabel.training.config import Config
+
+
+class FakeBench:
+    """Takes a fixed time per method on a clock of its own, and learns nothing."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.now = seconds, 0.0
+        self.config = Config(backbone="tiny")
+        self.test = LabelTable.from_dense(np.ones((3, 10)))
+        self.order: list[tuple[str, int]] = []
+
+    def train(self, task: Task, **_: Any) -> Trained:
+        took = self.seconds[task.contender.name]
+        self.now += took
+        self.order.append((task.contender.name, task.seed))
+        return Trained(Outcome(select=0.5, wall=took), np.zeros((3, 10), np.float32))
+
+
+def test_the_budget_starts_no_run_that_would_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = FakeBench({"bce": 10.0, "em": 50.0, "asl": 10.0})
+    monkeypatch.setattr(loop.time, "monotonic", lambda: bench.now)
+    grid = Grid(tuple(map(Contender.parse, bench.seconds)), (Hiding(),), 3, "none")
+    store = Store(tmp_path)
+    _, left = loop.run_grid(grid, bench, store, None, deadline=100.0)
+    # 70 s for the first round, 80 s with bce's second seed; em's would end at 130 s.
+    assert bench.order == [("bce", 0), ("em", 0), ("asl", 0), ("bce", 1)]
+    assert [(task.contender.name, task.seed) for task in left] == [
+        ("em", 1), ("asl", 1), ("bce", 2), ("em", 2), ("asl", 2),
+    ]  # fmt: skip
+    assert [tuple(part) for part in loop._left_out(left)] == [
+        ("all", "em", 2, (1, 2)), ("all", "asl", 2, (1, 2)), ("all", "bce", 1, (2,)),
+    ]  # fmt: skip
+    # The next call knows from the start what a run takes.
+    _, left = loop.run_grid(grid, bench, store, None, deadline=bench.now + 45.0)
+    assert len(left) == 5
+    _, left = loop.run_grid(grid, bench, store, None, deadline=None)
+    assert not left
+    assert len(bench.order) == 9
+
+
+def test_a_budget_that_is_spent_starts_nothing(go: Any, trained: list[Task]) -> None:
+    found = go(budget=1e-9)
+    assert not trained
+    assert not found.rows
+    assert sum(left.runs for left in found.left_out) == 4
+
+
+def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
+    go: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[Task]
+) -> None:
+    from halflabel.experiments import bench
+
+    now = [0.0]
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+    told: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        told.append(done)
+        now[0] += 10.0
+
+    found = go(budget=25.0, progress=progress, cache=tmp_path / "cache")
+    assert told == [16, 32, 48], "three batches of the images take the 25 s"
+    assert not found.rows
+    assert not found.failures
+    assert sum(left.runs for left in found.left_out) == 4
+    assert len(trained) == 1, "it was begun, and no other after it"
+    assert found.waiting == (48, 60)
+    told.clear()
+    found = go(budget=1e6, progress=progress, cache=tmp_path / "cache")
+    assert told[0] > 48, "what was computed before is kept"
+    assert len(found.rows) == 2
+    assert found.waiting is None
+
+
+def test_a_run_under_way_is_given_up_at_the_end_of_an_epoch(
+    go: Any, monkeypatch: pytest.MonkeyPatch, trained: list[Task]
+) -> None:
+    from halflabel.experiments import bench
+
+    now, told = [0.0], []
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+
+    class Watch:
+        def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None:
+            told.append(number)
+
+        def epoch_ends(self, epoch: int, epochs: int) -> None:
+            now[0] += 100.0
+
+        def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
+            pass
+
+    found = go(budget=150.0, watch=Watch())  # two epochs of 100 s each: the last is not cut off
+    assert [row.seeds for row in found.rows] == [1]
+    assert told == [1]
+    now[0] = 0.0
+    go(out="other", budget=50.0, watch=Watch())
+    assert now[0] == 100.0, "one epoch, and no more"
+    again = go(out="other", budget=1e6, watch=Watch())
+    assert [row.seeds for row in again.rows] == [2, 2]
+    assert not again.left_out
+    assert not again.failures
+
+
+def test_a_rate_by_which_nothing_is_learned_is_refused(go: Any, tmp_path: Path) -> None:
+    for rate in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(UserError, match="nothing is learned"):
+            go(lr=rate)
+    assert not (tmp_path / "out").exists()
+
+
+def test_time_left_is_told(tmp_path: Path) -> None:
+    bench = FakeBench({"bce": 10.0, "em": 50.0})
+    told: list[Any] = []
+
+    class Watch:
+        def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None:
+            told.append((number, total, left))
+
+        def epoch_ends(self, epoch: int, epochs: int) -> None:
+            pass
+
+        def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
+            pass
+
+    grid = Grid(tuple(map(Contender.parse, bench.seconds)), (Hiding(),), 2, "none")
+    loop.run_grid(grid, bench, Store(tmp_path), Watch(), None)
+    assert told == [(1, 4, None), (2, 4, 30.0), (3, 4, 60.0), (4, 4, 50.0)]

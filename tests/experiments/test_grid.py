@@ -1,0 +1,219 @@
+"""What is compared, and in which order."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.data.sources import Features
+from halflabel.errors import UserError
+from halflabel.experiments.grid import Contender, Grid, Hiding, Outcome, Task, parse_budget
+from halflabel.labels import drop
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe, seeded
+from halflabel.models.heads import Model
+from halflabel.training.loop import Settings, fit
+
+ALL, TENTH = Hiding(), Hiding.share(0.1)
+
+
+def grid(*names: str, seeds: int = 3, search: str = "small", hidings: tuple[Hiding, ...] = (ALL,)) -> Grid:
+    return Grid(tuple(map(Contender.parse, names)), hidings, seeds, search)  # type: ignore[arg-type]
+
+
+def walk(grid: Grid, quality: Callable[[Task], float] = lambda task: 0.5) -> tuple[list[Task], Mapping[Task, Outcome]]:
+    """All tasks in turn, each with a made-up result."""
+    found: dict[Task, Outcome] = {}
+    order = []
+    for task in grid.tasks(found):
+        assert task not in found
+        order.append(task)
+        value = quality(task)
+        found[task] = Outcome(select=value) if value >= 0 else Outcome(error="broken")
+    return order, found
+
+
+def test_every_method_has_one_seed_before_any_gets_a_second() -> None:
+    asked = grid("bce", "em", "asl", hidings=(TENTH, ALL))
+    order, found = walk(asked)
+    assert len(order) == asked.total == len({task.key for task in order})
+    pairs = {task.pair for task in order}
+    assert len(pairs) == 6
+    for seed in (1, 2):
+        first = next(number for number, task in enumerate(order) if task.seed == seed)
+        assert {task.pair for task in order[:first] if task.seed == seed - 1} == pairs
+        assert all(task.seed >= seed for task in order[first:])
+    # The very first round is every method as it comes.
+    assert [(task.lr, task.options) for task in order[:6]] == [(task.contender.lr, ()) for task in order[:6]]
+    assert {task.pair for task in order[:6]} == pairs
+    assert all(asked.cell(c, h, seed, found) in found for c, h in asked.pairs for seed in range(3))
+
+
+def test_without_search_there_is_one_run_per_cell() -> None:
+    asked = grid("bce", "em", seeds=2, search="none", hidings=(TENTH, ALL))
+    order, _ = walk(asked)
+    assert len(order) == asked.total == 2 * 2 * 2
+    assert {task.lr for task in order if task.contender.method == "em"} == {recipe("em").lr}
+
+
+def test_the_search_takes_the_best_rate_then_the_best_option_and_keeps_both() -> None:
+    own = recipe("em").lr
+
+    def quality(task: Task) -> float:
+        return (0.2 if math.isclose(task.lr, 3 * own) else 0.1) + (0.3 if dict(task.options) == {"alpha": 0.05} else 0)
+
+    asked = grid("em")
+    order, found = walk(asked, quality)
+    tried = [(round(task.lr / own, 3), dict(task.options).get("alpha")) for task in order if task.seed == 0]
+    assert tried == [(1, None), (0.333, None), (3, None), (3, 0.05), (3, 0.1), (3, 0.5)]
+    (pair,) = asked.pairs
+    assert asked.chosen(*pair, found).options == (("alpha", 0.05),)
+    assert asked.tried(*pair, found) == [task for task in order if task.seed == 0]
+    assert {(task.lr, task.options) for task in order if task.seed > 0} == {(3 * own, (("alpha", 0.05),))}
+
+
+def test_of_equal_settings_the_methods_own_are_kept() -> None:
+    asked = grid("em", seeds=2)
+    order, found = walk(asked)
+    assert (order[-1].lr, order[-1].options) == (recipe("em").lr, ())
+    assert asked.cell(*asked.pairs[0], 1, found) == order[-1]
+
+
+def test_runs_that_fail_or_cannot_be_judged_are_not_chosen() -> None:
+    asked = grid("bce", seeds=1)
+    own = recipe("bce").lr
+    for poor in (-1.0, math.nan):
+        _, found = walk(asked, lambda task, poor=poor: 0.0 if task.lr < own else poor)  # type: ignore[misc]
+        assert asked.chosen(*asked.pairs[0], found).lr == pytest.approx(own / 3)
+
+
+def test_an_option_that_was_given_is_not_searched() -> None:
+    order, _ = walk(grid("em:alpha=0.3", seeds=1))
+    assert len(order) == 3
+    assert {task.options for task in order} == {(("alpha", 0.3),)}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("em", "alpha", (0.05, 0.1, 0.5)),
+        ("plcl", "theta", (0.1, 0.5)),
+        ("plcl:strategy=a", "theta", (1.0, 5.0)),
+        ("plcl:strategy=b", "theta", (0.2, 0.5)),
+        ("l1r", "strength", (1e-6, 1e-4)),
+        ("l1r:of=scores", "strength", (0.01, 0.1, 1.0)),
+        ("sst:theta=0.8", "theta_floor", (0.65,)),  # thresholds above θ it would refuse
+        ("imcl:label_similarity=off", "lambda_y", (0.1, 0.3)),
+    ],
+)
+def test_values_to_try_fit_the_options_given(text: str, name: str, values: tuple[float, ...]) -> None:
+    assert Contender.parse(text).trials() == (name, values)
+
+
+IDLE = [
+    ("plcl", {"strategy": "none"}, "theta", None),
+    ("plcl", {"strategy": "2steps"}, "theta", None),
+    ("partial-bce", {"alpha": 1.0}, "g_value", (3.0, 20.0)),
+    ("srcr", {"saliency": "none"}, "alpha", (0.1, 1.0)),
+    ("imcl", {"image_similarity": "off", "label_similarity": "off"}, "lambda_y", (0.1, 1.0)),
+    ("imcl", {"image_similarity": "off", "graph": "identity"}, "lambda_y", (0.1, 1.0)),
+    ("imcl", {"logistic_share": 1.0}, "lambda_y", (0.1, 1.0)),
+    ("gcn-ml", {"graph": "identity"}, "tau", (0.2, 0.6)),
+    ("gcn-ml", {"p": 0.0}, "tau", (0.2, 0.6)),
+    ("sst", {"theta_fall": 0.0, "warm": 0}, "theta_floor", (0.65, 0.85)),
+    ("sst", {"guess_weight": 0.0, "warm": 0}, "theta_floor", (0.65, 0.85)),
+    ("hst", {"guess_weight": 0.0, "contrast_weight": 0.0, "warm": 0}, "prototypes", (1, 10)),
+    ("sarb", {"instance_weight": 0.0, "prototype_weight": 0.0}, "warm", (0, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "option", "values"), IDLE)
+def test_an_option_that_changes_nothing_beside_the_others_is_not_searched(
+    name: str, given: dict[str, object], option: str, values: tuple[float, float] | None
+) -> None:
+    text = ":".join([name, *(f"{key}={value}" for key, value in given.items())])
+    order, _ = walk(grid(text, seeds=1))
+    assert len(order) == 3
+    assert option not in dict(order[0].options)
+    if values is not None:  # it does change nothing
+        first, second = (trained(name, {**given, option: value}) for value in values)
+        assert all(torch.equal(first[part], second[part]) for part in first)
+
+
+def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
+    """The head after three epochs."""
+    rng = np.random.default_rng(0)
+    table = LabelTable.from_dense(np.where(rng.random((20, 4)) < 0.5, 1, -1) * (rng.random((20, 4)) < 0.6))
+    method = seeded(0, lambda: recipe(name).make(**options))
+    head = seeded(0, lambda: method.head(6, 4))
+    shape = (20, 6, 2, 2) if head.needs_maps else (20, 6)
+    source = Features(torch.randn(shape, generator=torch.Generator().manual_seed(0)), table.images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what never starts
+        fit(Model(None, head), method, source, table, Settings(epochs=3, batch_size=10, device="cpu"))
+    return dict(head.state_dict())
+
+
+def test_unfit_pairs_have_no_tasks() -> None:
+    asked = grid("bce", "em", search="none", seeds=1, hidings=(TENTH, ALL))
+    bce, _ = asked.contenders
+    fewer = Grid(asked.contenders, asked.hidings, 1, "none", frozenset({(bce, TENTH)}))
+    order, _ = walk(fewer)
+    assert {task.pair for task in order} == {task.pair for task in walk(asked)[0]} - {(bce, TENTH)}
+    assert fewer.total == 3
+
+
+def test_keys_are_safe_file_names_and_differ() -> None:
+    hiding = Hiding.parse("per-class:positives=20:negatives=30")
+    order, _ = walk(grid("em", "em:alpha=0.3", hidings=(TENTH, hiding)))
+    assert all(set(task.key) <= set("abcdefghijklmnopqrstuvwxyz0123456789.=+-_") for task in order)
+    assert len({task.key for task in order}) == len(order)
+
+
+def test_hiding_is_what_drop_does() -> None:
+    table = LabelTable.from_dense([[1, -1, 1, -1, 1], [1, 1, -1, -1, 1], [-1, 1, 1, 1, 0]])
+    assert ALL.apply(table, 3) == table
+    assert Hiding.share(1.0) == ALL
+    assert Hiding.share(0.4).apply(table, 3) == drop.partial(table, 0.4, seed=3)
+    assert Hiding.parse("positives:number=2:keep-negatives=yes").apply(table, 1) == drop.positives(
+        table, number=2, keep_negatives=True, seed=1
+    )
+    assert Hiding.parse("single-positive").apply(table, 1) == drop.single_positive(table, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "says"),
+    [
+        (Contender.parse, "bcee", "did you mean bce"),
+        (Contender.parse, "em:beta=1", "alpha"),
+        (Contender.parse, "em:alpha", "NAME:option=value"),
+        (Contender.parse, "em:alpha=much", "number"),
+        (Hiding.parse, "partiall:share=0.1", "single-positive"),
+        (Hiding.parse, "partial:number=3", "it takes: share, exact"),
+        (Hiding.parse, "partial", "partial:share=0.1"),
+        (Hiding.parse, "per-class:positives=5", "per-class:positives=5:negatives=20"),
+        (Hiding.parse, "partial:share=lots", "give a number"),
+        (Hiding.parse, "partial:seed=3", "it takes: share, exact"),
+        (lambda text: Hiding.share(float(text)), "0", "0.1,0.3,1"),
+        (lambda text: Hiding.share(float(text)), "1.5", "0.1,0.3,1"),
+        (parse_budget, "30", "30m"),
+        (parse_budget, "soon", "30m"),
+        (parse_budget, "", "30m"),
+        (parse_budget, "0m", "30m"),
+        (parse_budget, "1.2.3m", "30m"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_a_hint(parse: Callable[[str], object], text: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(text)
+    assert says in caught.value.fix
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5H", 5400)])
+def test_budgets(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds

@@ -1,0 +1,125 @@
+"""Who is ranked by which seeds, and what the table shows of it."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from halflabel.cli import compare as command
+from halflabel.experiments.grid import Contender, Grid, Hiding, Outcome, Task
+from halflabel.experiments.result import Comparison, Row, common_seeds, summarise
+from halflabel.experiments.store import Store
+from halflabel.labels.table import LabelTable
+
+LABELS = np.random.default_rng(5).choice([-1, 1], (60, 4), p=[0.7, 0.3])
+
+
+def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str = "known") -> Comparison:
+    """The table of runs whose scores follow the labels by some strength, per method and seed."""
+    contenders = tuple(map(Contender.parse, strengths))
+    grid = Grid(contenders, (Hiding.share(0.5), Hiding()), 3, "none")
+    test = LabelTable.from_dense(LABELS)
+    bench: Any = SimpleNamespace(test=test, select=select, own_test=False, config=SimpleNamespace(held_out=0.2))
+    store, found = Store(folder), {}
+    for contender in contenders:
+        for seed, strength in strengths[contender.name].items():
+            task = Task(contender, Hiding(), seed, contender.lr, contender.options)
+            noise = np.random.default_rng(seed).normal(size=LABELS.shape)
+            found[task] = Outcome(select=0.5, measure="mAP", best_epoch=seed + 1)
+            store.write(task, found[task], (strength * LABELS + noise).astype(np.float32))
+    return summarise(grid, found, store, bench)
+
+
+def test_methods_are_ranked_by_seeds_that_all_have(tmp_path: Path) -> None:
+    """The better one alone has had the seed that is hard for all."""
+    found = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 2.0, 1: 2.0, 2: -1.0}})
+    best, other = found.rows
+    assert np.mean(best.per_seed) < other.mAP < best.mAP, "the mean over all its seeds would put it last"
+    assert (best.method, best.seeds, best.further, best.judged_by) == ("em", 2, 1, (0, 1))
+    assert (other.method, other.seeds, other.further) == ("bn-bce", 2, 0)
+    assert best.mAP == pytest.approx(np.mean(best.per_seed[:2]))
+    assert len(best.per_seed) == len(best.best_epochs) == 3
+    gaps = [b - a for a, b in zip(best.per_seed, other.per_seed, strict=False)]
+    assert other.behind == pytest.approx(np.mean(gaps))
+    assert other.behind < 0
+    assert [run.rpartition("-seed")[2][0] for run in best.runs] == ["0", "1"]
+    assert any("further finished seeds" in line and "em at all: 1" in line for line in found.protocol)
+    shown = found.table()[0]
+    assert (shown["judged_by"], shown["runs"]) == ("0 1", " ".join(best.runs))
+
+
+def test_who_shares_no_seed_is_not_ranked(tmp_path: Path) -> None:
+    found = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 0.5, 1: 0.5}, "an": {2: 3.0}})
+    assert [row.method for row in found.rows] == ["bn-bce", "em", "an"]
+    assert math.isnan(found.rows[-1].behind)
+    assert any("Not ranked" in line and "an at all" in line for line in found.protocol)
+
+
+def test_equal_seeds_are_all_counted() -> None:
+    assert common_seeds({}) == ()
+    assert common_seeds({"a": [2, 0], "b": [0, 2]}) == (0, 2)
+
+
+def test_with_nothing_hidden_nothing_was_chosen_on_hidden_truth(tmp_path: Path) -> None:
+    found = summed_up(tmp_path, {"em": {0: 1.0}}, select="hidden")
+    assert {row.labels: row.selected_on for row in found.rows} == {"all": "known labels"}
+
+
+def row(labels: str, method: str, **more: Any) -> Row:
+    given: dict[str, Any] = {
+        "mAP": 0.8123,
+        "mAP_low": 0.5057,
+        "mAP_high": 0.9211,
+        "behind": -0.1507,
+        "behind_low": -0.2014,
+        "behind_high": 0.1001,
+        "seeds": 2,
+        "seed_sd": 0.01,
+        "validation": 0.5,
+        "selected_on": "known labels",
+        "seconds": 12.5,
+        "memory": 3e8,
+        "lr": 3e-4,
+        "options": {"alpha": 0.05, "another_option": 12345},
+        "tried": 3,
+        "to_try": 5,
+        "known": 0.5,
+        "rate_at_edge": False,
+        "kept": 0.5,
+        "per_seed": (0.8, 0.82, 0.7),
+    }
+    return Row(labels, method, **{**given, **more})
+
+
+RESULT = Comparison(
+    (
+        row("single-positive", "em", behind=0.0, behind_low=0.0, behind_high=0.0),
+        row("single-positive", "em:alpha=0.05"),
+    ),
+    memory_kind="growth of resident memory",
+)
+
+
+@pytest.mark.parametrize(("terminal", "width"), [(True, 80), (True, 60), (True, 200), (False, 80)])
+def test_no_figure_is_ever_cut(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int) -> None:
+    screen = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, color_system=None)
+    monkeypatch.setattr(command, "console", screen)
+    command.show_comparison(RESULT)
+    text = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    for part in ("81.2 (50.6 – 92.1)", "−15.07 (−20.14 to +10.01) ≈", "2 + 1", "best", "286 MB", "alpha=0.05"):
+        assert part in text
+    assert "another_option=12345" in text
+    assert "3 of 5" in " ".join(text.split())
+    said = re.sub(r"\s+", " ", text)
+    assert "cannot be told from the best; with fewer than 3 seeds the interval says most about the seeds" in said
+    if terminal and width == 80:
+        assert max(map(len, text.splitlines())) <= 80

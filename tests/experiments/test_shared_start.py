@@ -1,0 +1,269 @@
+"""A start that tasks share: trained once per seed and hiding, and put into heads of every kind it fits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import halflabel.training.loop
+from halflabel.errors import UserError
+from halflabel.experiments.bench import Bench, OutOfTime
+from halflabel.experiments.grid import Contender, Hiding, Task
+from halflabel.experiments.shared_start import Start, begin, kept
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method, recipe, seeded
+from halflabel.models.backbones import build
+from halflabel.models.heads import Head, Linear, Model
+from halflabel.training.config import Config
+
+CHANNELS, CLASSES = 12, 5
+START = Start("logistic", (), 1e-3, 0.0, 3)
+
+
+def labels() -> LabelTable:
+    rng = np.random.default_rng(0)
+    return LabelTable.from_dense(rng.choice([-1, 1], (40, CLASSES)).astype(np.int8))
+
+
+def linear() -> tuple[Linear, dict[str, Tensor]]:
+    head = seeded(1, lambda: Linear(CHANNELS, CLASSES))
+    return head, Model(None, head).state_dict()
+
+
+def begun(name: str, **options: Any) -> tuple[Method, Head]:
+    method = recipe(name).make(**options)
+    head = seeded(2, lambda: method.head(CHANNELS, CLASSES))
+    begin(linear()[1], Model(None, head), method, labels())
+    return method, head.eval()
+
+
+def features() -> Tensor:
+    return torch.randn(20, CHANNELS, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lsep", {}),
+        ("curriculum", {}),
+        ("imcl", {}),
+        ("latent-noise", {"score": "visual"}),
+        ("fast0tag", {"vector_size": 8}),
+    ],
+)
+def test_scores_are_those_of_the_start(name: str, options: dict[str, Any]) -> None:
+    _, head = begun(name, **options)
+    wanted = linear()[0](features()).logits
+    assert torch.allclose(head(features()).logits, wanted, atol=1e-4)
+
+
+def test_what_fast0tag_learns_later_is_among_the_same_vectors() -> None:
+    method, head = begun("fast0tag", vector_size=8)
+    before = head(features()).logits
+    method.start(labels())  # as training does
+    assert torch.equal(head(features()).logits, before)
+
+
+@pytest.mark.parametrize("dimensions", [2, CLASSES, 30])
+def test_wsabie_begins_with_the_nearest_factors(dimensions: int) -> None:
+    _, head = begun("wsabie", dimensions=dimensions)
+    weight = linear()[0].linear.weight.detach()
+    found = head.labels.detach() @ head.images.detach()  # type: ignore[union-attr,operator]
+    left, size, right = np.linalg.svd(weight.numpy(), full_matrices=False)
+    rank = min(dimensions, CLASSES)
+    assert np.allclose(found.numpy(), (left[:, :rank] * size[:rank]) @ right[:rank], atol=1e-5)
+    head.train()
+    head(features()).logits.square().sum().backward()
+    assert isinstance(head.labels, torch.nn.Parameter)
+    assert head.labels.grad is not None
+    assert bool((head.labels.grad.abs().sum(0) > 0).all())  # no dimension is dead
+
+
+def test_a_head_of_another_kind_begins_as_it_was_made() -> None:
+    method = recipe("cnn-rnn").make()
+    head = seeded(2, lambda: method.head(CHANNELS, CLASSES))
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    begin(linear()[1], Model(None, head), method, labels())
+    assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
+    with pytest.raises(UserError, match="no linear head"):
+        begin({}, Model(None, head), method, labels())
+
+
+def test_the_backbone_goes_over_where_it_is_tuned() -> None:
+    first = Model(build("tiny", pretrained=False, size=32), Linear(CHANNELS, CLASSES))
+    with torch.no_grad():
+        for value in first.parameters():
+            value.add_(1.0)
+    method = recipe("lsep").make()
+    other = Model(build("tiny", pretrained=False, size=32), method.head(CHANNELS, CLASSES))
+    begin(first.state_dict(), other, method, labels())
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, first.state_dict()[name]), name
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Epochs, seed and known labels of what is really trained, in its order."""
+    seen: list[tuple[int, int, int]] = []
+    original = halflabel.training.loop.fit
+
+    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
+        seen.append((settings.epochs, settings.seed, table.known))
+        return original(model, method, source, table, settings, **more)
+
+    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
+    return seen
+
+
+def task(method: str, seed: int = 0, share: float = 0.5) -> Task:
+    contender = Contender(method, method, (), START.lr, START.weight_decay)
+    return Task(contender, Hiding.share(share), seed, START.lr, ())
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_trained_once_per_seed_and_hiding(
+    tune: Any, digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
+) -> None:
+    said: list[str] = []
+    config = replace(config, tune=tune)
+
+    def bench() -> Bench:
+        return Bench(digits.table, digits.images, config, cache=tmp_path, start=START, say=said.append)
+
+    first = bench()
+    for one in (task("lsep"), task("logistic"), task("wsabie"), task("lsep", seed=1), task("lsep", share=0.8)):
+        first.train(one)
+    epochs = [(epochs, seed) for epochs, seed, _ in fits]
+    # The start before what needs it; the task that is the start is only scored.
+    assert epochs == [(3, 0), (2, 0), (2, 0), (3, 1), (2, 1), (3, 0), (2, 0)]
+    assert fits[5][2] > fits[0][2]
+    assert len(said) == 3
+    assert "3 epochs of logistic" in said[0]
+    files = sorted((tmp_path / "starts").iterdir())
+    assert [file.suffix for file in files] == [".safetensors"] * 3  # nothing half-done is left
+    fits.clear()
+    trained = bench().train(task("logistic"))
+    assert not fits  # another bench finds it
+    assert len(trained.outcome.log) == 3
+    files[0].write_bytes(b"damaged")
+    assert kept(files[0]) is None
+    assert kept(tmp_path / "nothing") is None
+
+
+def test_another_test_has_the_same_start(
+    digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
+) -> None:
+    rest = digits.table.subset(np.arange(20, 60))
+    for first in (0, 10):
+        test, pictures = digits.table.subset(np.arange(first, first + 10)), digits.images[first : first + 10]
+        bench = Bench(rest, digits.images[20:], config, test=test, test_images=pictures, cache=tmp_path, start=START)
+        bench.train(task("lsep"))
+    assert [epochs for epochs, *_ in fits] == [3, 2, 2]
+    (kept_as,) = (tmp_path / "starts").iterdir()
+    other = Bench(
+        rest,
+        digits.images[20:],
+        config,
+        test=test,
+        test_images=pictures,
+        cache=tmp_path,
+        start=replace(START, epochs=1),
+    )
+    other.train(task("lsep"))
+    assert len(list((tmp_path / "starts").iterdir())) == 2
+    assert kept_as.exists()
+
+
+def test_the_start_is_the_method_trained_alone(digits: Any, config: Config, tmp_path: Path) -> None:
+    alone = replace(config, settings=replace(config.settings, epochs=START.epochs))
+    plain = Bench(digits.table, digits.images, alone, cache=tmp_path).train(task("logistic"))
+    started = Bench(digits.table, digits.images, config, cache=tmp_path, start=START)
+    assert np.array_equal(started.train(task("logistic")).logits, plain.logits)
+    assert started.identity()["start"]["epochs"] == 3
+    assert "start" not in Bench(digits.table, digits.images, config, cache=tmp_path).identity()
+    # Where nothing is learned any more, a method with the same head stays where it began.
+    still = replace(config, settings=replace(config.settings, schedule="constant"))
+    bench = Bench(digits.table, digits.images, still, cache=tmp_path, start=START)
+    same = bench.train(replace(task("lsep"), lr=0.0, contender=replace(task("lsep").contender, weight_decay=0.0)))
+    first = bench.train(task("logistic"))
+    assert np.allclose(same.logits, first.logits, atol=1e-6)
+
+
+def test_a_budget_ends_the_start_too(digits: Any, config: Config, tmp_path: Path) -> None:
+    bench = Bench(digits.table, digits.images, config, cache=tmp_path, start=START)
+    bench.train(task("lsep", seed=1))  # features are there
+    bench.deadline = time.monotonic() - 1
+    with pytest.raises(OutOfTime):
+        bench.train(task("lsep"))
+    assert len(list((tmp_path / "starts").iterdir())) == 1
+
+
+def test_a_start_of_the_labelled_images_for_tasks_of_all(
+    digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
+) -> None:
+    dense = replace(task("lsep"), hiding=Hiding("dense", (("share", 0.2),)))
+    sizes: list[int] = []
+    for only in (False, True):
+        bench = Bench(digits.table, digits.images, config, cache=tmp_path, start=replace(START, labelled_only=only))
+        bench.train(dense)
+        inside = bench.divide(dense.hiding, 0).inside
+        sizes.append(len(inside))
+        labelled = bench.divide(dense.hiding, 0).labelled()
+        assert 0 < len(labelled.inside) < len(inside)
+        assert labelled.outside.tolist() == bench.divide(dense.hiding, 0).outside.tolist()
+    assert sizes[0] == sizes[1]
+    assert len(list((tmp_path / "starts").iterdir())) == 2  # of other images, another start
+    assert [epochs for epochs, *_ in fits] == [3, 2, 3, 2]
+
+
+def test_epochs_of_the_head_alone_are_not_cut_short(
+    digits: Any, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    original = halflabel.training.loop.fit
+
+    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
+        fitted = original(model, method, source, table, settings, **more)
+        seen.append((settings.epochs, settings.patience, len(fitted.log)))
+        return fitted
+
+    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
+    # A rate of 0: no epoch is better than the first.
+    settings = replace(config.settings, patience=1, epochs=4)
+    whole = replace(config, tune="all", settings=settings, linear_init=3, linear_lr=0.0)
+    role = replace(task("role-li"), lr=0.0, contender=replace(task("role-li").contender, weight_decay=0.0))
+    bench = Bench(digits.table, digits.images, whole, cache=tmp_path)
+    bench.train(role)
+    assert seen == [(3, 0, 3), (4, 1, 2)]
+    assert bench.identity()["linear_init"] == 3
+    bench.config = replace(whole, linear_init=0)
+    bench.train(role)
+    assert seen[2] == (25, 0, 25)
+    assert "linear_init" not in bench.identity()
+    bench.train(replace(role, contender=replace(role.contender, method="role")))
+    assert len(seen) == 5  # it has none
+
+
+def test_images_of_which_nothing_is_known_can_be_left_out(
+    digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
+) -> None:
+    dense = replace(task("bce"), hiding=Hiding("dense", (("share", 0.2),)))
+    whole, part = (
+        Bench(digits.table, digits.images, config, cache=tmp_path, labelled_only=only) for only in (False, True)
+    )
+    outside = [bench.divide(dense.hiding, 0).outside.tolist() for bench in (whole, part)]
+    assert outside[0] == outside[1]
+    inside = part.divide(dense.hiding, 0).inside
+    assert 0 < len(inside) < len(whole.divide(dense.hiding, 0).inside) / 2
+    known = part.divide(dense.hiding, 0).known.subset(inside)
+    assert (np.diff(known.start) > 0).all()
+    part.train(dense)
+    assert fits[0][2] == known.known
+    assert part.identity()["labelled only"] is True

@@ -1,0 +1,94 @@
+"""Methods of weak and strong views get both on cached features, also when these are read into memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.data.sources import Features
+from halflabel.errors import UserError
+from halflabel.experiments import bench as module
+from halflabel.experiments.bench import Bench
+from halflabel.experiments.grid import Contender, Hiding, Task
+from halflabel.experiments.study import study
+from halflabel.labels.names import Names
+from halflabel.models.backbones import build
+from halflabel.training.checkpoint import save_tensors
+from halflabel.training.config import Config
+
+# On equal views the two teach the same: the guesses of "cr" charge the very view they come from.
+CONSISTENT, PSEUDO = "srcr:supervise=weak:tau=0.5", "srcr:supervise=weak:tau=0.5:consistency=pl"
+
+
+def logits(bench: Bench, name: str) -> np.ndarray[Any, Any]:
+    contender = Contender.parse(name, lr=0.01)
+    return bench.train(Task(contender, Hiding.share(0.3), 0, contender.lr, contender.options)).logits
+
+
+def views_differ(source: Any) -> bool:
+    ((_, (weak, strong)),) = source.fetch([np.arange(8)], ("weak", "strong"))
+    return bool((weak != strong).flatten(1).any(1).all())
+
+
+@pytest.mark.parametrize("room", [0, 1 << 30], ids=["mapped", "in memory"])
+def test_a_strong_view_teaches_something_else_than_the_weak_one(
+    digits: Any, config: Config, cache: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(module, "_IN_MEMORY", room)
+    bench = Bench(digits.table, digits.images, config, cache=cache)
+    assert not np.allclose(logits(bench, CONSISTENT), logits(bench, PSEUDO), atol=1e-3)
+
+
+def test_strong_views_count_for_what_fits_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = np.arange(60, dtype=np.float16).reshape(3, 4, 5)
+    np.save(tmp_path / "values.npy", made)
+    plain, *strong = np.load(tmp_path / "values.npy", mmap_mode="r")
+    names = Names.numbered(4)
+    for room, held in ((made.nbytes - 1, np.ndarray), (made.nbytes, torch.Tensor)):
+        monkeypatch.setattr(module, "_IN_MEMORY", room)
+        found = module._read_in(Features(plain, names, [2], strong=strong))
+        assert found.strong is not None
+        assert found.bad.tolist() == [2]
+        assert [values.tolist() for values in (found.values, *found.strong)] == made.tolist()
+        assert all(isinstance(values, held) for values in (found.values, *found.strong))
+    assert module._read_in(Features(plain, names)).strong is None
+
+
+def test_a_study_trains_on_both_views(
+    digits: Any, config: Config, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    original = module.fit
+
+    def fit(model: Any, method: Any, source: Any, *rest: Any, **more: Any) -> Any:
+        seen.append(views_differ(source))
+        return original(model, method, source, *rest, **more)
+
+    monkeypatch.setattr(module, "fit", fit)
+    monkeypatch.setattr("halflabel.experiments.study.draw_study", lambda found, path: None)
+    how = {"budgets": (0.5,), "strategies": ("partial",), "seeds": 1, "config": config, "cache": cache}
+    study(digits.table, digits.images, out=tmp_path, method="srcr", **how)
+    assert seen
+    assert all(seen)
+
+
+def test_other_weights_in_the_same_file_are_another_comparison(
+    go: Any, config: Config, tmp_path: Path, trained: list[Task]
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    state = build("tiny", size=32).model.state_dict()
+    save_tensors(state, path)
+    given = dataclasses.replace(config, weights=str(path))
+    go(config=given, seeds=1)
+    path = path.rename(tmp_path / "moved.safetensors")
+    trained.clear()
+    go(config=dataclasses.replace(config, weights=str(path)), seeds=1)
+    assert trained == []  # the same weights in another place
+    save_tensors({name: value + 1 if value.is_floating_point() else value for name, value in state.items()}, path)
+    with pytest.raises(UserError, match="weights was"):
+        go(config=dataclasses.replace(config, weights=str(path)), seeds=1)

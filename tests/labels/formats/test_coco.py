@@ -1,0 +1,225 @@
+"""COCO JSON: the golden file, round trips, and every fault with its place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.formats import coco
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "coco" / "instances.json"
+IMAGES = ["000000397133.jpg", "000000037777.jpg", "252219", "été/0008.jpg"]
+CLASSES = ["cat", "NA", "person"]
+UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
+
+
+def golden() -> Any:
+    return json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def save(content: Any, folder: Path) -> Path:
+    path = folder / "labels.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def refusal(content: Any, folder: Path, policy: Policy = UNKNOWN) -> LabelError:
+    with pytest.raises(LabelError) as caught:
+        coco.read(save(content, folder), policy)
+    assert caught.value.fix
+    return caught.value
+
+
+def passes_or_explains(path: Path, policy: Policy) -> bool:
+    """Whether a file can be read; any failure but one with a fix escapes."""
+    fault = None
+    try:
+        coco.read(path, policy)
+    except LabelError as error:
+        fault = error
+    assert fault is None or fault.fix
+    return fault is None
+
+
+def test_golden_unlisted_unknown() -> None:
+    table = coco.read(GOLDEN, UNKNOWN).table()
+    assert list(table.images) == IMAGES
+    assert list(table.classes) == CLASSES
+    assert table.dense().tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+
+
+def test_golden_unlisted_absent() -> None:
+    table = coco.read(GOLDEN, ABSENT).table()
+    assert table.dense().tolist() == [[1, -1, 1], [-1, 1, -1], [-1, -1, 1], [-1, -1, -1]]
+
+
+def test_audit_says_what_became_what() -> None:
+    audit = coco.read(GOLDEN, UNKNOWN).audit
+    assert [tuple(line) for line in audit.became] == [("annotation", "present", 4), ("not listed", "unknown", 8)]
+    assert "1 images have no annotation: empty or unfinished?" in audit.notes
+    assert any(note.startswith("1 further annotations") for note in audit.notes)
+    assert any(note.startswith("1 annotations are crowds") for note in audit.notes)
+    audit = coco.read(GOLDEN, ABSENT).audit
+    assert ("not listed", "absent", 8) in [tuple(line) for line in audit.became]
+
+
+def test_unlisted_must_be_stated() -> None:
+    with pytest.raises(LabelError, match="may be absent or unknown") as caught:
+        coco.read(GOLDEN, Policy())
+    assert "--unlisted unknown" in caught.value.fix
+    assert "--unlisted absent" in caught.value.fix
+
+
+def test_recognised_and_read_by_name(tmp_path: Path) -> None:
+    assert formats.find_format(GOLDEN) == "coco"
+    assert formats.read(GOLDEN, UNKNOWN).table() == coco.read(GOLDEN, UNKNOWN).table()
+    other = tmp_path / "annotations"
+    other.write_bytes(GOLDEN.read_bytes())
+    assert coco.sniff(other)
+    other.write_text("image,class\na,b\n")
+    assert not coco.sniff(other)
+    assert not coco.sniff(tmp_path)
+    assert not coco.sniff(tmp_path / "not there.json")
+
+
+def test_byte_order_mark_and_utf_16_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for encoding in ("utf-8-sig", "utf-16"):
+        path.write_text(GOLDEN.read_text(encoding="utf-8"), encoding=encoding)
+        assert list(coco.read(path, UNKNOWN).rows.images) == IMAGES
+
+
+@pytest.mark.parametrize("policy", [UNKNOWN, ABSENT])
+def test_round_trip_of_golden(policy: Policy, tmp_path: Path) -> None:
+    table = coco.read(GOLDEN, policy).table()
+    coco.write(Rows.from_table(table), tmp_path / "out.json")
+    assert coco.read(tmp_path / "out.json", policy).table() == table
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_round_trip_of_any_table(data: st.DataObject) -> None:
+    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+    images = data.draw(st.lists(names, min_size=1, max_size=5, unique=True))
+    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    other = data.draw(st.sampled_from([0, -1]))
+    cells = data.draw(st.lists(st.sampled_from([other, 1]), min_size=len(images) * len(classes)))
+    labels = np.array(cells[: len(images) * len(classes)]).reshape(len(images), len(classes))
+    table = LabelTable.from_dense(labels, images, classes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "out.json"
+        coco.write(Rows.from_table(table), path)
+        assert coco.read(path, ABSENT if other else UNKNOWN).table() == table
+
+
+def test_written_annotations_have_no_box(tmp_path: Path) -> None:
+    table = LabelTable.from_dense([[1, -1], [-1, 1]], ["a", "b"], ["x", "y"])
+    coco.write(Rows.from_table(table), tmp_path / "out.json")
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["annotations"] == [
+        {"id": 1, "image_id": 1, "category_id": 1},
+        {"id": 2, "image_id": 2, "category_id": 2},
+    ]
+    assert content["info"]["description"].endswith("absent")
+
+
+def test_absent_beside_unknown_is_refused(tmp_path: Path) -> None:
+    table = LabelTable.from_dense([[1, -1], [0, 1]])
+    with pytest.raises(UserError, match="1 entries are absent and 1 unknown") as caught:
+        coco.write(Rows.from_table(table), tmp_path / "out.json")
+    assert caught.value.fix == "write lvis or long"
+    assert not list(tmp_path.iterdir())
+
+
+FAULTS = {
+    "images[1].id": lambda c: c["images"][1].update(id=397133),
+    "images[1].file_name": lambda c: c["images"][1].update(file_name="000000397133.jpg"),
+    "images[0].file_name": lambda c: c["images"][0].update(file_name="\ud800.jpg"),
+    "images[2].id": lambda c: c["images"][2].pop("id"),
+    "images[2]": lambda c: c["images"].__setitem__(2, "a.jpg"),
+    "categories[0].name": lambda c: c["categories"][0].pop("name"),
+    "categories[1].name": lambda c: c["categories"][1].update(name="cat"),
+    "categories[2].id": lambda c: c["categories"][2].update(id=True),
+    "annotations[3].category_id": lambda c: c["annotations"][3].update(category_id=2),
+    "annotations[4].category_id": lambda c: c["annotations"][4].pop("category_id"),
+    "annotations[2].image_id": lambda c: c["annotations"][2].update(image_id="397133"),
+    "annotations[1].image_id": lambda c: c["annotations"][1].update(image_id=[397133]),
+    "annotations[0]": lambda c: c["annotations"].__setitem__(0, None),
+    "annotations": lambda c: c.pop("annotations"),
+    "categories": lambda c: c.update(categories={}),
+    "images": lambda c: c.update(images=[]),
+}
+
+
+@pytest.mark.parametrize("place", FAULTS)
+def test_fault_has_its_place(place: str, tmp_path: Path) -> None:
+    content = golden()
+    FAULTS[place](content)
+    assert refusal(content, tmp_path).column == place
+
+
+def test_broken_json_has_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"images": [\n1,\n,]}')
+    with pytest.raises(LabelError, match="not JSON") as caught:
+        coco.read(path, UNKNOWN)
+    assert caught.value.line == 3
+    path.write_bytes(b'{"images":\n"caf\xe9"}')
+    with pytest.raises(LabelError, match="not UTF-8") as caught:
+        coco.read(path, UNKNOWN)
+    assert caught.value.line == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "[" * 100_000, '{"images": ' + "9" * 5000 + "}", "\x00", "null"])
+def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(LabelError):
+        coco.read(path, UNKNOWN)
+
+
+def test_lvis_is_not_read_as_coco(tmp_path: Path) -> None:
+    content = golden()
+    content["images"][0]["neg_category_ids"] = [90]
+    assert "--format lvis" in refusal(content, tmp_path).fix
+
+
+def test_damaged_files_raise_only_label_errors(tmp_path: Path) -> None:
+    raw = GOLDEN.read_bytes()
+    random = np.random.default_rng(0)
+    path = tmp_path / "a.json"
+    for _ in range(150):
+        damaged = bytearray(raw)
+        for at in random.integers(0, len(raw), random.integers(1, 4)):
+            damaged[at] = random.integers(0, 256)
+        path.write_bytes(damaged[: random.integers(len(raw) // 2, 2 * len(raw))])
+        passes_or_explains(path, ABSENT)
+
+
+def test_any_value_in_any_place_raises_only_label_errors(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    odd = [None, True, -1, 1.5, 1e400, 10**30, "", "\ud800", "x", [], [[]], {}, {"id": 1}]
+    refused = 0
+    for _ in range(150):
+        content = golden()
+        holders = [content]
+        for key in ("images", "annotations", "categories"):
+            holders += [content[key], *content[key]]
+        holder = holders[random.integers(len(holders))]
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        holder[keys[random.integers(len(keys))]] = copy.copy(odd[random.integers(len(odd))])
+        refused += not passes_or_explains(save(content, tmp_path), UNKNOWN)
+    assert refused > 50

@@ -1,0 +1,137 @@
+"""FiftyOne: present and absent in two files of its own layout, golden folders, round trips, and faults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.formats import fiftyone
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "fiftyone"
+UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
+
+
+def golden_rows() -> Rows:
+    """As in tests/golden/fiftyone/own, after a contradiction and a retraction that leave no trace there."""
+    image, column = np.array([0, 0, 1, 0, 2, 2]), np.array([0, 2, 1, 0, 0, 0])
+    value, source = np.array([-1, 1, -1, 1, 1, 0]), np.array([1, 0, 1, 2, 1, 1])
+    score = np.array([np.nan, np.nan, np.nan, 0.7, np.nan, np.nan])
+    names = Names(["sub/a.v2.jpg", "b.png", "c.jpg"]), Names(["cat", "dog", "cow"])
+    return Rows.build(*names, image, column, value, source, score, ["", "person", "model"])
+
+
+def refusal(path: Path, policy: Policy = Policy()) -> LabelError:
+    with pytest.raises(LabelError) as caught:
+        fiftyone.read(path, policy)
+    assert caught.value.fix
+    return caught.value
+
+
+def labels(folder: Path, **content: Any) -> Path:
+    path = folder / "labels.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_golden_folder_is_written_and_read(tmp_path: Path) -> None:
+    rows = golden_rows()
+    formats.write(rows, tmp_path / "out", format="fiftyone")
+    for name in ("labels.json", "negatives.json"):
+        written, wanted = ((folder / name).read_text(encoding="utf-8") for folder in (tmp_path / "out", GOLDEN / "own"))
+        assert written == wanted.rstrip("\n")
+    found = formats.read(tmp_path / "out")
+    assert found.audit.format == "fiftyone"
+    assert found.table() == rows.resolve()
+    told = {
+        (int(i), int(c)): (found.rows.sources[s], None if np.isnan(x) else round(float(x), 4))
+        for i, c, s, x in zip(found.rows.image, found.rows.column, found.rows.source, found.rows.score, strict=True)
+    }
+    assert told == {(0, 0): ("model", 0.7), (0, 2): ("", None), (1, 1): ("person", None)}
+    assert [tuple(line) for line in found.audit.became] == [
+        ("target", "present", 2),
+        ("target in negatives.json", "absent", 1),
+        ("not listed", "unknown", 6),
+    ]
+
+
+def test_golden_targets_of_every_kind() -> None:
+    path = GOLDEN / "foreign"
+    assert formats.find_format(path) == formats.find_format(path / "labels.json") == "fiftyone"
+    assert "--unlisted" in refusal(path).fix
+    unknown = fiftyone.read(path, UNKNOWN)
+    assert list(unknown.rows.images) == ["u1", "u2", "u3", "u4", "u5"]
+    assert unknown.table().dense().tolist() == [[0, 1], [1, 1], [0, 0], [1, 0], [0, 0]]
+    assert unknown.rows.score[~np.isnan(unknown.rows.score)].tolist() == [0.5]
+    # null is an image that nobody has labelled, an empty list one where nothing was found.
+    absent = fiftyone.read(path, ABSENT)
+    assert absent.table().dense().tolist() == [[-1, 1], [1, 1], [0, 0], [1, -1], [-1, -1]]
+    assert any(note.startswith("1 images have null") for note in absent.audit.notes)
+
+
+def test_names_without_a_list_of_classes(tmp_path: Path) -> None:
+    path = labels(tmp_path, classes=None, labels={"x": "dog", "y": ["cat", "dog"]})
+    assert fiftyone.read(path, ABSENT).table().dense().tolist() == [[1, -1], [1, 1]]
+
+
+def test_present_wins_over_the_negatives(tmp_path: Path) -> None:
+    labels(tmp_path, classes=["cat"], labels={"x": [0]})
+    (tmp_path / "negatives.json").write_text('{"classes": ["cat"], "labels": {"x": [0]}}')
+    found = fiftyone.read(tmp_path, Policy())
+    assert found.table().dense().tolist() == [[1]]
+    assert any("in both files" in note for note in found.audit.notes)
+
+
+def test_faults(tmp_path: Path) -> None:
+    for content, message, place in (
+        ({"labels": {}}, "no labels", "labels"),
+        ({"labels": [1]}, "no labels", "labels"),
+        ({"classes": "cat", "labels": {"a": 0}}, "no list", "classes"),
+        ({"classes": [""], "labels": {"a": 0}}, "name is empty", "classes[0]"),
+        ({"classes": ["cat"], "labels": {"a": [1]}}, "class number 1", "labels['a']"),
+        ({"classes": ["cat"], "labels": {"a": [True]}}, "true or false", "labels['a']"),
+        ({"classes": ["cat"], "labels": {"a": [{}]}}, "null or missing", "labels['a']"),
+        ({"labels": {"a": [0.5]}}, "number 0.5", "labels['a']"),
+    ):
+        error = refusal(labels(tmp_path, **content), UNKNOWN)
+        assert message in error.message
+        assert error.column == place
+
+
+def test_coco_is_not_taken_for_it(tmp_path: Path) -> None:
+    path = labels(tmp_path, images=[{"id": 1}], annotations=[], categories=[], labels={"a": 1})
+    assert not fiftyone.sniff(path)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    table = LabelTable.from_dense([[1], [1]], ["a.jpg", "a.png"], ["x"])
+    with pytest.raises(UserError, match=r"'a\.jpg' and 'a\.png'"):
+        formats.write(table, tmp_path / "out", format="fiftyone")
+    with pytest.raises(UserError, match="name a folder"):
+        formats.write(table, tmp_path / "out.json", format="fiftyone")
+    assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_round_trip_of_any_table(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+    images = data.draw(st.lists(names, min_size=1, max_size=4, unique_by=fiftyone._key))
+    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    size = len(images) * len(classes)
+    cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
+    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    folder = tmp_path_factory.mktemp("fiftyone")
+    formats.write(table, folder, format="fiftyone")
+    assert fiftyone.read(folder, Policy()).table() == table

@@ -1,0 +1,82 @@
+"""What other tools write: named for what it is, with one thing to do, and nothing of ours taken for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halflabel.errors import LabelError
+from halflabel.labels import formats
+from halflabel.labels.formats import unsupported as foreign
+from halflabel.labels.policy import Policy
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+MINIMAL = [{"image": "/data/a.jpg", "id": 1, "tags": "dog"}, {"image": "/b.jpg", "id": 2, "tags": {"choices": ["cat"]}}]
+CVAT = '<?xml version="1.0"?>\n<annotations><image id="0" name="a.jpg"><tag label="dog"></tag></image></annotations>\n'
+BOXES = "<annotation><filename>a.jpg</filename><object><name>dog</name></object></annotation>"
+
+
+def refusal(path: Path) -> LabelError:
+    with pytest.raises(LabelError) as caught:
+        formats.read(path, Policy(unlisted="unknown"))
+    assert caught.value.fix
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_label_studios_short_form(tmp_path: Path) -> None:
+    path = tmp_path / "min.json"
+    path.write_text(json.dumps(MINIMAL))
+    error = refusal(path)
+    assert "JSON-MIN" in error.message
+    assert "as JSON" in error.fix
+    path.write_text(json.dumps([{"image_id": 1, "category_id": 2, "score": 0.5}]))
+    assert "a file of results" in refusal(path).fix
+
+
+def test_cvat(tmp_path: Path) -> None:
+    (tmp_path / "annotations.xml").write_text(CVAT)
+    error = refusal(tmp_path / "annotations.xml")
+    assert "CVAT" in error.message
+    assert "image,tags" in error.fix
+
+
+def test_boxes_of_pascal_voc(tmp_path: Path) -> None:
+    boxes = tmp_path / "VOC2007" / "Annotations"
+    boxes.mkdir(parents=True)
+    (boxes / "a.xml").write_text(BOXES)
+    for path in (tmp_path / "VOC2007", boxes, boxes / "a.xml"):
+        error = refusal(path)
+        assert "Pascal VOC" in error.message
+        assert "image,tags" in error.fix
+    main = tmp_path / "VOC2007" / "ImageSets" / "Main"
+    main.mkdir(parents=True)
+    (main / "dog_train.txt").write_text("a 1\n")
+    for path in (boxes, boxes / "a.xml"):
+        assert f"name the folder above, {tmp_path / 'VOC2007'}" in refusal(path).fix
+    assert formats.find_format(tmp_path / "VOC2007") == "voc"
+
+
+def test_a_folder_per_class(tmp_path: Path) -> None:
+    for name in ("dog", "cat"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}1.JPG").touch()
+    error = refusal(tmp_path)
+    assert "one per class (cat, dog)" in error.message
+    assert "cat/cat1.JPG,cat" in error.fix
+    assert "images in this folder, but no labels" in refusal(tmp_path / "dog").message
+
+
+def test_what_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "x.xml").write_text("<other/>")
+    assert "no label format we know" in refusal(tmp_path / "x.xml").message
+    (tmp_path / "empty").mkdir()
+    assert foreign.recognised(tmp_path / "empty") is None
+    assert foreign.recognised(tmp_path / "nowhere.json") is None
+
+
+def test_no_golden_file_is_taken_for_foreign() -> None:
+    for path in (*GOLDEN.rglob("*.json"), *GOLDEN.rglob("*.csv"), *GOLDEN.rglob("*.jsonl")):
+        assert foreign.recognised(path) is None, path

@@ -1,0 +1,142 @@
+"""The formats by name: every golden file is recognised, read, and told apart from the others."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.audit import Import
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+# Where in tests/golden/<format> the things a user would name are, and what has to be stated to read them.
+PLACES: dict[str, tuple[str, Policy]] = {
+    "binary": ("own.labels", Policy()),
+    "label-studio": ("*.json", Policy()),
+    "fiftyone": ("own", Policy()),
+    "lvis": ("*.json", Policy()),
+    "coco": ("*.json", Policy(unlisted="unknown")),
+    "open-images": ("**/train-annotations-*.csv", Policy()),
+    "voc": ("VOC*", Policy(split="trainval")),
+    "cub": ("CUB*", Policy()),
+    "nus-wide": (".", Policy()),
+    "single-positive": (".", Policy(split="train")),
+    "imagefolder-lists": ("*.jsonl", Policy()),
+    "tags": ("*", Policy(unlisted="unknown")),
+    "imagefolder": ("csv", Policy(ignore=("width",))),
+    "long": ("own.csv", Policy()),
+    "wide": ("plain.csv", Policy()),
+}
+
+
+def places(name: str, pattern: str) -> list[Path]:
+    folder = GOLDEN / name.replace("-", "_")
+    return [folder] if pattern == "." else sorted(folder.glob(pattern))
+
+
+def module(name: str) -> object:
+    return import_module(f"halflabel.labels.{name.replace('-', '_')}")
+
+
+def test_every_format_has_golden_data() -> None:
+    assert set(PLACES) == set(formats.FORMATS)
+    for name, (pattern, _) in PLACES.items():
+        assert places(name, pattern), name
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_golden_data_is_recognised_and_read(name: str) -> None:
+    pattern, policy = PLACES[name]
+    for path in places(name, pattern):
+        assert formats.find_format(path) == name
+        found = formats.read(str(path), policy)
+        assert isinstance(found, Import)
+        assert found.audit.format == name
+        assert found.audit.files
+        assert len(found.rows)
+        assert sum(entry.entries for entry in found.audit.became) >= found.table().known > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("long", "*"),
+        ("wide", "*"),
+        ("tags", "*"),
+        ("imagefolder", "*"),
+        ("open-images", "*/*annotations*.csv"),
+    ],
+)
+def test_everything_golden_is_told_apart(name: str, pattern: str) -> None:
+    found = places(name, pattern)
+    assert len(found) > 2
+    for path in found:
+        assert formats.find_format(path) == name, path
+
+
+@pytest.mark.parametrize("folder", ["verified", "mixed"])
+def test_a_folder_of_open_images(folder: str) -> None:
+    assert formats.find_format(GOLDEN / "open_images" / folder) == "open-images"
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_every_format_keeps_the_contract(name: str, tmp_path: Path) -> None:
+    """Names of policy fields only; sniffing anything at all never raises and never claims what is not there."""
+    found = module(name)
+    assert set(found.USES) <= set(Policy.__dataclass_fields__)  # type: ignore[attr-defined]
+    (tmp_path / "words.bin").write_bytes(bytes(range(256)) * 20)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "folder.parquet").mkdir()
+    for path in (tmp_path, tmp_path / "nowhere", *tmp_path.iterdir()):
+        assert not found.sniff(path), path  # type: ignore[attr-defined]
+    (tmp_path / "odd.json").write_bytes(b'{"\xff": [')
+    assert found.sniff(tmp_path / "odd.json") in (True, False)  # type: ignore[attr-defined]
+
+
+def test_nothing_we_know(tmp_path: Path) -> None:
+    with pytest.raises(LabelError, match="--format"):
+        formats.find_format(tmp_path)
+    (tmp_path / "x.bin").write_bytes(b"\x00\x01")
+    with pytest.raises(LabelError, match="no label format we know"):
+        formats.read(tmp_path / "x.bin")
+    with pytest.raises(LabelError, match="no such file"):
+        formats.read(tmp_path / "nowhere")
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(LabelError, match="empty"):
+        formats.read(tmp_path / "empty.csv")
+    with pytest.raises(UserError, match="no label format is called 'excel'"):
+        formats.read(tmp_path / "x.bin", format="excel")
+
+
+def test_what_means_nothing_for_the_format_is_refused() -> None:
+    path = GOLDEN / "wide" / "plain.csv"
+    with pytest.raises(UserError, match="--split means nothing for the format 'wide'"):
+        formats.read(path, Policy(split="train"))
+
+
+def test_a_stated_format_goes_before_the_recognised_one() -> None:
+    """A file of long rows is a wide table too, if one says so: its class cells are then no labels."""
+    path = GOLDEN / "long" / "semicolon_bom_crlf.csv"
+    assert formats.find_format(path) == "long"
+    with pytest.raises(LabelError, match="'café' is not a label") as caught:
+        formats.read(path, format="wide")
+    assert (caught.value.line, caught.value.column) == (2, "label")
+
+
+def test_write_takes_tables_and_rows(tmp_path: Path) -> None:
+    table = LabelTable.from_dense([[1, 0], [0, -1]], ["a", "b"], ["cat", "dog"])
+    for labels in (table, Rows.from_table(table)):
+        for name in ("long", "wide", "voc", "cub"):
+            path = tmp_path / (f"{name}.csv" if name in ("long", "wide") else name)
+            formats.write(labels, path, format=name)
+            assert formats.read(path).table() == table
+    with pytest.raises(UserError, match="unknown"):
+        formats.write(table, tmp_path / "nus", format="nus-wide")

@@ -1,0 +1,336 @@
+"""Hugging Face ImageFolder: golden folders of every kind, round trips, forgotten images, and every fault."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.formats import imagefolder
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "imagefolder"
+UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
+COLUMNS = [[1, -1, 0], [1, 0, -1], [0, 0, 1]]
+
+
+def jsonl(folder: Path, *records: Any) -> Path:
+    path = folder / "metadata.jsonl"
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records), encoding="utf-8")
+    return path
+
+
+def refusal(path: Path, policy: Policy = Policy()) -> LabelError:
+    with pytest.raises(LabelError) as caught:
+        imagefolder.read(path, policy)
+    assert caught.value.fix
+    return caught.value
+
+
+def passes_or_explains(path: Path, policy: Policy) -> bool:
+    """Whether a file can be read; any failure but one with a fix escapes."""
+    fault = None
+    try:
+        imagefolder.read(path, policy)
+    except LabelError as error:
+        fault = error
+    assert fault is None or fault.fix
+    return fault is None
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_golden_columns(kind: str) -> None:
+    policy = Policy(ignore=("width",)) if kind == "csv" else Policy()
+    for path in (GOLDEN / kind, GOLDEN / kind / f"metadata.{kind}"):
+        assert imagefolder.sniff(path)
+        table = imagefolder.read(path, policy).table()
+        assert list(table.images) == ["0001.png", "sub/0002.png", "a, b.png"]
+        assert list(table.classes) == ["cat", "NA", "dog"]
+        assert table.dense().tolist() == COLUMNS
+
+
+def test_golden_lists() -> None:
+    found = imagefolder.read(GOLDEN / "lists" / "metadata.jsonl", UNKNOWN)
+    table = found.table()
+    assert list(table.images) == ["0001.png", "0002.png", "0003.png", "0004.png"]
+    assert list(table.classes) == ["dog", "cat", "NA"]
+    assert table.dense().tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]]
+    assert [tuple(line) for line in found.audit.became] == [
+        ("in labels", "present", 4),
+        ("not listed", "unknown", 8),
+    ]
+    assert "columns not used: caption" in found.audit.notes
+
+
+def test_an_image_without_a_list_stays_unknown() -> None:
+    found = imagefolder.read(GOLDEN / "lists" / "metadata.jsonl", ABSENT)
+    assert found.table().dense().tolist() == [[1, 1, -1], [-1, -1, -1], [0, 0, 0], [1, -1, 1]]
+    assert ("not listed", "absent", 5) in [tuple(line) for line in found.audit.became]
+    assert any(note.startswith("1 images have null instead of a list") for note in found.audit.notes)
+
+
+def test_lists_alone_need_a_word_about_the_unlisted() -> None:
+    error = refusal(GOLDEN / "lists")
+    assert error.column == "labels"
+    assert "--unlisted unknown" in error.fix
+
+
+def test_golden_lists_of_present_and_absent() -> None:
+    found = imagefolder.read(GOLDEN / "lists_absent", Policy())
+    table = found.table()
+    assert list(table.classes) == ["dog", "cat", "bird"]
+    assert table.dense().tolist() == [[1, 1, -1], [-1, -1, 0], [0, 0, 1]]
+    assert found.rows.conflicts() == 1
+    assert any("1 entries are in both lists" in note for note in found.audit.notes)
+    assert [tuple(line) for line in found.audit.became] == [
+        ("in labels", "present", 3),
+        ("in absent", "absent", 4),
+        ("not listed", "unknown", 3),
+    ]
+
+
+def test_lists_in_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.parquet"
+    for kind in (pa.list_(pa.string()), pa.large_list(pa.large_string())):
+        columns = {
+            "file_name": ["a", "b", "c"],
+            "labels": pa.array([["x", "y"], [], None], kind),
+            "negatives": pa.array([[], ["x", "z"], None], kind),
+            "image": pa.array([{"bytes": b""}] * 3),  # not a label, and not in the way of lists
+        }
+        pq.write_table(pa.table(columns), path)
+        table = imagefolder.read(path, Policy()).table()
+        assert list(table.classes) == ["x", "y", "z"]
+        assert table.dense().tolist() == [[1, 1, 0], [-1, 0, -1], [0, 0, 0]]
+    numbers = pa.table({"file_name": ["a"], "labels": pa.array([[3, 17]])})
+    pq.write_table(numbers, path)
+    assert list(imagefolder.read(path, UNKNOWN).rows.classes) == ["3", "17"]
+
+
+def test_audit_of_columns() -> None:
+    audit = imagefolder.read(GOLDEN / "jsonl" / "metadata.jsonl", Policy()).audit
+    assert sorted(tuple(line) for line in audit.became) == [
+        ("0", "absent", 1),
+        ("1", "present", 1),
+        ("1.0", "present", 1),
+        ("?", "unknown", 1),
+        ("false", "absent", 1),
+        ("null or blank", "unknown", 3),
+        ("true", "present", 1),
+    ]
+
+
+def test_images_the_metadata_forgets_are_added(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(GOLDEN / "jsonl", folder)
+    for name in (
+        "0001.png",
+        "sub/0002.png",
+        "sub/new.JPG",
+        "00.webp",
+        "notes.txt",
+        "other/metadata.csv",
+        "other/z.png",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    found = imagefolder.read(folder, Policy())
+    assert list(found.rows.images) == ["0001.png", "sub/0002.png", "a, b.png", "00.webp", "sub/new.JPG"]
+    assert found.table().dense().tolist() == [*COLUMNS, [0, 0, 0], [0, 0, 0]]
+    assert any(note.startswith("2 images in the folder are not in the metadata") for note in found.audit.notes)
+    assert "1 of 3 images in the metadata are not in the folder" in found.audit.notes
+    assert len(imagefolder.read(folder / "metadata.jsonl", Policy()).rows.images) == 3
+
+
+def test_minus_one_is_never_guessed(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"file_name": "a", "cat": 1}, {"file_name": "b", "cat": -1})
+    error = refusal(path)
+    assert (error.line, error.column) == (2, "cat")
+    assert "--minus-one" in error.fix
+    assert imagefolder.read(path, Policy(minus_one="unknown")).table().dense().tolist() == [[1], [0]]
+
+
+def test_a_value_that_is_no_label_can_be_stated_or_its_column_ignored(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"file_name": "a", "cat": 1, "mood": "maybe"})
+    error = refusal(path)
+    assert (error.line, error.column) == (1, "mood")
+    assert "--ignore mood" in error.fix
+    assert imagefolder.read(path, Policy(values={"maybe": "absent"})).table().dense().tolist() == [[1, -1]]
+    found = imagefolder.read(path, Policy(ignore=("mood",)))
+    assert list(found.rows.classes) == ["cat"]
+    assert "columns ignored: mood" in found.audit.notes
+
+
+def test_options_without_meaning_are_refused() -> None:
+    assert "--unlisted" in refusal(GOLDEN / "jsonl", ABSENT).fix
+    assert "--zero" in refusal(GOLDEN / "lists", Policy(unlisted="absent", zero="absent")).fix
+    assert "--ignore" in refusal(GOLDEN / "jsonl", Policy(ignore=("cow",))).fix
+
+
+def test_one_value_per_class_is_not_taken_for_names(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"file_name": "a", "labels": [1, 0]}, {"file_name": "b", "labels": [1, 1]})
+    error = refusal(path, UNKNOWN)
+    assert (error.line, error.column) == (2, "labels")
+    assert "one value per class" in error.message
+
+
+def test_numbers_keep_their_spelling(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, '{"file_name": 12, "labels": ["007", 7, 12345678901234567890123]}')
+    rows = imagefolder.read(path, UNKNOWN).rows
+    assert (list(rows.images), list(rows.classes)) == (["12"], ["007", "7", "12345678901234567890123"])
+
+
+def test_latin_1(tmp_path: Path) -> None:
+    for path in (tmp_path / "metadata.csv", tmp_path / "metadata.jsonl"):
+        text = "file_name,été\na,1\n" if path.suffix == ".csv" else '{"file_name": "a",\t"été": 1}\n'
+        path.write_text(text, encoding="latin-1")
+        assert "--encoding" in refusal(path).fix
+        assert list(imagefolder.read(path, Policy(encoding="latin-1")).rows.classes) == ["été"]
+        assert "encoding" in refusal(path, Policy(encoding="klingon")).message
+    assert refusal(tmp_path / "metadata.jsonl").line == 1
+
+
+def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"file_name": "a", "cat": true}\r\n\r\n{"file_name": "b", "cat": false}\r\n')
+    assert imagefolder.read(path, Policy()).table().dense().tolist() == [[1], [-1]]
+
+
+LINES = {
+    "not JSON": ('{"file_name": "b", "cat": tru}', None),
+    "not an object": ("[1, 2]", None),
+    "there twice": ('{"file_name": "b", "cat": 1, "cat": 0}', "cat"),
+    "no name": ('{"file_name": null, "cat": 1}', "file_name"),
+    "there already, on line 1": ('{"file_name": "a", "cat": 1}', "file_name"),
+    "an object or a list": ('{"file_name": "b", "cat": {}}', "cat"),
+    "nested too deep": ("[" * 100_000, None),
+}
+
+
+@pytest.mark.parametrize("message", LINES)
+def test_fault_has_its_line(message: str, tmp_path: Path) -> None:
+    line, column = LINES[message]
+    error = refusal(jsonl(tmp_path, {"file_name": "a", "cat": 1}, "", line))
+    assert message in error.message
+    assert (error.line, error.column) == (3, column)
+
+
+def test_faults_in_lists(tmp_path: Path) -> None:
+    for item in ("cat", 3, ["cat", None], [["cat"]], [True], [""], {"cat": 1}):
+        path = jsonl(tmp_path, {"file_name": "a", "labels": ["cat"]}, {"file_name": "b", "labels": item})
+        error = refusal(path, UNKNOWN)
+        assert (error.line, error.column) == (2, "labels")
+    path = jsonl(tmp_path, {"file_name": "a", "labels": ["cat"], "tags": ["x"]})
+    assert "--ignore" in refusal(path, UNKNOWN).fix
+    assert list(imagefolder.read(path, Policy(unlisted="unknown", ignore=("tags",))).rows.classes) == ["cat"]
+    assert "not one class" in refusal(jsonl(tmp_path, {"file_name": "a", "labels": []}), UNKNOWN).message
+    pq.write_table(pa.table({"file_name": ["a", "b"], "labels": [["x"], ["x", None]]}), tmp_path / "m.parquet")
+    assert refusal(tmp_path / "m.parquet", UNKNOWN).line == 2
+
+
+def test_other_faults(tmp_path: Path) -> None:
+    assert "no such file" in refusal(tmp_path / "not there").message
+    assert "no metadata.csv" in refusal(tmp_path).message
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "metadata.csv").touch()
+    assert refusal(tmp_path).fix == "name the folder to read: train"
+    assert "empty" in refusal(tmp_path / "train").message
+    assert "'file_name'" in refusal(jsonl(tmp_path, {"image": "a", "cat": 1})).message
+    assert "no column is left" in refusal(jsonl(tmp_path, {"file_name": "a"})).message
+    assert "half a character" in refusal(jsonl(tmp_path, {"file_name": "\ud800", "cat": 1})).message
+    assert "half a character" in refusal(jsonl(tmp_path, {"file_name": "a", "\ud800": 1})).message
+    assert "has no name" in refusal(jsonl(tmp_path, {"file_name": "a", "": 1})).message
+    assert "not one row" in refusal(jsonl(tmp_path, "", " ")).message
+    (tmp_path / "metadata.csv").write_text("file_name,cat\na,1\n")
+    assert "metadata.csv and metadata.jsonl" in refusal(tmp_path).message
+    (tmp_path / "metadata.json").write_text("{}")
+    assert ".jsonl" in refusal(tmp_path / "metadata.json").message
+    pq.write_table(pa.table({"file_name": ["a"], "image": [{"bytes": b"x"}]}), tmp_path / "m.parquet")
+    assert "--ignore image" in refusal(tmp_path / "m.parquet").fix
+
+
+def test_sniff_wants_the_word_file_name(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.csv"
+    path.write_text("image,cat\na,1\n")
+    assert not imagefolder.sniff(path)
+    assert not imagefolder.sniff(tmp_path / "not there.csv")
+    (tmp_path / "metadata.parquet").write_bytes(b"PAR1")
+    assert not imagefolder.sniff(tmp_path / "metadata.parquet")
+    assert not imagefolder.sniff(jsonl(tmp_path, {"image": "a"}))
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl", "metadata.parquet", "folder"])
+def test_round_trip_of_golden(name: str, tmp_path: Path) -> None:
+    for source in (GOLDEN / "jsonl", GOLDEN / "lists_absent"):
+        table = imagefolder.read(source, Policy()).table()
+        formats.write(table, tmp_path / name, format="imagefolder")
+        assert formats.read(tmp_path / name, format="imagefolder").table() == table
+    assert imagefolder.sniff(tmp_path / name)
+
+
+def survives_csv(images: list[str], classes: list[str]) -> bool:
+    return (
+        not any(char in name for name in images for char in "\r\n\0")
+        and not any(char in name for name in classes for char in ";\t|\r\n\0")
+        and all(name == name.strip() for name in classes)
+    )
+
+
+@settings(max_examples=90, deadline=None)
+@given(st.data())
+def test_round_trip_of_any_table(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["csv", "jsonl", "parquet"]))
+    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+    images = data.draw(st.lists(names, min_size=1, max_size=5, unique=True))
+    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    size = len(images) * len(classes)
+    cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
+    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"metadata.{kind}"
+        if kind == "csv" and not survives_csv(images, classes):
+            with pytest.raises(UserError, match=r"metadata\.jsonl"):
+                imagefolder.write(Rows.from_table(table), path)
+            return
+        imagefolder.write(Rows.from_table(table), path)
+        assert imagefolder.read(path, Policy()).table() == table
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="called 'file_name'"):
+        imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]], ["a"], ["file_name"])), tmp_path / "out")
+    for images, classes in ((["a"], [" x"]), (["a"], ["x;y"]), (["a\n"], ["x"])):
+        with pytest.raises(UserError, match="does not survive in CSV"):
+            imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]], images, classes)), tmp_path / "metadata.csv")
+    with pytest.raises(UserError, match=r"\.json files"):
+        imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]])), tmp_path / "metadata.json")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "lists_absent", "parquet"])
+def test_damaged_files_raise_only_label_errors(kind: str, tmp_path: Path) -> None:
+    original = next((GOLDEN / kind).glob("metadata.*"))
+    raw = original.read_bytes()
+    random = np.random.default_rng(0)
+    path = tmp_path / original.name
+    for _ in range(150):
+        damaged = bytearray(raw)
+        for at in random.integers(0, len(raw), random.integers(1, 4)):
+            damaged[at] = random.choice([*b'\n\r\t\0",;{}[]\\:', *random.integers(0, 256, 8)])
+        path.write_bytes(damaged[: random.integers(len(raw) // 2, 2 * len(raw))])
+        assert imagefolder.sniff(path) in (True, False)
+        for policy in (Policy(), ABSENT):
+            passes_or_explains(path, policy)

@@ -1,0 +1,308 @@
+"""Label Studio: tasks to people and answers back, golden exports, other people's projects, and every fault."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.formats import label_studio
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.labels.provenance import by_model
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "label_studio"
+CLASSES = ["cat", '$5 <note> & "coin"', "dôme"]
+IMAGES = ["a b#1.jpg", "https://example.org/x/%C3%A9.png"]
+
+
+def rows_of(*said: tuple[int, int, int, str, float], images: list[str] = IMAGES, classes: list[str] = CLASSES) -> Rows:
+    sources = list(dict.fromkeys(item[3] for item in said)) or [""]
+    columns = [np.array([item[k] for item in said]) for k in (0, 1, 2)]
+    source = np.array([sources.index(item[3]) for item in said])
+    score = np.array([item[4] for item in said])
+    return Rows.build(Names(images), Names(classes), *columns, source, score, sources)
+
+
+def statements(rows: Rows) -> list[tuple[str, str, int, str]]:
+    """Every row as it would be told."""
+    return [
+        (rows.images[i], rows.classes[c], int(v), rows.sources[s])
+        for i, c, v, s in zip(rows.image, rows.column, rows.value, rows.source, strict=True)
+    ]
+
+
+def tasks(folder: Path, content: Any) -> Path:
+    path = folder / "export.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def refusal(path: Path, policy: Policy = Policy()) -> LabelError:
+    with pytest.raises(LabelError) as caught:
+        label_studio.read(path, policy)
+    assert caught.value.fix
+    return caught.value
+
+
+def passes_or_explains(path: Path) -> bool:
+    """Whether a file can be read; any failure but one with a fix escapes."""
+    fault = None
+    try:
+        label_studio.read(path, Policy())
+    except LabelError as error:
+        fault = error
+    assert fault is None or fault.fix
+    return fault is None
+
+
+def answer(task: dict[str, Any], **answers: str) -> dict[str, Any]:
+    """What Label Studio exports after a person has answered: ids of its own, the data as imported."""
+    result = [
+        {"id": f"r{k}", "from_name": group, "to_name": "image", "type": "choices", "value": {"choices": [choice]}}
+        for k, (group, choice) in enumerate(answers.items())
+    ]
+    return {"id": 900, **copy.deepcopy(task), "annotations": [{"id": 1, "was_cancelled": False, "result": result}]}
+
+
+def test_golden_answers() -> None:
+    found = label_studio.read(GOLDEN / "answers.json", Policy())
+    assert label_studio.sniff(GOLDEN / "answers.json")
+    assert statements(found.rows) == [
+        ("a b#1.jpg", "cat", 1, "person"),
+        ("a b#1.jpg", "traffic light", -1, "person"),
+        ("00012.jpg", "cat", 1, "person"),  # the older answer, though it is listed last
+        ("00012.jpg", "cat", -1, "person"),
+        ("00012.jpg", "dôme", 1, "person"),
+        ("d.jpg", "cat", 0, "person"),
+    ]
+    assert list(found.rows.images) == ["a b#1.jpg", "00012.jpg", "c.jpg", "d.jpg"]
+    assert found.table().dense().tolist() == [[1, -1, 0], [-1, 0, 1], [0, 0, 0], [0, 0, 0]]
+    assert [tuple(line) for line in found.audit.became] == [
+        ("yes", "present", 3),
+        ("no", "absent", 2),
+        ("unsure", "retracted", 1),
+        ("no answer", "unknown", 7),
+    ]
+    for words in (
+        "1 times a task was skipped",
+        "1 drafts",
+        "1 answers were left as predicted",
+        "1 results are no choices",
+    ):
+        assert any(note.startswith(words) for note in found.audit.notes), words
+    assert any("both present and absent" in note for note in found.audit.notes)
+
+
+def test_golden_tasks_are_written_and_read(tmp_path: Path) -> None:
+    rows = rows_of(
+        (0, 0, -1, "old", np.nan),
+        (0, 2, -1, "", np.nan),
+        (1, 1, 1, "x", 0.5),
+        (1, 1, 0, "x", np.nan),
+        (0, 0, 1, "model", 0.7),
+    )
+    formats.write(rows, tmp_path / "tasks.json", format="label-studio")
+    for name in ("tasks.json", "tasks.config.xml"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (GOLDEN / name).read_text(encoding="utf-8")
+    found = formats.read(tmp_path / "tasks.json")
+    assert found.table() == rows.resolve()
+    assert statements(found.rows) == [(IMAGES[0], "cat", 1, "model"), (IMAGES[0], "dôme", -1, "")]
+    np.testing.assert_array_equal(found.rows.score, np.array([0.7, np.nan], np.float32))
+    assert any("nobody has answered" in note for note in found.audit.notes)
+
+
+def test_the_interface_has_one_question_per_class(tmp_path: Path) -> None:
+    label_studio.write(rows_of(), tmp_path / "t.json")
+    root = ElementTree.parse(label_studio.config_path(tmp_path / "t.json")).getroot()
+    questions = root.findall("Choices")
+    assert len({tag.get("name") for tag in questions}) == len(questions) == 3
+    assert {tag.get("toName") for tag in questions} == {root.find("Image").get("name")}  # type: ignore[union-attr]
+    assert [[choice.get("value") for choice in tag] for tag in questions] == [["yes", "no", "unsure"]] * 3
+    # A value that starts with $ would be looked up in the task.
+    assert [tag.get("value") for tag in root.findall("Header")] == ["cat", '＄5 <note> & "coin"', "dôme"]
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    """Export, a person's answers, import: appended to what was known, the answers win and unsure retracts."""
+    before = rows_of((0, 0, 1, "model", 0.9), (0, 1, 1, "model", 0.8), (1, 0, -1, "person", np.nan))
+    formats.write(before, tmp_path / "tasks.json", format="label-studio", image_url="/data/local-files/?d=my photos/")
+    written = json.loads((tmp_path / "tasks.json").read_text(encoding="utf-8"))
+    assert [task["data"]["image"] for task in written] == ["/data/local-files/?d=my photos/a%20b%231.jpg", IMAGES[1]]
+    assert unquote(written[0]["data"]["image"]).endswith("my photos/a b#1.jpg")
+    names = [tag.get("name") for tag in ElementTree.parse(tmp_path / "tasks.config.xml").getroot().iter("Choices")]
+    cat, note, dome = map(str, names)
+    exported = [
+        answer(written[0], **{cat: "no", note: "unsure", dome: "yes"}),
+        {**written[1], "annotations": [{"id": 2, "was_cancelled": True, "result": []}]},
+    ]
+    found = formats.read(tasks(tmp_path, exported))
+    assert found.audit.format == "label-studio"
+    assert set(found.rows.sources) == {"person"}
+    after = before.append(found.rows)
+    assert after.resolve().dense().tolist() == [[-1, 0, 1], [-1, 0, 0]]
+    assert any("2 predictions are left out" in note for note in found.audit.notes)
+
+
+def test_predictions_never_come_back_as_news(tmp_path: Path) -> None:
+    """A label corrected since the export must not be overruled by what the tasks were filled in with."""
+    old = rows_of((0, 0, 1, "model", 0.9))
+    formats.write(old, tmp_path / "tasks.json", format="label-studio")
+    corrected = old.append(rows_of((0, 0, -1, "person", np.nan)))
+    written = json.loads((tmp_path / "tasks.json").read_text(encoding="utf-8"))
+    found = formats.read(tasks(tmp_path, [answer(written[0], class_d_C3_B4me="yes"), written[1]]))
+    assert corrected.append(found.rows).resolve().dense()[0].tolist() == [-1, 0, 1]
+
+
+def predicted(version: Any, group: str = "class_cat", **data: Any) -> dict[str, Any]:
+    result = [{"from_name": group, "type": "choices", "value": {"choices": ["yes"]}, "score": 0.7}]
+    return {"data": {"image": "a.jpg", **data}, "predictions": [{"model_version": version, "result": result}]}
+
+
+@pytest.mark.parametrize(
+    ("version", "source"),
+    [
+        ("yolo-v8", "model:yolo-v8"),
+        ("model:bce:runs/1", "model:bce:runs/1"),
+        ("machine", "machine"),
+        (None, "model"),
+        (3, "model:3"),
+    ],
+)
+def test_what_another_model_predicted_is_a_models(tmp_path: Path, version: Any, source: str) -> None:
+    found = label_studio.read(tasks(tmp_path, [predicted(version)]), Policy()).rows
+    assert statements(found) == [("a.jpg", "cat", 1, source)]
+    assert by_model(found).all()
+    # Written by us and read again, it stays what it was.
+    label_studio.write(found, tmp_path / "again.json")
+    again = label_studio.read(tmp_path / "again.json", Policy()).rows
+    assert statements(again) == statements(found)
+    assert by_model(again).all()
+
+
+def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known(tmp_path: Path) -> None:
+    ours = {"name": "a.jpg", "sources": {"class_cat": "person"}}
+    for version, source in (("halflabel", "person"), (None, "person"), ("yolo-v8", "model:yolo-v8")):
+        found = label_studio.read(tasks(tmp_path, [predicted(version, **ours)]), Policy()).rows
+        assert statements(found) == [("a.jpg", "cat", 1, source)]
+
+
+def test_other_projects_name_the_classes_present() -> None:
+    path = GOLDEN / "foreign" / "choices.json"
+    assert formats.find_format(path) == "label-studio"
+    assert "--unlisted" in refusal(path).fix
+    unknown = label_studio.read(path, Policy(unlisted="unknown")).table()
+    assert list(unknown.images) == ["beach.jpg", "street.jpg", "skipped.jpg", "dune one.jpg"]
+    assert unknown.dense().tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
+    # Handed in empty is not the same as skipped: only what somebody has looked at is absent.
+    absent = label_studio.read(path, Policy(unlisted="absent"))
+    assert absent.table().dense().tolist() == [[1, 1], [-1, -1], [0, 0], [-1, 1]]
+    assert ("not chosen", "absent", 3) in [tuple(line) for line in absent.audit.became]
+    assert "--unlisted" in refusal(GOLDEN / "answers.json", Policy(unlisted="absent")).fix
+
+
+def test_the_field_of_the_image_can_be_named(tmp_path: Path) -> None:
+    result = [{"from_name": "class_cat", "type": "choices", "value": {"choices": ["yes"]}}]
+    path = tasks(tmp_path, [{"data": {"scan": "https://x.org/d/a%2Bb.png"}, "annotations": [{"result": result}]}])
+    assert "--image-column" in refusal(path).fix
+    assert list(label_studio.read(path, Policy(image_column="scan")).rows.images) == ["a+b.png"]
+
+
+def test_a_question_like_ours_with_other_choices_is_not_ours(tmp_path: Path) -> None:
+    result = [{"from_name": "class_kind", "type": "choices", "value": {"choices": ["tabby"]}}]
+    path = tasks(tmp_path, [{"data": {"image": "a.jpg"}, "annotations": [{"result": result}]}])
+    assert list(label_studio.read(path, Policy(unlisted="unknown")).rows.classes) == ["tabby"]
+
+
+def one(**task: Any) -> list[dict[str, Any]]:
+    return [{"data": {"image": "a.jpg"}, **task}]
+
+
+def choosing(value: Any, group: Any = "class_cat") -> list[dict[str, Any]]:
+    return one(annotations=[{"result": [{"from_name": group, "type": "choices", "value": value}]}])
+
+
+FAULTS: dict[str, tuple[Any, str | None]] = {
+    "no list of tasks": ({"images": []}, None),
+    "no task": (["a"], "[0]"),
+    "no data": ([{"id": 1, "image": "a.jpg", "class_cat": "yes"}], "[0].data"),
+    "no field is the image's address": ([{"data": {"text": 3}, "annotations": []}], "[0].data"),
+    "this is no list": (one(annotations={"a": 1}), "[0].annotations"),
+    "this is no annotation": (one(annotations=[7]), "[0].annotations[0]"),
+    "this is no result": (one(annotations=[{"result": [7]}]), "[0].annotations[0].result[0]"),
+    "this is no prediction": (one(predictions=[7]), "[0].predictions[0]"),
+    "choices are no list": (choosing({"choices": "yes"}), "[0].annotations[0].result[0].value.choices"),
+    "two answers": (choosing({"choices": ["yes", "no"]}), "[0].annotations[0].result[0].value.choices"),
+    "a choice has no name": (choosing({"choices": [""]}), "[0].annotations[0].result[0].value.choices"),
+    "not one choice": (one(annotations=[{"result": []}]), None),
+    "names no image": ([{"data": {"image": "https://x.org/"}, "annotations": []}], "[0].data.image"),
+    "are both the image 'a.jpg'": (
+        [{"data": {"image": f"s3://{bucket}/a.jpg"}, "annotations": [{"result": []}]} for bucket in "xy"],
+        "[1].data.image",
+    ),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_fault_has_its_place(message: str, tmp_path: Path) -> None:
+    content, place = FAULTS[message]
+    error = refusal(tasks(tmp_path, content))
+    assert message in error.message
+    assert error.column == place
+
+
+def test_files_that_are_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for raw, message in ((b'[{"data":\n tru}]', "not JSON"), (b'["\xff"]', "UTF-8"), (b"[" * 100_000, "JSON")):
+        path.write_bytes(raw)
+        assert message in refusal(path).message
+    assert "no such file" in refusal(tmp_path / "nowhere.json").message
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tasks\.json"):
+        formats.write(rows_of(), tmp_path / "tasks.csv", format="label-studio")
+    with pytest.raises(UserError, match="--image-url means nothing for the format 'wide'"):
+        formats.write(rows_of(), tmp_path / "wide.csv", format="wide", image_url="x")
+    assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_round_trip_of_any_table(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+    images = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    size = len(images) * len(classes)
+    cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
+    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    path = tmp_path_factory.mktemp("tasks") / "tasks.json"
+    formats.write(table, path, format="label-studio")
+    assert label_studio.read(path, Policy()).table() == table
+
+
+def test_damaged_files_raise_only_label_errors(tmp_path: Path) -> None:
+    raw = (GOLDEN / "answers.json").read_bytes()
+    random = np.random.default_rng(0)
+    path = tmp_path / "x.json"
+    fine = 0
+    for _ in range(200):
+        damaged = bytearray(raw)
+        for at in random.integers(0, len(raw), random.integers(1, 4)):
+            damaged[at] = random.choice([*b'\n\0",{}[]\\:tn1', *random.integers(0, 256, 4)])
+        path.write_bytes(damaged)
+        assert label_studio.sniff(path) in (True, False)
+        fine += passes_or_explains(path)
+    assert 0 < fine < 200

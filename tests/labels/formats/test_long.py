@@ -1,0 +1,381 @@
+"""Long rows: golden files, the last row wins, places kept, round trips, and every fault with its line."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Became
+from halflabel.labels.formats import long
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "long"
+UNKNOWN = Policy(unlisted="unknown")
+HEADER = "image,class,value,source,score\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "labels.csv"
+
+
+def refusal(path: Path, content: str | bytes, policy: Policy | None = None) -> LabelError:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(LabelError) as caught:
+        long.read(path, policy or Policy())
+    assert caught.value.fix
+    return caught.value
+
+
+def source_of(rows: Rows) -> list[str]:
+    return [rows.sources[number] for number in rows.source]
+
+
+def same(one: Rows, other: Rows) -> bool:
+    """The same rows in the same order, and the same images and classes in theirs."""
+    return (
+        one.images == other.images
+        and one.classes == other.classes
+        and all(
+            np.array_equal(getattr(one, part), getattr(other, part), equal_nan=part == "score")
+            for part in ("image", "column", "value", "score")
+        )
+        and source_of(one) == source_of(other)
+    )
+
+
+def test_own_file() -> None:
+    """NA and None are classes, what nothing is known of keeps its place, the last row wins and 0 retracts."""
+    rows, audit = long.read(GOLDEN / "own.csv", Policy())
+    assert list(rows.images) == ["0001.jpg", "empty.jpg", "0002.jpg"]
+    assert list(rows.classes) == ["cat", "NA", "None", "unseen"]
+    assert rows.value.tolist() == [1, -1, 1, -1, 1, 0]
+    assert source_of(rows) == ["ann", "ann", "model", "ann", "model", "ann"]
+    assert np.array_equal(rows.score, np.float32([np.nan, 0.25, 0.75, np.nan, 0.5, np.nan]), equal_nan=True)
+    assert rows.resolve().dense().tolist() == [[1, -1, 0, 0], [0, 0, 0, 0], [-1, 0, 0, 0]]
+    assert audit.became == [Became("1", "present", 3), Became("-1", "absent", 2), Became("0", "retracted", 1)]
+    assert audit.notes == ["1 entries were called both present and absent: the last row wins, all rows are kept"]
+
+
+def test_semicolon_byte_order_mark_crlf_blank_line() -> None:
+    path = GOLDEN / "semicolon_bom_crlf.csv"
+    with pytest.raises(LabelError, match="value 0 may mean absent, or unknown") as caught:
+        long.read(path, Policy())
+    assert (caught.value.line, caught.value.column) == (4, "value")
+    for zero, value in (("absent", -1), ("unknown", 0)):
+        table = long.read(path, Policy(zero=zero)).table()  # type: ignore[arg-type]
+        assert (list(table.images), list(table.classes)) == (["007", "008"], ["café", "null"])
+        assert table.dense().tolist() == [[1, 0], [0, value]]
+
+
+def test_latin_1() -> None:
+    path = GOLDEN / "latin1.csv"
+    with pytest.raises(LabelError, match="byte 0xe9 is not UTF-8") as caught:
+        long.read(path, UNKNOWN)
+    assert caught.value.line == 2
+    rows = long.read(path, Policy(unlisted="unknown", encoding="latin-1")).rows
+    assert (list(rows.images), list(rows.classes)) == (["été.jpg"], ["château"])
+
+
+def test_utf_16() -> None:
+    path = GOLDEN / "utf16.csv"
+    with pytest.raises(LabelError, match="--encoding utf-16"):
+        long.read(path, UNKNOWN)
+    assert list(long.read(path, Policy(unlisted="unknown", encoding="utf-16")).rows.images) == ["ü.jpg"]
+
+
+def test_quotes_sources_scores_and_unlisted() -> None:
+    path = GOLDEN / "quoted.csv"
+    with pytest.raises(LabelError, match="--unlisted unknown"):
+        long.read(path, Policy())
+    rows, audit = long.read(path, UNKNOWN)
+    assert list(rows.images) == ["a, b.jpg", "two\nlines.jpg"]
+    assert list(rows.classes) == ["tree, tall", 'said "no"', "cat"]
+    assert source_of(rows) == ["eve", "", "bob"]
+    assert np.array_equal(rows.score, np.float32([0.5, np.nan, 1]), equal_nan=True)
+    assert rows.resolve().dense().tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert audit.became == [Became("listed", "present", 3)]
+    rows, audit = long.read(path, Policy(unlisted="absent"))
+    assert rows.resolve().dense().tolist() == [[1, -1, 1], [-1, 1, -1]]
+    assert audit.became == [Became("listed", "present", 3), Became("not listed", "absent", 3)]
+    assert source_of(rows)[3:] == ["unlisted"] * 3
+
+
+def test_values_as_stated(file: Path) -> None:
+    file.write_text("id,tag,value,more\na,cat,-1,p\na,dog,maybe,q\n")
+    with pytest.raises(LabelError, match="--minus-one") as caught:
+        long.read(file, Policy())
+    assert caught.value.line == 2
+    with pytest.raises(LabelError, match="'maybe' is not a label") as caught:
+        long.read(file, Policy(minus_one="absent"))
+    assert (caught.value.line, caught.value.column) == (3, "value")
+    rows, audit = long.read(file, Policy(minus_one="absent", values={"maybe": "present"}))
+    assert rows.resolve().dense().tolist() == [[-1, 1]]
+    assert audit.notes == ["columns not used: more"]
+
+
+def test_where_and_image_column(file: Path) -> None:
+    file.write_text("image,photo,class,split\nx,p1,cat,train\ny,p2,dog,val\nz,p3,cat,train\n")
+    rows = long.read(file, Policy(unlisted="unknown", image_column="photo", where={"split": "train"})).rows
+    assert (list(rows.images), list(rows.classes)) == (["p1", "p3"], ["cat"])
+    with pytest.raises(LabelError, match="no column 'picture'"):
+        long.read(file, Policy(unlisted="unknown", image_column="picture"))
+
+
+def test_lines_of_faults_count_in_the_file_not_among_the_rows_kept(file: Path) -> None:
+    text = 'image,class,value,split\n"a\nb",cat,1,val\n\nc,cat,1,train\nd,cat,huh,train\n'
+    error = refusal(file, text, Policy(where={"split": "train"}))
+    assert (error.line, error.column) == (6, "value")
+
+
+def test_scores_with_blanks_around_them(file: Path) -> None:
+    file.write_text("image,class,score\na,cat, 0.5\nb,cat,\nc,cat,1e-3\n")
+    score = long.read(file, UNKNOWN).rows.score
+    assert np.array_equal(score, np.float32([0.5, np.nan, 1e-3]), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "column", "words"),
+    [
+        (HEADER + "a,cat,1,,\n,,1,,\n", 3, None, "neither an image nor a class"),
+        (HEADER + "a,cat,1,,\na,cat,1,,high\n", 3, "score", "'high' is not a number"),
+        (HEADER + "a,cat,1,,\na,cat,1,,1e39\n", 3, "score", "'1e39' is too large"),
+        (HEADER + "a,cat,1,,\na,cat,1,, -1e39\n", 3, "score", "' -1e39' is too large"),
+        (HEADER + "a,cat,1,,\na,cat,2,,\n", 3, "value", "'2' is not a label"),
+        (HEADER + "a,cat,1,,\na,cat,1,\n", 3, None, "4 fields where the first line has 5"),
+        (HEADER + "a,cat,1,,\na,c\0at,1,,\n", 3, None, "byte 0x00"),
+        (HEADER, None, None, "not one row"),
+        ("", None, None, "empty"),
+        ("image,value\na,1\n", 1, None, "no column 'class'"),
+        ("class,value\na,1\n", 1, None, "no column 'image'"),
+        ('image,class\na,cat\nb,"dog\nc,cat\n', 3, None, "unexpected end"),
+    ],
+)
+def test_faults(file: Path, content: str, line: int | None, column: str | None, words: str) -> None:
+    error = refusal(file, content, UNKNOWN)
+    assert (error.line, error.column) == (line, column)
+    assert words in error.message
+
+
+def test_more_sources_than_there_is_room_for(file: Path) -> None:
+    text = "image,class,source\n" + "".join(f"a,cat,s{number}\n" for number in range(40000))
+    assert refusal(file, text, UNKNOWN).column == "source"
+
+
+def test_parquet_with_nulls_and_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    columns = {
+        "image": pa.array(["a", None, "b", "c"]),
+        "class": pa.array([None, "cat", "cat", "dog"]),
+        "value": pa.array([None, None, -1, 1], pa.int64()),
+        "source": pa.array([None, "", "ann", None]),
+        "score": pa.array([None, None, 0.5, None]),
+    }
+    pq.write_table(pa.table(columns), path)
+    rows = long.read(path, Policy()).rows
+    assert (list(rows.images), list(rows.classes)) == (["a", "b", "c"], ["cat", "dog"])
+    assert rows.resolve().dense().tolist() == [[0, 0], [-1, 0], [0, 1]]
+    assert source_of(rows) == ["ann", ""]
+    columns["value"] = pa.array([None, None, -1, 7], pa.int64())
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(LabelError, match="'7' is not a label") as caught:
+        long.read(path, Policy())
+    assert (caught.value.line, caught.value.column) == (4, "value")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet"])
+@pytest.mark.parametrize("golden", ["own.csv", "quoted.csv"])
+def test_round_trip_of_the_golden_files(tmp_path: Path, name: str, golden: str) -> None:
+    rows = long.read(GOLDEN / golden, UNKNOWN if golden == "quoted.csv" else Policy()).rows
+    long.write(rows, tmp_path / name)
+    assert same(long.read(tmp_path / name, Policy()).rows, rows)
+    assert long.sniff(tmp_path / name)
+
+
+def test_files_stay_plain(file: Path) -> None:
+    table = LabelTable.from_dense([[1, 0], [0, -1]], ["a", "b"], ["cat", "dog"])
+    rows = Rows.from_table(table, "me")
+    long.write(
+        Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "me", np.float32([0.7, 1])), file
+    )
+    assert file.read_text() == HEADER + ",cat,,,\n,dog,,,\na,cat,1,me,0.7\nb,dog,-1,me,1\n"
+    long.write(
+        Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "a,b", np.float32([0.7, 1])), file
+    )
+    assert file.read_text() == HEADER + ',cat,,,\n,dog,,,\na,cat,1,"a,b",0.7\nb,dog,-1,"a,b",1\n'
+
+
+def test_many_blocks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images out of order, so that they are declared; every part is longer than a block."""
+    monkeypatch.setattr(long, "_BLOCK", 7)
+    rng = np.random.default_rng(0)
+    blank = LabelTable.from_dense(np.zeros((30, 20)))
+    image, column = rng.integers(30, size=100), rng.integers(20, size=100)
+    rows = Rows.build(blank.images, blank.classes, image, column, rng.integers(-1, 2, 100), "s", rng.random(100))
+    for path in (file, file.with_suffix(".parquet")):
+        long.write(rows, path)
+        assert same(long.read(path, Policy()).rows, rows)
+
+
+cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
+
+
+@given(
+    st.lists(cells, min_size=1, max_size=4, unique=True),
+    st.lists(cells, min_size=1, max_size=4, unique=True),
+    st.lists(st.one_of(cells, st.just("")), min_size=1, max_size=3, unique=True),
+    st.integers(0, 2**31),
+    st.sampled_from(["x.csv", "x.parquet"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_round_trip_of_any_rows(
+    images: list[str], classes: list[str], sources: list[str], seed: int, name: str
+) -> None:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(0, 12))
+    blank = LabelTable.from_dense(np.zeros((len(images), len(classes))), images, classes)
+    rows = Rows.build(
+        blank.images,
+        blank.classes,
+        rng.integers(len(images), size=count),
+        rng.integers(len(classes), size=count),
+        rng.integers(-1, 2, count),
+        rng.integers(len(sources), size=count),
+        np.where(rng.random(count) < 0.5, np.nan, rng.random(count)),
+        sources,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        long.write(rows, Path(folder) / name)
+        again = long.read(Path(folder) / name, Policy()).rows
+    assert same(again, rows)
+    assert again.resolve() == rows.resolve()
+
+
+@pytest.mark.parametrize(("image", "label"), [("", "cat"), ("a", "")])
+def test_write_refuses_names_it_cannot_hold(file: Path, image: str, label: str) -> None:
+    with pytest.raises(UserError, match="has no name"):
+        long.write(Rows.from_table(LabelTable.from_dense([[1]], [image], [label])), file)
+    assert not file.exists()
+
+
+def test_sniff(tmp_path: Path) -> None:
+    for path in GOLDEN.iterdir():
+        assert long.sniff(path), path
+    assert not long.sniff(tmp_path)
+    assert not long.sniff(tmp_path / "nowhere.csv")
+    assert not long.sniff(tmp_path / "nowhere.parquet")
+    (tmp_path / "x.parquet").write_bytes(b"no")
+    assert not long.sniff(tmp_path / "x.parquet")
+    (tmp_path / "x.csv").write_bytes(b'"' + b"y" * 200000)
+    assert not long.sniff(tmp_path / "x.csv")
+    (tmp_path / "y.csv").write_text('"image";"class";"a, b, c, d"\n')
+    assert long.sniff(tmp_path / "y.csv")
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    at = int(rng.integers(len(data) + 1))
+    noise = bytes(rng.choice(list(b"\x00\xff\n\r ;,\"1-0.e'"), int(rng.integers(0, 4))).tolist())
+    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
+
+
+def test_source_and_score_may_be_left_out(file: Path) -> None:
+    file.write_text("image,class,value\na,cat,1\na,dog,-1\n")
+    rows, audit = long.read(file, Policy())
+    assert rows.resolve().dense().tolist() == [[1, -1]]
+    assert Became("-1", "absent", 1) in audit.became
+    assert long.read(file, Policy(minus_one="unknown")).table().dense().tolist() == [[1, 0]]
+    error = refusal(file, "image,class,value\na,cat,1\na,dog,0\n")  # 0 retracts in our files, others mean absent
+    assert (error.line, error.column) == (3, "value")
+    assert "--zero absent or --zero unknown" in error.fix
+    file.write_text("image,class,value\na,cat,1\na,dog,0\na,cow,-1\n")  # then -1 may be unsure
+    with pytest.raises(LabelError, match="value -1 may mean"):
+        long.read(file, Policy(zero="absent"))
+    for other in ("no", " 0", "unknown", ""):  # nor is it ours that has a word of its own for what -1 may be
+        file.write_text(f"image,class,value\na,cat,1\na,dog,{other}\na,cow,-1\n")
+        with pytest.raises(LabelError, match="value -1 may mean"):
+            long.read(file, Policy(zero="absent"))
+    for header in ("image,class,value,annotator", "image,label,value", "id,class,value"):  # not ours
+        row = "a,dog,-1" + ",x" * (header.count(",") - 2)
+        assert "--minus-one absent" in refusal(file, f"{header}\n{row}\n").fix
+
+
+def test_the_fix_for_an_own_file_can_be_done(file: Path) -> None:
+    assert "--value" not in refusal(file, HEADER + "a,cat,7,,\n").fix
+
+
+def test_own_files_say_what_their_values_mean() -> None:
+    with pytest.raises(UserError, match="--zero means nothing"):
+        long.read(GOLDEN / "own.csv", Policy(zero="absent"))
+
+
+@pytest.mark.parametrize("golden", ["own.csv", "quoted.csv", "utf16.csv", "own.parquet"])
+def test_no_bytes_bring_it_down(tmp_path: Path, golden: str) -> None:
+    rng = np.random.default_rng(0)
+    file = tmp_path / golden
+    if golden == "own.parquet":
+        long.write(long.read(GOLDEN / "own.csv", Policy()).rows, file)
+    data = (file if file.exists() else GOLDEN / golden).read_bytes()
+    stated = {} if golden.startswith("own") else {"zero": "absent"}
+    policy = Policy(unlisted="unknown", encoding="utf-16" if "16" in golden else None, **stated)
+    read = 0
+    for _ in range(150):
+        file.write_bytes(mutated(data, rng))
+        fault = None
+        try:
+            long.read(file, policy)
+            read += 1
+        except LabelError as error:
+            fault = error
+        assert fault is None or fault.fix
+    assert 0 < read < 150
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "column", "words"),
+    [
+        ("image,class,value\na.jpg,cat,1\n,dog,1\n", 3, "image", "value '1' is said of no image"),
+        ("image,class,value\na.jpg,cat,1\n\nb.jpg, ,-1\n", 4, "class", "value '-1' is said of no class"),
+        (HEADER + ",cat,,,\na.jpg,cat,1,,\nb.jpg,,0,,\n", 4, "class", "value '0' is said of no class"),
+        (HEADER + "a.jpg,cat,1,,\n,dog,,me,\n", 3, "image", "source 'me' is said of no image"),
+        (HEADER + "a.jpg,cat,1,,\nb.jpg,,,,0.5\n", 3, "class", "score '0.5' is said of no class"),
+    ],
+)
+def test_a_row_that_says_something_names_image_and_class(
+    file: Path, content: str, line: int, column: str, words: str
+) -> None:
+    error = refusal(file, content)
+    assert (error.line, error.column) == (line, column)
+    assert words in error.message
+
+
+def test_a_row_that_says_nothing_still_names(file: Path) -> None:
+    file.write_text("image,class,value\na.jpg,cat,1\n,dog,\nb.jpg,, \n")
+    rows = long.read(file, Policy()).rows
+    assert (list(rows.images), list(rows.classes), len(rows)) == (["a.jpg", "b.jpg"], ["cat", "dog"], 1)
+
+
+def test_blanks_around_names_do_not_count(file: Path) -> None:
+    file.write_text("image,class,value\n a.jpg , dog ,1\na.jpg,dog,-1\nb.jpg,\tdog,1\n")
+    rows, audit = long.read(file, Policy())
+    assert (list(rows.images), list(rows.classes)) == (["a.jpg", "b.jpg"], ["dog"])
+    assert rows.resolve().dense().tolist() == [[-1], [1]]
+    assert "blanks around the name of the image taken off in 1 rows" in audit.notes
+    assert "blanks around the name of the class taken off in 2 rows" in audit.notes
+
+
+def test_blanks_in_our_own_files_are_kept_and_told(file: Path) -> None:
+    file.write_text(HEADER + " a.jpg,dog ,1,,\na.jpg,dog,-1,,\n")
+    rows, audit = long.read(file, Policy())
+    assert (list(rows.images), list(rows.classes)) == ([" a.jpg", "a.jpg"], ["dog ", "dog"])
+    assert "1 images differ from another by blanks around the name only" in audit.notes
+    assert "1 classes differ from another by blanks around the name only" in audit.notes

@@ -1,0 +1,174 @@
+"""LVIS JSON: the golden file, round trips, and every fault with its place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.formats import lvis
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "lvis" / "v1.json"
+
+
+def golden() -> Any:
+    return json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def save(content: Any, folder: Path) -> Path:
+    path = folder / "labels.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def passes_or_explains(path: Path, policy: Policy) -> bool:
+    """Whether a file can be read; any failure but one with a fix escapes."""
+    fault = None
+    try:
+        lvis.read(path, policy)
+    except LabelError as error:
+        fault = error
+    assert fault is None or fault.fix
+    return fault is None
+
+
+def test_golden() -> None:
+    found = lvis.read(GOLDEN, Policy())
+    table = found.table()
+    assert list(table.images) == ["000000522418.jpg", "000000391895.jpg", "000000184613.jpg"]
+    assert list(table.classes) == ["zebra", "zucchini", "(none)", "aerosol_can"]
+    assert table.dense().tolist() == [[-1, 0, 1, 1], [1, 0, 0, -1], [0, 0, 0, 0]]
+
+
+def test_contradiction_keeps_both_rows_and_present_wins() -> None:
+    found = lvis.read(GOLDEN, Policy())
+    rows = found.rows
+    both = (rows.image == 0) & (rows.column == 2)
+    assert rows.value[both].tolist() == [-1, 1]
+    assert rows.conflicts() == 1
+    assert any("1 entries have a box and stand in neg_category_ids" in note for note in found.audit.notes)
+
+
+def test_audit_says_what_became_what() -> None:
+    audit = lvis.read(GOLDEN, Policy()).audit
+    assert [tuple(line) for line in audit.became] == [
+        ("annotation", "present", 3),
+        ("neg_category_ids", "absent", 3),
+        ("neither", "unknown", 7),
+    ]
+    assert any(note.startswith("1 entries are not exhaustive") for note in audit.notes)
+    assert any(note.startswith("1 entries are called not exhaustive but have no box") for note in audit.notes)
+    assert any(note.startswith("1 further annotations") for note in audit.notes)
+
+
+def test_file_name_comes_before_coco_url_and_id(tmp_path: Path) -> None:
+    content = golden()
+    content["images"][0]["file_name"] = "train/00001.jpg"
+    del content["images"][1]["coco_url"]
+    found = lvis.read(save(content, tmp_path), Policy())
+    assert list(found.rows.images) == ["train/00001.jpg", "391895", "000000184613.jpg"]
+
+
+def test_recognised_before_coco_even_when_the_key_comes_late(tmp_path: Path) -> None:
+    assert formats.find_format(GOLDEN) == "lvis"
+    content = golden()
+    content["annotations"][0]["segmentation"] = [[1.5] * 400_000]
+    path = save(content, tmp_path)
+    assert path.stat().st_size > 1 << 20
+    assert formats.find_format(path) == "lvis"
+    assert not lvis.sniff(tmp_path)
+    assert not lvis.sniff(tmp_path / "not there.json")
+
+
+def test_unlisted_means_nothing_here() -> None:
+    with pytest.raises(UserError, match="--unlisted means nothing"):
+        formats.read(GOLDEN, Policy(unlisted="absent"), format="lvis")
+
+
+def test_coco_is_not_read_as_lvis() -> None:
+    with pytest.raises(LabelError, match="not LVIS") as caught:
+        lvis.read(GOLDEN.parents[1] / "coco" / "instances.json", Policy())
+    assert "--format coco" in caught.value.fix
+
+
+def test_round_trip_of_golden(tmp_path: Path) -> None:
+    found = lvis.read(GOLDEN, Policy())
+    lvis.write(found.rows, tmp_path / "out.json")
+    assert lvis.read(tmp_path / "out.json", Policy()).table() == found.table()
+    assert formats.find_format(tmp_path / "out.json") == "lvis"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_round_trip_of_any_table(data: st.DataObject) -> None:
+    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+    images = data.draw(st.lists(names, min_size=1, max_size=5, unique=True))
+    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    size = len(images) * len(classes)
+    cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
+    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "out.json"
+        lvis.write(Rows.from_table(table), path)
+        assert lvis.read(path, Policy()).table() == table
+
+
+FAULTS = {
+    "images[0].neg_category_ids[1]": lambda c: c["images"][0].update(neg_category_ids=[7, 3]),
+    "images[1].neg_category_ids[0]": lambda c: c["images"][1].update(neg_category_ids=[[2]]),
+    "images[2].neg_category_ids": lambda c: c["images"][2].update(neg_category_ids=7),
+    "images[0].not_exhaustive_category_ids[0]": lambda c: c["images"][0].update(not_exhaustive_category_ids=[None]),
+    "images[1].coco_url": lambda c: c["images"][1].update(coco_url="http://images.cocodataset.org/train2017/"),
+    "images[2].file_name": lambda c: c["images"][2].update(coco_url="x/000000522418.jpg"),
+    "annotations[2].category_id": lambda c: c["annotations"][2].update(category_id=1204),
+}
+
+
+@pytest.mark.parametrize("place", FAULTS)
+def test_fault_has_its_place(place: str, tmp_path: Path) -> None:
+    content = golden()
+    FAULTS[place](content)
+    with pytest.raises(LabelError) as caught:
+        lvis.read(save(content, tmp_path), Policy())
+    assert caught.value.column == place
+    assert caught.value.fix
+
+
+def test_damaged_files_raise_only_label_errors(tmp_path: Path) -> None:
+    raw = GOLDEN.read_bytes()
+    random = np.random.default_rng(0)
+    path = tmp_path / "a.json"
+    for _ in range(150):
+        damaged = bytearray(raw)
+        for at in random.integers(0, len(raw), random.integers(1, 4)):
+            damaged[at] = random.integers(0, 256)
+        path.write_bytes(damaged[: random.integers(len(raw) // 2, 2 * len(raw))])
+        passes_or_explains(path, Policy())
+
+
+def test_any_value_in_any_place_raises_only_label_errors(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    odd = [None, True, -1, 1.5, 1e400, 10**30, "", "\ud800", "x", [], [[]], [True], ["2"], {}, {"id": 1}]
+    refused = 0
+    for _ in range(150):
+        content = golden()
+        holders = [content]
+        for key in ("images", "annotations", "categories"):
+            holders += [content[key], *content[key]]
+        holder = holders[random.integers(len(holders))]
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        holder[keys[random.integers(len(keys))]] = copy.copy(odd[random.integers(len(odd))])
+        refused += not passes_or_explains(save(content, tmp_path), Policy())
+    assert refused > 50

@@ -1,0 +1,211 @@
+"""NUS-WIDE: the golden folder, splits, alignment, round trips, and every fault with its place."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Became
+from halflabel.labels.formats import nus_wide
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "nus_wide"
+IMAGES = ["actor/0001_2124494179.jpg", "actor/0002_174174086.jpg", "zebra/0003_2347354.jpg"]
+SKY = "Groundtruth/AllLabels/Labels_sky.txt"
+LIST = "ImageList/Imagelist.txt"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A copy of the golden folder, to break."""
+    shutil.copytree(GOLDEN, tmp_path / "nus")
+    return tmp_path / "nus"
+
+
+def refusal(path: Path, policy: Policy | None = None) -> LabelError:
+    with pytest.raises(LabelError) as caught:
+        nus_wide.read(path, policy or Policy())
+    assert caught.value.fix
+    return caught.value
+
+
+@pytest.mark.parametrize("split", [None, "all", "ALL"])
+def test_golden(split: str | None) -> None:
+    rows, audit = nus_wide.read(GOLDEN, Policy(split=split))
+    table = rows.resolve()
+    assert list(table.images) == IMAGES
+    assert list(table.classes) == ["animal", "blue_sky", "sky"]
+    assert table.dense().tolist() == [[-1, 1, 1], [-1, -1, -1], [1, -1, 1]]
+    assert audit.became == [Became("1", "present", 4), Became("0", "absent", 5)]
+
+
+@pytest.mark.parametrize(("split", "numbers"), [("Train", [1, 2]), ("train", [1, 2]), ("TEST", [0])])
+def test_splits(split: str, numbers: list[int]) -> None:
+    assert nus_wide.read(GOLDEN, Policy(split=split)).table() == nus_wide.read(GOLDEN, Policy()).table().subset(numbers)
+
+
+def test_sniff() -> None:
+    assert nus_wide.sniff(GOLDEN)
+    assert not nus_wide.sniff(GOLDEN / "Groundtruth")
+    assert not nus_wide.sniff(GOLDEN / LIST)
+    assert not nus_wide.sniff(GOLDEN / "nowhere")
+
+
+def test_other_case_of_names(base: Path) -> None:
+    (base / "Groundtruth").rename(base / "GroundTruth")
+    (base / LIST).rename(base / "ImageList" / "ImageList.txt")
+    assert nus_wide.read(base, Policy()).table() == nus_wide.read(GOLDEN, Policy()).table()
+
+
+def test_without_all_labels_the_split_must_be_stated(base: Path) -> None:
+    shutil.rmtree(base / "Groundtruth" / "AllLabels")
+    assert nus_wide.sniff(base)
+    assert "--split Train" in refusal(base).fix
+    assert nus_wide.read(base, Policy(split="test")).table().shape == (1, 3)
+    assert "AllLabels" in str(refusal(base, Policy(split="all")))
+    assert "'val'" in str(refusal(base, Policy(split="val")))
+
+
+@pytest.mark.parametrize("content", ["1\r0\r1\r", "\ufeff1\n0\n1\n", "1\t\n 0\n1\n\n\n", "1\n0\n1"])
+def test_unusual_but_clear_lines(base: Path, content: str) -> None:
+    (base / SKY).write_text(content, encoding="utf-8", newline="")
+    assert nus_wide.read(base, Policy()).table() == nus_wide.read(GOLDEN, Policy()).table()
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "words"),
+    [
+        ("1\n0\n", None, "2 lines, but Imagelist.txt names 3 images"),
+        ("1\n0\n1\n1\n", None, "4 lines, but Imagelist.txt names 3 images"),
+        ("1\n2\n1\n", 2, "'2' is not 0 or 1"),
+        ("1\n\n1\n", 2, "'' is not 0 or 1"),
+        ("1\n0 1\n1\n", 2, "'0 1'"),
+        ("10\n1\n", 1, "'10'"),
+        ("1\n-1\n1\n", 2, "'-1'"),
+        ("", None, "empty"),
+    ],
+)
+def test_faults_in_a_class_file(base: Path, content: str, line: int | None, words: str) -> None:
+    (base / SKY).write_text(content)
+    error = refusal(base)
+    assert error.file.endswith("Labels_sky.txt")
+    assert (error.line, words in error.message) == (line, True)
+
+
+def test_misaligned_files_name_the_pitfall(base: Path) -> None:
+    (base / SKY).write_text("1\n0\n")
+    assert "lost images" in refusal(base).fix
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "words"),
+    [
+        ("a\\1.jpg\nb.jpg\na/1.jpg\n", 3, "'a/1.jpg' is there already, on line 1"),
+        ("a.jpg\n\nb.jpg\n", 2, "names no image"),
+        ("\n", None, "lists no image"),
+        ("", None, "empty"),
+    ],
+)
+def test_faults_in_the_image_list(base: Path, content: str, line: int | None, words: str) -> None:
+    (base / LIST).write_text(content)
+    error = refusal(base)
+    assert error.file.endswith("Imagelist.txt")
+    assert (error.line, words in error.message) == (line, True)
+
+
+def test_bytes_that_are_not_text(base: Path) -> None:
+    (base / LIST).write_bytes(b"a.jpg\nb\xe9.jpg\nc.jpg\n")
+    assert refusal(base).line == 2
+    (base / SKY).write_bytes(b"1\n\xff\n1\n")
+    (base / LIST).write_bytes(b"a\nb\nc\n")
+    assert refusal(base).line == 2
+
+
+def test_missing_parts(base: Path) -> None:
+    (base / LIST).unlink()
+    assert "ImageList/Imagelist.txt" in str(refusal(base))
+    for file in (base / "Groundtruth" / "AllLabels").iterdir():
+        file.unlink()
+    assert "Labels_<class>.txt" in str(refusal(base))
+    assert "_Train" not in str(refusal(base))
+    shutil.rmtree(base / "Groundtruth")
+    assert "Groundtruth" in str(refusal(base))
+    assert "no such" in str(refusal(base / "nowhere"))
+
+
+def test_round_trip_of_the_golden_folder(tmp_path: Path) -> None:
+    found = nus_wide.read(GOLDEN, Policy())
+    nus_wide.write(found.rows, tmp_path)
+    assert nus_wide.read(tmp_path, Policy()).table() == found.table()
+    assert (tmp_path / SKY).read_bytes() == b"1\n0\n1\n"
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters="/\\"), min_size=1)
+names = names.filter(lambda name: len(name.encode()) < 60)
+
+
+@given(
+    st.lists(names, min_size=1, max_size=4, unique=True),
+    st.lists(names, min_size=1, max_size=3, unique=True),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_round_trip_of_any_full_table(images: list[str], classes: list[str], seed: int) -> None:
+    labels = np.random.default_rng(seed).choice([-1, 1], (len(images), len(classes)))
+    table = LabelTable.from_dense(labels, images, sorted(classes))
+    with tempfile.TemporaryDirectory() as folder:
+        nus_wide.write(Rows.from_table(table), Path(folder))
+        assert nus_wide.read(Path(folder), Policy()).table() == table
+
+
+def test_write_refuses_unknown_labels(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--to long") as caught:
+        nus_wide.write(Rows.from_table(LabelTable.from_dense([[1, -1], [1, 0]], "ab", ["cat", "dog"])), tmp_path)
+    assert "'b' is 'dog'" in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("image", "label"), [("a\\b", "x"), (" a", "x"), ("a\nb", "x"), ("", "x"), ("a", "x/y")])
+def test_write_refuses_names_it_cannot_hold(tmp_path: Path, image: str, label: str) -> None:
+    with pytest.raises(UserError, match="--to long"):
+        nus_wide.write(Rows.from_table(LabelTable.from_dense([[1]], [image], [label])), tmp_path)
+
+
+def test_write_refuses_a_folder_with_other_classes(tmp_path: Path) -> None:
+    nus_wide.write(Rows.from_table(LabelTable.from_dense([[1, 1]], ["a"], ["cat", "dog"])), tmp_path)
+    with pytest.raises(UserError, match="other classes: dog"):
+        nus_wide.write(Rows.from_table(LabelTable.from_dense([[1]], ["a"], ["cat"])), tmp_path)
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    at = int(rng.integers(len(data) + 1))
+    noise = bytes(rng.choice(list(b"\x00\xff\n\r \t1-0\\a"), int(rng.integers(0, 4))).tolist())
+    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
+
+
+def test_no_bytes_bring_it_down(base: Path) -> None:
+    rng = np.random.default_rng(0)
+    files = [base / SKY, base / LIST]
+    read = 0
+    for _ in range(150):
+        file = files[int(rng.integers(len(files)))]
+        before = file.read_bytes()
+        file.write_bytes(mutated(before, rng))
+        fault = None
+        try:
+            nus_wide.read(base, Policy())
+            read += 1
+        except LabelError as error:
+            fault = error
+        assert fault is None or fault.fix
+        file.write_bytes(before)
+    assert 0 < read < 150

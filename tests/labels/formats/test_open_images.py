@@ -1,0 +1,346 @@
+"""Open Images: golden files, verified labels and guesses, blocks, round trips, and every fault with its place."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.audit import Became
+from halflabel.labels.formats import open_images
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "open_images"
+VERIFIED = GOLDEN / "verified" / "validation-annotations-human-imagelabels.csv"
+MIXED = GOLDEN / "mixed" / "train-annotations-mixed-imagelabels.csv"
+BOXES = GOLDEN / "boxes" / "train-annotations-bbox.csv"
+HEADER = "ImageID,Source,LabelName,Confidence\n"
+
+
+def refusal(path: Path, policy: Policy | None = None) -> LabelError:
+    with pytest.raises(LabelError) as caught:
+        open_images.read(path, policy or Policy())
+    assert caught.value.fix
+    return caught.value
+
+
+def source_of(rows: Rows) -> list[str]:
+    return [rows.sources[number] for number in rows.source]
+
+
+@pytest.mark.parametrize("path", [VERIFIED, VERIFIED.parent])
+def test_golden_verified(path: Path) -> None:
+    rows, audit = open_images.read(path, Policy())
+    table = rows.resolve()
+    assert list(table.images) == ["0001eeaf4aed83f9", "0004886b7d043cfd", "000595fe6fee6369"]
+    # Two ids are called Tank, so theirs is kept beside the name; /m/0zz9z has no description.
+    assert list(table.classes) == ["Airplane", "Chest of drawers, old", "/m/0zz9z", "Tank (/m/04h7h)"]
+    assert table.dense().tolist() == [[1, -1, 0, 0], [0, 1, 1, 0], [-1, 0, 0, -1]]
+    assert source_of(rows) == ["verification", "verification", "crowdsource-verification", *["verification"] * 3]
+    assert np.isnan(rows.score).all()
+    assert audit.became == [Became("1", "present", 3), Became("0", "absent", 3)]
+    assert audit.notes == ["1 classes have no description and keep their id as name"]
+
+
+def test_guesses_are_unknown_by_default_and_keep_their_places() -> None:
+    rows, audit = open_images.read(MIXED, Policy())
+    assert list(rows.images) == ["00aa", "00bb", "00cc"]
+    assert list(rows.classes) == ["/m/a", "/m/b", "/m/c"]
+    assert rows.resolve().dense().tolist() == [[0, 1, 0], [-1, 0, 0], [0, 0, 0]]
+    assert audit.became == [
+        Became("1", "present", 1),
+        Became("0", "absent", 1),
+        Became("a machine's guess", "unknown", 4),
+    ]
+    assert any("--machine" in note for note in audit.notes)
+
+
+def test_guesses_from_the_stated_confidence_on_are_present_but_never_beat_a_person() -> None:
+    """0.7 counts at 0.7, although it is less in single precision; 00bb, /m/a was verified absent before the guess."""
+    rows, audit = open_images.read(MIXED, Policy(machine=0.7))
+    assert rows.resolve().dense().tolist() == [[1, 1, 0], [-1, 0, 0], [0, 0, 1]]
+    assert source_of(rows) == ["machine", "machine", "machine", "verification", "verification"]
+    assert rows.score[:3].tolist() == pytest.approx([0.7, 0.9, 1.0])
+    assert np.isnan(rows.score[3:]).all()
+    assert Became("a machine's guess of 0.7 or more", "present", 3) in audit.became
+    assert Became("a machine's guess below 0.7", "unknown", 1) in audit.became
+    assert any(note.startswith("1 entries were called both") for note in audit.notes)
+
+
+@pytest.mark.parametrize("machine", [0.0, 70.0, float("nan")])
+def test_a_confidence_that_is_none(machine: float) -> None:
+    with pytest.raises(UserError, match="is no confidence"):
+        open_images.read(MIXED, Policy(machine=machine))
+
+
+def test_boxes_read_the_same_way() -> None:
+    rows, audit = open_images.read(BOXES, Policy())
+    assert len(rows) == 3
+    assert list(rows.classes) == ["Person", "NA"]
+    assert rows.resolve().dense().tolist() == [[1, 0], [0, 1]]
+    assert source_of(rows) == ["xclick", "xclick", "activemil"]
+    assert audit.files == [str(BOXES), str(BOXES.parent / "class-descriptions-boxable.csv")]
+
+
+def test_the_descriptions_that_fit_best_are_taken(tmp_path: Path) -> None:
+    shutil.copy(VERIFIED, tmp_path)
+    (tmp_path / "class-descriptions-boxable.csv").write_text("/m/0cmf2,Plane\n")
+    (tmp_path / "oidv6-class-descriptions.csv").write_text("LabelName,DisplayName\n/m/0cmf2,Jet\n/m/04f2k,Chest\n")
+    assert list(open_images.read(tmp_path, Policy()).rows.classes)[:2] == ["Jet", "Chest"]
+
+
+def test_a_name_that_looks_like_another_id_does_not_clash(tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text(HEADER + "a,v,/m/1,1\na,v,/m/2,0\n")
+    (tmp_path / "class-descriptions.csv").write_text("/m/1,/m/2\n")
+    assert list(open_images.read(file, Policy()).rows.classes) == ["/m/2 (/m/1)", "/m/2 (/m/2)"]
+
+
+def test_order_of_columns_and_a_missing_source(tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_bytes(b"\xef\xbb\xbfLabelName,Confidence,ImageID\r\n/m/1,1.0,007\r\n\r\nNone,0,7\r\n")
+    assert open_images.sniff(file)
+    rows = open_images.read(file, Policy()).rows
+    assert (list(rows.images), list(rows.classes)) == (["007", "7"], ["/m/1", "None"])
+    assert rows.resolve().dense().tolist() == [[1, 0], [0, -1]]
+    assert rows.sources == ("",)
+
+
+def test_sniff(tmp_path: Path) -> None:
+    assert open_images.sniff(VERIFIED)
+    assert open_images.sniff(VERIFIED.parent)
+    assert open_images.sniff(BOXES)
+    assert not open_images.sniff(BOXES.parent / "class-descriptions-boxable.csv")
+    assert not open_images.sniff(tmp_path)
+    assert not open_images.sniff(tmp_path / "nowhere.csv")
+
+
+def slow(path: Path, machine: float | None) -> tuple[list[str], list[str], dict[tuple[str, str], int]]:
+    """The obvious loop over a file: images, classes, and what holds; a person's word beats a machine's."""
+    images: dict[str, None] = {}
+    classes: dict[str, None] = {}
+    guessed: dict[tuple[str, str], int] = {}
+    verified: dict[tuple[str, str], int] = {}
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            pair = row["ImageID"], row["LabelName"]
+            images[pair[0]] = classes[pair[1]] = None
+            confidence = float(row["Confidence"])
+            if row["Source"] == "machine" or 0 < confidence < 1:
+                if machine is not None and confidence >= machine:
+                    guessed[pair] = 1
+            else:
+                verified[pair] = 1 if confidence else -1
+    return list(images), list(classes), guessed | verified
+
+
+@pytest.mark.parametrize("machine", [None, 0.5])
+def test_many_blocks_agree_with_the_obvious_loop(
+    tmp_path: Path, machine: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images that come back in later blocks, and new classes and sources in each."""
+    import pyarrow.csv as pa_csv
+
+    open_csv, blocks = pa_csv.open_csv, []
+
+    def in_small_blocks(path: Path, options: pa_csv.ReadOptions, *others: object) -> object:
+        options.block_size = 4000
+        reader = open_csv(path, options, *others)
+        return (blocks.append(1) or batch for batch in reader)
+
+    monkeypatch.setattr(pa_csv, "open_csv", in_small_blocks)
+    rng = np.random.default_rng(3)
+    file = tmp_path / "x.csv"
+    with open(file, "w") as out:
+        out.write(HEADER)
+        for number in range(3000):
+            image, label = rng.integers(number // 3 + 1), rng.integers(number // 100 + 1)
+            source = rng.choice(["verification", "machine", f"s{number // 500}"])
+            out.write(f"{image:016x},{source},/m/{label},{rng.choice(['0', '1', '0.5', '0.25'])}\n")
+    rows = open_images.read(file, Policy(machine=machine)).rows
+    images, classes, labels = slow(file, machine)
+    assert len(blocks) > 20
+    assert (list(rows.images), list(rows.classes)) == (images, classes)
+    image, column, value = rows.resolve().entries()
+    found = {(images[i], classes[c]): int(v) for i, c, v in zip(image, column, value, strict=True)}
+    assert found == labels
+    pairs = list(zip(rows.image.tolist(), rows.column.tolist(), rows.value.tolist(), strict=True))
+    both = {pair[:2] for pair in pairs if pair[2] > 0} & {pair[:2] for pair in pairs if pair[2] < 0}
+    assert rows.conflicts() == len(both) > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "column", "words"),
+    [
+        ("ImageID,Source,Confidence\na,v,1\n", 1, None, "no column 'LabelName'"),
+        ("ImageID,ImageID,LabelName,Confidence\na,a,b,1\n", 1, None, "'ImageID' is there twice"),
+        (HEADER, None, None, "not one row"),
+        (HEADER + "a,v,/m/1,1\n\na,v,/m/2,maybe\n", 4, "Confidence", "'maybe' is not a number"),
+        (HEADER + "a,v,/m/1,1\na,v,/m/2,\n", 3, "Confidence", "blank"),
+        (HEADER + "a,v,/m/1,1\na,v,/m/2,nan\n", 3, "Confidence", "must lie from 0 to 1"),
+        (HEADER + "a,v,/m/1,1\na,v,/m/2,1.5\n", 3, "Confidence", "1.5"),
+        (HEADER + "a,v,/m/1,1\na,v,/m/2,-1\n", 3, "Confidence", "-1"),
+        (HEADER + "a,v,/m/1,1\n\n,v,/m/2,1\n", 4, "ImageID", "blank"),
+        (HEADER + "a,v,/m/1,1\na,v,,1\n", 3, "LabelName", "blank"),
+        (HEADER + "a,v,/m/1,1\na,v,/m/2\n", 3, None, "3 fields where the first line has 4"),
+        (HEADER + "a,v,/m/1,1\na,v,/m/2,1,1\n", 3, None, "5 fields where the first line has 4"),
+        (HEADER + "a,v,/m/1,1\n\udcff,v,/m/2,1\n", 3, None, "byte 0xff is not UTF-8"),
+        ("", None, None, "empty"),
+    ],
+)
+def test_faults(tmp_path: Path, content: str, line: int | None, column: str | None, words: str) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text(content, encoding="utf-8", errors="surrogateescape")
+    error = refusal(file)
+    assert (error.line, error.column) == (line, column)
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "words"),
+    [("/m/1,Cat\n/m/2\n", 2, "1 fields"), ("/m/1,Cat\n/m/1,Dog\n", 2, "two names"), ("/m/1,\n", 1, "filled")],
+)
+def test_faults_in_the_descriptions(tmp_path: Path, content: str, line: int, words: str) -> None:
+    (tmp_path / "x.csv").write_text(HEADER + "a,v,/m/1,1\n")
+    (tmp_path / "class-descriptions.csv").write_text(content)
+    error = refusal(tmp_path / "x.csv")
+    assert (Path(error.file).name, error.line) == ("class-descriptions.csv", line)
+    assert words in error.message
+
+
+def test_folders(tmp_path: Path) -> None:
+    assert "name the label file" in str(refusal(tmp_path))
+    assert "no such" in str(refusal(tmp_path / "nowhere"))
+    for name in ("a-annotations-labels.csv", "b-annotations-labels.csv"):
+        (tmp_path / name).write_text(HEADER)
+    assert "a-annotations-labels.csv, b-annotations-labels.csv" in str(refusal(tmp_path))
+
+
+def test_more_sources_than_there_is_room_for(tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text(HEADER + "".join(f"a,s{number},/m/1,1\n" for number in range(40000)))
+    assert refusal(file).column == "Source"
+
+
+@pytest.mark.parametrize(("path", "policy"), [(VERIFIED, Policy()), (BOXES, Policy())])
+def test_round_trip_of_the_golden_files(tmp_path: Path, path: Path, policy: Policy) -> None:
+    found = open_images.read(path, policy)
+    open_images.write(found.rows, tmp_path / "x.csv")
+    again = open_images.read(tmp_path / "x.csv", policy)
+    assert again.table() == found.table()
+    assert set(source_of(again.rows)) == set(source_of(found.rows))
+
+
+def test_round_trip_of_guesses(tmp_path: Path) -> None:
+    policy = Policy(machine=0.7)
+    found = open_images.read(MIXED, policy)
+    open_images.write(found.rows, tmp_path / "x.csv")
+    again = open_images.read(tmp_path / "x.csv", policy)
+    columns = again.rows.classes.index(found.rows.classes.array)
+    assert again.table().subset(classes=columns) == found.table()
+    assert (tmp_path / "x.csv").read_text() == HEADER + (
+        "00aa,machine,/m/a,0.7\n00aa,verification,/m/b,1\n00bb,verification,/m/a,0\n00cc,machine,/m/c,1\n"
+    )
+    assert open_images.read(tmp_path / "x.csv", Policy()).table().known == 2
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
+
+
+@given(
+    st.lists(names, min_size=1, max_size=4, unique=True),
+    st.lists(names, min_size=1, max_size=4, unique=True),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_round_trip_of_any_table_in_which_all_have_a_label(images: list[str], classes: list[str], seed: int) -> None:
+    labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
+    labels[:, 0] = labels[0] = 1
+    table = LabelTable.from_dense(labels, images, classes)
+    with tempfile.TemporaryDirectory() as folder:
+        open_images.write(Rows.from_table(table), Path(folder) / "x.csv")
+        assert open_images.read(Path(folder) / "x.csv", Policy()).table() == table
+
+
+def rows_of(value: list[int], source: str = "", score: float = np.nan) -> Rows:
+    table = LabelTable.from_dense([[1]], ["a"], ["x"])
+    zeros = np.zeros(len(value), int)
+    return Rows.build(
+        table.images, table.classes, zeros, zeros, np.array(value), zeros, np.full(len(value), score), (source,)
+    )
+
+
+def test_the_last_row_is_written(tmp_path: Path) -> None:
+    open_images.write(rows_of([1, 0, -1], "ann"), tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text() == HEADER + "a,ann,x,0\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (Rows.from_table(LabelTable.from_dense([[1], [0]], ["a", "b"], ["x"])), "image 'b'"),
+        (Rows.from_table(LabelTable.from_dense([[1, 0]], ["a"], ["x", "y"])), "class 'y'"),
+        (rows_of([1, 0]), "image 'a'"),
+        (Rows.from_table(LabelTable.from_dense([[1]], ["a\nb"], ["x"])), "line break"),
+        (Rows.from_table(LabelTable.from_dense([[1]], ["a"], [""])), "no name"),
+        (rows_of([1], "a\rb"), "line break"),
+        (rows_of([1], "machine"), "machine"),
+        (rows_of([-1], "machine", 0.5), "machine"),
+    ],
+)
+def test_write_refuses_what_it_cannot_hold(tmp_path: Path, rows: Rows, words: str) -> None:
+    with pytest.raises(UserError, match="--to long") as caught:
+        open_images.write(rows, tmp_path / "x.csv")
+    assert words in caught.value.message
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    at = int(rng.integers(len(data) + 1))
+    noise = bytes(rng.choice(list(b"\x00\xff\n\r ,\"1-0.e'a"), int(rng.integers(0, 4))).tolist())
+    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
+
+
+@pytest.mark.parametrize("golden", [VERIFIED, MIXED, VERIFIED.parent / "class-descriptions.csv"])
+def test_no_bytes_bring_it_down(tmp_path: Path, golden: Path) -> None:
+    rng = np.random.default_rng(0)
+    for file in golden.parent.iterdir():
+        shutil.copy(file, tmp_path)
+    read = 0
+    for _ in range(80):
+        (tmp_path / golden.name).write_bytes(mutated(golden.read_bytes(), rng))
+        fault = None
+        try:
+            open_images.read(tmp_path, Policy(machine=0.5))
+            read += 1
+        except LabelError as error:
+            fault = error
+        assert fault is None or fault.fix
+    assert 0 < read < 80
+
+
+def test_what_a_model_filled_in_is_not_written_as_verified(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(
+        "image,class,value,source,score\n"
+        "a.jpg,cat,1,person,\n"
+        "a.jpg,dog,1,model:em:runs/first,0.75\n"
+        "b.jpg,cat,-1,model:em:runs/first,0.96875\n"
+        "b.jpg,dog,1,model:em:runs/first,1\n"
+    )
+    formats.write(formats.read(tmp_path / "rows.csv").rows, tmp_path / "out.csv", format="open-images")
+    lines = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
+    written = {(line[0], line[2]): float(line[3]) for line in lines}
+    assert written[("a.jpg", "cat")] == 1
+    assert written[("a.jpg", "dog")] == pytest.approx(0.75)
+    assert written[("b.jpg", "cat")] == pytest.approx(0.03125)
+    assert 0.99 < written[("b.jpg", "dog")] < 1
+    assert formats.read(tmp_path / "out.csv").table().stats().known == 1

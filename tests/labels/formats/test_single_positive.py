@@ -1,0 +1,265 @@
+"""The .npy files of the single-positive literature: golden folder, round trips, and every fault."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.formats import single_positive
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "single_positive"
+TRAIN, VAL = Policy(split="train"), Policy(split="val")
+IMAGES = ["2008_000008.jpg", "2008_000015.jpg", "été.jpg"]
+
+
+def save(folder: Path, **arrays: Any) -> Path:
+    for name, array in arrays.items():
+        np.save(folder / f"formatted_train_{name}.npy", array)
+    return folder
+
+
+def refusal(path: Path, policy: Policy = Policy()) -> LabelError:
+    with pytest.raises(LabelError) as caught:
+        single_positive.read(path, policy)
+    assert caught.value.fix
+    return caught.value
+
+
+def passes_or_explains(path: Path, policy: Policy) -> bool:
+    """Whether a file can be read; any failure but one with a fix escapes."""
+    fault = None
+    try:
+        single_positive.read(path, policy)
+    except LabelError as error:
+        fault = error
+    assert fault is None or fault.fix
+    return fault is None
+
+
+def test_golden_observed() -> None:
+    found = single_positive.read(GOLDEN, TRAIN)
+    table = found.table()
+    assert list(table.images) == IMAGES
+    assert list(table.classes) == ["cat", "None", "dog"]
+    assert table.dense().tolist() == [[1, 0, 0], [0, -1, 1], [0, 1, 0]]
+    assert [tuple(line) for line in found.audit.became] == [
+        ("1", "present", 3),
+        ("-1", "absent", 1),
+        ("0", "unknown", 5),
+    ]
+    assert any("formatted_train_labels.npy are not read" in note for note in found.audit.notes)
+
+
+def test_golden_complete() -> None:
+    found = single_positive.read(GOLDEN, VAL)
+    assert list(found.rows.images) == ["0001.jpg", "0002.jpg"]
+    assert found.table().dense().tolist() == [[-1, 1, -1], [-1, -1, -1]]
+    assert [tuple(line) for line in found.audit.became] == [("1", "present", 1), ("0", "absent", 5)]
+
+
+def test_the_complete_file_can_be_named_although_an_observed_one_is_there() -> None:
+    found = single_positive.read(GOLDEN / "formatted_train_labels.npy", Policy())
+    assert found.table().dense().tolist() == [[1, -1, 1], [-1, -1, 1], [1, 1, -1]]
+    same = single_positive.read(GOLDEN / "formatted_train_images.npy", Policy()).table()
+    assert same == single_positive.read(GOLDEN / "formatted_train_labels_obs.npy", TRAIN).table()
+    assert same == single_positive.read(GOLDEN, TRAIN).table()
+
+
+def test_split_must_be_chosen() -> None:
+    assert refusal(GOLDEN).fix == "add --split train or --split val"
+    assert "found: train, val" in refusal(GOLDEN, Policy(split="test")).message
+    assert "split 'train'" in refusal(GOLDEN / "formatted_train_labels.npy", VAL).message
+
+
+def test_recognised() -> None:
+    assert single_positive.sniff(GOLDEN)
+    assert single_positive.sniff(GOLDEN / "formatted_val_labels.npy")
+    assert not single_positive.sniff(GOLDEN / "classes.txt")
+    assert not single_positive.sniff(GOLDEN.parent)
+    assert not single_positive.sniff(GOLDEN / "not there")
+
+
+def test_classes_without_names_are_numbered(tmp_path: Path) -> None:
+    save(tmp_path, images=np.array([b"a", b"\xc3\xa9"]), labels=np.array([[True, False], [False, False]]))
+    found = single_positive.read(tmp_path, Policy())
+    assert (list(found.rows.images), list(found.rows.classes)) == (["a", "é"], ["0", "1"])
+    assert any("no classes.txt" in note for note in found.audit.notes)
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfcat\r\ndog\r\n")
+    assert list(single_positive.read(tmp_path, Policy()).rows.classes) == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "float16", ">f4", "bool"])
+def test_any_kind_of_number(dtype: str, tmp_path: Path) -> None:
+    labels = np.asfortranarray(np.array([[1, 0, 1], [0, 0, 1]]).astype(dtype))
+    save(tmp_path, images=np.array([7, 12]), labels_obs=labels)
+    table = single_positive.read(tmp_path, Policy()).table()
+    assert list(table.images) == ["7", "12"]
+    assert table.dense().tolist() == [[1, 0, 1], [0, 0, 1]]
+
+
+def test_the_way_of_observing_may_stand_in_the_name(tmp_path: Path) -> None:
+    for split in ("train", "train_extra"):
+        np.save(tmp_path / f"formatted_{split}_images.npy", np.array(["a"]))
+        np.save(tmp_path / f"formatted_{split}_labels.npy", np.array([[1, 0]]))
+    np.save(tmp_path / "formatted_train_uniform_labels_obs.npy", np.array([[1, 0]]))
+    np.save(tmp_path / "formatted_train_extra_labels_obs.npy", np.array([[0, -1]]))
+    assert single_positive.read(tmp_path, TRAIN).table().dense().tolist() == [[1, 0]]
+    assert single_positive.read(tmp_path, Policy(split="train_extra")).table().dense().tolist() == [[0, -1]]
+    np.save(tmp_path / "formatted_train_size_labels_obs.npy", np.array([[0, 1]]))
+    assert "name the file" in refusal(tmp_path, TRAIN).fix
+    named = single_positive.read(tmp_path / "formatted_train_size_labels_obs.npy", Policy())
+    assert named.table().dense().tolist() == [[0, 1]]
+
+
+class Trap:
+    """Unpickling this would leave a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_objects_are_never_unpickled(tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+    np.save(tmp_path / "formatted_train_images.npy", np.array([Trap(trap), "b"], dtype=object))
+    np.save(tmp_path / "formatted_train_labels.npy", np.eye(2))
+    error = refusal(tmp_path)
+    assert "np.array(names, dtype=str)" in error.fix
+    assert not trap.exists()
+    np.save(tmp_path / "formatted_train_images.npy", np.array(["a", "b"]))
+    np.save(tmp_path / "formatted_train_labels.npy", np.array([[1, None]], dtype=object))
+    assert "Python objects" in refusal(tmp_path).message
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "3 rows of labels for the 2 images": {"labels": np.eye(3)},
+    "with 1 dimensions": {"labels": np.ones(2)},
+    "array of complex128": {"labels": np.eye(2) * 1j},
+    "-1.0 is not a label": {"labels": np.array([[1.0, 0.0], [-1.0, 0.0]])},
+    "2 is not a label": {"labels_obs": np.array([[1, 2], [0, 0]])},
+    "nan is not a label": {"labels_obs": np.array([[1, np.nan], [0, 0]])},
+    "not one class": {"labels": np.zeros((2, 0))},
+    "is called 'a' as number 0": {"images": np.array(["a", "a"])},
+    "1, counted from 0, has no name": {"images": np.array(["a", ""])},
+    "with 2 dimensions": {"images": np.array([["a"], ["b"]])},
+    "array of float64": {"images": np.array([1.0, 2.0])},
+    "not one image": {"images": np.array([], dtype=str)},
+    "not Unicode text": {"images": np.array([b"\xff", b"a"])},
+    "a name is not Unicode": {"images": np.array(["a", "\ud800"])},
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_fault(message: str, tmp_path: Path) -> None:
+    save(tmp_path, **{"images": np.array(["a", "b"]), "labels": np.eye(2), **FAULTS[message]})
+    assert message in refusal(tmp_path).message
+
+
+def test_a_wrong_label_has_its_place(tmp_path: Path) -> None:
+    save(tmp_path, images=np.array(["a", "b"]), labels=np.array([[1, 0, 1], [0, 7, 9]]))
+    assert refusal(tmp_path).column == "[1, 1]"
+
+
+def test_faults_of_files(tmp_path: Path) -> None:
+    assert "no such file" in refusal(tmp_path / "not there").message
+    assert "no formatted_<split>_images.npy" in refusal(tmp_path).message
+    save(tmp_path, images=np.array(["a", "b"]))
+    assert "neither formatted_train_labels.npy" in refusal(tmp_path).message
+    labels = save(tmp_path, labels=np.eye(2)) / "formatted_train_labels.npy"
+    (tmp_path / "classes.txt").write_text("cat\n")
+    assert "1 names for 2 classes" in refusal(tmp_path).message
+    (tmp_path / "classes.txt").write_text("cat\ncat\n")
+    assert "is called 'cat'" in refusal(tmp_path).message
+    (tmp_path / "classes.txt").write_bytes(b"\xff\n\xfe\n")
+    assert "not UTF-8" in refusal(tmp_path).message
+    labels.write_bytes(labels.read_bytes()[:-1])
+    assert "ends before" in refusal(tmp_path).message
+    labels.write_bytes(b"")
+    assert "empty" in refusal(tmp_path).message
+    np.savez(tmp_path / "a.npz", np.eye(2))
+    labels.write_bytes((tmp_path / "a.npz").read_bytes())
+    assert "cannot be read as .npy" in refusal(tmp_path).message
+    np.save(tmp_path / "formatted_val_labels.npy", np.eye(2))
+    assert "none of the splits train" in refusal(tmp_path / "formatted_val_labels.npy").message
+
+
+def test_round_trip_of_golden(tmp_path: Path) -> None:
+    for policy in (TRAIN, VAL):
+        table = single_positive.read(GOLDEN, policy).table()
+        path = tmp_path / f"formatted_{policy.split}_images.npy"
+        formats.write(table, path, format="single-positive")
+        assert formats.read(tmp_path, policy, format="single-positive").table() == table
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {
+        *("formatted_train_images.npy", "formatted_train_labels_obs.npy"),
+        *("formatted_val_images.npy", "formatted_val_labels.npy", "classes.txt"),
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_round_trip_of_any_table(data: st.DataObject) -> None:
+    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+    images = data.draw(st.lists(names, min_size=1, max_size=5, unique=True))
+    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    values = data.draw(st.sampled_from([[-1, 1], [0, 1], [-1, 0, 1]]))
+    size = len(images) * len(classes)
+    cells = data.draw(st.lists(st.sampled_from(values), min_size=size, max_size=size))
+    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    with tempfile.TemporaryDirectory() as folder:
+        if any(set(name) & set("\r\n") or name[-1] == "\0" or name[0] == "\ufeff" for name in (*images, *classes)):
+            with pytest.raises(UserError, match="write the long form"):
+                single_positive.write(Rows.from_table(table), Path(folder))
+            return
+        single_positive.write(Rows.from_table(table), Path(folder))
+        assert single_positive.read(Path(folder), Policy()).table() == table
+
+
+def test_new_files_do_not_mix_with_old_ones(tmp_path: Path) -> None:
+    def table(labels: list[list[int]], images: str = "ab", classes: str = "xy") -> Rows:
+        return Rows.from_table(LabelTable.from_dense(labels, images, classes))
+
+    single_positive.write(table([[1, -1], [-1, 1]]), tmp_path)
+    single_positive.write(table([[1, 0], [0, 1]]), tmp_path)  # the triplet: complete and observed, of the same images
+    assert single_positive.read(tmp_path, Policy()).table().dense().tolist() == [[1, 0], [0, 1]]
+    assert np.load(tmp_path / "formatted_train_labels.npy").tolist() == [[1, 0], [0, 1]]
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(UserError, match=r"labels_obs\.npy, which would be read"):
+        single_positive.write(table([[1, -1], [-1, 1]]), tmp_path)
+    with pytest.raises(UserError, match="of other images"):
+        single_positive.write(table([[1, 0], [0, 1]], images="ac"), tmp_path)
+    with pytest.raises(UserError, match="other classes"):
+        single_positive.write(table([[1, 0], [0, 1]], classes="xz"), tmp_path)
+    with pytest.raises(UserError, match="other classes"):
+        single_positive.write(table([[1, 0], [0, 1]], classes="xz"), tmp_path / "formatted_val_images.npy")
+    with pytest.raises(UserError, match="no name for a folder"):
+        single_positive.write(table([[1, 0], [0, 1]]), tmp_path / "labels.npy")
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["formatted_train_images.npy", "formatted_train_labels_obs.npy", "classes.txt"])
+def test_damaged_files_raise_only_label_errors(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(GOLDEN, folder)
+    raw = (GOLDEN / name).read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(150):
+        damaged = bytearray(raw)
+        for at in random.integers(0, len(raw), random.integers(1, 4)):
+            damaged[at] = random.choice([*b"\0\n ,()'{}<>OUSf90", *random.integers(0, 256, 8)])
+        (folder / name).write_bytes(damaged[: random.integers(len(raw) // 2, 4 * len(raw))])
+        passes_or_explains(folder, TRAIN)

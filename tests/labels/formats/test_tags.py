@@ -1,0 +1,325 @@
+"""Lists of tags: golden files, how cells are split, what is left open, round trips, and every fault with its place."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from halflabel.cli import app
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.audit import Became, Import
+from halflabel.labels.formats import tags
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "tags"
+UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "labels.csv"
+
+
+def made(path: Path, content: str, policy: Policy = UNKNOWN) -> Import:
+    path.write_text(content, encoding="utf-8", newline="")
+    return formats.read(path, policy)
+
+
+def refusal(path: Path, content: str, policy: Policy = UNKNOWN, format: str = "tags") -> LabelError:
+    path.write_text(content, encoding="utf-8", newline="")
+    with pytest.raises(LabelError) as caught:
+        formats.read(path, policy, format=format)
+    assert caught.value.fix
+    return caught.value
+
+
+def listed(found: Import) -> dict[str, list[str]]:
+    """Image -> the classes present, in the order of the classes."""
+    table = found.table()
+    return {
+        image: [name for name, value in zip(table.classes, row, strict=True) if value > 0]
+        for image, row in zip(table.images, table.dense().tolist(), strict=True)
+    }
+
+
+def test_comma() -> None:
+    path = GOLDEN / "comma.csv"
+    with pytest.raises(LabelError, match=r"split at ','.*--unlisted unknown .* --unlisted absent"):
+        formats.read(path)
+    rows, audit = formats.read(path, UNKNOWN)
+    assert (list(rows.images), list(rows.classes)) == (["0001.jpg", "0002.jpg", "0003.jpg"], ["dog", "cat"])
+    assert rows.resolve().dense().tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert audit.became == [Became("in tags", "present", 3), Became("not listed", "unknown", 3)]
+    assert audit.notes == ["tags split at ','", "nothing is listed for 1 images"]
+    found = formats.read(path, ABSENT)
+    assert found.table().dense().tolist() == [[1, 1], [1, -1], [-1, -1]]
+    assert found.audit.became == [Became("in tags", "present", 3), Became("not listed", "absent", 3)]
+
+
+def test_semicolon_byte_order_mark_crlf() -> None:
+    path = GOLDEN / "semicolon_bom_crlf.csv"
+    found = formats.read(path, UNKNOWN)
+    assert listed(found) == {"7": ["café", "Grün"], "8": ["Grün"]}
+    assert found.audit.notes == ["tags split at '|'", "columns not used: photo, width"]
+    assert list(formats.read(path, Policy(unlisted="unknown", image_column="photo")).rows.images) == ["a.jpg", "b.jpg"]
+
+
+def test_hashtags() -> None:
+    assert listed(formats.read(GOLDEN / "hashtags.tsv", UNKNOWN)) == {"a.jpg": ["dog", "cat"], "b.jpg": ["cat"]}
+
+
+def test_a_list_of_what_is_absent() -> None:
+    found = formats.read(GOLDEN / "own.csv")
+    assert list(found.rows.classes) == ["dog", "cat", "cow"]
+    assert found.table().dense().tolist() == [[1, 1, -1], [-1, 0, -1], [0, 0, 0]]
+    assert found.audit.became == [
+        Became("in tags", "present", 2),
+        Became("in absent", "absent", 3),
+        Became("not listed", "unknown", 4),
+    ]
+    assert formats.read(GOLDEN / "own.csv", ABSENT).table().known == 9
+
+
+def test_what_is_in_both_lists_is_present(file: Path) -> None:
+    found = made(file, "image,tags,negatives\na,dog,dog\n")
+    assert found.table().dense().tolist() == [[1]]
+    assert len(found.rows) == 2
+    assert any("in both lists" in note for note in found.audit.notes)
+
+
+SPLIT = {
+    "comma": ('"dog, cat"', "dog", ["dog", "cat"], "tags split at ','"),
+    "semicolon": ("dog;cat", "dog", ["dog", "cat"], "tags split at ';'"),
+    "bar": ("dog|cat", "dog", ["dog", "cat"], "tags split at '|'"),
+    "line ends": ('"dog\ncat"', "dog", ["dog", "cat"], "tags split at line ends"),
+    "blanks around and none within": (' traffic light ;; cat; "', "cat", ["traffic light", "cat", '"'], "';'"),
+    "hashtags": ("#dog #cat", "#dog", ["dog", "cat"], "tags split at '#'"),
+    "hashtags and commas": ('"#dog, #cat"', "#dog", ["dog", "cat"], "tags split at '#'"),
+    "hashtags without blanks": ("#dog#cat", " #dog ", ["dog", "cat"], "tags split at '#'"),
+    "not all hashtags": ("#dog #cat", "dog", ["#dog #cat"], "one per cell"),
+    "one": ("traffic light", "dog", ["traffic light"], "one per cell: no separator"),
+    "most": ('"dog; cat, black; cow"', "x;y", ["dog", "cat, black", "cow"], "split at ';', and not at ','"),
+    "as many": ('"dog, cat"', "x;y", ["dog, cat"], "one per cell: ',' and ';' are there equally often"),
+    "Python": ("\"['dog', 'cat, black']\"", "['dog']", ["dog", "cat, black"], "brackets and quotes"),
+    "JSON": ('"[""dog"", ""it\'s a cat""]"', "[]", ["dog", "it's a cat"], "brackets and quotes"),
+    "brackets": ('"[dog, cat]"', "[dog]", ["dog", "cat"], "split at ','"),
+    "twice": ('"dog,cat, dog"', "dog", ["dog", "cat"], "1 tags were said before of the same image"),
+    "capitals": ("dog;Dog", "dog", ["dog", "Dog"], "1 classes differ from another by capital letters only"),
+    "value words among others": ("dog;yes;1", "0", ["dog", "yes", "1"], "split at ';'"),
+    "other letters": ("犬;ねこ", "犬", ["犬", "ねこ"], "split at ';'"),
+}
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_cells_are_split(file: Path, case: str) -> None:
+    cell, other, expected, note = SPLIT[case]
+    found = made(file, f"image,tags\na.jpg,{cell}\nb.jpg,{other}\nc.jpg,\n")
+    assert found.audit.format == "tags"
+    assert sorted(listed(found)["a.jpg"]) == sorted(expected)
+    assert listed(found)["c.jpg"] == []
+    assert any(note in text for text in found.audit.notes), found.audit.notes
+
+
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [
+        (",", ["a b; c", "d"]),
+        (";", ["a b", "c, d"]),
+        ("none", ["a b; c, d"]),
+        ("space", ["a", "b;", "c,", "d"]),
+        ("; c,", ["a b", "d"]),
+        (".", ["a b; c, d"]),
+    ],
+)
+def test_the_separator_is_what_is_stated(file: Path, separator: str, expected: list[str]) -> None:
+    found = made(file, 'image,tags\nx,"a b; c, d"\n', Policy(unlisted="unknown", separator=separator))
+    assert listed(found) == {"x": expected}
+
+
+def test_a_blank_separator_is_refused(file: Path) -> None:
+    with pytest.raises(UserError, match="--separator says nothing"):
+        made(file, "image,tags\nx,a\n", Policy(unlisted="unknown", separator=""))
+
+
+@pytest.mark.parametrize("name", ["tags", "Labels", "classes", "categories", "KEYWORDS", "hashtags", "keyword"])
+@pytest.mark.parametrize("image", ["image", "file_name", "Photo"])
+def test_columns_go_by_many_names(file: Path, name: str, image: str) -> None:
+    assert listed(made(file, f"{image},{name}\na.jpg,dog;cat\n")) == {"a.jpg": ["dog", "cat"]}
+    assert listed(made(file, f"{name},{image}\ndog;cat,a.jpg\n")) == {"a.jpg": ["dog", "cat"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ("image,tags\na,dog\n", "tags"),
+        ("image,tags\na,\nb,dog\n", "tags"),
+        ("id,image,tags\n0,a,dog\n1,b,cat\n", "tags"),
+        ("image,tags,split,note\na,dog,train,\n", "tags"),
+        ("image,tags\na,1\nb,0\nc,\n", "wide"),
+        ("image,tags,cat\na,yes,no\n", "wide"),
+        ("image,tags,cat\na,dog;cow,1\n", "wide"),
+        ("image,tags,labels\na,dog,cat\n", "wide"),
+        ("image,tags,value\na,dog,1\n", "wide"),
+        ("image,label\na,dog\n", "long"),
+        ("image,class,value\na,tags,1\n", "long"),
+    ],
+)
+def test_cells_tell_tags_from_other_tables(file: Path, content: str, name: str) -> None:
+    file.write_text(content)
+    assert formats.find_format(file) == name
+
+
+def test_other_columns_are_named_by_the_user(file: Path) -> None:
+    both = "image,tags,labels\na,dog,cat\n"
+    assert "--ignore" in refusal(file, both).fix
+    ignoring = Policy(unlisted="unknown", ignore=("tags",))
+    assert listed(formats.read(file, ignoring, format="tags")) == {"a": ["cat"]}
+    strange = "bild,schlagworte\na,Hund;Katze\n"
+    file.write_text(strange)
+    assert listed(formats.read(file, UNKNOWN, format="tags")) == {"a": ["Hund", "Katze"]}
+    file.write_text("image,tags,split\na,dog;cat,train\nb,dog,val\n")
+    found = formats.read(file, Policy(unlisted="unknown", where={"split": "train"}))
+    assert listed(found) == {"a": ["dog", "cat"]}
+    assert "1 of 2 rows left out by --where" in found.audit.notes
+
+
+def test_lists_under_a_singular_name_are_told_and_read_when_stated(file: Path) -> None:
+    """One row per label is the rule there, and a class may have a comma in its name."""
+    found = made(file, 'image,label\na,"dog, cat"\nb,cow\n')
+    assert found.audit.format == "long"
+    assert any("'dog, cat'" in note and "--format tags" in note for note in found.audit.notes)
+    assert listed(formats.read(file, UNKNOWN, format="tags")) == {"a": ["dog", "cat"], "b": ["cow"]}
+    assert "--format tags" in refusal(file, "image,tags,cat\na,dog;cow,1\n", Policy(), "wide").fix
+
+
+def test_an_image_on_several_lines(file: Path) -> None:
+    found = made(file, "image,tags\na,dog\nb,cow\n a ,cat;dog\n")
+    assert listed(found) == {"a": ["dog", "cat"], "b": ["cow"]}
+    assert "1 lines are of an image named before: their tags are put together" in found.audit.notes
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "column", "words"),
+    [
+        ("image,tags\na,dog;cat\n\n ,dog\n", 4, "image", "no name"),
+        ("image,tags\na,\nb, \n", None, "tags", "not one class"),
+        ("image,tags\na,;\n", None, "tags", "not one class"),
+        ("image,tags\na,1\nb,0\n", None, "tags", "values, such as '1'"),
+        ("image,tags\na,dog, cat\n", 2, None, "3 fields"),
+        ("image,x,y\na,dog,cat\n", 1, None, "not clear which column"),
+        ("tags\ndog\n", 1, None, "not clear which column"),
+        ("image,tags\n", None, None, "not one row"),
+    ],
+)
+def test_faults(file: Path, content: str, line: int | None, column: str | None, words: str) -> None:
+    error = refusal(file, content)
+    assert (error.line, error.column) == (line, column)
+    assert words in error.message
+
+
+def test_columns_that_are_not_there(file: Path) -> None:
+    for policy in (Policy(ignore=("age",)), Policy(image_column="age"), Policy(where={"age": "1"})):
+        assert "no column 'age'" in refusal(file, "image,tags\na,dog\n", policy).message
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_other_encodings(file: Path, encoding: str) -> None:
+    file.write_text("image,tags\na.jpg,café;thé\n", encoding=encoding)
+    with pytest.raises(LabelError, match="--encoding"):
+        formats.read(file, UNKNOWN)
+    found = formats.read(file, Policy(unlisted="unknown", encoding=encoding))
+    assert listed(found) == {"a.jpg": ["café", "thé"]}
+
+
+def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
+    """As its own file, and as the folder's, where images that the metadata forgets are added."""
+    metadata = tmp_path / "metadata.csv"
+    assert listed(made(metadata, 'file_name,tags\na.jpg,"dog, cat"\n')) == {"a.jpg": ["dog", "cat"]}
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).touch()
+    assert formats.find_format(tmp_path) == "imagefolder"
+    found = formats.read(tmp_path, ABSENT)
+    assert found.table().dense().tolist() == [[1, 1], [0, 0]]
+    assert list(found.rows.images) == ["a.jpg", "b.jpg"]
+    with pytest.raises(UserError, match="--zero means nothing"):
+        formats.read(tmp_path, Policy(unlisted="absent", zero="absent"))
+
+
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0,;|\r\n#[\x1c\x1d\x1e\x1f\x85\u2028\u2029"), min_size=2
+)
+plain = names.filter(lambda name: name == name.strip() and name.lower() not in tags._VALUES)
+
+
+@given(
+    st.lists(plain, min_size=1, max_size=4, unique=True),
+    st.lists(plain, min_size=1, max_size=4, unique=True),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_is_written_is_recognised_and_read_back(images: list[str], classes: list[str], seed: int) -> None:
+    labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
+    labels[0] = 1  # in the order of the classes, and none without a word
+    table = LabelTable.from_dense(labels, images, classes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.csv"
+        tags.write(Rows.from_table(table), path)
+        found = formats.read(path)
+        assert (found.audit.format, found.table()) == ("tags", table)
+
+
+def test_files_stay_plain(file: Path) -> None:
+    table = LabelTable.from_dense([[1, 1, -1], [0, -1, 0]], ["a", "b"], ["dog", "cat", "cow"])
+    tags.write(Rows.from_table(table), file)
+    assert file.read_text() == 'image,tags,absent\na,"dog, cat",cow\nb,,cat\n'
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "value"),
+    [
+        ("a", "x, y", 1),
+        ("a", " dog", 1),
+        ("a", "#dog", 1),
+        ("a", "[dog", 1),
+        ("a", "yes", 1),
+        ("a", "", 1),
+        ("", "dog", 1),
+        ("a ", "dog", 1),
+        ("a", "dog", -1),
+        ("a", "dog", 0),
+    ],
+)
+def test_write_refuses_what_it_cannot_hold(file: Path, image: str, label: str, value: int) -> None:
+    with pytest.raises(UserError, match="Fix: "):
+        tags.write(Rows.from_table(LabelTable.from_dense([[value]], [image], [label])), file)
+    assert not file.exists()
+
+
+def test_many_lists_against_a_slow_loop(file: Path) -> None:
+    picked = np.random.default_rng(0).integers(0, 50, (2_000, 3)).tolist()
+    file.write_text("image,tags\n" + "".join(f'{k}.jpg,"t{a}, t{b}, t{c}"\n' for k, (a, b, c) in enumerate(picked)))
+    found = formats.read(file, UNKNOWN)
+    expected = {f"{k}.jpg": {f"t{n}" for n in row} for k, row in enumerate(picked)}
+    assert {image: set(names) for image, names in listed(found).items()} == expected
+    assert len(found.rows) == sum(map(len, expected.values()))
+
+
+def test_commands_take_the_separator_and_write_tags(file: Path) -> None:
+    file.write_text('image,tags\na,"dog / cat, black"\nb,dog\n')
+    out = file.with_name("out.csv")
+    words = ["convert", str(file), str(out), "--to", "tags", "--unlisted", "absent", "--separator", "/"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "a list of tags cannot hold a class called 'cat, black'" in result.output
+    words[words.index("tags")] = "long"
+    assert "tags split at '/'" in CliRunner().invoke(app, words).output
+    assert list(formats.read(out).rows.classes) == ["dog", "cat, black"]

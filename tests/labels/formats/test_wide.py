@@ -1,0 +1,300 @@
+"""Wide tables: golden files, what each value means, round trips, and every fault with its line and column."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
+from halflabel.labels.audit import Became
+from halflabel.labels.formats import wide
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "wide"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "labels.csv"
+
+
+def refusal(path: Path, policy: Policy | None = None, content: str | None = None) -> LabelError:
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(LabelError) as caught:
+        wide.read(path, policy or Policy())
+    assert caught.value.fix
+    return caught.value
+
+
+def test_plain() -> None:
+    """Leading zeros stay, NA, None and null are classes in the header and unknown in a cell."""
+    rows, audit = wide.read(GOLDEN / "plain.csv", Policy())
+    table = rows.resolve()
+    assert list(table.images) == ["0001", "0002", "0010"]
+    assert list(table.classes) == ["cat", "NA", "None", "null"]
+    assert table.dense().tolist() == [[1, -1, 0, 0], [-1, 1, 0, 1], [0, 0, 1, -1]]
+    assert sorted(audit.became) == [
+        Became("0", "absent", 3),
+        Became("1", "present", 4),
+        Became("?", "unknown", 1),
+        Became("NA", "unknown", 1),
+        Became("blank", "unknown", 2),
+        Became("nan", "unknown", 1),
+    ]
+
+
+def test_semicolon_byte_order_mark_crlf_quotes() -> None:
+    table = wide.read(GOLDEN / "semicolon_bom_crlf.csv", Policy()).table()
+    assert list(table.images) == ["a;b", "c\r\nd"]
+    assert list(table.classes) == ["cat; big", "dog"]
+    assert table.dense().tolist() == [[1, -1], [0, 1]]
+
+
+def test_latin_1() -> None:
+    error = refusal(GOLDEN / "latin1.csv")
+    assert (error.line, "0xe2 is not UTF-8" in error.message) == (1, True)
+    rows = wide.read(GOLDEN / "latin1.csv", Policy(encoding="latin-1")).rows
+    assert (list(rows.images), list(rows.classes)) == (["été.jpg"], ["château"])
+
+
+def test_minus_one_is_never_guessed() -> None:
+    path = GOLDEN / "minus_one.csv"
+    error = refusal(path)
+    assert (error.line, error.column, "--minus-one" in error.fix) == (2, "cat", True)
+    error = refusal(path, Policy(minus_one="absent"))
+    assert (error.line, error.column, "--zero" in error.fix) == (3, "cat", True)
+    for policy, labels in (
+        (Policy(minus_one="absent", zero="unknown"), [[-1, 1], [0, -1], [1, 0]]),
+        (Policy(minus_one="unknown"), [[0, 1], [-1, 0], [1, 0]]),
+        (Policy(values={"-1": "unknown"}), [[0, 1], [-1, 0], [1, 0]]),
+    ):
+        assert wide.read(path, policy).table().dense().tolist() == labels
+
+
+def test_chexpert_like() -> None:
+    path = GOLDEN / "chexpert.csv"
+    error = refusal(path)
+    assert (error.line, error.column) == (2, "Sex")
+    assert "--ignore Sex" in error.fix
+    rows, audit = wide.read(path, Policy(minus_one="unknown", ignore=("Sex", "Age", "No Finding")))
+    table = rows.resolve()
+    assert list(table.images) == [f"valid/patient6454{n}/study1/view1_frontal.jpg" for n in (1, 2)]
+    assert list(table.classes) == ["Edema", "Support Devices"]
+    assert table.dense().tolist() == [[1, 0], [-1, 0]]
+    assert Became("-1.0", "unknown", 1) in audit.became
+    assert "columns ignored: Sex, Age, No Finding" in audit.notes
+
+
+def test_where() -> None:
+    rows, audit = wide.read(GOLDEN / "splits.csv", Policy(where={"split": "train"}))
+    assert (list(rows.images), list(rows.classes)) == (["1", "3"], ["cat", "dog"])
+    assert rows.resolve().dense().tolist() == [[1, -1], [0, 1]]
+    assert audit.notes == ["1 of 3 rows left out by --where"]
+    assert "--where split=train" in refusal(GOLDEN / "splits.csv").fix
+
+
+def test_what_is_suggested_can_be_copied(file: Path) -> None:
+    fix = refusal(file, None, 'image,my tags\na,"dog, cat"\n').fix
+    assert "--value 'dog, cat=present'" in fix
+    assert "--ignore 'my tags' or --where 'my tags=dog, cat'" in fix
+    fix = refusal(file, None, 'image,notes\na,"dog\nand cat"\n').fix
+    assert "--ignore notes" in fix
+    assert "--where" not in fix
+    assert "\n" not in fix
+
+
+@pytest.mark.parametrize("content", ["a.jpg,dog,1\nb.jpg,cat,1\n", "a.PNG,1,0\nb.png,0,1\n", 'a.jpg,"dog, cat"\n'])
+def test_a_file_without_a_header_is_told(file: Path, content: str) -> None:
+    file.write_text(content)
+    with pytest.raises(LabelError, match="the first line names no columns") as caught:
+        formats.read(file)
+    assert caught.value.line == 1
+    assert "image,class,value" in caught.value.fix
+    assert "no header line" in refusal(file, None, "0001,dog,1\n0002,cat,1\n").fix
+
+
+def test_image_column(file: Path) -> None:
+    file.write_text("cat,Filename,dog\n1,a,0\n")
+    assert list(wide.read(file, Policy()).rows.images) == ["a"]
+    file.write_text("photo,cat\na,0\n")
+    assert list(wide.read(file, Policy()).rows.images) == ["a"]
+    file.write_text("id,photo,cat\n1,a,0\n")
+    assert list(wide.read(file, Policy(image_column="photo", ignore=("id",))).rows.images) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "column", "words"),
+    [
+        ("image,cat\na,1\n\nb,maybe\n", 4, "cat", "'maybe' is not a label"),
+        ('image,cat\n"a\nb",1\nb,2\n', 4, "cat", "'2' is not a label"),
+        ("image,cat\na,1\n,0\n", 3, "image", "no name"),
+        ("image,cat\na,1\nb,0\n\na,0\n", 5, "image", "'a' is there already, on line 2"),
+        ("image,cat\na,1\nb,0,1\n", 3, None, "3 fields"),
+        ("image\na\n", 1, None, "no column is left"),
+        ("image,cat\n", None, None, "not one row"),
+        ("image,cat,cat\na,1,1\n", 1, "cat", "there twice"),
+        ("image,cat\na\0,1\n", 2, None, "byte 0x00"),
+    ],
+)
+def test_faults(file: Path, content: str, line: int | None, column: str | None, words: str) -> None:
+    error = refusal(file, content=content)
+    assert (error.line, error.column) == (line, column)
+    assert words in error.message
+
+
+def test_lines_of_faults_count_in_the_file_not_among_the_rows_kept(file: Path) -> None:
+    text = "image,split,cat\na,val,1\nb,train,1\nc,val,0\nb,train,1\n"
+    error = refusal(file, Policy(where={"split": "train"}), text)
+    assert (error.line, "on line 3" in error.message) == (5, True)
+    error = refusal(file, Policy(where={"split": "train"}), "image,split,cat\na,val,1\nb,train,1\nc,train,huh\n")
+    assert (error.line, error.column) == (4, "cat")
+
+
+@pytest.mark.parametrize("policy", [Policy(ignore=("age",)), Policy(image_column="age"), Policy(where={"age": "1"})])
+def test_columns_that_are_not_there(file: Path, policy: Policy) -> None:
+    assert "no column 'age'" in refusal(file, policy, "image,cat\na,1\n").message
+
+
+def test_round_trip_of_the_golden_files(tmp_path: Path) -> None:
+    for name, policy in (
+        ("plain.csv", Policy()),
+        ("semicolon_bom_crlf.csv", Policy()),
+        ("latin1.csv", Policy(encoding="latin-1")),
+        ("minus_one.csv", Policy(minus_one="absent", zero="unknown")),
+        ("splits.csv", Policy(where={"split": "train"})),
+    ):
+        found = wide.read(GOLDEN / name, policy)
+        wide.write(found.rows, tmp_path / name)
+        assert wide.read(tmp_path / name, Policy()).table() == found.table()
+
+
+def test_files_stay_plain(file: Path) -> None:
+    wide.write(Rows.from_table(LabelTable.from_dense([[1, 0], [0, -1]], ["a", "b,c"], ["cat", "dog, big"])), file)
+    assert file.read_text() == 'image,cat,"dog, big"\na,1,\n"b,c",,0\n'
+
+
+def test_the_last_row_is_written(file: Path) -> None:
+    blank = LabelTable.from_dense([[0, 0]], ["a"], ["x", "y"])
+    zeros = np.zeros(4, int)
+    wide.write(Rows.build(blank.images, blank.classes, zeros, np.array([0, 0, 1, 1]), np.array([1, -1, 1, 0])), file)
+    assert file.read_text() == "image,x,y\na,0,\n"
+
+
+cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
+headers = cells.filter(lambda name: name == name.strip() and name != "image")
+
+
+@given(
+    st.lists(cells, min_size=1, max_size=4, unique=True),
+    st.lists(headers, min_size=1, max_size=4, unique=True),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=100, deadline=None)
+def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: int) -> None:
+    labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
+    table = LabelTable.from_dense(labels, images, classes)
+    with tempfile.TemporaryDirectory() as folder:
+        wide.write(Rows.from_table(table), Path(folder) / "x.csv")
+        assert wide.read(Path(folder) / "x.csv", Policy()).table() == table
+
+
+# Names that make the header look like that of another form, among plain ones.
+LIKE_LONG = ("class", "label", "Tag", "category", "value", "source", "score", "confidence", "id", "path", "annotator")
+LIKE_OPEN_IMAGES = ("ImageID", "LabelName", "Confidence")
+odd_headers = st.sampled_from([*LIKE_LONG, *LIKE_OPEN_IMAGES, "Image", "cat", "a\nb", "1", "0"])
+
+
+@given(
+    st.lists(st.sampled_from(["a", "1", "0", "b,c", "d\ne", "cat"]), min_size=1, max_size=4, unique=True),
+    st.lists(odd_headers, min_size=1, max_size=10, unique=True),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_is_written_is_recognised_and_read_back(images: list[str], classes: list[str], seed: int) -> None:
+    labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
+    table = LabelTable.from_dense(labels, images, classes)
+    is_long = "value" in classes and set(classes) & {"class", "label", "Tag", "category"} and len(classes) < 8
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.csv"
+        if is_long or set(LIKE_OPEN_IMAGES) <= set(classes):
+            with pytest.raises(UserError, match="would be read as"):
+                wide.write(Rows.from_table(table), path)
+            assert not path.exists()
+        else:
+            wide.write(Rows.from_table(table), path)
+            found = formats.read(path)
+            assert (found.audit.format, found.table()) == ("wide", table)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ("image,tag,cat\na,1,0\nb,,1\n", "wide"),
+        ("image,label\na,1\nb,0\n", "wide"),
+        ("image,label\na,1\nb,0\nc,2\n", "long"),
+        ("image,label,score\na,1,0.9\nb,0,0.2\n", "long"),
+        ("image,label,class_name\na,1,cat\nb,0,dog\n", "long"),
+        ("image,class,value\na,0,1\nb,1,-1\n", "long"),
+        ("image,class,value,source,score\n,0,,,\na,0,1,,\n", "long"),
+    ],
+)
+def test_cells_tell_long_from_wide(file: Path, content: str, name: str) -> None:
+    file.write_text(content)
+    assert formats.find_format(file) == name
+
+
+@pytest.mark.parametrize("name", ["a;b;c", "a|b|c|d", "a\tb\tc", 'a";"b";"c'])
+def test_a_class_name_full_of_other_delimiters(file: Path, name: str) -> None:
+    table = LabelTable.from_dense([[1]], ["x"], [name])
+    wide.write(Rows.from_table(table), file)
+    assert wide.read(file, Policy()).table() == table
+
+
+@pytest.mark.parametrize(("image", "label"), [("a", "image"), ("a", " cat"), ("a", ""), ("", "cat")])
+def test_write_refuses_names_it_cannot_hold(file: Path, image: str, label: str) -> None:
+    with pytest.raises(UserError, match="Fix: "):
+        wide.write(Rows.from_table(LabelTable.from_dense([[1]], [image], [label])), file)
+    assert not file.exists()
+
+
+def test_sniff(tmp_path: Path) -> None:
+    for path in GOLDEN.iterdir():
+        assert wide.sniff(path), path
+    assert not wide.sniff(tmp_path / "nowhere.csv")
+    (tmp_path / "folder.csv").mkdir()
+    assert not wide.sniff(tmp_path / "folder.csv")
+    (tmp_path / "x.csv").write_text("just words\n")
+    assert not wide.sniff(tmp_path / "x.csv")
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    at = int(rng.integers(len(data) + 1))
+    noise = bytes(rng.choice(list(b"\x00\xff\n\r ;,\"1-0.?'"), int(rng.integers(0, 4))).tolist())
+    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
+
+
+@pytest.mark.parametrize("golden", ["plain.csv", "semicolon_bom_crlf.csv", "latin1.csv"])
+def test_no_bytes_bring_it_down(file: Path, golden: str) -> None:
+    rng = np.random.default_rng(0)
+    data = (GOLDEN / golden).read_bytes()
+    policy = Policy(encoding="latin-1" if golden == "latin1.csv" else None)
+    read = 0
+    for _ in range(150):
+        file.write_bytes(mutated(data, rng))
+        fault = None
+        try:
+            wide.read(file, policy)
+            read += 1
+        except LabelError as error:
+            fault = error
+        assert fault is None or fault.fix
+    assert 0 < read < 150

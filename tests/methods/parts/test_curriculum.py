@@ -1,0 +1,361 @@
+"""Curriculum labelling against the slow loop, its schedule, and what it remembers."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
+from halflabel.metrics import completion_rates
+from halflabel.system import scratch
+from halflabel.system.rng import hash_names
+from halflabel.types import Batch, Passes, Sweep
+
+_spec = importlib.util.spec_from_file_location(
+    "reference_curriculum", Path(__file__).parents[2] / "reference" / "curriculum.py"
+)
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+SHAPES = [(25, 6), (9, 1), (1, 4), (1, 1)]
+
+
+def make_labels(images, classes, share=0.4):
+    rng = np.random.default_rng(images * 31 + classes)
+    labels = rng.choice([-1, 1], (images, classes)) * (rng.random((images, classes)) < share)
+    labels[images // 2] = 0  # nothing known of one image
+    return labels.astype(np.int8)
+
+
+def make_table(labels):
+    return LabelTable.from_dense(labels, images=[f"photo {i * 7 % 1009}" for i in range(len(labels))])
+
+
+def make_sweep(shape, seed, *, tied=False, unread=True, passes=False, of="logit"):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(shape, generator=generator) * 4
+    mean, spread = torch.randn(shape, generator=generator) * 4, torch.rand(shape, generator=generator)
+    mean = mean.sigmoid() if of == "score" else mean
+    if tied:
+        logits, mean, spread = logits.round(), mean.round(), (10 * spread).round() / 10
+    if unread and shape[0] > 1:
+        for values in (logits, mean, spread):
+            values[0] = math.nan
+    return Sweep(logits, logits, mean if passes else None, spread if passes else None)
+
+
+def as_lists(values, shift=0.0):
+    return [None if row[0] != row[0] else [v - shift for v in row] for row in values.tolist()]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_labels_are_those_of_the_slow_loop_time_after_time(strategy, shape, tied):
+    labels = make_labels(*shape)
+    table = make_table(labels)
+    relabel = Curriculum(strategy, before="3,5,6", block=4)
+    relabel.start(table)
+    order = np.argsort(hash_names(table.images.array), kind="stable").tolist()
+    blocks = [order[first : first + 4] for first in range(0, len(order), 4)]
+    expected = labels.tolist()
+    theta = {"a": 2, "b": 0.8, "c": 5, "d": 2, "e": 0.3, "2steps": 0}[strategy]
+    times = 0
+    for epoch in range(1, 8):
+        due = epoch in ((2,) if strategy == "2steps" else (2, 4, 5))
+        assert relabel.wants_sweep(epoch) == due
+        if not due:
+            continue
+        sweep = make_sweep(shape, epoch, tied=tied, passes=strategy == "e", unread=epoch < 5)
+        scores = as_lists(sweep.mean if strategy == "e" else sweep.logits)
+        doubt = sweep.spread.square().tolist() if strategy == "e" else None
+        expected = slow.add_labels(strategy, theta, scores, doubt, expected, blocks)
+        log = relabel.absorb(sweep, epoch)
+        assert relabel.guesses().tolist() == expected
+        guessed, known = np.array(expected), labels
+        assert log["weak_positives"] == ((guessed > 0) & (known == 0)).sum()
+        assert log["weak_negatives"] == ((guessed < 0) & (known == 0)).sum()
+        assert log["label_proportion"] == pytest.approx((guessed != 0).mean())
+        assert log["label_proportion"] == pytest.approx(completion_rates(guessed, known, known).label_proportion)
+        times += 1
+    assert times
+    if shape == (25, 6):
+        assert log["weak_positives"] > 0
+        assert (log["weak_negatives"] > 0) == (strategy != "c")
+
+
+@pytest.mark.parametrize(("statistic", "of"), [("std", "logit"), ("std", "score"), ("variance", "score")])
+def test_uncertainty_of_other_kinds(statistic, of):
+    labels = make_labels(25, 6)
+    relabel = Curriculum("e", 0.4, "3", passes=7, statistic=statistic, of=of)
+    assert relabel.passes == Passes(7, of)
+    relabel.start(make_table(labels))
+    sweep = make_sweep((25, 6), 0, passes=True, of=of)
+    doubt = sweep.spread.tolist() if statistic == "std" else sweep.spread.square().tolist()
+    relabel.absorb(sweep, 2)
+    scores = as_lists(sweep.mean, 0.5 if of == "score" else 0.0)
+    assert relabel.guesses().tolist() == slow.add_labels("e", 0.4, scores, doubt, labels.tolist(), [])
+
+
+def test_thresholds_are_met_from_above_alone():
+    """Eq. 8: x ≥ θ is present, x < −θ absent; eq. 11: U ≤ θ is sure."""
+    logits = torch.tensor([[2.0, -2.0, 2.1, -2.1, 1.9, 0.0]])
+    table = LabelTable.from_dense(np.zeros((1, 6), np.int8))
+    for strategy, expected in (("a", [1, 0, 1, -1, 0, 0]), ("2steps", [1, -1, 1, -1, 1, 1])):
+        relabel = Curriculum(strategy, before="2")
+        relabel.start(table)
+        relabel.absorb(Sweep(logits, logits), 1)
+        assert relabel.guesses().tolist() == [expected]
+    sure = Curriculum("e", 0.5, "2", statistic="std")
+    sure.start(table)
+    spread = torch.tensor([[0.5, 0.51, 0.0, 0.6, 0.5, 0.5]])
+    sure.absorb(Sweep(logits, logits, logits, spread), 1)
+    assert sure.guesses().tolist() == [[1, 0, 1, 0, 1, 1]]
+
+
+def test_weak_labels_stay_unless_they_are_to_be_decided_anew():
+    labels = make_labels(30, 5)
+    kept, anew = Curriculum("a", before="2,3"), Curriculum("a", before="2,3", redecide=True)
+    for relabel in (kept, anew):
+        relabel.start(make_table(labels))
+        relabel.absorb(make_sweep((30, 5), 1), 1)
+    first = kept.guesses().clone()
+    assert torch.equal(first, anew.guesses())
+    second = make_sweep((30, 5), 2)
+    for relabel in (kept, anew):
+        relabel.absorb(second, 2)
+    assert torch.equal(kept.guesses()[first != 0], first[first != 0])
+    scratch = slow.add_labels("a", 2, as_lists(second.logits), None, labels.tolist(), [])
+    assert anew.guesses().tolist() == scratch
+    assert kept.guesses().tolist() != scratch
+
+
+@pytest.mark.parametrize(
+    ("theta", "reported"),
+    [(0.1, 26.70), (0.2, 42.09), (0.3, 55.63), (0.4, 67.41), (0.5, 77.40), (0.6, 85.37), (0.7, 91.69), (0.8, 96.24)],
+)
+def test_label_proportions_of_the_paper(theta, reported):
+    """Table 8, strategy [b], 10 % known of 20 classes, twice: kept labels give its numbers, labels anew do not."""
+    rng = np.random.default_rng(0)
+    labels = np.zeros((320, 20), np.int8)
+    labels[np.arange(320)[:, None], rng.random((320, 20)).argsort(1)[:, :2]] = 1
+    found = {}
+    for redecide in (False, True):
+        relabel = Curriculum("b", theta, "10,15", redecide=redecide)
+        relabel.start(make_table(labels))
+        for epoch in (9, 14):
+            log = relabel.absorb(make_sweep((320, 20), epoch, unread=False), epoch)
+        found[redecide] = 100 * log["label_proportion"]
+    assert found[False] == pytest.approx(reported, abs=0.25)
+    assert abs(found[True] - reported) > 5
+
+
+@pytest.mark.parametrize(
+    ("epochs", "before"),
+    [(20, [10, 15]), (40, [20, 30]), (10, [5, 8]), (5, [3, 4]), (4, [2, 3]), (3, [2]), (2, [2]), (1, [2])],
+)
+def test_the_schedule_is_scaled_to_the_epochs(epochs, before):
+    relabel = Curriculum("a")
+    relabel.plan(epochs)
+    assert relabel.before == before
+    given = Curriculum("a", before="15, 10,10")
+    given.plan(epochs)
+    assert given.before == [10, 15]
+    once = Curriculum("2steps")
+    once.plan(epochs)
+    assert once.before == before[:1]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "options", "after"),
+    [
+        (1, {"strategy": "a"}, []),
+        (5, {"strategy": "a", "before": "6"}, []),
+        (5, {"strategy": "e", "before": "3,6"}, [2]),
+        (6, {"strategy": "a", "before": "3,6"}, [2, 5]),
+        (6, {"strategy": "d", "before": "3,8", "snapshots": 2}, [1, 2]),
+    ],
+)
+def test_nothing_is_labelled_that_no_epoch_would_learn_from(epochs, options, after):
+    relabel = Curriculum(**options)
+    relabel.plan(epochs)
+    relabel.start(make_table(make_labels(4, 2)))
+    assert [epoch for epoch in range(1, epochs + 1) if relabel.wants_sweep(epoch)] == after
+
+
+def test_nothing_is_scored_where_all_is_known():
+    relabel = Curriculum("a", before="2")
+    relabel.start(LabelTable.from_dense(np.ones((3, 2), np.int8)))
+    assert not any(relabel.wants_sweep(epoch) for epoch in range(1, 20))
+
+
+def test_snapshots_are_averaged_over_the_last_epochs_and_since_the_last_time():
+    labels = make_labels(20, 4)
+    relabel = Curriculum("d", 1.0, "5,7", snapshots=3)
+    relabel.start(make_table(labels))
+    sweeps = {epoch: make_sweep((20, 4), epoch, unread=epoch == 3) for epoch in range(1, 8)}
+    expected = labels.tolist()
+    for epoch in range(1, 8):
+        assert relabel.wants_sweep(epoch) == (2 <= epoch <= 6)
+        if not relabel.wants_sweep(epoch):
+            continue
+        log = relabel.absorb(sweeps[epoch], epoch)
+        if epoch not in (4, 6):
+            assert log == {}
+            continue
+        window = (2, 3, 4) if epoch == 4 else (5, 6)  # 4 is no longer in the window: labels have changed since
+        mean = torch.stack([sweeps[e].logits.double() for e in window]).mean(0)
+        assert mean[0].isnan().all() == (epoch == 4)
+        expected = slow.add_labels("d", 1.0, as_lists(mean), None, expected, [])
+        assert relabel.guesses().tolist() == expected
+
+
+def test_known_labels_win_and_weak_ones_are_charged_as_known_ones_are():
+    labels = make_labels(20, 4)
+    relabel = Curriculum("2steps", before="2")
+    relabel.start(make_table(labels))
+    index = torch.tensor([3, 10, 0])
+    batch = Batch(index, (), torch.from_numpy(labels)[index])
+    logits = torch.zeros(3, 4)
+    pos, neg = relabel(batch, logits, 1)
+    assert torch.equal(pos, (batch.labels > 0).float())
+    assert torch.equal(neg, (batch.labels < 0).float())
+    sweep = make_sweep((20, 4), 3)
+    relabel.absorb(sweep, 1)
+    pos, neg = relabel(batch, logits, 2)
+    known = batch.labels != 0
+    weak = torch.where(sweep.logits[index] >= 0, 1, -1) * ~sweep.logits[index].isnan()
+    merged = torch.where(known, batch.labels, weak)
+    assert torch.equal(pos, (merged > 0).float())
+    assert torch.equal(neg, (merged < 0).float())
+    assert (pos + neg)[:2].eq(1).all()  # image 0 could not be read
+    opposite = Batch(index, (), -batch.labels)
+    pos, neg = relabel(opposite, logits, 2)
+    assert torch.equal(pos[known] > 0, opposite.labels[known] > 0)
+
+
+def test_the_order_of_the_table_does_not_matter():
+    labels = make_labels(40, 3)
+    names = [f"photo {i}" for i in range(40)]
+    order = np.random.default_rng(0).permutation(40)
+    for strategy in ("a", "b", "e"):
+        found = []
+        sweep = make_sweep((40, 3), 1, tied=True, passes=True)
+        for rows in (np.arange(40), order):
+            relabel = Curriculum(strategy, before="2", block=7)
+            relabel.start(LabelTable.from_dense(labels[rows], images=[names[i] for i in rows]))
+            relabel.absorb(Sweep(*(values[rows] for values in sweep)), 1)
+            found.append(relabel.guesses())
+        assert torch.equal(found[0][order], found[1])
+
+
+def test_large_tables_are_labelled_part_by_part(monkeypatch):
+    labels = make_labels(40, 3)
+    sweep = make_sweep((40, 3), 1)
+    found = []
+    for block in (1 << 22, 9):
+        monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK", block)
+        relabel = Curriculum("a", before="2")
+        relabel.start(make_table(labels))
+        relabel.absorb(sweep, 1)
+        found.append(relabel.guesses())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("options", [{"strategy": "b"}, {"strategy": "e"}, {"strategy": "d", "snapshots": 3}])
+def test_resumes_from_its_state(options):
+    labels = make_labels(20, 4)
+    table = make_table(labels)
+    old, new = (Curriculum(before="4,6", **options) for _ in range(2))
+    old.start(table)
+    for epoch in (2, 3, 4):
+        if old.wants_sweep(epoch):
+            old.absorb(make_sweep((20, 4), epoch, passes=True), epoch)
+    new.start(table)
+    new.load_state_dict(old.state_dict())
+    sweep = make_sweep((20, 4), 5, passes=True)
+    assert old.absorb(sweep, 5) == new.absorb(sweep, 5)
+    assert torch.equal(old.guesses(), new.guesses())
+
+
+def test_refusals_say_what_to_do():
+    for options, advice in (
+        ({"strategy": "f"}, "a, b, c, d, e, 2steps"),
+        ({"strategy": "b", "theta": 1.5}, "≤ 1 for b"),
+        ({"strategy": "2steps", "theta": 1.0}, "none for 2steps"),
+        ({"theta": -1.0}, "theta ≥ 0"),
+        ({"statistic": "range"}, "std or variance"),
+        ({"of": "label"}, "logit or a score"),
+        ({"passes": 1}, "2 or more passes"),
+        ({"block": 0}, "1 or more"),
+        ({"before": "ten"}, "as in 10,15"),
+        ({"before": "1,15"}, "epoch 2 or later"),
+    ):
+        with pytest.raises(UserError, match=advice):
+            Curriculum(**options)
+    relabel = Curriculum("e", before="2")
+    relabel.start(make_table(make_labels(4, 2)))
+    with pytest.raises(ValueError, match="passes"):
+        relabel.absorb(make_sweep((4, 2), 0), 1)
+
+
+def test_large_tables_are_refused(monkeypatch):
+    nothing = np.zeros(0, np.int64)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**10))
+    table = LabelTable.from_entries(Names.numbered(600_000), Names.numbered(1000), nothing, nothing, nothing)
+    with pytest.raises(UserError, match=r"would remember 2\.4 GB"):
+        Curriculum("d", snapshots=2).start(table)
+    table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(5000), nothing, nothing, nothing)
+    for strategy, size in (("a", "10.6"), ("e", "30.6")):
+        with pytest.raises(UserError, match=rf"500000 images × 5000 classes at once: {size} GB .*TMPDIR.*em or wan"):
+            Curriculum(strategy).start(table)
+
+
+@pytest.mark.parametrize("strategy", ["a", "b", "e"])
+def test_scratch_files_are_labelled_as_memory_is(strategy, monkeypatch, tmp_path):
+    labels = make_labels(40, 5)
+    sweep = make_sweep((40, 5), 1, tied=True, passes=True)
+    expected = Curriculum(strategy, before="2,3", redecide=True)
+    expected.start(make_table(labels))
+    told = expected.absorb(sweep, 1)
+    monkeypatch.setattr("halflabel.system.scratch._LARGE", 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK", 33)
+    found = Curriculum(strategy, before="2,3", redecide=True)
+    found.start(make_table(labels))
+    assert found.labels.mapped
+    tables = [scratch.zeros(values.shape).copy_(values) for values in sweep]
+    assert found.absorb(Sweep(*tables), 1) == told
+    assert torch.equal(found.guesses(), expected.guesses())
+    assert told["weak_positives"] > 0
+
+
+def test_rows_are_read_in_the_order_of_the_table(monkeypatch):
+    seen = []
+    judge = Curriculum._label
+    monkeypatch.setattr(
+        Curriculum, "_label", lambda self, images, *rest: seen.append(images) or judge(self, images, *rest)
+    )
+    monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK", 9)
+    for strategy in STRATEGIES:
+        seen.clear()
+        relabel = Curriculum(strategy, before="2", block=4)
+        relabel.start(make_table(make_labels(20, 3)))
+        relabel.absorb(make_sweep((20, 3), 1, passes=True), 1)
+        assert (torch.cat(seen).tolist() == list(range(20))) == (strategy != "b")
+        assert sorted(torch.cat(seen).tolist()) == list(range(20))
+
+
+def test_a_label_takes_two_bits():
+    relabel = Curriculum("a")
+    relabel.start(make_table(make_labels(25, 9)))
+    assert sum(value.nbytes for value in relabel.state_dict().values()) == 25 * 3

@@ -1,0 +1,160 @@
+"""Label vectors against a slow count, files as people have them, and encoders."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.label_vectors import (
+    from_cooccurrence,
+    from_encoder,
+    from_file,
+    label_vectors,
+    sentence_encoder,
+)
+
+_spec = importlib.util.spec_from_file_location("semantic", Path(__file__).parents[2] / "reference" / "semantic.py")
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+
+def table(choices=(-1, 0, 0, 1, 1), seed=0, images=50, classes=7):
+    labels = np.random.default_rng(seed).choice(choices, (images, classes))
+    return LabelTable.from_dense(labels)
+
+
+@pytest.mark.parametrize("choices", [(-1, 0, 0, 1, 1), (-1, 1), (0, 0, 1)], ids=["partial", "full", "positives"])
+@pytest.mark.parametrize("prior", [1.0, 0.3])
+def test_vectors_multiply_to_the_counted_matrix(choices, prior, monkeypatch):
+    monkeypatch.setattr("halflabel.methods.parts.label_vectors._BLOCK", 3)
+    known = table(choices)
+    vectors = from_cooccurrence(known, 7, prior=prior)
+    matrix = np.array(slow.pmi(known.dense().tolist(), prior))
+    value, vector = np.linalg.eigh(matrix)
+    wanted = (vector * np.abs(value)) @ vector.T  # U S Uᵀ: all singular values are positive
+    np.testing.assert_allclose(vectors @ vectors.T, wanted, atol=1e-9)
+
+
+def test_few_columns_are_the_best_ones_and_many_are_filled_up():
+    known = table()
+    whole, two, padded = (from_cooccurrence(known, size) for size in (7, 2, 10))
+    np.testing.assert_allclose(two, whole[:, :2], atol=1e-9)
+    np.testing.assert_allclose(padded[:, :7], whole, atol=1e-9)
+    assert not padded[:, 7:].any()
+
+
+def test_some_eigenvectors_are_those_of_all(monkeypatch):
+    known = table(classes=12, images=200)
+    whole = from_cooccurrence(known, 4)
+    monkeypatch.setattr("halflabel.methods.parts.label_vectors._DENSE", 5)
+    np.testing.assert_allclose(from_cooccurrence(known, 4), whole, atol=1e-6)
+
+
+def test_labels_that_come_together_are_alike_and_unknown_ones_pull_nothing_apart():
+    rng = np.random.default_rng(1)
+    labels = np.where(rng.random((4000, 4)) < 0.2, 1, -1)
+    labels[:, 1] = labels[:, 0]  # two that always come together
+    hidden = labels * (rng.random(labels.shape) < 0.3)
+    for seen in (labels, hidden):
+        vectors = from_cooccurrence(LabelTable.from_dense(seen), 4)
+        near = vectors @ vectors.T
+        assert near[0, 1] > 3 * max(near[0, 2], near[1, 3], 0.05)
+    # 9 % of the images are left, and the value is close to that of all of them.
+    few, all_ = (slow.pmi(seen.tolist(), 1.0)[0][1] for seen in (hidden, labels))
+    assert few == pytest.approx(all_, abs=0.3)
+
+
+def test_empty_tables_and_classes_never_seen_have_vectors_of_zeros():
+    assert not from_cooccurrence(LabelTable.from_dense(np.zeros((3, 2), int)), 3).any()
+    assert from_cooccurrence(LabelTable.from_dense(np.zeros((0, 0), int)), 3).shape == (0, 3)
+
+
+def write(tmp_path, text):
+    path = tmp_path / "vectors.txt"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+WORDS = "the 0 0 0\ndog 1 2 3\npotted 0 0 2\nplant 2 0 0\ntraffic_light 5 5 5\nNew York 7 7 7\n"
+
+
+@pytest.mark.parametrize("header", ["", "6 3\n"])
+def test_files_with_and_without_header_and_names_of_several_words(tmp_path, header):
+    names = Names(["dog", "Dog", "potted plant", "potted_plant", "traffic light", "New York"])
+    found = from_file(write(tmp_path, header + WORDS), names)
+    assert found.tolist() == [[1, 2, 3], [1, 2, 3], [1, 0, 1], [1, 0, 1], [5, 5, 5], [7, 7, 7]]
+
+
+def test_missing_names_are_told_with_what_is_near_or_take_the_mean(tmp_path):
+    path = write(tmp_path, WORDS)
+    with pytest.raises(LabelError, match=r"no vector for 'plants' \(near: plant\), 'zebra'. Fix: .*--missing mean"):
+        from_file(path, Names(["plants", "dog", "zebra"]))
+    found = from_file(path, Names(["plants", "dog", "plant"]), missing="mean")
+    assert found[0].tolist() == [1.5, 1, 1.5]
+    with pytest.raises(LabelError, match="no vector"):
+        from_file(path, Names(["zebra"]), missing="mean")
+    with pytest.raises(UserError, match="use error or mean"):
+        from_file(path, Names(["dog"]), missing="guess")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "not one vector"), ("dog 1 2\ncat 1 x\n", "line 2: the vector of 'cat' is not 2"), ("cat nan 1", "line 1")],
+)
+def test_broken_files_are_told_by_line(tmp_path, text, said):
+    with pytest.raises(LabelError, match=said):
+        from_file(write(tmp_path, text), Names(["cat"]))
+
+
+def test_only_wanted_words_are_parsed(tmp_path):
+    assert from_file(write(tmp_path, "cat 1 2\nbad x y\n"), Names(["cat"])).tolist() == [[1, 2]]
+
+
+def test_encoders():
+    found = from_encoder(Names(["a", "b_c"]), lambda texts: [[len(text), ord(text[0])] for text in texts])
+    assert found.tolist() == [[1, 97], [3, 98]]
+    with pytest.raises(UserError, match="one vector"):
+        from_encoder(Names(["a", "b"]), lambda texts: [[1.0]])
+
+
+def test_sentence_encoders_are_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(UserError, match="pip install sentence-transformers"):
+        sentence_encoder("mini")
+
+    class Fake:
+        def __init__(self, name):
+            if name != "mini":
+                raise OSError("no such model")
+
+        def encode(self, texts, show_progress_bar):
+            assert not show_progress_bar
+            return np.ones((len(texts), 2))
+
+    module = types.SimpleNamespace(SentenceTransformer=Fake)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    assert sentence_encoder("mini")(["a"]).tolist() == [[1, 1]]
+    with pytest.raises(UserError, match="no text encoder 'maxi'"):
+        sentence_encoder("maxi")
+    vectors = label_vectors("text:mini", table(), 2)
+    np.testing.assert_allclose(np.square(vectors).sum(1), 1)
+
+
+def test_sources_sizes_and_scale(tmp_path):
+    known = LabelTable.from_dense([[1, -1], [-1, 1]], classes=["dog", "plant"])
+    path = str(write(tmp_path, WORDS))
+    vectors = label_vectors(path, known, 3)
+    np.testing.assert_allclose(vectors, np.array([[1, 2, 3], [2, 0, 0]]) / 3)  # mean squared length (14 + 4) / 2
+    assert np.square(label_vectors("graph", known, 9)).sum(1).mean() == pytest.approx(1)
+    with pytest.raises(UserError, match="add --vector-size 3"):
+        label_vectors(path, known, 300)
+    with pytest.raises(UserError, match="no label vectors 'glove'"):
+        label_vectors("glove", known, 300)

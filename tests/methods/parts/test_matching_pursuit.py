@@ -1,0 +1,152 @@
+"""Joint non-negative OMP against algorithm 2 run image by image, and at its edges."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.methods.parts.matching_pursuit import MOST, Part, joint_omp
+
+_spec = importlib.util.spec_from_file_location("reference_omp", Path(__file__).parents[2] / "reference" / "omp.py")
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+
+def case(seed, images=8, items=None, classes=6, channels=7, kind="normal"):
+    """Targets and items of both parts; by default the images are the items, and none is its own."""
+    rng = np.random.default_rng(seed)
+    count = images if items is None else items
+    y, f = rng.normal(size=(images, classes)), np.abs(rng.normal(size=(images, channels)))
+    if kind == "ties":
+        y, f = rng.choice([-0.5, 1.0], (images, classes)), np.round(f)
+    if kind == "duplicates":
+        y[4:6], f[4:6] = y[2:4], f[2:4]
+    if kind == "zeros":
+        y[0], f[-1] = 0, 0
+    other_y, other_f = (y, f) if items is None else (rng.normal(size=(count, classes)), rng.random((count, channels)))
+    graph = np.eye(classes) + rng.random((classes, classes)) * (rng.random((classes, classes)) < 0.3)
+    allowed = ~np.eye(images, dtype=bool) if items is None else np.ones((images, count), bool)
+    return [(y, other_y @ graph.T, 1.0, other_y), (f, other_f, 0.5, other_f)], allowed
+
+
+def run(parts, k, allowed, solve="clipped", dtype=torch.float64):
+    given = [
+        Part(
+            *(torch.from_numpy(array).to(dtype) for array in (targets, items)),
+            weight,
+            torch.from_numpy(agree).to(dtype),
+        )
+        for targets, items, weight, agree in parts
+    ]
+    return joint_omp(given, k, allowed=None if allowed is None else torch.from_numpy(allowed), solve=solve)
+
+
+def check(parts, k, allowed, solve):
+    found = run(parts, k, allowed, solve)
+    index, weights = slow.joint_omp(parts, k, allowed, solve)
+    np.testing.assert_array_equal(found.index.numpy(), index)
+    for got, want in zip(found.weights, weights, strict=True):
+        np.testing.assert_allclose(got.numpy(), want, atol=1e-8)
+    return found
+
+
+@pytest.mark.parametrize("solve", ["clipped", "exact"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "duplicates", "zeros"])
+def test_is_algorithm_2_image_by_image(kind, solve):
+    longest = 0
+    for seed in range(6):
+        found = check(*_swap(case(seed, kind=kind), 5), solve)
+        longest = max(longest, int((found.index >= 0).sum(1).max()))
+    assert longest >= 3
+
+
+def _swap(made, k):
+    parts, allowed = made
+    return parts, k, allowed
+
+
+@pytest.mark.parametrize("solve", ["clipped", "exact"])
+@pytest.mark.parametrize(
+    ("images", "items", "classes", "channels", "k"),
+    [(5, 30, 6, 7, 6), (4, 3, 6, 7, 5), (1, None, 6, 7, 5), (3, 1, 6, 7, 2), (6, None, 1, 1, 3), (2, None, 3, 4, 5)],
+    ids=["dictionary", "fewer items than k", "one image alone", "one item", "one class, one feature", "two images"],
+)
+def test_sizes(images, items, classes, channels, k, solve):
+    for seed in range(4):
+        check(*_swap(case(seed, images, items, classes, channels), k), solve)
+
+
+def test_nothing_to_choose_from():
+    parts, _ = case(0)
+    for allowed in (np.zeros((8, 8), bool), np.eye(8, dtype=bool) & False):
+        found = run(parts, 3, allowed)
+        assert (found.index == -1).all()
+        assert not any(part.any() for part in found.weights)
+    none = [(targets, items[:0], weight, agree[:0]) for targets, items, weight, agree in parts]
+    assert run(none, 3, None).index.shape == (8, 3)
+    no_images = [(targets[:0], items, weight, agree) for targets, items, weight, agree in parts]
+    assert run(no_images, 3, None).index.shape == (0, 3)
+
+
+def test_an_image_is_explained_by_its_copy_alone():
+    parts, _ = case(1, 4, kind="normal")
+    parts = [(targets, np.concatenate([targets * scale, targets]), weight, np.concatenate([targets * scale, targets]))
+             for (targets, _, weight, _), scale in zip(parts, (2.0, 4.0), strict=True)]  # fmt: skip
+    found = run(parts, 3, None)
+    assert found.index.tolist() == [[i, -1, -1] for i in range(4)]  # of equals the lower number, and nothing is left
+    np.testing.assert_allclose(found.weights[0][:, 0], 0.5)
+    np.testing.assert_allclose(found.weights[1][:, 0], 0.25)
+
+
+def test_both_parts_must_agree():
+    # By its features the second item is best, but its labels point away: the pursuit breaks off, as step 5 says.
+    y, f = np.array([[1.0, 0.0]]), np.array([[3.0, 0.0]])
+    items_y, items_f = np.array([[0.5, 0.5], [-0.1, 1.0]]), np.array([[1.0, 1.0], [2.0, 0.1]])
+    assert run([(y, items_y, 1.0, items_y), (f, items_f, 1.0, items_f)], 2, None).index.tolist() == [[-1, -1]]
+    assert run([(y, items_y, 1.0, np.abs(items_y)), (f, items_f, 1.0, items_f)], 1, None).index.tolist() == [[1]]
+
+
+def test_clipped_and_exact_differ_as_they_should():
+    """The last of three items turns the first one's coefficient negative."""
+    for seed in range(200):
+        parts, allowed = case(seed, 6, 20, 4, 4)
+        clipped, exact = run(parts, 4, allowed), run(parts, 4, allowed, "exact")
+        same = (clipped.index == exact.index).all(1)
+        for part, (targets, items, _, _) in enumerate(parts):
+            for i in same.nonzero().squeeze(1).tolist():
+                chosen = clipped.index[i][clipped.index[i] >= 0].numpy()
+                left = [
+                    np.square(targets[i] - found.weights[part][i, : len(chosen)].numpy() @ items[chosen]).sum()
+                    for found in (clipped, exact)
+                ]
+                assert left[1] <= left[0] + 1e-12
+                if left[1] < left[0] - 1e-6:
+                    return
+    raise AssertionError("no case in which the constraint matters")
+
+
+@pytest.mark.parametrize("solve", ["clipped", "exact"])
+def test_single_precision_is_close_and_half_is_widened(solve):
+    parts, allowed = case(3, 20, classes=30, channels=40)
+    wide, single = run(parts, 4, allowed, solve), run(parts, 4, allowed, solve, torch.float32)
+    assert torch.equal(wide.index, single.index)
+    np.testing.assert_allclose(single.weights[0], wide.weights[0], atol=1e-5, rtol=1e-4)
+    half = run(parts, 4, allowed, solve, torch.bfloat16)
+    assert half.weights[0].dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = run(parts, 4, allowed, solve, torch.float32)
+    assert torch.equal(cast.weights[1], single.weights[1])
+
+
+def test_no_gradient_and_no_mistaken_k():
+    parts, allowed = case(0)
+    given = [Part(torch.from_numpy(t).requires_grad_(), torch.from_numpy(i), w) for t, i, w, _ in parts]
+    found = joint_omp(given, 2, allowed=torch.from_numpy(allowed))
+    assert not found.weights[0].requires_grad
+    for k in (0, MOST + 1):
+        with pytest.raises(ValueError, match=f"k is {k}"):
+            joint_omp(given, k)

@@ -1,0 +1,224 @@
+"""Transfer and blending between labels and images, against slow loops; what is remembered; clusters."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.methods.parts.transfer import (
+    Bank,
+    Cooccurrence,
+    Prototypes,
+    blend_images,
+    blend_prototypes,
+    cluster,
+    contrast,
+    with_guesses,
+)
+
+
+def _load(name):
+    path = Path(__file__).parents[2] / "reference" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"reference_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+slow, pairwise = _load("semantic"), _load("sst")
+SHAPES = [(5, 3), (1, 4), (5, 1), (1, 1)]
+
+
+def inputs(images, classes, width=3, seed=0, choices=(-1, 0, 1)):
+    rng = np.random.default_rng(seed)
+    found = torch.from_numpy(rng.normal(size=(images, classes, width))).requires_grad_()
+    labels = torch.from_numpy(rng.choice(choices, (images, classes)).astype(np.int8))
+    if images > 1:
+        labels[0] = 0
+    return found, labels
+
+
+def same(got, want, *leaves):
+    """Equal in value, and in the gradient of all leaves."""
+    want = torch.as_tensor(want, dtype=got.dtype)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    if not want.requires_grad:
+        return
+    mine, theirs = (torch.autograd.grad(value.sum(), leaves, retain_graph=True) for value in (got, want))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("choices", [(-1, 0, 1), (1, 1), (-1, -1), (0, 0)])
+def test_contrast_is_the_slow_loop(shape, choices):
+    found, labels = inputs(*shape, choices=choices)
+    same(contrast(found, labels), slow.contrast(found, labels.tolist()), found)
+
+
+def test_contrast_has_a_gradient_that_fits_and_is_finite_for_features_of_zeros():
+    found, labels = inputs(4, 2)
+    assert torch.autograd.gradcheck(lambda x: contrast(x, labels), found)
+    nothing = torch.zeros(4, 2, 3, requires_grad=True)
+    contrast(nothing, labels).backward()
+    assert bool(nothing.grad.isfinite().all())
+
+
+def network(classes, width=3, rank=4):
+    torch.manual_seed(1)
+    part = Cooccurrence(width, rank)
+    part.start(classes)
+    return part.double()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("parts", [1 << 24, 1])
+def test_pairs_are_the_slow_loop(shape, parts, monkeypatch):
+    monkeypatch.setattr("halflabel.methods.parts.transfer._TOGETHER", parts)
+    found, labels = inputs(*shape)
+    part = network(shape[1])
+    logits = part(found)
+    wanted = [pairwise.pair_logits(image, part) for image in found]
+    for row, line in zip(logits, wanted, strict=True):
+        if line:
+            torch.testing.assert_close(row, torch.stack(list(line.values())), rtol=1e-9, atol=1e-9)
+    leaves = [found, part.one.weight, part.other.weight, part.weight, part.bias]
+    if shape[1] > 1:
+        same(part.charge(logits, labels), pairwise.pair_loss(wanted, labels.tolist()), *leaves)
+    scores, there = part.scores(logits, labels)
+    line = pairwise.within(wanted, labels.tolist())
+    same(scores, [[score for score, _ in row] for row in line])
+    assert there.tolist() == [[known for _, known in row] for row in line]
+
+
+def test_too_many_classes_for_pairs_are_refused():
+    with pytest.raises(UserError, match="co-occurrence network of 5000 classes would take"):
+        Cooccurrence(8, 256).start(5000)
+    with pytest.raises(UserError, match="bank of 100 features for each of 30000"):
+        Bank(100).start(30000, 256)
+
+
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_the_bank_keeps_the_last_ones_and_similarity_is_the_slow_mean(size):
+    bank = Bank(size)
+    bank.start(4, 3)
+    kept = [[] for _ in range(4)]
+    for seed in range(4):
+        found, labels = inputs(5, 4, seed=seed, choices=(-1, 0, 1, 1))
+        labels[:, 3] = -1  # never seen
+        bank.remember(found, labels)
+        for image, row in zip(found, labels, strict=True):
+            for c, y in enumerate(row):
+                if y == 1:
+                    kept[c] = [*kept[c], image[c].detach()][-size:]
+    for c in range(4):
+        have = sorted(tuple(row.tolist()) for row in bank.features[c, bank.there[c]])
+        assert have == sorted(tuple(row.float().tolist()) for row in kept[c])
+    found, _ = inputs(5, 4, seed=9)
+    wanted = [[score for score, _ in row] for row in pairwise.across(found, kept)]
+    torch.testing.assert_close(bank.similarity(found).double(), torch.tensor(wanted, dtype=torch.float64))
+
+
+def test_the_bank_is_the_same_when_it_is_loaded():
+    bank, other = Bank(3), Bank(3)
+    bank.start(2, 3)
+    other.start(2, 3)
+    bank.remember(*inputs(9, 2, choices=(0, 1)))
+    other.load_state_dict(bank.state_dict())
+    for part in (bank, other):
+        part.remember(*inputs(2, 2, seed=5, choices=(0, 1)))
+    assert torch.equal(bank.features, other.features)
+
+
+def test_clusters_that_lie_apart_are_found_and_few_points_repeat():
+    rng = np.random.default_rng(0)
+    middle = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    points = (middle.repeat(5, 1) + 0.1 * torch.from_numpy(rng.normal(size=(15, 2))).float())[None].repeat(3, 1, 1)
+    there = torch.ones(3, 15, dtype=torch.bool)
+    there[1, 2:] = False
+    there[2] = False
+    found = cluster(points, there, 3)
+    means = torch.stack([points[0, number::3].mean(0) for number in range(3)])
+    order = [int((found[0] - mean).norm(dim=1).argmin()) for mean in means]
+    torch.testing.assert_close(found[0][order], means)
+    distinct = sorted({tuple(row) for row in found[1].tolist()})
+    assert distinct == sorted(tuple(row) for row in points[1, :2].tolist())
+    assert not found[2].any()
+
+
+def test_prototypes_by_quadrant_are_means_and_are_made_in_the_right_epochs():
+    part = Prototypes(8, 10, "quadrants")
+    part.start(2, 2)
+    features = torch.tensor([[[1.0, 0], [0, 0]], [[3.0, 0], [0, 0]], [[0, 8.0], [0, 0]]])
+    labels = torch.tensor([[1, -1], [1, 0], [1, 0]])
+    part.bank.remember(features, labels, torch.tensor([[0, 0], [0, 0], [2, 0]]))
+    part.refresh(5, 6, 5)
+    assert not part.there.any()
+    part.refresh(6, 6, 5)
+    whole = [4 / 3, 8 / 3]
+    torch.testing.assert_close(part.centres[0], torch.tensor([[2.0, 0], whole, [0, 8.0], whole]))
+    assert part.there.tolist() == [True, False]
+    part.bank.remember(features * 100, labels, torch.zeros(3, 2))
+    for epoch in (6, 7, 10):
+        part.refresh(epoch, 6, 5)
+    assert float(part.centres.max()) == 8
+    part.refresh(11, 6, 5)
+    assert float(part.centres.max()) > 8
+
+
+def test_prototypes_are_made_once_in_an_epoch_that_is_resumed():
+    part = Prototypes(4, 1)
+    part.start(1, 2)
+    part.bank.remember(torch.ones(1, 1, 2), torch.ones(1, 1))
+    part.refresh(6, 6, 5)
+    resumed = Prototypes(4, 1)
+    resumed.start(1, 2)
+    resumed.load_state_dict(part.state_dict())
+    resumed.bank.remember(torch.full((1, 1, 2), 9.0), torch.ones(1, 1))
+    resumed.refresh(6, 6, 5)
+    assert torch.equal(resumed.centres, part.centres)
+    assert float(resumed.similarity(torch.ones(1, 1, 2))) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blending_images_is_the_slow_loop(shape):
+    found, labels = inputs(*shape, choices=(-1, 0, 0, 1))
+    alpha = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    partner = torch.from_numpy(np.random.default_rng(0).permutation(shape[0]))
+    blend = blend_images(found, labels, partner, alpha)
+    features, pos, neg = [], [], []
+    for n, row in enumerate(labels.tolist()):
+        m = int(partner[n])
+        for c, y in enumerate(row):
+            mixed = y == 0 and labels[m, c] == 1
+            features.append(alpha * found[n, c] + (1 - alpha) * found[m, c] if mixed else found[n, c])
+            pos.append(1 - alpha if mixed else alpha * 0 + float(y == 1))
+            neg.append(alpha if mixed else alpha * 0 + float(y == -1))
+    same(blend.found, torch.stack(features).view_as(found), found)
+    same(blend.targets.pos, torch.stack(pos).view(shape), alpha)
+    same(blend.targets.neg, torch.stack(neg).view(shape), alpha)
+
+
+def test_blending_prototypes_changes_chosen_unknown_labels_alone():
+    found, _ = inputs(2, 3)
+    labels = torch.tensor([[0, 0, 1], [-1, 0, 0]])
+    chosen = torch.tensor([[True, False, True], [True, False, True]])
+    prototypes = torch.ones(2, 3, 3)
+    blend = blend_prototypes(found, labels, chosen, prototypes, torch.tensor(0.25))
+    mixed = torch.tensor([[True, False, False], [False, False, True]])
+    torch.testing.assert_close(blend.found[mixed], 0.25 * found[mixed] + 0.75)
+    torch.testing.assert_close(blend.found[~mixed], found[~mixed])
+    assert blend.targets.pos.tolist() == [[0.75, 0, 1], [0, 0, 0.75]]
+    assert blend.targets.neg.tolist() == [[0.25, 0, 0], [1, 0, 0.25]]
+
+
+def test_guesses_leave_known_labels_alone():
+    labels = torch.tensor([[1, -1, 0, 0]])
+    targets = with_guesses(labels, torch.tensor([[False, True, True, False]]), torch.float64)
+    assert targets.pos.tolist() == [[1, 0, 1, 0]]
+    assert targets.neg.tolist() == [[0, 1, 0, 0]]

@@ -1,0 +1,69 @@
+"""The jobs of test_cache_jobs.py: python cache_job.py FOLDER NAME=IMAGES ... Each stops for good after so many images.
+
+They are forked, so that they need not import torch each, and wait for a file NAME.go to begin.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halflabel.data.sources import Images
+from halflabel.data.views import Plain
+from halflabel.labels.names import Names
+from halflabel.models import feature_cache as cache
+from halflabel.models.backbones import build
+
+
+def work(folder: Path, name: str, most: int) -> None:
+    cache._KEEP, cache._LOOK = 2, 0.05
+    torch.set_num_threads(1)
+    backbone = build("tiny", size=32)
+    seen = 0
+
+    def count(module: Any, args: tuple[torch.Tensor, ...]) -> None:
+        nonlocal seen
+        seen += len(args[0])
+
+    def progress(done: int, total: int) -> None:
+        (folder / f"{name}.at").write_text(str(done))
+        while seen >= most:
+            time.sleep(60)
+
+    def say(line: str) -> None:
+        with open(folder / f"{name}.said", "a") as file:
+            print(line, file=file, flush=True)
+
+    backbone.register_forward_pre_hook(count)
+    files = sorted((folder / "images").iterdir())
+    source = Images(files, Names.numbered(len(files)), {"plain": Plain(32)}, workers=1)
+    (folder / f"{name}.pid").write_text(str(os.getpid()))
+    while not (folder / f"{name}.go").exists():
+        time.sleep(0.02)
+    found = cache.cache_features(backbone, source, folder / "cache", batch_size=2, progress=progress, say=say)
+    np.save(folder / f"{name}.npy", np.array(found.values))
+    say(f"looked at {seen} images")
+
+
+def main(folder: Path, *jobs: str) -> None:
+    for job in jobs:
+        name, _, most = job.partition("=")
+        if not os.fork():
+            try:
+                work(folder, name, int(most))
+            except BaseException:
+                (folder / f"{name}.error").write_text(traceback.format_exc())
+            os._exit(0)
+    for _ in jobs:
+        os.wait()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

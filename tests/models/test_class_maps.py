@@ -1,0 +1,165 @@
+"""Class-activation pictures: hot where the map is, in the order asked for, on the scale asked for."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from halflabel.data.views import Plain
+from halflabel.errors import UserError
+from halflabel.methods.base import recipe, seeded
+from halflabel.methods.srcr import Saliency
+from halflabel.models.backbones import build
+from halflabel.models.class_maps import activations, draw_activations, heat, overlay, placed, seen
+from halflabel.models.heads import Head, Linear, Model
+from halflabel.types import Output
+
+
+def photos(n=3, high=48, wide=64):
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, 3, high, wide), dtype=np.uint8))
+
+
+def spots(places, high=6, wide=8, value=2.0):
+    """(1, K, h, w): a map per place, negative but for that cell and, fainter, a far one."""
+    maps = np.full((1, len(places), high, wide), -1.0, np.float32)
+    for number, (row, column) in enumerate(places):
+        maps[0, number, (row + 3) % high, (column + 4) % wide] = value / 2
+        maps[0, number, row, column] = value
+    return maps
+
+
+class Bright(nn.Module):
+    """A backbone of cells of 8 × 8 pixels: how bright each is, and how dark."""
+
+    def forward(self, images):
+        cells = nn.functional.avg_pool2d(images.float() / 255, 8)
+        return torch.cat([cells.mean(1, keepdim=True), 1 - cells.mean(1, keepdim=True)], 1)
+
+
+def bright_model():
+    """Class 0 is brightness, class 1 darkness, class 2 nothing."""
+    head = Linear(2, 3)
+    with torch.no_grad():
+        head.linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
+        head.linear.bias.zero_()
+    return Model(Bright(), head)
+
+
+PLACES = [(0, 0), (5, 7), (2, 3), (3, 0)]
+
+
+def test_the_hottest_place_is_where_the_map_is_largest():
+    hot = heat(spots(PLACES), (48, 64))
+    assert hot.shape == (1, 4, 48, 64)
+    for number, (row, column) in enumerate(PLACES):
+        picture = overlay(np.zeros((48, 64, 3), np.uint8), hot[0, number])
+        assert picture.dtype == np.uint8
+        inside = np.zeros((48, 64), bool)
+        inside[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = True
+        for field in (hot[0, number], picture.astype(int).sum(-1)):
+            assert field[inside].max() == field.max()
+            assert field[~inside].max() < field.max()
+
+
+def test_heat_is_the_slow_loop_where_nothing_is_enlarged():
+    maps = np.random.default_rng(1).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    found = heat(maps, (4, 5))
+    for i in range(2):
+        for c in range(3):
+            positive = [[max(float(cell), 0.0) for cell in row] for row in maps[i, c]]
+            most = max(max(row) for row in positive)
+            np.testing.assert_allclose(found[i, c], np.array(positive) / most, rtol=1e-6)
+    assert (found.max(axis=(2, 3)) == 1).all()
+    assert (found.min(axis=(2, 3)) == 0).all()
+
+
+def test_what_is_nowhere_positive_leaves_the_photo_as_it_was():
+    given = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    assert (overlay(given, heat(np.full((2, 2), -3.0), (16, 16))) == given).all()
+    assert not (overlay(given, heat(np.ones((2, 2)), (16, 16))) == given).all()
+
+
+def test_heat_lies_where_the_model_looked():
+    whole, crop = Plain(32, "squash"), Plain(32, "crop", crop_pct=0.5)
+    assert seen(whole, 40, 80) == (0, 0, 1, 1)
+    left, top, right, bottom = seen(crop, 40, 80)  # a square of 20 pixels in the middle
+    assert (left * 80, top * 40, right * 80, bottom * 40) == (30, 10, 50, 30)
+    found = placed(np.ones((3, 3)), (40, 80), seen(crop, 40, 80))
+    inside = np.zeros((40, 80))
+    inside[10:30, 30:50] = 1
+    np.testing.assert_allclose(found, inside, atol=1e-6)
+    np.testing.assert_allclose(placed(np.ones((3, 3)), (40, 80), seen(whole, 40, 80)), 1, atol=1e-6)
+
+
+def test_activations_are_the_heads_class_maps_in_the_order_asked_for():
+    backbone = build("tiny", size=48)
+    for head in (seeded(0, lambda: Saliency(64, 5)), seeded(0, lambda: Linear(64, 5, dropout=0.5))):
+        model = Model(backbone, head).train()
+        given = photos(18, 48, 48)  # more than are looked at together
+        found = activations(model, given, [3, 0, 3])
+        assert found.shape == (18, 3, 6, 6)
+        assert found.dtype == np.float32
+        assert model.training
+        with torch.no_grad():
+            wanted = head.eval().class_maps(backbone.eval()(given))[:, [3, 0, 3]]
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-5)
+        model.eval()
+        activations(model, given[:1], [0])
+        assert not model.training
+
+
+def test_activations_of_cached_maps():
+    head = seeded(0, lambda: Saliency(4, 3))
+    maps = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    found = activations(Model(None, head), maps, [1])
+    np.testing.assert_allclose(found[:, 0], head.class_maps(maps)[:, 1].detach().numpy(), rtol=1e-6)
+
+
+def test_a_head_without_class_maps_is_refused():
+    class Blind(Head):
+        def forward(self, features):
+            return Output(features, features)
+
+    with pytest.raises(UserError, match="Blind has no class maps"):
+        activations(Model(build("tiny", size=32), Blind()), photos(1, 32, 32), [0])
+
+
+def test_models_side_by_side(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr("halflabel.models.class_maps.save_figure", lambda figure, path, caption: drawn.append(figure))
+    given = [np.full((48, wide, 3), 90, np.uint8) for wide in (64, 32)]
+    cold, hot = ([np.full(photo.shape[:2], value, np.float32) for photo in given] for value in (0.0, 1.0))
+    draw_activations(given, {"be$f$ore": cold, "after": hot}, ["bright", "dark"], tmp_path / "maps.png")
+    (figure,) = drawn
+    shown = [np.asarray(axes.get_images()[0].get_array()) for axes in figure.axes]
+    assert [picture.shape for picture in shown] == 3 * [(48, 64, 3)] + 3 * [(48, 32, 3)]
+    for row, photo in enumerate(given):
+        assert (shown[3 * row] == photo).all()
+        assert (shown[3 * row + 1] == photo).all()
+        assert (shown[3 * row + 2] == overlay(photo, hot[row])).all()
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["photo", r"be\$f\$ore", "after"]
+    assert [figure.axes[3 * row].get_ylabel() for row in range(2)] == ["bright", "dark"]
+
+
+def test_pictures_are_written(tmp_path):
+    path = tmp_path / "maps.png"
+    given = torch.stack([photos(1)[0], photos(1)[0].flip(-1)])
+    maps = activations(bright_model(), given, [0])
+    hot = [heat(one, (48, 64)) for one in maps[:, 0]]
+    draw_activations(given.permute(0, 2, 3, 1).numpy(), {"only": hot}, ["bright $^$", "x"], path, "whose it is")
+    found = path.read_bytes()[:24]
+    assert found[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", found[16:24])
+    assert width > 300
+    assert height > 300
+    with pytest.raises(UserError, match="nothing to compare"):
+        draw_activations([], {"only": []}, [], path)
+
+
+def test_a_trained_method_has_maps():
+    head = seeded(0, lambda: recipe("srcr").make().head(64, 2))
+    assert activations(Model(build("tiny", size=32), head), photos(1, 32, 32), [1]).shape == (1, 1, 4, 4)

@@ -1,0 +1,273 @@
+"""Which feature caches lie in a folder, and that nothing else is ever removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from halflabel.cli import app
+from halflabel.data.sources import Arrays
+from halflabel.data.views import Plain, Strong
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.models.backbones import build
+from halflabel.models.feature_cache import cache_features
+from halflabel.models.feature_cache_admin import ABANDONED, Cache, chosen, find_caches, remove
+from halflabel.system.lock import Lock
+
+N = 6
+
+
+@pytest.fixture(autouse=True)
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+def make(folder: Path, *, weights: int = 0, number: int = N, copies: int = 0, **more: Any) -> None:
+    """Cache the features of some pictures by a backbone whose weights are as different as the number."""
+    pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, 3, 40, 40), dtype=np.uint8))
+    backbone = build("tiny", size=32)
+    with torch.no_grad():
+        next(backbone.parameters()).add_(weights)
+    views: dict[str, Any] = {"plain": Plain(32)} | ({"strong": Strong(32)} if copies else {})
+    cache_features(backbone, Arrays(pictures, Names.numbered(number), views), folder, copies=copies, **more)
+
+
+def use(cache: Cache, hours_ago: float) -> None:
+    at = time.time() - 3600 * hours_ago
+    os.utime(cache.folder / "cache.json", (at, at))
+
+
+def run(*words: str | Path, given: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["cache", *map(str, words)], input=given, env={"COLUMNS": "200"})
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_each_cache_says_what_it_is(tmp_path: Path) -> None:
+    make(tmp_path / "cache", copies=2)
+    make(tmp_path / "cache", weights=1)
+    make(tmp_path / "cache", maps=True)
+    make(tmp_path / "cache", number=4)
+    found = find_caches(tmp_path)
+    assert len(found) == 4
+    assert [cache.used for cache in found] == sorted((cache.used for cache in found), reverse=True)
+    plain = next(cache for cache in found if cache.strong)
+    assert (plain.strong, plain.images, plain.kind, plain.size, plain.backbone) == (2, N, "pooled", 32, "tiny")
+    assert plain.whole
+    assert plain.foreign == ()
+    assert plain.bytes == sum(path.stat().st_size for path in plain.folder.rglob("*") if path.is_file())
+    assert {cache.images for cache in found} == {4, N}
+    # Of the same images and kind the one that was used last is the latest, the others are older.
+    (older,) = chosen(found, "older")
+    assert (older.stem, older.kind) == (plain.stem, "pooled")
+    for cache in found:
+        use(cache, 5)
+    other = next(cache for cache in found if cache.stem == plain.stem and cache.name != plain.name)
+    use(other, 9)
+    make(tmp_path / "cache", weights=1)  # it is there: to use it is noted
+    (older,) = chosen(find_caches(tmp_path), "older")
+    assert older.name == plain.name
+
+
+def test_the_folder_is_found_from_runs_a_run_and_itself(tmp_path: Path) -> None:
+    make(tmp_path / "runs" / "cache")
+    first = tmp_path / "runs" / "first"
+    first.mkdir()
+    assert find_caches(first) == []
+    (first / "config.yaml").touch()
+    names = [
+        [cache.name for cache in find_caches(place)] for place in (tmp_path / "runs", first, first.parent / "cache")
+    ]
+    assert names[0] == names[1] == names[2] != []
+    with pytest.raises(UserError, match="is no folder"):
+        find_caches(tmp_path / "nowhere")
+
+
+def test_removed_is_what_was_chosen_and_computed_again_when_needed(tmp_path: Path) -> None:
+    make(tmp_path, copies=1)
+    make(tmp_path, weights=1)
+    make(tmp_path, number=4)
+    caches = find_caches(tmp_path)
+    (strong,) = [cache for cache in caches if cache.strong]
+    remove(strong)
+    assert not strong.folder.exists()
+    left = {cache.name for cache in find_caches(tmp_path)}
+    assert left == {cache.name for cache in caches} - {strong.name}
+    make(tmp_path, copies=1)
+    assert {cache.name for cache in find_caches(tmp_path)} == left | {strong.name}
+    for cache in chosen(find_caches(tmp_path), "all"):
+        remove(cache)
+    assert everything(tmp_path) == []
+
+
+def test_names_have_to_be_clear(tmp_path: Path) -> None:
+    make(tmp_path)
+    make(tmp_path, weights=1)
+    found = find_caches(tmp_path)
+    assert chosen(found, found[1].name) == [found[1]]
+    assert chosen(found, found[1].name[-8:]) == [found[1]]
+    with pytest.raises(UserError, match="2 caches have 'tiny' in their names"):
+        chosen(found, "tiny")
+    for name in ("unheard-of", ""):
+        with pytest.raises(UserError, match="no cache is called"):
+            chosen(found, name)
+
+
+def change(folder: Path, name: str, value: Any) -> None:
+    note = json.loads((folder / "cache.json").read_text())
+    note["made_of"][name] = value
+    (folder / "cache.json").write_text(json.dumps(note))
+
+
+@pytest.mark.parametrize("kind", ["renamed", "other note", "more in the note", "no note", "link", "file"])
+def test_what_is_not_provably_a_cache_is_not_one(tmp_path: Path, kind: str) -> None:
+    make(tmp_path / "real")
+    (real,) = find_caches(tmp_path / "real")
+    place = tmp_path / "place"
+    place.mkdir()
+    target = place / real.name
+    if kind == "renamed":
+        real.folder.rename(place / "my-features")
+    elif kind == "link":
+        target.symlink_to(real.folder)
+    elif kind == "file":
+        target.write_text("mine")
+    elif kind == "no note":  # a folder that happens to have such a name
+        target.mkdir()
+        (target / "thesis.tex").write_text("mine")
+    else:
+        real.folder.rename(target)
+        change(target, "weights" if kind == "other note" else "author", "me")
+    before = everything(tmp_path)
+    assert find_caches(place) == []
+    result = run(place, "--remove", "all", "--yes")
+    assert result.exit_code == 0
+    assert "Nothing to remove" in result.output
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("where", ["", "strong"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_a_cache_with_something_else_in_it_is_left_alone(tmp_path: Path, where: str, kind: str) -> None:
+    make(tmp_path, copies=1)
+    (cache,) = find_caches(tmp_path)
+    inside = cache.folder if not where else cache.shelves[1]
+    if kind == "file":
+        (inside / "notes.txt").write_text("mine")
+    elif kind == "folder":
+        (inside / "strong-9-00000000").mkdir()
+    else:
+        (tmp_path / "elsewhere").write_text("mine")
+        (inside / "values.partial.npy").symlink_to(tmp_path / "elsewhere")
+    (cache,) = find_caches(tmp_path)
+    before = everything(tmp_path)
+    with pytest.raises(UserError, match="holds something else too"):
+        remove(cache)
+    assert everything(tmp_path) == before
+    assert "holds other files too" in run(tmp_path).output
+
+
+def test_what_was_put_there_since_it_was_listed_is_not_removed(tmp_path: Path) -> None:
+    make(tmp_path)
+    (cache,) = find_caches(tmp_path)
+    make(tmp_path, copies=1)
+    before = everything(tmp_path)
+    with pytest.raises(UserError, match="has changed meanwhile"):
+        remove(cache)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("shelf", [0, 1])
+def test_none_is_removed_while_it_is_built(tmp_path: Path, shelf: int) -> None:
+    pytest.importorskip("fcntl")
+    make(tmp_path, copies=1)
+    make(tmp_path, number=4)
+    cache = next(cache for cache in find_caches(tmp_path) if cache.strong)
+    lock = Lock(cache.shelves[shelf] / "building.lock")
+    assert lock.take()
+    assert lock.held
+    before = everything(cache.folder)
+    assert "being built" in run(tmp_path).output
+    result = run(tmp_path, "--remove", "all", "--yes")
+    assert result.exit_code == 2
+    assert f"{cache.name} is being built" in result.stderr
+    assert "Removed 1 cache" in result.stdout, "the other one"
+    assert everything(cache.folder) == before
+    lock.release()
+    assert run(tmp_path, "--remove", "all", "--yes").exit_code == 0
+    assert everything(tmp_path) == []
+
+
+def test_builds_without_locks_are_known_by_what_they_write(tmp_path: Path) -> None:
+    make(tmp_path)
+    (cache,) = find_caches(tmp_path)
+    own = cache.folder / "values.0123abcd.partial.npy"
+    own.write_bytes(b"half")
+    with pytest.raises(UserError, match="is being built"):
+        remove(cache)
+    at = time.time() - ABANDONED - 60
+    os.utime(own, (at, at))
+    remove(cache)
+    assert everything(tmp_path) == []
+
+
+def test_a_build_that_broke_off_is_listed_and_can_be_removed(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, batch_size=2, progress=stop)
+    (cache,) = find_caches(tmp_path)
+    assert not cache.whole
+    assert cache.images == N
+    assert "broken off" in run(tmp_path).output
+    (cache.folder / "building.json").unlink()  # killed before the first note
+    (cache,) = find_caches(tmp_path)
+    remove(cache)
+    assert everything(tmp_path) == []
+
+
+def test_at_the_prompt(tmp_path: Path) -> None:
+    make(tmp_path / "cache", copies=1)
+    make(tmp_path / "cache", weights=1)
+    result = run(tmp_path)
+    assert result.exit_code == 0, result.output
+    for part in (
+        "tiny, weights ",
+        f"{N} images",
+        "32 px squash, pooled",
+        "1 strong view",
+        "last used 20",
+        "2 caches, ",
+    ):
+        assert part in result.output
+    assert "1 cache of these" in result.output
+    names = {cache.name for cache in find_caches(tmp_path)}
+    said = run(tmp_path, "--remove", "older", given="n\n")
+    assert (said.exit_code, "Nothing was removed" in said.output) == (0, True)
+    said = run(tmp_path, "--remove", "older")  # nobody is there
+    assert (said.exit_code, "add --yes" in said.stderr) == (2, True)
+    assert {cache.name for cache in find_caches(tmp_path)} == names
+    said = run(tmp_path, "--remove", "older", given="y\n")
+    assert said.exit_code == 0, said.output
+    assert "Removed 1 cache, " in said.output
+    assert len(find_caches(tmp_path)) == 1
+    said = run(tmp_path, "--remove", "older", "--yes")
+    assert (said.exit_code, "Nothing to remove" in said.output) == (0, True)
+    said = run(tmp_path, "--yes")
+    assert (said.exit_code, "means nothing without --remove" in said.stderr) == (2, True)
+    assert run(tmp_path, "--remove", "all", "--yes").exit_code == 0
+    assert "No cached features" in run(tmp_path).output
+    assert run(tmp_path / "nowhere").exit_code == 2

@@ -1,0 +1,275 @@
+"""Several jobs that need the same feature cache at once, on disks with locks, without, and with some that lie."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from halflabel.data.sources import Arrays, Features
+from halflabel.data.views import Plain
+from halflabel.labels.names import Names
+from halflabel.models import feature_cache as cache
+from halflabel.models.backbones import Backbone, build
+from halflabel.models.feature_cache import cache_features
+from halflabel.system import lock
+from halflabel.system.lock import Lock
+
+JOB = Path(__file__).with_name("cache_job.py")
+WAITING = "another job is computing these features: waiting"
+N = 12
+
+pytest.importorskip("fcntl")
+
+
+def pictures() -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (N, 3, 40, 40), dtype=np.uint8))
+
+
+def by_hand() -> np.ndarray[Any, Any]:
+    with torch.inference_mode():
+        found = build("tiny", size=32)(torch.stack([Plain(32)(picture) for picture in pictures()]))
+    return found.mean((2, 3)).half().numpy()
+
+
+def assert_right(values: Any) -> None:
+    np.testing.assert_allclose(np.asarray(values), by_hand(), rtol=2e-3, atol=2e-3)
+    assert np.asarray(values).any(1).all()
+
+
+def get(folder: Path, backbone: Backbone | None = None, **more: Any) -> Features:
+    source = Arrays(pictures(), Names.numbered(N), {"plain": Plain(32)})
+    return cache_features(backbone or build("tiny", size=32), source, folder, batch_size=2, **more)
+
+
+def looks(folder: Path) -> int:
+    """How many images have to be looked at to get what is cached there."""
+    backbone, seen = build("tiny", size=32), list[int]()
+    backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    assert_right(get(folder, backbone).values)
+    return sum(seen)
+
+
+def files(folder: Path) -> list[str]:
+    (place,) = folder.iterdir()
+    return sorted(path.name for path in place.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the jobs are forked")
+def test_one_job_computes_and_others_wait_also_for_one_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number, picture in enumerate(pictures()):
+        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / "images" / f"{number:02}.png")
+
+    def read(name: str) -> str:
+        path = tmp_path / name
+        return path.read_text() if path.exists() else ""
+
+    def until(true: Callable[[], object]) -> None:
+        end = time.monotonic() + 300  # a busy machine takes its time to start three
+        while not true():
+            errors = [path.read_text() for path in tmp_path.glob("*.error")]
+            assert not errors, errors[0]
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    jobs = subprocess.Popen(
+        [sys.executable, str(JOB), str(tmp_path), "killed=4", "one=1000", "other=1000"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    names = ("killed", "one", "other")
+    try:
+        until(lambda: all(read(f"{name}.pid") for name in names))
+        (tmp_path / "killed.go").touch()
+        until(lambda: read("killed.at") == "4")
+        for name in ("one", "other"):
+            (tmp_path / f"{name}.go").touch()
+        until(lambda: all(read(f"{name}.at") == "4" for name in names))  # they tell how far the first one is
+        os.kill(int(read("killed.pid")), signal.SIGKILL)
+        until(lambda: all("looked" in read(f"{name}.said") for name in ("one", "other")))
+        jobs.wait(60)
+    finally:
+        if jobs.poll() is None:
+            os.killpg(jobs.pid, signal.SIGKILL)
+        jobs.wait()
+    one, other = (np.load(tmp_path / f"{name}.npy") for name in ("one", "other"))
+    assert_right(one)
+    assert np.array_equal(one, other)
+    said = sorted(read(f"{name}.said").splitlines() for name in ("one", "other"))
+    assert said == [[WAITING, "looked at 0 images"], [WAITING, f"looked at {N - 4} images"]]
+    assert read("killed.said") == ""
+    assert files(tmp_path / "cache") == ["cache.json", "values.npy"]
+
+
+def test_a_job_that_waits_ends_at_once_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_LOOK", 60.0)
+    get(tmp_path)
+    (place,) = tmp_path.iterdir()
+    (place / "cache.json").unlink()
+    other = Lock(place / "building.lock")
+    assert other.take()
+    said: list[str] = []
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        get(tmp_path, say=said.append)
+    timer.join()
+    assert time.monotonic() - started < 30
+    assert said == [WAITING]
+    assert not Lock(other.path).take(), "the other job has it still"
+    other.release()
+    assert files(tmp_path) == ["values.npy"]
+
+
+def test_a_budget_can_end_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lock, "take", lambda self: False)
+
+    class OutOfTime(Exception): ...
+
+    def progress(done: int, total: int) -> None:
+        assert (done, total) == (0, N)
+        raise OutOfTime
+
+    with pytest.raises(OutOfTime):
+        get(tmp_path, progress=progress)
+
+
+def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+
+
+def no_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "fcntl", None)
+
+
+def false_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock.fcntl, "flock", lambda *_: None)
+
+
+@pytest.mark.parametrize("disk", [no_flock, no_fcntl, false_flock])
+@pytest.mark.parametrize("keep", [2, 512], ids=["noted", "not noted"])
+@pytest.mark.parametrize("ends", [True, False], ids=["whole", "broken off"])
+def test_without_true_locks_jobs_do_not_spoil_each_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[Any], None], keep: int, ends: bool
+) -> None:
+    disk(monkeypatch)
+    monkeypatch.setattr(cache, "_KEEP", keep)
+    said: list[str] = []
+
+    def other(done: int, total: int) -> None:
+        """Another job, that begins when the first has looked at a third of the images."""
+        if done == 4 and ends:
+            assert_right(get(tmp_path).values)
+        elif done == 4:
+            with pytest.raises(RuntimeError, match="broken off"):
+                get(tmp_path, progress=break_off)
+
+    def break_off(done: int, total: int) -> None:
+        if done >= 2:
+            raise RuntimeError("broken off")
+
+    assert_right(get(tmp_path, progress=other, say=said.append).values)
+    assert said == []
+    assert looks(tmp_path) == 0
+    left = set(files(tmp_path)) - {"cache.json", "values.npy"}
+    assert left <= ({"values.partial.npy", "building.json"} if disk is false_flock else set())
+
+
+def test_what_was_left_long_ago_is_removed(tmp_path: Path) -> None:
+    get(tmp_path)
+    (place,) = tmp_path.iterdir()
+    (place / "cache.json").unlink()
+    for name, age in (("values.0123abcd.partial.npy", 1e6), ("values.4567abcd.partial.npy", 10.0)):
+        (place / name).write_bytes(b"half")
+        os.utime(place / name, (time.time() - age,) * 2)
+    get(tmp_path)
+    assert files(tmp_path) == ["cache.json", "values.4567abcd.partial.npy", "values.npy"]
+
+
+def test_a_lock_is_for_one_and_its_file_goes_with_it(tmp_path: Path) -> None:
+    one, other = (Lock(tmp_path / "new" / "lock") for _ in range(2))
+    assert one.take()
+    assert one.held
+    assert not other.take()
+    assert not other.held
+    other.release()
+    assert one.path.exists()
+    one.release()
+    assert not one.path.exists()
+    assert other.take()
+    assert other.held
+    other.release()
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_lock_whose_file_was_just_removed_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, third = (Lock(tmp_path / "lock") for _ in range(3))
+    assert one.take()
+    flock, calls = lock.fcntl.flock, list[int]()
+
+    def late(file: Any, how: int) -> None:
+        if not calls:
+            calls.append(how)
+            one.release()  # after the file was opened, before it is locked
+        flock(file, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    assert other.take()
+    assert other.held
+    assert not third.take()
+    other.release()
+    assert not other.path.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is inherited")
+def test_workers_do_not_hold_the_lock_of_a_job_that_was_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from halflabel.lock import Lock; "
+        "held = Lock(Path(sys.argv[1])); assert held.take() and held.held; "
+        "worker = os.fork(); os.write(1, f'{worker or \"worker\"}\\n'.encode()); time.sleep(60)"  # at once, each
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        lines = [job.stdout.readline().strip() for _ in range(2)]
+        worker = int(next(line for line in lines if line != "worker"))
+        try:
+            other = Lock(tmp_path / "lock")
+            assert not other.take()
+            job.kill()
+            job.wait()
+            assert other.take()
+            assert other.held
+            other.release()
+        finally:
+            job.kill()
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_a_folder_that_cannot_be_written_has_no_locks(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = Lock(tmp_path / "file" / "lock")
+    assert found.take()
+    assert not found.held
+    found.release()

@@ -1,0 +1,171 @@
+"""The graph over the classes against the slow loop, its memory and its limits."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.methods.base import seeded
+from halflabel.models import gnn_head as graph
+from halflabel.models.gnn_head import MOST_CLASSES, Graph
+from halflabel.models.heads import Ensemble, Linear, Weldon
+
+_spec = importlib.util.spec_from_file_location("reference_graph", Path(__file__).parents[1] / "reference" / "graph.py")
+slow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(slow)
+
+
+def make(classes, steps=3, readout="node", channels=4):
+    return seeded(classes, lambda: Graph(Linear(channels, classes), classes, steps, readout)).double()
+
+
+def expected(head, x):
+    update = dict(head.update.named_parameters())
+    read = None if head.readout is None else (head.readout.weight[0], head.readout.bias[0])
+    return torch.stack(
+        [slow.propagate(row, head.message.weight, head.message.bias, update, head.steps, read) for row in x]
+    )
+
+
+def logits(images, classes, scale=2.0):
+    return torch.randn(images, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(images)) * scale
+
+
+@pytest.mark.parametrize("readout", ["node", "linear"])
+@pytest.mark.parametrize(("images", "classes", "steps"), [(3, 4, 3), (1, 3, 1), (2, 1, 3), (1, 1, 2), (2, 2, 2)])
+def test_is_the_slow_loop(images, classes, steps, readout):
+    head = make(classes, steps, readout)
+    x = logits(images, classes).requires_grad_()
+    found, wanted = head.propagate(x), expected(head, x)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    learned = [x, *(p for name, p in head.named_parameters() if not name.startswith("inner"))]
+    for got, want in zip(
+        torch.autograd.grad(found.square().sum(), learned, materialize_grads=True),
+        torch.autograd.grad(wanted.square().sum(), learned, materialize_grads=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_gradcheck():
+    head = make(3)
+    assert torch.autograd.gradcheck(head.propagate, logits(2, 3).requires_grad_())
+
+
+def test_a_class_alone_hears_nothing():
+    """With one class the score depends on the GRU alone: what the message layer says does not matter."""
+    head = make(1)
+    before = head.propagate(logits(4, 1))
+    with torch.no_grad():
+        head.message.weight.fill_(9.0)
+        head.message.bias.fill_(9.0)
+    torch.testing.assert_close(head.propagate(logits(4, 1)), before)
+
+
+def test_classes_hear_each_other_but_images_do_not():
+    head = make(5)
+    x = logits(3, 5)
+    moved = x.clone()
+    moved[0, 2] += 1
+    change = head.propagate(moved) - head.propagate(x)
+    assert (change[0] != 0).all()
+    assert (change[1:] == 0).all()
+
+
+@pytest.mark.parametrize("images", [7, 8, 2])
+def test_parts_give_what_all_at_once_gives(monkeypatch, images):
+    """A batch in parts, computed again in the backward pass: same scores, same gradients, fewer things kept."""
+    head, x = make(6), logits(images, 6).requires_grad_()
+    learned = [x, *head.message.parameters(), *head.update.parameters()]
+
+    def run():
+        kept = {}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = head.propagate(x)
+        return y, torch.autograd.grad(y.square().sum(), learned), sum(kept.values())
+
+    whole, whole_grads, whole_kept = run()
+    monkeypatch.setattr(graph, "_TOGETHER", 3 * 36)
+    parts, part_grads, part_kept = run()
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+    for got, want in zip(part_grads, whole_grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    if images > 3:
+        assert part_kept < whole_kept / 3
+    with torch.no_grad():
+        torch.testing.assert_close(head.propagate(x), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_training_keeps_what_the_docstring_says_per_image():
+    classes, steps = 30, 3
+    head = seeded(0, lambda: Graph(Linear(4, classes), classes, steps))
+    weights = {parameter.untyped_storage().data_ptr() for parameter in head.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        head.propagate(torch.randn(8, classes, requires_grad=True))
+    assert sum(kept.values()) <= 1.1 * 8 * 36 * steps * classes**2
+
+
+@pytest.mark.parametrize("classes", [6, 20, 80])
+def test_starts_from_the_scores_of_the_inner_head(classes):
+    head = make(classes)
+    x = logits(64, classes)
+    with torch.no_grad():
+        y = head.propagate(x)
+    assert torch.corrcoef(torch.stack([x.flatten(), y.flatten()]))[0, 1] > 0.98
+    assert 1 < float((x * y).sum() / x.square().sum()) < 1.3
+
+
+def test_wraps_heads_of_every_kind():
+    maps = torch.randn(2, 4, 3, 3)
+    weldon = seeded(0, lambda: Graph(Weldon(4, 5), 5))
+    assert weldon.needs_maps
+    output = weldon(maps)
+    torch.testing.assert_close(output.logits, weldon.propagate(weldon.inner(maps).logits))
+    torch.testing.assert_close(output.maps, weldon.inner(maps).maps)
+    torch.testing.assert_close(weldon.class_maps(maps), weldon.inner.class_maps(maps))
+    torch.testing.assert_close(output.features, maps.mean(dim=(2, 3)))
+    linear = Graph(Linear(4, 5), 5)
+    assert not linear.needs_maps
+    assert linear(maps.mean(dim=(2, 3))).maps is None
+    both = Ensemble([Graph(Linear(4, 5), 5) for _ in range(2)])
+    assert both(maps).members.shape == (2, 2, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_is_finite_in_half_precision(dtype):
+    head = seeded(0, lambda: Graph(Linear(4, 40), 40)).to(dtype)
+    x = torch.full((2, 40), 1e4, dtype=dtype)
+    x[1] = -x[1]
+    x.requires_grad_()
+    y = head.propagate(x)
+    assert y.isfinite().all()
+    y.float().mean().backward()
+    assert x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in head.message.parameters())
+
+
+def test_refusals_say_what_to_do():
+    with pytest.raises(UserError, match=r"2401 classes.*--gnn false"):
+        Graph(Linear(1, 1), MOST_CLASSES + 1)
+    with pytest.raises(UserError, match="node or linear"):
+        Graph(Linear(1, 2), 2, readout="mean")
+    with pytest.raises(UserError, match="passes nothing on"):
+        Graph(Linear(1, 2), 2, steps=0)

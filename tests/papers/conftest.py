@@ -1,0 +1,145 @@
+"""Small data sets in the layouts of the public ones: digit scenes as photos."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from halflabel.data.datasets.digits import Scenes, scenes
+
+SIZE = 32
+BOXABLE = 8  # of the classes of Open Images
+
+
+@pytest.fixture(autouse=True)
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about power cuts; waiting for the disk is most of the time otherwise."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+def save(made: Scenes, numbers: range, place: Callable[[int], Path]) -> None:
+    for number in numbers:
+        path = place(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(made.images[number].permute(1, 2, 0).numpy()).save(path, quality=95)
+
+
+def write_voc(folder: Path, year: int, train: int, test: int) -> None:
+    """The first scenes are `train`, the others `val`; `trainval` and `test` are the same lists for 2007."""
+    made = scenes(train + test, size=SIZE)
+    made.labels[[0, train]] = -1  # one image of each part shows nothing
+    base = folder / "VOCdevkit" / f"VOC{year}"
+    (base / "ImageSets" / "Main").mkdir(parents=True)
+    for split, numbers in (("train", range(train)), ("val", range(train, train + test))):
+        for column, name in enumerate(made.classes):
+            lines = [f"2008_{number:06d} {made.labels[number, column]:>2}\n" for number in numbers]
+            (base / "ImageSets" / "Main" / f"{name}_{split}.txt").write_text("".join(lines))
+    save(made, range(train + test), lambda number: base / "JPEGImages" / f"2008_{number:06d}.jpg")
+
+
+def write_coco(folder: Path, train: int, test: int) -> None:
+    made = scenes(train + test, size=SIZE)
+    categories = [{"id": number + 1, "name": name} for number, name in enumerate(made.classes)]
+    for part, numbers in (("train2014", range(train)), ("val2014", range(train, train + test))):
+        images = [{"id": number, "file_name": f"{part}_{number:06d}.jpg"} for number in numbers]
+        marks: list[dict[str, Any]] = [
+            {"id": len(made.classes) * number + int(column), "image_id": number, "category_id": int(column) + 1}
+            for number in numbers
+            for column in np.flatnonzero(made.labels[number] > 0)
+        ]
+        content = {"images": images, "annotations": marks, "categories": categories}
+        (folder / "annotations").mkdir(parents=True, exist_ok=True)
+        (folder / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+        save(made, numbers, lambda number, part=part: folder / part / f"{part}_{number:06d}.jpg")
+
+
+def write_open_images(folder: Path, each: int) -> None:
+    made = scenes(3 * each, size=SIZE)
+    for number, split in enumerate(("train", "validation", "test")):
+        mine = range(number * each, (number + 1) * each)
+        rows = [
+            f"{image:016x},verification,/m/{column},{int(made.labels[image, column] > 0)}\n"
+            for image in mine
+            for column in range(len(made.classes))
+            if (image + column) % 3
+        ]
+        (folder / split).mkdir(parents=True)
+        (folder / split / "annotations-human.csv").write_text("ImageID,Source,LabelName,Confidence\n" + "".join(rows))
+        save(made, mine, lambda image, split=split: folder / split / f"{image:016x}.jpg")
+    (folder / "classes-trainable.txt").write_text("".join(f"/m/{column}\n" for column in range(len(made.classes))))
+    boxable = "".join(f"/m/{column},digit {column}\n" for column in range(BOXABLE))
+    (folder / "class-descriptions-boxable.csv").write_text(boxable)
+
+
+def write_nus(folder: Path, train: int, test: int) -> None:
+    made = scenes(train + test, size=SIZE)
+    (folder / "Groundtruth" / "TrainTestLabels").mkdir(parents=True)
+    (folder / "ImageList").mkdir()
+    for part, numbers in (("Train", range(train)), ("Test", range(train, train + test))):
+        (folder / "ImageList" / f"{part}Imagelist.txt").write_text("".join(f"zoo\\{n:04d}.jpg\n" for n in numbers))
+        for column, name in enumerate(made.classes):
+            lines = "".join(f"{int(made.labels[number, column] > 0)}\n" for number in numbers)
+            (folder / "Groundtruth" / "TrainTestLabels" / f"Labels_{name}_{part}.txt").write_text(lines)
+    save(made, range(train + test), lambda number: folder / "Flickr" / "zoo" / f"{number:04d}.jpg")
+
+
+def write_cifar(folder: Path, each: int, classes: int = 3) -> None:
+    rng = np.random.default_rng(0)
+    base = folder / "cifar-10-batches-bin"
+    base.mkdir(parents=True)
+    (base / "batches.meta.txt").write_text("".join(f"class{number}\n" for number in range(classes)))
+    for stem in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        column = np.arange(each) % classes
+        pixels = rng.integers(0, 120, (each, 3, 32 * 32))
+        pixels[np.arange(each), column] += 120  # one colour per class
+        (base / f"{stem}.bin").write_bytes(
+            np.concatenate([column[:, None], pixels.reshape(each, -1)], 1).astype(np.uint8).tobytes()
+        )
+
+
+@pytest.fixture(scope="session")
+def voc2012(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("voc2012")
+    write_voc(folder, 2012, 50, 30)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def voc2007(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("voc2007")
+    write_voc(folder, 2007, 50, 30)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def coco2014(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("coco")
+    write_coco(folder, 50, 30)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nus_wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nus")
+    write_nus(folder, 50, 30)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def open_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("open-images")
+    write_open_images(folder, 30)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cifar10")
+    write_cifar(folder, 12)
+    return folder

@@ -1,0 +1,224 @@
+"""The command that draws the papers' figures: on tiny runs, every figure or the reason why there is none."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from halflabel.cli import app
+from halflabel.data.datasets.digits import write_folder
+from halflabel.labels import drop, formats
+from halflabel.labels.policy import Policy
+from halflabel.labels.table import LabelTable
+from halflabel.papers.figures import analysis
+from halflabel.report.run_facts import gather
+from halflabel.runs.folder import Run
+from halflabel.runs.predictor import Predictor
+from halflabel.runs.train import train
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
+
+CLASSES = ["a$^$b", "one_$", *(f"digit {i}" for i in range(2, 10))]
+
+
+@pytest.fixture(autouse=True)
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about power cuts."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    monkeypatch.setattr("halflabel.papers.figures.draw.POINTS", 3)
+    monkeypatch.setattr("halflabel.papers.figures.draw.POINTS_DEEP", 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("digits")
+    write_folder(found, 60, size=32)
+    return found
+
+
+@pytest.fixture(scope="module")
+def truth(folder: Path) -> LabelTable:
+    table = formats.read(folder / "train.csv", Policy(zero="absent")).table()
+    return LabelTable.from_dense(table.dense(), list(table.images), CLASSES)
+
+
+def make(folder: Path, name: str, truth: LabelTable, *, hidden: bool = True, **more: Any) -> Run:
+    """A run of two epochs on labels of which a third is hidden."""
+    settings = Settings(epochs=2, batch_size=16, lr=0.01, device="cpu")
+    config = Config(**{"backbone": "tiny", "size": 32, "settings": settings, "held_out": 0.4, **more})
+    run = Run(folder / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        known = drop.partial(truth, 0.66, seed=0)
+        train(known, folder / "images", config, run, truth=truth if hidden else None)
+    return run
+
+
+@pytest.fixture(scope="module")
+def imcl(folder: Path, truth: LabelTable) -> Run:
+    """A run that can have every figure; read only."""
+    return make(folder, "imcl", truth, method="imcl", options={"logistic_share": 0.5, "graph_rate": 5.0})
+
+
+@pytest.fixture(scope="module")
+def bce(folder: Path, truth: LabelTable) -> Run:
+    """A run of another size whose views are cropped; no truth, nothing held out; read only."""
+    return make(folder, "bce", truth, method="bce", hidden=False, held_out=0.0, size=48, resize="crop", tune="all")
+
+
+def call(*words: Any, code: int = 0) -> str:
+    found = CliRunner().invoke(app, ["figures", *map(str, words)])
+    assert found.exit_code == code, (found.output, found.exception)
+    return " ".join((found.stdout + found.stderr).split())
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def check_pictures(out: Path) -> set[str]:
+    """The names of the pictures, each of them one, with numbers beside it."""
+    found = set()
+    for path in out.glob("*.png"):
+        head = path.read_bytes()[:24]
+        assert head[:8] == b"\x89PNG\r\n\x1a\n"
+        assert min(struct.unpack(">II", head[16:24])) > 200
+        assert path.with_suffix(".json").exists() or path.with_suffix(".csv").exists()
+        found.add(path.stem)
+    return found
+
+
+def test_a_run_with_everything_has_every_figure(imcl: Run, folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "figures"
+    said = call(imcl.folder, folder / "images", "--out", out)
+    names = {"densities", "histograms", "regimes", "landscape", "maps", "label_neighbours", "image_neighbours"}
+    assert check_pictures(out) == names
+    assert "skipped" not in said
+    for paper in ("Zhou 2022", "Wang 2023", "Huynh 2020"):
+        assert paper in said
+    for path in out.iterdir():
+        assert str(folder).encode() not in path.read_bytes()
+
+    measured = gather(imcl).measured
+    assert measured is not None
+    densities = json.loads((out / "densities.json").read_text(encoding="utf-8"))
+    expected = analysis.score_densities(measured.scores, truth.rows(measured.images))
+    assert densities["wasserstein"] == pytest.approx(expected.distance)
+    assert list(densities["per_class"]) == CLASSES
+    assert "Zhou 2022" in densities["figure"]
+    assert densities["on"].endswith("by the hidden truth")
+
+    histograms = rows(out / "histograms.csv")
+    training = gather(imcl).training
+    total = {
+        part: sum(int(row[part]) for row in histograms if "training" in row["images"])
+        for part in ("present", "unknown")
+    }
+    known = imcl.read_labels().rows(training)
+    assert total == {"present": int((known > 0).sum()), "unknown": int((known == 0).sum())}
+
+    landscape = json.loads((out / "landscape.json").read_text(encoding="utf-8"))
+    assert np.shape(landscape["loss"]) == (3, 3)
+    assert np.ptp(landscape["loss"]) > 0
+    assert {row["method"] for row in rows(out / "regimes.csv")} == {"imcl (this run)", "an", "em"}
+
+    edges = rows(out / "label_neighbours.csv")
+    assert any(float(edge["weight"]) != float(edge["weight at the start"]) for edge in edges)
+    pairs = rows(out / "image_neighbours.csv")
+    assert {pair["image"] for pair in pairs} <= {truth.images[int(i)] for i in training}
+    assert all(pair["image"] != pair["neighbour"] for pair in pairs)
+    assert all(float(pair["c"]) >= 0 and float(pair["c̄"]) >= 0 for pair in pairs)
+
+
+def test_maps_of_two_runs_side_by_side(imcl: Run, bce: Run, folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+    call(imcl.folder, folder / "images", "--out", tmp_path, "--only", "maps", "--against", bce.folder)
+    assert check_pictures(tmp_path) == {"maps"}
+    told = json.loads((tmp_path / "maps.json").read_text(encoding="utf-8"))["maps"]
+    assert [entry["run"] for entry in told] == 6 * ["imcl"] + 6 * ["bce"]
+    assert [np.shape(entry["map"]) for entry in told] == 6 * [(4, 4)] + 6 * [(6, 6)]
+    assert len({entry["class"] for entry in told[:6]}) == 6
+    held_out = gather(imcl).measured
+    assert held_out is not None
+    for entry in told[:6]:
+        image, column = truth.images.index([entry["image"]]), CLASSES.index(entry["class"])
+        assert image[0] in held_out.images
+        assert imcl.read_labels().rows(image)[0, column] > 0
+        # The maps of a linear head: their mean is the logit.
+        assert np.mean(entry["map"]) == pytest.approx(entry["logit"], abs=1e-4)
+
+
+def test_what_a_run_cannot_have_is_said(bce: Run, imcl: Run, folder: Path, tmp_path: Path) -> None:
+    said = call(bce.folder, "--out", tmp_path / "a")
+    assert "densities: skipped; no images were held out" in said
+    assert "histograms: skipped; no images were held out, and those trained on are not there" in said
+    assert "landscape: skipped; it needs the photos" in said
+    assert "maps: skipped; it needs the photos" in said
+    assert "neighbours: skipped; bce learns no similarities: imcl does" in said
+    assert check_pictures(tmp_path / "a") == {"regimes"}
+    said = call(bce.folder, folder / "images", "--out", tmp_path / "b", "--scan", 20)
+    assert check_pictures(tmp_path / "b") == {"histograms", "regimes", "landscape", "maps"}
+    assert sum(int(row["present"]) for row in rows(tmp_path / "b" / "histograms.csv")) > 0
+    assert {row["images"] for row in rows(tmp_path / "b" / "histograms.csv")} == {
+        "20 training images, by their known labels"
+    }
+    moved = Run(shutil.copytree(imcl.folder, tmp_path / "run"))
+    shutil.rmtree(moved.checkpoints)
+    said = call(moved.folder, folder / "images", "--out", tmp_path / "c", "--only", "landscape,neighbours")
+    assert said.count("skipped; what the method itself has learned lies in the run's checkpoints") == 3
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_ranking_loss_has_no_gradient_regime(folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+    run = make(folder, "warp", truth, method="warp")
+    said = call(run.folder, "--out", tmp_path, "--only", "regimes,densities")
+    assert "regimes: skipped; warp has no gradient per score alone" in said
+    assert check_pictures(tmp_path) == {"densities"}
+
+
+def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+    edges = tmp_path / "edges.csv"
+    edges.write_text("digit 2,digit 3,0.5\n", encoding="utf-8")
+    run = make(folder, "own-graph", truth, method="imcl", options={"graph": str(edges)})
+    edges.unlink()
+    said = call(run.folder, "--out", tmp_path / "out", "--only", "neighbours,densities")
+    assert "label neighbours: skipped; imcl cannot be started again: there is no label graph" in said
+    assert check_pictures(tmp_path / "out") == {"densities"}
+
+
+def test_the_landscape_begins_where_training_ended(bce: Run, folder: Path, tmp_path: Path) -> None:
+    call(bce.folder, folder / "images", "--out", tmp_path, "--only", "landscape")
+    found = json.loads((tmp_path / "landscape.json").read_text(encoding="utf-8"))
+    assert found["x"] == [-1, 0, 1]
+    assert "weights of the network" in found["on"]
+    assert min(min(line) for line in found["loss"]) > 0
+    before = Predictor(bce).model.state_dict()
+    call(bce.folder, folder / "images", "--out", tmp_path / "again", "--only", "landscape")
+    assert all(torch.equal(value, before[name]) for name, value in Predictor(bce).model.state_dict().items())
+    assert json.loads((tmp_path / "again" / "landscape.json").read_text(encoding="utf-8")) == found
+
+
+def test_wrong_requests_are_refused_with_a_fix(imcl: Run, bce: Run, folder: Path, tmp_path: Path) -> None:
+    photos, out = folder / "images", ("--out", tmp_path / "out")
+    for words, message, fix in (
+        ((imcl.folder, *out, "--only", "densities,plots"), "no figure is called 'plots'", "densities, histograms"),
+        ((imcl.folder, *out, "--only", ","), "--only names no figure", "choose from"),
+        ((imcl.folder, *out, "--against", bce.folder), "another run is compared by its maps alone", "name the photos"),
+        ((imcl.folder, tmp_path / "nowhere", *out), "is no folder", "name the folder with the images"),
+        ((tmp_path, *out), "holds no run", "train --out"),
+        ((imcl.folder, "--out", imcl.folder / "config.yaml"), "is a file", "name a folder with --out"),
+    ):
+        said = call(*words, code=2)
+        assert message in said
+        assert fix in said
+    assert "--out" in call(imcl.folder, photos, code=2)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,236 @@
+"""Tables with a start, with labels by condition, tested on another split, or with measures of the labels themselves."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import halflabel.training.loop
+from halflabel import metrics
+from halflabel.cli import app
+from halflabel.data.datasets import open_dataset
+from halflabel.errors import UserError
+from halflabel.labels import drop
+from halflabel.papers.result import Figure, Reproduction
+from halflabel.papers.run import reproduce
+from halflabel.papers.settings import Changes, set_up
+from halflabel.papers.tables import TABLES
+
+BOXABLE = 8  # classes in the list of the small Open Images
+SMALL = Changes(backbone="tiny", size=32, device="cpu", workers=0)
+WORDS = ["--backbone", "tiny", "--size", "32", "--device", "cpu", "--workers", "0"]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
+
+
+def figure(found: Reproduction, row: str, measure: str, condition: str | None = None) -> Figure:
+    (one,) = [
+        one for one in found.figures if one.row == row and one.measure == measure and condition in (None, one.condition)
+    ]
+    return one
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What training was given, and the weights it began and ended with."""
+    seen: list[dict[str, Any]] = []
+    original = halflabel.training.loop.fit
+
+    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        seen.append({"source": source, "table": table, "settings": settings, "weights": weights, **more})
+        fitted = original(model, method, source, table, settings, **more)
+        seen[-1]["fitted"] = fitted.weights
+        return fitted
+
+    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
+    return seen
+
+
+def test_s1_rows_begin_with_the_logistic_model(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    """Two epochs of logistic once per seed; then one of each row, from its weights; its own row is that model."""
+    rows = ["LSEP", "Wsabie", "Latent Noise (visual)", "Logistic"]
+    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=rows, seeds=2, changes=SMALL)
+    assert not found.failures
+    epochs = [fit["settings"].epochs for fit in fits]
+    assert epochs == [2, 1, 1, 1] * 2 * 2  # two columns, two seeds
+    for tuned in (True, False):
+        for seed in (0, 1):
+            mine = [
+                fit
+                for fit in fits
+                if fit["settings"].seed == seed and tuned == any(name.startswith("backbone") for name in fit["weights"])
+            ]
+            start = mine[0]["fitted"]
+            for fit in mine[1:]:
+                weights = fit["weights"]
+                for name in weights:
+                    if name.startswith("backbone"):
+                        assert torch.equal(weights[name], start[name]), name
+                for name in ("head.linear", "head.visual"):
+                    if f"{name}.weight" in weights:
+                        assert torch.equal(weights[f"{name}.weight"], start["head.linear.weight"])
+                        assert torch.equal(weights[f"{name}.bias"], start["head.linear.bias"])
+                if "head.images" in weights:
+                    product = weights["head.labels"] @ weights["head.images"]
+                    assert torch.allclose(product, start["head.linear.weight"], atol=1e-5)
+    words = " ".join(found.protocol["fixed features"])
+    assert "1 epoch of rmsprop, batches of 32, from the weights of the model logistic after 2 epochs" in words
+    # The same start for another table, and for the same one again in another folder.
+    fits.clear()
+    again = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["not used"], seeds=2, changes=SMALL)
+    assert not fits
+    logistic = figure(found, "Logistic", "Group 5", "fixed features")
+    assert again.figures[0].per_seed == logistic.per_seed
+    # Where training is longer, so is that of the start.
+    row = next(row for row in TABLES["S1-table1"].rows if row.name == "LSEP")
+    cell = TABLES["S1-table1"].cell(row, TABLES["S1-table1"].conditions[0])
+    made = set_up(cell, replace(SMALL, epochs=3, lr=0.1))
+    assert made.start is not None
+    assert (made.start.epochs, made.start.lr, made.start.method) == (6, 0.1, "logistic")
+    assert "the logistic model that rows begin with has 6 epochs instead of 2" in made.differs
+
+
+def test_s1_settings_on_the_validation_images(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    rows = ["λ_y=1 λ_f=0.5 k=3", "λ_y=0 λ_f=0.5 k=5"]
+    result = run("reproduce", "S1-table2", open_images, "--rows", ",".join(rows), "--out", tmp_path / "out", *WORDS)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "what rows begin with: 2 epochs of logistic, on frozen features, seed 0" in text
+    assert "30 training images; 30 validation images to test on" in text
+    assert "78.34" in text
+    assert "78.12" in text
+    assert "all rows: λ_y and λ_f are fixed in eq. 7" in text
+    content = json.loads((tmp_path / "out" / "reproduction.json").read_text())
+    ours = {one["row"]: one["ours"] for one in content["figures"]}
+    validation = open_dataset("open-images", open_images).splits["validation"].labels.dense()
+    found = []
+    for path in (tmp_path / "out").glob("*/tasks/*.npy"):
+        logits = torch.from_numpy(np.load(path))
+        each = metrics.average_precision(logits, torch.from_numpy(validation))
+        found.append(100 * float(torch.nan_to_num(each).mean()))
+    assert sorted(found) == pytest.approx(sorted(ours.values()))
+    assert len(fits) == 3
+    needs = run("reproduce", "S1-table2").stdout
+    assert "tested: the images of the split validation; on the split validation, the epoch" in needs
+
+
+def test_s1_graphs_that_are_not_here(open_images: Path, tmp_path: Path) -> None:
+    found = reproduce("S1-table3", open_images, out=tmp_path / "out", changes=SMALL)
+    assert [line.partition(":")[0] for line in found.skipped] == ["wiki", "wiki+wordnet"]
+    assert all("Wikipedia" in line for line in found.skipped)
+    assert figure(found, "wiki", "All classes").published == 76.74
+    assert math.isnan(figure(found, "wiki", "All classes").ours)
+    assert figure(found, "co-occurrence", "Group 5").published == 86.23
+    assert not math.isnan(figure(found, "co-occurrence", "Group 5").ours)
+    assert "Wikipedia" in run("reproduce", "S1-table3").stdout
+
+
+def test_s2_open_images_of_the_boxable_classes(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(open_images, data)
+    file = data / "train" / "annotations-human.csv"
+    lines = file.read_text().splitlines(keepends=True)
+    alone = "0" * 16  # an image of which only a class that is not in the list is known
+    lines = [line for line in lines if not line.startswith(alone) or "/m/9," in line or "/m/8," in line]
+    file.write_text("".join(lines))
+    found = reproduce("S2-table3", data, out=tmp_path / "out", changes=replace(SMALL, epochs=2))
+    assert not found.failures
+    assert [figure(found, row.name, "MAP").published for row in TABLES["S2-table3"].rows] == [79.01, 83.05, 83.36]
+    opened = open_dataset("open-images", data, classes="class-descriptions-boxable.csv")
+    assert len(opened.classes) == BOXABLE
+    for fit in fits:
+        assert len(fit["table"].classes) == BOXABLE
+        assert alone not in list(fit["table"].images)
+        assert len(fit["table"]) == 29
+        settings = fit["settings"]
+        assert (settings.patience, settings.lr, settings.batch_size, settings.optimizer) == (1, 0.01, 16, "sgd")
+        assert list(fit["validation"].names) == list(opened.splits["validation"].labels.images)
+    (data / "class-descriptions-boxable.csv").unlink()
+    with pytest.raises(UserError, match="class-descriptions-boxable"):
+        reproduce("S2-table3", data, out=tmp_path / "b", changes=SMALL)
+
+
+def test_s2_strategies_by_share(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    changes = replace(SMALL, epochs=1, backbone=None)
+    table = TABLES["S2-table6"]
+    assert {
+        set_up(cell, changes).config.backbone for cell in table.cells({"plcl"}) if "ResNet-50" in cell.row.name
+    } == {"resnet50.tv_in1k"}
+    rows = ["ResNet-50, partial", "ResNet-50, dense", "ResNet-50, noisy"]
+    result = run(
+        *("reproduce", "S2-table6", coco2014, "--out", tmp_path / "out", *WORDS, "--epochs", "1"),
+        *(word for row in rows for word in ("--rows", row)),
+        *("--conditions", "10 %,50 %,100 %"),
+    )
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "ResNet-50, dense, all labels of 10 % of the images, seed 0" in text
+    assert "ResNet-50, noisy, all labels, 50 % of each image's wrong, seed 0" in text
+    content = json.loads((tmp_path / "out" / "reproduction.json").read_text())
+    figures = {(one["row"], one["condition"]): one for one in content["figures"]}
+    assert ("ResNet-50, noisy", "10 %") not in figures  # the paper has none
+    assert figures["ResNet-50, noisy", "50 %"]["published"] == 3.75
+    assert figures["ResNet-50, dense", "10 %"]["published"] == 54.29
+    assert len({figures[row, "100 %"]["ours"] for row in rows}) == 1
+    assert any(
+        "are the same experiment in this run" in line and line.startswith("100 %") for line in content["differs"]
+    )
+    full = open_dataset("coco2014", coco2014).train
+    by_share = {(fit["table"].known, len(fit["table"])): fit["table"] for fit in fits}
+    wanted = [
+        drop.partial(full, 0.1),
+        drop.dense(full, 0.1),
+        drop.partial(full, 0.5),
+        drop.dense(full, 0.5),
+        drop.noisy(full, 0.5),
+        full,
+    ]
+    assert len(fits) == 6  # all labels only once
+    for fit, table_wanted in zip(sorted(fits, key=_order), sorted(map(_with_labels, wanted), key=_size), strict=True):
+        assert _size(fit["table"]) == _size(table_wanted)
+    dense = by_share[full.shape[1] * 5, 5]
+    assert dense == _with_labels(drop.dense(full, 0.1))
+
+
+def _with_labels(table: Any) -> Any:
+    return table.subset(np.flatnonzero(np.diff(table.start)))
+
+
+def _size(table: Any) -> tuple[int, int, int]:
+    return len(table), table.known, int((table.value > 0).sum())
+
+
+def _order(fit: dict[str, Any]) -> tuple[int, int, int]:
+    return _size(fit["table"])
+
+
+def test_s2_shares_of_clean_and_noisy_labels(nus_wide: Path, coco2014: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "nus-wide").symlink_to(nus_wide)
+    (data / "coco2014").symlink_to(coco2014)
+    found = reproduce("S2-table7", data, out=tmp_path / "out", changes=replace(SMALL, epochs=1))
+    assert set(found.missing) == {"VOC 2007"}
+    for condition, name in (("NUS-WIDE", "nus-wide"), ("MS COCO", "coco2014")):
+        truth = open_dataset(name, data / name).train.dense()
+        positives = (truth > 0).sum(1)
+        wrong = 100 * np.maximum(positives - 1, 0).sum() / truth.size
+        for row, clean, noisy in (("clean", 100, 0), ("noisy+", 100 - wrong, wrong), ("partial 10%", 10, 0)):
+            assert figure(found, row, "clean label", condition).ours == pytest.approx(clean)
+            assert figure(found, row, "noisy label", condition).ours == pytest.approx(noisy)
+    assert figure(found, "noisy+", "noisy label", "NUS-WIDE").published == 1.4
+    assert figure(found, "noisy+", "OV-R", "NUS-WIDE").published == 17.19
+    assert not math.isnan(figure(found, "noisy+", "OV-R", "NUS-WIDE").ours)
+    assert any(line.startswith("NUS-WIDE: the paper draws 150,000") for line in found.differs)

@@ -1,0 +1,473 @@
+"""`halflabel reproduce`: published tables run again on small data in the public layouts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import halflabel.models.backbones
+import halflabel.training.loop
+from halflabel import metrics
+from halflabel.cli import app
+from halflabel.data.datasets import open_dataset
+from halflabel.errors import UserError
+from halflabel.experiments.bench import Bench, Trained
+from halflabel.experiments.grid import Task
+from halflabel.labels import drop
+from halflabel.papers.plan import choose
+from halflabel.papers.result import Figure, Reproduction
+from halflabel.papers.run import reproduce
+from halflabel.papers.settings import Changes, set_up
+from halflabel.papers.spec import Condition, Measure, Row, Table, Training
+from halflabel.papers.spec import Hiding as Declared
+from halflabel.papers.tables import TABLES
+
+TINY = Changes(backbone="tiny", size=32, epochs=2, device="cpu", workers=0)
+WORDS = ["--backbone", "tiny", "--size", "32", "--epochs", "2", "--device", "cpu", "--workers", "0"]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
+
+
+def figure(found: Reproduction, row: str, measure: str, condition: str | None = None) -> Figure:
+    (one,) = [
+        one for one in found.figures if one.row == row and one.measure == measure and condition in (None, one.condition)
+    ]
+    return one
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """The tasks that are really trained, in their order."""
+    seen: list[Task] = []
+    original = Bench.train
+
+    def train(self: Bench, task: Task, **more: Any) -> Trained:
+        seen.append(task)
+        return original(self, task, **more)
+
+    monkeypatch.setattr(Bench, "train", train)
+    return seen
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What training was given."""
+    seen: list[dict[str, Any]] = []
+    original = halflabel.training.loop.fit
+
+    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        seen.append({"source": source, "table": table, "settings": settings, "weights": weights, **more})
+        return original(model, method, source, table, settings, **more)
+
+    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
+    return seen
+
+
+def test_the_tables_are_listed_without_arguments() -> None:
+    text = run("reproduce").stdout
+    for id in TABLES:
+        assert id in text
+    needs = run("reproduce", "S5-table").stdout
+    assert "VOCdevkit/VOC2012/JPEGImages" in needs
+    assert "host.robots.ox.ac.uk" in needs
+    assert "AN loss" in needs
+
+
+def test_s5_at_the_prompt_and_taken_up_again(voc2012: Path, tmp_path: Path, trained: list[Task]) -> None:
+    words = ["reproduce", "S5-table", voc2012, "--rows", "AN loss,All P.", "--seeds", "2", "--out", tmp_path / "out"]
+    result = run(*words, *WORDS, "--tune", "head")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "85.89±0.38" in text
+    assert "not here: COCO:" in text  # no condition was asked for by name, so the others are left out
+    assert "backbone tiny instead of resnet50.tv_in1k" in text
+    assert "the backbone is frozen" in text
+    assert "epochs 2 instead of 10" in text
+    assert "left open by the paper: everything" in text
+    assert [(task.contender.name, task.hiding.name, task.seed) for task in trained] == [
+        ("All P. & All N.: BCE loss", "all", 0),
+        ("AN loss", "single-positive", 0),
+        ("All P. & All N.: BCE loss", "all", 1),
+        ("AN loss", "single-positive", 1),
+    ]
+    with open(tmp_path / "out" / "reproduction.csv", newline="", encoding="utf-8") as file:
+        lines = {(line["row"], line["condition"]): line for line in csv.DictReader(file)}
+    line = lines["AN loss", "VOC"]
+    assert (line["published"], line["published_spread"], line["seeds"]) == ("85.89", "0.38", "2")
+    assert float(line["difference"]) == pytest.approx(float(line["ours"]) - 85.89)
+    assert float(line["ours"]) == pytest.approx(np.mean([float(value) for value in line["per_seed"].split()]), abs=1e-3)
+    content = json.loads((tmp_path / "out" / "reproduction.json").read_text())
+    assert content["figures"][0]["ours"] is not None
+    assert "NUS" in content["missing"]
+    trained.clear()
+    again = run(*words, *WORDS, "--tune", "head")
+    assert again.exit_code == 0
+    assert not trained
+    other = run(*words, "--backbone", "tiny", "--size", "32", "--epochs", "3", "--device", "cpu", "--tune", "head")
+    assert other.exit_code == 2
+    assert "epochs was 2, is 3" in " ".join(other.stderr.split())
+    assert "--force" in other.stderr
+
+
+def test_s5_measures_as_the_released_code_does(voc2012: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    """All tuned: flip only, a fifth held out and judged by all labels, the released batch size, rate and patience."""
+    found = reproduce("S5-table", voc2012, out=tmp_path, rows=["EM loss"], conditions=["VOC"], changes=TINY)
+    assert [one.row for one in found.figures] == ["EM loss"]
+    (fit,) = [one for one in fits if one["source"].names is not None][:1]
+    full = open_dataset("voc2012", voc2012, difficult="absent")
+    settings = fit["settings"]
+    assert (settings.optimizer, settings.batch_size, settings.lr, settings.patience) == ("adam", 8, 1e-5, 1)
+    assert settings.schedule == "constant"
+    weak = fit["source"].whole.whole.views["weak"]
+    assert (weak.least, weak.flip, weak.size) == (1.0, 0.5, 32)
+    inside, outside = list(fit["table"].images), list(fit["validation"].names)
+    assert set(inside) | set(outside) == set(full.train.images) - {"2008_000000"}  # which shows nothing
+    assert len(outside) == pytest.approx(0.2 * len(full.train), abs=1)
+    single = drop.single_positive(full.train, seed=0)
+    assert fit["table"] == single.subset(single.images.index(fit["table"].images.array))
+    truth = full.train.subset(full.train.images.index(fit["validation"].names.array)).dense()
+    assert fit["judge"].labels.numpy().tolist() == truth.tolist()
+    # The figure is the mean over all classes of the AP, a class without positive counting as 0.
+    logits = torch.from_numpy(np.load(next(tmp_path.glob("*/tasks/*.npy"))))
+    test = full.splits["test"].with_positives().labels
+    assert len(test) == len(full.test) - 1
+    each = metrics.average_precision(logits, torch.from_numpy(test.dense()))
+    assert found.figures[0].ours == pytest.approx(100 * float(torch.nan_to_num(each).mean()))
+    assert found.figures[0].published == 89.09
+    assert not any("frozen" in line for line in found.differs)
+
+
+def test_s2_ablation_without_validation(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    """Last epoch on all images; the first row freezes the backbone; four measures; the paper's relabelling epochs."""
+    found = reproduce("S2-table4", coco2014, out=tmp_path, rows=["BCE", "not fine-tuned"], changes=TINY)
+    assert {one.row for one in found.figures} == {"BCE", "BCE, not fine-tuned"}
+    assert all(fit["validation"] is None and fit["judge"] is None for fit in fits)
+    assert all(len(fit["table"]) == 50 for fit in fits)
+    assert [any(name.startswith("backbone") for name in fit["weights"]) for fit in fits] == [False, True]
+    assert figure(found, "BCE", "MAP").published == 72.15
+    assert figure(found, "BCE", "0-1 exact match").published == 22.04
+    assert not math.isnan(figure(found, "BCE", "Micro-F1").ours)
+    assert "the last epoch, nothing is chosen" in " ".join(found.protocol["10 %"])
+    assert "labels that training sees: 10 % of each image's labels; drawn anew" in " ".join(found.protocol["10 %"])
+    assert not any("the same experiment" in line for line in found.differs)
+    frozen = Changes(backbone="tiny", size=32, epochs=1, tune="head", device="cpu", workers=0)
+    alike = reproduce("S2-table4", coco2014, out=tmp_path / "b", rows=["BCE", "not fine-tuned"], changes=frozen)
+    assert "the rows BCE, not fine-tuned and BCE are the same experiment in this run" in alike.differs
+    assert len(fits) == 3  # so it is run once
+    assert [fit["settings"].optimizer for fit in fits] == ["sgd", "sgd", "adamw"]
+
+
+def test_s2_relabelling_is_measured_against_the_truth(
+    voc2007: Path, tmp_path: Path, fits: list[dict[str, Any]]
+) -> None:
+    rows = ["[a] score threshold θ=2", "positive only"]
+    changes = Changes(backbone="tiny", size=32, epochs=4, tune="head", lr=0.1, device="cpu", workers=0)
+    found = reproduce("S2-table2", voc2007, out=tmp_path, rows=rows, changes=changes)
+    # The row that figures are relative to comes along.
+    assert list(dict.fromkeys(one.row for one in found.figures)) == [
+        "no relabelling",
+        "[a] score threshold θ=2",
+        "[c] positive only θ=5",
+    ]
+    assert "relabel_at 2,3 instead of 10,15, as training has 4 epochs" in found.differs
+    base, ours = (figure(found, row, "MAP") for row in ("no relabelling", "[a] score threshold θ=2"))
+    assert ours.relative_to == "no relabelling"
+    assert math.isnan(base.published)
+    logits = {path.name: torch.from_numpy(np.load(path)) for path in tmp_path.glob("*/tasks/*.npy")}
+    test = open_dataset("voc2007", voc2007, train="train", test="val").test.dense()
+    maps = sorted(100 * metrics.mean_average_precision(one, test) for one in logits.values())
+    assert any(base.ours + ours.ours == pytest.approx(value) for value in maps)
+    share = figure(found, "[a] score threshold θ=2", "label prop.")
+    assert share.published == 95.29
+    assert 10 <= share.ours <= 100
+    assert math.isnan(figure(found, "no relabelling", "label prop.").ours)
+    assert all(fit["truth"].known > 5 * fit["table"].known for fit in fits)
+
+
+def test_s1_validates_on_its_own_split_and_groups_classes(
+    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TABLES["S1-table1"]
+    rows = tuple(replace(row, method="not-here") if row.name == "CNN-RNN" else row for row in table.rows)
+    monkeypatch.setitem(TABLES, "S1-table1", replace(table, rows=rows))
+    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["logistic", "CNN-RNN"], changes=TINY)
+    opened = open_dataset("open-images", open_images)
+    assert len(fits) == 2  # end to end and with fixed features
+    for fit in fits:
+        assert len(fit["table"]) == len(opened.train)
+        assert list(fit["validation"].names) == list(opened.splits["validation"].labels.images)
+        assert fit["judge"].labels.numpy().tolist() == opened.splits["validation"].labels.dense().tolist()
+    groups = [figure(found, "Logistic", f"Group {number}", "end to end") for number in range(1, 6)]
+    whole = figure(found, "Logistic", "All classes", "end to end")
+    # Ten classes: five groups of two, so that the mean of the groups is the mean of all.
+    assert np.mean([one.ours for one in groups]) == pytest.approx(whole.ours)
+    assert whole.published == 75.85
+    assert figure(found, "Logistic", "All classes", "fixed features").difference != whole.difference
+    assert found.skipped == ("CNN-RNN: the method 'not-here' is not here yet",)
+    skipped = figure(found, "CNN-RNN", "All classes", "end to end")
+    assert (skipped.published, skipped.runs) == (75.16, 0)
+    assert math.isnan(skipped.ours)
+    assert skipped.note.startswith("skipped")
+
+
+def test_s3_random_weights_trials_and_noise(
+    cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+    original = halflabel.models.backbones.build
+
+    def build(*words: Any, **more: Any) -> Any:
+        calls.append(more["pretrained"])
+        return original(*words, **more)
+
+    monkeypatch.setattr("halflabel.experiments.bench.build", build)
+    monkeypatch.setitem(TABLES, "S3-table1", _small_cifar(TABLES["S3-table1"]))
+    monkeypatch.setitem(TABLES, "S3-noise", _small_cifar(TABLES["S3-noise"]))
+    changes = Changes(backbone="tiny", size=32, epochs=1, batch_size=8, device="cpu", workers=0)
+    found = reproduce(
+        "S3-table1", cifar10, out=tmp_path / "a", rows=["softmax"], conditions=["random init."], changes=changes
+    )
+    (one,) = found.figures
+    assert calls == [False] * 5  # five batches, each a trial
+    assert (one.published, one.published_spread, one.runs, one.of_runs) == (51.46, 1.1, 5, 5)
+    assert "tiny from random weights" in " ".join(found.protocol["random init."])
+    values = []
+    for place in sorted((tmp_path / "a").glob("*/tasks/*.npy")):
+        logits, labels = np.load(place), np.arange(12) % 3
+        values.append(100 * float((logits.argmax(1) == labels).mean()))
+    assert one.ours == pytest.approx(np.mean(values))
+    fits.clear()
+    noise = reproduce(
+        "S3-noise",
+        cifar10,
+        out=tmp_path / "b",
+        rows=["RML-CNN"],
+        conditions=["CIFAR-10, 50 % corrupted"],
+        changes=changes,
+    )
+    assert not math.isnan(figure(noise, "RML-CNN", "Accuracy").ours)
+    # The figure of the paper has no numbers, and the other measures are for images of several classes.
+    assert all(math.isnan(one.published) for one in noise.figures)
+    assert math.isnan(figure(noise, "RML-CNN", "mAP").ours)
+    tables = [
+        open_dataset("cifar10", cifar10, labelled=6, unlabelled=False, batch=batch).train for batch in range(1, 6)
+    ]
+    assert any(fit["table"] != clean for fit, clean in zip(fits, tables, strict=True))
+    for fit, clean in zip(fits, tables, strict=True):
+        assert (fit["table"].dense() > 0).sum(0).tolist() == (clean.dense() > 0).sum(0).tolist()
+
+
+def _small_cifar(table: Table) -> Table:
+    """The same with six labelled images of each batch in place of 4,000."""
+    conditions = tuple(
+        replace(one, options={**one.options, "labelled": 6}) if one.dataset == "cifar10" else one
+        for one in table.conditions
+    )
+    return replace(table, conditions=conditions)
+
+
+def test_a_figure_waits_for_all_its_shares(coco2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over shares is not shown before every share is there, and the budget leaves the rest for later."""
+    training = Training({"backbone": "tiny", "size": 32, "tune": "head"}, {"epochs": 1, "batch_size": 16})
+    hidings = tuple(Declared("partial", {"share": share}) for share in (0.3, 0.6))
+    small = Table(
+        "S4-table1",
+        (Condition("MS-COCO", "coco2014", training, hidings=hidings),),
+        (Measure("mAP", "mAP", {"kind": "sklearn"}),),
+        (Row("CSL", "bn-bce"), Row("Ours", "bce")),
+    )
+    monkeypatch.setitem(TABLES, "S4-table1", small)
+    changes = Changes(device="cpu", workers=0)
+    original = Bench.train
+    done: list[Task] = []
+
+    def train(self: Bench, task: Task, **more: Any) -> Trained:
+        if len(done) == 3:
+            raise UserError("the roof is leaking", "wait")
+        done.append(task)
+        return original(self, task, **more)
+
+    monkeypatch.setattr(Bench, "train", train)
+    found = reproduce("S4-table1", coco2014, out=tmp_path, changes=changes)
+    first, second = found.figures
+    assert (first.runs, first.published) == (2, 76.3)
+    assert not math.isnan(first.ours)
+    assert (second.runs, second.of_runs, second.note) == (1, 2, "failed")
+    assert math.isnan(second.ours)
+    assert found.failures[0].startswith("Ours, MS-COCO, 60 % of each image's labels, seed 0: ")
+    assert "the roof is leaking" in found.failures[0]
+    assert "30 and 60 % of each image's labels; drawn" in " ".join(found.protocol["MS-COCO"])
+    done.clear()
+    late = reproduce("S4-table1", coco2014, out=tmp_path, changes=changes, budget=1e-9)
+    assert late.left_out == 1
+    assert late.figures[1].note == "1 of 2 runs finished"
+    whole = reproduce("S4-table1", coco2014, out=tmp_path, changes=changes)
+    assert len(done) == 1  # only what had failed
+    assert whole.figures[0] == first
+    assert not math.isnan(whole.figures[1].ours)
+
+
+def test_what_is_missing_is_named_with_the_layout(voc2012: Path, tmp_path: Path) -> None:
+    result = run("reproduce", "S5-table", voc2012, "--conditions", "COCO", *WORDS, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.split())
+    assert "annotations/instances_train2014.json" in text
+    assert "https://cocodataset.org" in text
+    assert not (tmp_path / "out").exists()
+    for words, says in (
+        (["S5-table9", voc2012], "use one of: S1-table1"),
+        (["S5-table", tmp_path], "VOCdevkit"),
+        (["S5-table", voc2012, "--rows", "ANN"], "use one of: All P. & All N.: BCE loss; "),
+        (["S5-table", voc2012, "--conditions", "VOC 2007"], "use one of: VOC; COCO"),
+    ):
+        refused = run("reproduce", *words, *WORDS, "--out", tmp_path / "out")
+        assert refused.exit_code == 2
+        assert says in " ".join(refused.stderr.split())
+        assert "Traceback" not in refused.output
+
+
+def test_where_features_are_kept(voc2012: Path, tmp_path: Path) -> None:
+    """Beside --out, where other tables find them too, unless --cache names a folder or an earlier version made one."""
+    words = ["reproduce", "S5-table", voc2012, "--rows", "AN loss", "--conditions", "VOC", *WORDS, "--tune", "head"]
+    out, other, old = tmp_path / "a" / "out", tmp_path / "other", tmp_path / "b" / "out"
+    first = run(*words, "--out", out).stdout
+    assert "features 49/49" in first
+    assert f"Features and models to begin with, for other tables too: {tmp_path / 'a' / 'cache'}\n" in first
+    assert list((tmp_path / "a" / "cache").glob("*/values.npy"))
+    assert run(*words, "--out", tmp_path / "c" / "out", "--cache", other).exit_code == 0
+    assert list(other.glob("*/values.npy"))
+    assert not (tmp_path / "c" / "cache").exists()
+    other.rename(tmp_path / "moved")
+    (old / "cache").parent.mkdir(parents=True)
+    (tmp_path / "moved").rename(old / "cache")
+    again = run(*words, "--out", old)
+    assert again.exit_code == 0, again.output
+    assert "features 49/49" not in again.stdout  # none had to be computed
+    assert not (tmp_path / "b" / "cache").exists()
+    (tmp_path / "file").touch()
+    refused = run(*words, "--out", out, "--cache", tmp_path / "file")
+    assert refused.exit_code == 2
+    assert "is a file" in refused.stderr
+
+
+def test_lost_photos_are_left_out_and_counted(voc2012: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(voc2012, tmp_path / "data" / "voc2012")  # a folder of folders by name
+    for path in sorted((tmp_path / "data").rglob("*.jpg"))[:3]:
+        path.unlink()
+    changes = Changes(backbone="tiny", size=32, epochs=1, tune="head", device="cpu", workers=0)
+    found = reproduce(
+        "S5-table", tmp_path / "data", out=tmp_path / "out", rows=["an"], conditions=["voc"], changes=changes
+    )
+    assert "2 of 49 train images are not in the folder" in found.differs
+    assert "47 training images" in " ".join(found.protocol["VOC"])
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_every_cell_can_be_set_up_as_declared(table: Table) -> None:
+    from halflabel.methods.base import recipes
+
+    for cell in table.cells(recipes()):
+        made = set_up(cell, Changes())
+        assert made.differs == cell.condition.training.differs
+        assert made.weight_decay == cell.settings.get("weight_decay", made.weight_decay)
+        assert made.options == cell.options
+        assert made.lr == cell.settings["lr"]
+        for name, value in cell.settings.items():
+            if name not in ("lr", "weight_decay"):
+                assert getattr(made.config.settings, name) == value
+        assert made.config.tune == cell.config["tune"]
+        assert made.pretrained == (cell.condition.training.start == "pretrained")
+
+
+@pytest.mark.parametrize("id", ["S1-table1", "S3-table4"])
+def test_what_differs_in_a_row_is_said_before_and_after(id: str) -> None:
+    needs = " ".join(run("reproduce", id).stdout.split())
+    for row in TABLES[id].rows:
+        for line in row.differs:
+            assert line in needs
+            assert row.name in needs
+    assert any(row.differs for row in TABLES[id].rows)
+
+
+def test_s3_rows_of_other_experiments(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    """CNN+RNN has the F1 of its own paper; CNN+RMLC is a head with the rate of one; both say what they are not."""
+    found = reproduce("S3-table4", coco2014, out=tmp_path, rows=["CNN+RNN", "CNN+RMLC"], changes=TINY)
+    own, head = (next(fit for fit in fits if fit["settings"].optimizer == name) for name in ("sgd", "adamw"))
+    assert (own["settings"].lr, head["settings"].lr, head["settings"].weight_decay) == (5e-5, 1e-3, 1e-2)
+    assert not any(name.startswith("backbone") for name in head["weights"])
+    precision, recall = (figure(found, "CNN+RNN", name).ours for name in ("P-C", "R-C"))
+    assert figure(found, "CNN+RNN", "F1-C").ours == pytest.approx(2 * precision * recall / (precision + recall))
+    for row, part in (("CNN+RNN", "quoted from another paper"), ("CNN+RMLC", "another experiment: the paper takes")):
+        assert any(line.startswith(f"{row}: ") and part in line for line in found.differs)
+    assert not any("binary relevance" in line for line in found.differs)
+    assert "epochs 2 instead of what the paper leaves open" in found.differs
+
+
+def test_frozen_rows_with_strong_views_say_what_these_are() -> None:
+    table = TABLES["S4-table2"]
+    said = {row.name: set_up(table.cell(row, table.conditions[0]), Changes(tune="head")).differs for row in table.rows}
+    for name, lines in said.items():
+        assert not any("no augmentation" in line for line in lines)
+        assert any("strong views are 4 per image" in line for line in lines) == ("CR" in name)
+
+
+def test_runs_are_told_of_in_words(coco2014: Path, tmp_path: Path) -> None:
+    words = ["reproduce", "S4-table2", coco2014, "--rows", "BN-BCE + SR", "--conditions", "50 %", "--tune", "head"]
+    text = run(*words, *WORDS, "--out", tmp_path).stdout
+    assert "1/1  BN-BCE + SR, 50 % of the labels, drawn one by one, seed 0, lr" in text
+    assert "partial:" not in text
+    refused = run(*words, *WORDS[:-1], "-1", "--out", tmp_path)
+    assert refused.exit_code == 2
+    assert "--workers" in refused.stderr
+
+
+def test_rows_and_conditions_are_found_by_name_part_or_method() -> None:
+    rows = TABLES["S2-table4"].rows
+
+    def chosen(*words: str) -> list[str]:
+        return [row.name for row in choose("row", words, rows, lambda row: (row.name, row.method or ""))]
+
+    assert chosen("BCE, not fine-tuned") == ["BCE, not fine-tuned"]
+    assert chosen("bce,partial-bce") == ["BCE", "partial-BCE"]
+    assert chosen("relabeling") == ["partial-BCE + relabeling", "partial-BCE + GNN + relabeling"]
+    assert chosen("plcl") == [row.name for row in rows]
+    with pytest.raises(UserError, match="'nothing'"):
+        chosen("nothing")
+
+
+def test_s1_the_two_classifiers_of_latent_noise_are_two_rows(open_images: Path, tmp_path: Path) -> None:
+    rows = ["Latent Noise (relevance)", "Latent Noise (visual)"]
+    out = tmp_path / "out"
+    found = reproduce("S1-table1", open_images, out=out, rows=rows, conditions=["fixed features"], changes=TINY)
+    assert not found.skipped
+    seen, there = (figure(found, row, "All classes") for row in rows)
+    assert (seen.published, there.published) == (75.54, 75.86)
+    assert not math.isnan(seen.ours)
+    assert not math.isnan(there.ours)
+    logits = [np.load(path) for path in sorted(out.glob("*/tasks/*.npy"))]
+    assert len(logits) == 2
+    assert not np.allclose(*logits)
+
+
+def test_s1_on_a_frozen_backbone_keeps_its_columns_apart(
+    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]
+) -> None:
+    """Fixed features are trained as the paper does, what it trains end to end as the library trains heads."""
+    changes = replace(TINY, tune="head", epochs=1)
+    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["Logistic"], changes=changes)
+    assert [fit["settings"].optimizer for fit in fits] == ["adamw", "rmsprop"]
+    assert all(not math.isnan(one.ours) for one in found.figures)

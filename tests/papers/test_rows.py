@@ -1,0 +1,193 @@
+"""Rows that are trained on other images, from other weights, or with a file that is to be given."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import halflabel.training.loop
+from halflabel.cli import app
+from halflabel.data.datasets import open_dataset
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.methods.parts.label_graph import Edges
+from halflabel.papers.run import reproduce
+from halflabel.papers.settings import Changes, set_up
+from halflabel.papers.tables import TABLES
+
+SMALL = Changes(backbone="tiny", size=32, device="cpu", workers=0)
+WORDS = ["--backbone", "tiny", "--size", "32", "--device", "cpu", "--workers", "0"]
+WIKI = ["wiki", "wiki+wordnet"]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What training was given, and the weights it began and ended with."""
+    seen: list[dict[str, Any]] = []
+    original = halflabel.training.loop.fit
+
+    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        seen.append({"method": method, "table": table, "settings": settings, "weights": weights})
+        fitted = original(model, method, source, table, settings, **more)
+        seen[-1]["fitted"] = fitted.weights
+        return fitted
+
+    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
+    return seen
+
+
+@pytest.fixture
+def small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six labelled images of one batch in place of 4,000 of each of five."""
+    table = TABLES["S3-table1"]
+    conditions = tuple(replace(one, options={"labelled": 6}, trials=({"batch": 1},)) for one in table.conditions)
+    monkeypatch.setitem(TABLES, "S3-table1", replace(table, conditions=conditions))
+
+
+@pytest.mark.usefixtures("small_cifar")
+def test_s3_supervised_rows_are_trained_on_the_labelled_images_alone(
+    cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]]
+) -> None:
+    rows, changes = ["RML-CNN", "WARP", "Softmax"], replace(SMALL, epochs=1, batch_size=8)
+    found = reproduce("S3-table1", cifar10, out=tmp_path, rows=rows, conditions=["random init."], changes=changes)
+    assert not found.failures
+    train = open_dataset("cifar10", cifar10, labelled=6, batch=1).train
+    labelled = np.flatnonzero(np.diff(train.start))
+    assert len(labelled) == 6 < len(train) == 60
+    assert [list(fit["table"].images) for fit in fits] == [list(train.subset(labelled).images)] * 3
+    assert not any("unlabelled" in line for line in found.differs)
+    words = " ".join(found.protocol["random init."])
+    assert "those of which nothing is known are not trained on (RML-CNN; WARP; Softmax)" in words
+    assert "RML-CNN; WARP; Softmax: images of which nothing is known" in " ".join(
+        run("reproduce", "S3-table1").stdout.split()
+    )
+
+
+@pytest.mark.parametrize("tune", [None, "head"])
+@pytest.mark.usefixtures("small_cifar")
+def test_s3_ss_rml_begins_with_a_model_of_the_labelled_images(
+    tune: Any, cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]]
+) -> None:
+    changes = replace(SMALL, epochs=1, batch_size=8, tune=tune)
+    words = {"out": tmp_path / "out", "rows": ["SS-RML-CNN", "RML-CNN"], "conditions": ["random init."]}
+    found = reproduce("S3-table1", cifar10, **words, changes=changes)  # type: ignore[arg-type]
+    assert not found.failures
+    # What the row RML-CNN is, is what SS-RML begins with; all images are in its own epochs.
+    first, start, then = sorted(fits, key=lambda fit: len(fit["table"]))
+    assert [len(fit["table"]) for fit in (first, start, then)] == [6, 6, 60]
+    assert all(torch.equal(value, start["fitted"][name]) for name, value in first["fitted"].items())
+    assert all(torch.equal(value, start["fitted"][name]) for name, value in then["weights"].items())
+    # Labels were passed on before its only epoch.
+    assert int((then["method"].relabel.neighbour >= 0).sum()) == 54
+    told = " ".join(found.protocol["random init."])
+    assert (
+        "from the weights of the model rml after 1 epoch of the same on the labelled images alone (SS-RML-CNN)" in told
+    )
+    assert "the rml model that rows begin with has 1 epoch instead of 10" in found.differs
+
+
+def test_s5_linear_init_has_a_rate_of_its_own_and_all_its_epochs(
+    voc2012: Path, tmp_path: Path, fits: list[dict[str, Any]]
+) -> None:
+    changes = replace(SMALL, epochs=2)
+    found = reproduce("S5-table", voc2012, out=tmp_path, rows=["ROLE+LI"], conditions=["VOC"], changes=changes)
+    assert not found.failures
+    head, whole = fits
+    assert not any(name.startswith("backbone") for name in head["weights"])
+    settings = [(fit["settings"].epochs, fit["settings"].lr, fit["settings"].patience) for fit in fits]
+    assert settings == [(5, 1e-3, 0), (2, 1e-5, 1)]
+    assert torch.equal(whole["weights"]["head.linear.weight"], head["fitted"]["head.linear.weight"])
+    assert "after 5 epochs of the head alone (ROLE+LI)" in " ".join(found.protocol["VOC"])
+    # Others of the table are trained as before.
+    table = TABLES["S5-table"]
+    role = next(row for row in table.rows if row.name == "ROLE")
+    config = set_up(table.cell(role, table.conditions[0]), Changes()).config
+    assert (config.linear_init, config.linear_lr) == (0, None)
+
+
+def test_what_rows_of_huynh_2020_are_and_are_not() -> None:
+    for id in ("S1-table1", "S4-table4"):
+        rows = {row.name: row for row in TABLES[id].rows}
+        assert rows["CNN-RNN"].options == {"unknown": "negative"}
+    rows = {row.name: row for row in TABLES["S1-table1"].rows}
+    assert any("linear, where the paper's is not" in line for line in rows["Fast0Tag"].differs)
+    assert any("learned, where the paper has class semantics" in line for line in rows["Wsabie"].differs)
+
+
+@pytest.fixture
+def wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A WordNet that knows the first two classes."""
+
+    def edges(classes: Names, k: int) -> Edges:
+        return Edges(np.array([0, 1]), np.array([1, 0]), np.array([0.5, 0.5]))
+
+    monkeypatch.setattr("halflabel.methods.imcl.from_wordnet", edges)
+
+
+def write_graph(path: Path, data: Path, weight: float = 1.0) -> Path:
+    """From each class to the third after it."""
+    classes = list(open_dataset("open-images", data).classes)
+    edges = zip(classes, classes[3:] + classes[:3], strict=True)
+    path.write_text("".join(f"{one},{other},{weight}\n" for one, other in edges))
+    return path
+
+
+@pytest.mark.usefixtures("wordnet")
+def test_s1_rows_with_a_label_graph_run_when_it_is_given(
+    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]
+) -> None:
+    graph, out = write_graph(tmp_path / "wiki.csv", open_images), tmp_path / "out"
+    words = ["reproduce", "S1-table3", open_images, "--out", out, *WORDS]
+    without = run(*words)
+    assert without.exit_code == 0, without.output
+    assert "wiki+wordnet: no --graph FILE; it needs the graph of WordNet" in " ".join(without.stdout.split())
+    assert len(fits) == 2  # the logistic model and co-occurrence
+    fits.clear()
+    result = run(*words, "--graph", graph)
+    assert result.exit_code == 0, result.output
+    content = json.loads((out / "reproduction.json").read_text())
+    assert (content["skipped"], content["failures"]) == ([], [])
+    ours = {one["row"]: one["ours"] for one in content["figures"] if one["measure"] == "All classes"}
+    assert all(value is not None for value in ours.values())
+    assert len(fits) == 2  # what was there before is not trained again
+    edges = {tuple(fit["method"].graph.cols.tolist()) for fit in fits}
+    assert len(edges) == 2
+    sources = sorted(fit["method"].graph_source for fit in fits)
+    assert sources == sorted([str(graph), f"wordnet+{graph}"])
+    assert any(line.startswith("wiki, wiki+wordnet: the graph is the one given") for line in content["differs"])
+    # Another graph in the same place is another experiment.
+    fits.clear()
+    write_graph(graph, open_images, 0.25)
+    assert run(*words, "--graph", graph).exit_code == 0
+    assert len(fits) == 2
+    fits.clear()
+    assert run(*words, "--graph", graph).exit_code == 0
+    assert not fits
+    four = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["wiki"], graph=graph, changes=SMALL)
+    assert [one.row for one in four.figures] == ["image learned, label learned (wiki)"]
+    assert not math.isnan(four.figures[0].ours)
+
+
+def test_a_graph_that_cannot_be_used_is_refused_before_anything_is_written(open_images: Path, tmp_path: Path) -> None:
+    graph, out = write_graph(tmp_path / "wiki.csv", open_images), tmp_path / "out"
+    with pytest.raises(UserError, match="no row of S1-table1 takes a label graph"):
+        reproduce("S1-table1", open_images, out=out, graph=graph, changes=SMALL)
+    with pytest.raises(UserError, match="cannot be read"):
+        reproduce("S1-table3", open_images, out=out, graph=tmp_path / "nothing.csv", changes=SMALL)
+    graph.write_text(graph.read_text() + "horse,unicorn,1\n")
+    with pytest.raises(UserError, match="horse"):
+        reproduce("S1-table3", open_images, out=out, graph=graph, changes=SMALL)
+    assert not out.exists()

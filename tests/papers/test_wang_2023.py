@@ -1,0 +1,78 @@
+"""The recipes of Wang 2023: what the text says of each table, and the two that repeat others, run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halflabel.methods.base import recipe
+from halflabel.papers.published import published
+from halflabel.papers.run import reproduce
+from halflabel.papers.settings import Changes
+from halflabel.papers.tables import TABLES
+
+TINY = Changes(backbone="tiny", size=32, epochs=2, batch_size=16, device="cpu", workers=0)
+
+
+def test_every_table_has_a_recipe() -> None:
+    assert {id for id in TABLES if id.startswith("S4-")} == {f"S4-table{number}" for number in (1, 2, 3, 4)}
+
+
+def test_ours_has_the_hyper_parameters_of_the_text() -> None:
+    table = TABLES["S4-table1"]
+    (ours,) = (row for row in table.rows if row.name == "Ours")
+    defaults = {name: option.default for name, option in recipe("srcr").options.items()}
+    found = {**defaults, **table.cell(ours, table.conditions[0]).options}
+    assert (found["alpha"], found["k"], found["tau"]) == (0.5, 5, 0.6)
+    settings = table.conditions[0].training.settings
+    assert (settings["optimizer"], settings["momentum"], settings["weight_decay"]) == ("sgd", 0.9, 1e-4)
+    assert settings["batch_size"] == 32
+    assert {"lr", "epochs", "weak", "strong"} <= set(table.conditions[0].training.unsaid)
+
+
+def test_heads_of_other_papers_have_none_of_the_librarys_dropout() -> None:
+    for row in TABLES["S4-table1"].rows:
+        if row.method in ("ssgrl", "sst", "hst", "sarb", "sarb*"):
+            assert row.options["dropout"] == 0, row.name
+
+
+def test_k_is_that_of_saliency_alone() -> None:
+    """The figure of the default is that of SR in table 2, rounded, not that of SR + CR."""
+    at_5 = published("S4-table3").number("k=5", "50 %", "mAP")
+    alone = published("S4-table2").number("BN-BCE + SR", "50 %", "mAP")
+    both = published("S4-table2").number("BN-BCE + SR + CR (w/ SR)", "50 %", "mAP")
+    assert at_5 is not None
+    assert alone is not None
+    assert both is not None
+    assert abs(at_5.value - alone.value) < 0.051 < abs(at_5.value - both.value)
+    for k, row in enumerate(TABLES["S4-table3"].rows, 1):
+        assert dict(row.options) == {"consistency": "none", "k": k}
+
+
+def test_rows_of_huynh_2020_are_repeated() -> None:
+    names = {"Latent Noise": "Latent Noise (visual)", "Curriculum": "Curriculum Labeling"}
+    here, there = published("S4-table4"), published("S1-table1")
+    groups = [column.measure for column in there.columns if column.condition == "end to end"]
+    for row in ("Latent Noise", "CNN-RNN", "Curriculum", "IMCL"):
+        for column, group in zip(here.columns, groups, strict=True):
+            ours = here.number(row, "OpenImages V3", column.measure)
+            theirs = there.number(names.get(row, row), "end to end", group)
+            assert ours is not None
+            assert theirs is not None
+            assert ours.value == pytest.approx(theirs.value, abs=0.051)
+    table = TABLES["S4-table4"]
+    assert [measure.options for measure in table.measures] == [one.options for one in TABLES["S1-table1"].measures]
+
+
+def test_saliency_by_k_runs(coco2014: Path, tmp_path: Path) -> None:
+    found = reproduce("S4-table3", coco2014, out=tmp_path, rows=["k=1", "k=5"], conditions=["20 %"], changes=TINY)
+    assert [figure.row for figure in found.figures] == ["k=1", "k=5"]
+    assert len({figure.ours for figure in found.figures}) == 2
+
+
+def test_open_images_runs(open_images: Path, tmp_path: Path) -> None:
+    found = reproduce("S4-table4", open_images, out=tmp_path, rows=["Latent Noise", "CSL", "Ours"], changes=TINY)
+    assert not found.failures
+    assert len(found.figures) == 3 * 6
+    assert all(figure.ours is not None and 0 <= figure.ours <= 100 for figure in found.figures)

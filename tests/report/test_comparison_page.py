@@ -1,0 +1,334 @@
+"""The page of a comparison: it says what the table says, shouts where it must, and opens in a browser."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from halflabel import metrics
+from halflabel.cli import app
+from halflabel.data.datasets.digits import scenes
+from halflabel.errors import UserError
+from halflabel.experiments import compare
+from halflabel.labels import formats
+from halflabel.labels.table import LabelTable
+from halflabel.report.comparison_facts import class_gaps, read_comparison
+from halflabel.report.comparison_page import build_comparison, write_comparison
+from halflabel.report.run_facts import is_comparison
+from halflabel.system.format import points
+from halflabel.training.config import Config
+from halflabel.training.loop import Settings
+
+_spec = importlib.util.spec_from_file_location("page_checks", Path(__file__).with_name("test_page.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_page = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_page)  # what holds for the page of a run holds for this one too
+HOSTILE, check, browser = _page.HOSTILE, _page.check, _page.browser
+
+
+@pytest.fixture(autouse=True)
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about power cuts."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small comparison with all it can hold; read only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        patch.setattr("halflabel.report.compare.draw_comparison", lambda found, folder: None)
+        folder = tmp_path_factory.mktemp("compare") / "first"
+        digits = scenes(90, size=32)
+        table = LabelTable.from_dense(digits.labels, digits.names, digits.classes)
+        config = Config(backbone="tiny", size=32, settings=Settings(epochs=2, batch_size=16, device="cpu"))
+        compare(
+            table,
+            digits.images,
+            ["bn-bce", "em", "role", "em:alpha=0.05"],
+            out=folder,
+            shares=[0.3, 1.0],
+            seeds=2,
+            config=config,
+        )
+    keep_test(folder, table)
+    return folder
+
+
+def keep_test(folder: Path, table: LabelTable) -> None:
+    with open(folder / "split.csv", newline="") as file:
+        names = [row["image"] for row in csv.DictReader(file) if row["part"] == "test"]
+    formats.write(table.subset(table.images.index(names)), folder / "test.parquet")
+
+
+@pytest.fixture
+def edited(made: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy whose comparison.json has other things in it."""
+
+    def edit(change: Callable[[dict[str, Any]], None] = lambda content: None) -> Path:
+        folder = tmp_path / "edited"
+        shutil.copytree(made, folder)
+        content = json.loads((folder / "comparison.json").read_text())
+        change(content)
+        (folder / "comparison.json").write_text(json.dumps(content))
+        return folder
+
+    return edit
+
+
+def test_page_says_what_the_table_says(made: Path) -> None:
+    text = build_comparison(made)
+    page = check(text)
+    content = json.loads((made / "comparison.json").read_text())
+    tables = re.findall(r'<table class="sortable">(.*?)</table>', text, re.S)
+    assert len(tables) == 2
+    rows = [row for table in tables for row in re.findall(r"<tbody>(.*?)</tbody>", table, re.S)[0].split("</tr>")[:-1]]
+    assert len(rows) == len(content["rows"]) == 7
+    for row, shown in zip(content["rows"], rows, strict=True):
+        assert f">{row['method']}</th>" in shown
+        assert f">{points(row['mAP'])}<" in shown
+        assert f"{points(row['mAP_low'])} – {points(row['mAP_high'])}" in shown
+        if row["behind"] < -0.001:
+            assert f"−{-100 * row['behind']:.2f}" in shown
+            assert ("≈" in shown) == (row["behind_high"] >= 0)
+        assert f"{row['lr']:.2g}" in shown
+        for name, value in row["options"].items():
+            assert f"{name} {value}" in shown
+    for sentence in content["protocol"]:
+        assert " ".join(sentence.split()) in page.text
+    assert "role (labels all): the method 'role' cannot learn from full labels" in page.text.replace(" (", " (")
+    assert "Epochs and hyper-parameters were chosen on the labels left known" in page.text
+    assert "HIDDEN TRUTH" not in page.text
+    for name in ("judged", "methods", "missing", "shares", "seeds", "cost", "classes"):
+        assert f'href="#{name}"' in text
+    assert str(made.parent) not in text
+
+
+@pytest.mark.parametrize(("high", "near"), [(-0.02, False), (0.01, True)])
+def test_what_cannot_be_told_from_the_best_is_marked(edited: Callable[..., Path], high: float, near: bool) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for row in content["rows"]:
+            row |= {"behind": -0.1, "behind_low": -0.3, "behind_high": high}
+
+    text = build_comparison(edited(change))
+    rows = re.findall(r"−10.00( ≈)?<br>", text)
+    assert len(rows) == 5  # all but the two best
+    assert all(bool(mark) == near for mark in rows)
+    assert f"cannot be told from it: {3 if near else 0} of 3 others" in text
+    assert ("With fewer than 3 seeds" in text) == near, "there are two"
+    assert "as good as the best" not in text
+
+
+def test_hidden_truth_is_shouted(edited: Callable[..., Path]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["selected_on_hidden_truth"] = True
+        for row in content["rows"]:
+            row["selected_on"] = "hidden truth"
+
+    text = build_comparison(edited(change))
+    page = check(text)
+    header = text[text.index("<header>") : text.index("</header>")]
+    assert "CHOSEN ON HIDDEN TRUTH" in header
+    assert 'class="warn"' in header
+    assert page.text.count("CHOSEN ON HIDDEN TRUTH") == 6  # the header, and every section with numbers
+    assert "chosen on the HIDDEN TRUTH of the validation images" in page.text
+
+
+def test_awkward_content_stays_text(edited: Callable[..., Path]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        first, *rest = content["rows"]
+        first["method"] = HOSTILE
+        rest[0] |= {"behind": None, "behind_low": None, "behind_high": None, "memory": None, "seconds": 0.0}
+        rest[0] |= {"seed_sd": None, "seeds": 1, "per_seed": [0.2], "validation": None}
+        content["failures"].append({"labels": HOSTILE, "method": HOSTILE, "what": "seed 1", "reason": "x" * 5000})
+        content["left_out"].append({"labels": "30 %", "method": HOSTILE, "runs": 1200, "seeds": [1, 2]})
+        content["auto"][HOSTILE] = "because <b>"
+
+    text = build_comparison(edited(change))
+    page = check(text)
+    assert "<script>alert" not in text
+    assert HOSTILE[:40] in page.text
+    assert "no time for 1 200 runs" in page.text
+    assert "Why these methods" in page.text
+
+
+def test_many_methods_and_labels_stay_bounded(edited: Callable[..., Path]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        first = content["rows"][0]
+        content["rows"] = [
+            {**first, "method": f"method {m}", "labels": f"{share} %", "kept": share / 100, "mAP": 0.5 - m / 200}
+            for share in range(1, 9)
+            for m in range(40)
+        ]
+
+    page = check(build_comparison(edited(change)))
+    assert "6 of 8 sets of labels are drawn" in page.text
+    assert "24 of 40 methods are drawn" in page.text
+    assert "6 of 40 methods are drawn" in page.text
+
+
+def test_class_differences_are_those_of_the_runs(made: Path, edited: Callable[..., Path]) -> None:
+    folder = edited()
+    told = read_comparison(folder)
+    assert told.test is not None
+    first, second = told.panels[0][:2]
+    # Runs of settings that were not chosen, one of them with the same rate.
+    for path in list((folder / "tasks").glob("*.json")):
+        task = json.loads(path.read_text())
+        others: list[dict[str, Any]] = [{"options": {**task["options"], "alpha": 0.77}}, {"lr": 7.0}]
+        for number, other in enumerate(others):
+            for name in ("0", "zz"):
+                decoy = path.with_name(f"{name}-{number}-{path.name}")
+                decoy.write_text(json.dumps({**task, **other}))
+                np.save(decoy.with_suffix(".npy"), np.zeros(told.test.shape, np.float32))
+    gaps = class_gaps(told, first, second, most=4)
+    assert 2 <= len(gaps) <= 8
+    labels = told.test.dense()
+    slow: dict[str, list[float]] = {}
+    for row in (first, second):
+        found = {}
+        for path in (made / "tasks").glob("*.json"):
+            task = json.loads(path.read_text())
+            if (task["contender"], task["labels"]) == (row.method, row.labels):
+                logits = torch.from_numpy(np.load(path.with_suffix(".npy")))
+                ap = metrics.average_precision(logits, torch.from_numpy(labels)).numpy()
+                if ap.mean() == pytest.approx(row.per_seed[task["seed"]], abs=1e-12):  # else a setting not chosen
+                    found[task["seed"]] = ap
+        assert sorted(found) == [0, 1]
+        for name, value in zip(told.test.classes, (found[0] + found[1]) / 2, strict=True):
+            slow.setdefault(name, []).append(float(value))
+    for gap in gaps:
+        assert [gap.first, gap.second] == pytest.approx(slow[gap.name])
+        assert gap.gap.mean == pytest.approx(gap.first - gap.second)
+        assert gap.gap.low <= gap.gap.mean <= gap.gap.high
+    values = [gap.gap.mean for gap in gaps]
+    assert values == sorted(values, reverse=True)
+    every = sorted((a - b for a, b in slow.values()), reverse=True)
+    assert values[0] == pytest.approx(every[0])
+    assert values[-1] == pytest.approx(every[-1])
+
+
+def test_methods_that_are_alike_differ_in_no_class(edited: Callable[..., Path]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        first, *rest = content["rows"]
+        rest[0] |= {name: first[name] for name in ("method", "lr", "options", "labels", "runs", "judged_by")}
+
+    assert "No class differs." in check(build_comparison(edited(change))).text
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_runs_that_two_contenders_share_are_found(edited: Callable[..., Path], old: bool) -> None:
+    """What one contender's search comes to may be what another one is: both stand for the same runs."""
+
+    def change(content: dict[str, Any]) -> None:
+        mine = [row for row in content["rows"] if row["labels"] == "30 %"]
+        one = next(row for row in mine if row["method"] == "em:alpha=0.05")
+        one["method"] = "em:alpha=0.0500"
+        for row in content["rows"] if old else ():
+            del row["runs"], row["judged_by"]
+
+    told = read_comparison(edited(change))
+    rows = {row.method: row for row in told.panels[0]}
+    assert class_gaps(told, rows["em:alpha=0.0500"], rows["bn-bce"])
+    assert class_gaps(told, rows["em:alpha=0.0500"], rows["em:alpha=0.0500"]) == []
+
+
+def test_without_common_runs_nothing_is_said_of_classes(edited: Callable[..., Path]) -> None:
+    folder = edited()
+    for path in (folder / "tasks").glob("*.npy"):
+        path.unlink()
+    page = check(build_comparison(folder))
+    assert "No class differs." not in page.text
+    assert "Not compared: no finished runs of one seed of both." in page.text
+
+
+def test_without_the_test_labels_the_page_says_so(edited: Callable[..., Path]) -> None:
+    folder = edited()
+    (folder / "test.parquet").unlink()
+    page = check(build_comparison(folder))
+    assert "does not hold the test labels" in page.text
+    wrong = LabelTable.from_dense(np.array([[1, -1]]), ["a"], ["x", "y"])
+    formats.write(wrong, folder / "test.parquet")
+    with pytest.raises(UserError, match="not what the methods were judged by"):
+        build_comparison(folder)
+
+
+def test_command_takes_runs_and_comparisons(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["report", str(made), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "<h1>first · comparison</h1>" in out.read_text()
+    assert write_comparison(made, out).size == out.stat().st_size
+    assert is_comparison(made)
+    assert not is_comparison(tmp_path)
+    for words, said in (
+        ([str(made), "--images", str(tmp_path)], "has no photos"),
+        ([str(made), "--out", str(tmp_path / "x.pdf")], "end it in .html"),
+        ([str(tmp_path)], "holds no run"),
+    ):
+        result = CliRunner().invoke(app, ["report", *words])
+        assert (result.exit_code, said in result.stderr) == (2, True), result.output
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"rows": []}', '{"rows": [{"method": 1}]}'])
+def test_damaged_or_unfinished_ones_are_refused(edited: Callable[..., Path], content: str) -> None:
+    folder = edited()
+    (folder / "comparison.json").write_text(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        build_comparison(folder)
+    (folder / "comparison.json").unlink()
+    with pytest.raises(UserError, match="was stopped before its end"):
+        build_comparison(folder)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    path = write_comparison(made, tmp_path / "page.html").path
+    tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    told: list[str] = []
+    tab.on("console", lambda message: told.append(message.text))
+    tab.on("pageerror", lambda error: told.append(str(error)))
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto(path.as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    tab.get_by_role("button", name="s/run").first.click()
+    shown = tab.locator("table.sortable").first.locator("tbody tr td:nth-child(5)").all_inner_texts()
+    assert [float(value) for value in shown] == sorted(map(float, shown), reverse=True)
+    assert told == []
+    assert asked == [path.as_uri()]
+    tab.close()
+
+
+def test_no_folder_is_on_the_page(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"validation images": "/secret/place", "begin_from": "/secret/place/run"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    given = "sst:vectors=/secret/place/glove.txt:vector_size=50"
+    old = found["rows"][0]["method"]
+    for row in found["rows"]:
+        if row["method"] == old:
+            row["method"], row["options"] = given, {"vectors": "/secret/place/glove.txt"}
+    failed = {"labels": "all", "method": given, "what": f"{given}, seed 0", "reason": "'/secret/place/g.txt' is gone"}
+    found["failures"].append(failed)
+    found["left_out"].append({"labels": "all", "method": given, "runs": 1, "seeds": [0]})
+    (folder / "comparison.json").write_text(json.dumps(found), encoding="utf-8")
+    page = check(build_comparison(folder))
+    assert "sst:vectors=glove.txt:vector_size=50" in page.text
+    assert "'g.txt' is gone" in page.text
+    assert "secret" not in page.text

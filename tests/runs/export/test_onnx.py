@@ -1,0 +1,252 @@
+"""ONNX files: they compute what PyTorch computes, for any batch, carry all a user needs, and are refused otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from halflabel.cli import app
+from halflabel.data.views import Plain
+from halflabel.errors import UserError
+from halflabel.methods.boostlu import BoostedMaps
+from halflabel.methods.parts.semantic import GraphClassifier, SemanticHead, TaughtHead
+from halflabel.methods.rlsd import Regional
+from halflabel.methods.srcr import Saliency
+from halflabel.metrics.calibration import Platt
+from halflabel.models.backbones import build
+from halflabel.models.embedding_heads import Bilinear
+from halflabel.models.gnn_head import Graph
+from halflabel.models.heads import Ensemble, Head, Linear, Model, Weldon
+from halflabel.models.noise_head import LatentNoise
+from halflabel.models.recurrent_head import Recurrent
+from halflabel.runs.export.about import About
+from halflabel.runs.export.onnx import Parity, Served, export_onnx, need, probes, write_onnx
+from halflabel.runs.exported_predictor import OnnxPredictor, open_predictor
+from halflabel.runs.folder import Run
+from halflabel.runs.predictor import Predictor
+from halflabel.types import Output
+
+CLASSES = ("a", "b", "c", "d")
+
+
+def about_of(model: Model, size: int) -> About:
+    preprocess: Any = model.backbone.preprocess  # type: ignore[union-attr]
+    cuts = (0.1, 0.2, 0.3, 0.4)
+    platt, view = Platt(1.5, -0.25, 9), Plain(size, "squash", preprocess.interpolation, preprocess.crop_pct)
+    return About(CLASSES, cuts, platt, view, preprocess.mean, preprocess.std, "tiny", "bce")
+
+
+def spread(head: Head) -> Head:
+    """First weights are small; larger ones make a wrong file differ."""
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.mul_(3)
+    return head
+
+
+def run_file(path: Path, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    logits, scores = session.run(None, {"images": images.numpy()})
+    return logits, scores
+
+
+def test_the_file_says_all_a_user_needs(run: Run, exported: Path) -> None:
+    proto = onnx.load(exported)
+    said = {prop.key: json.loads(prop.value) for prop in proto.metadata_props}
+    predictor = Predictor(run)
+    assert said["classes"] == ["red", "green", "büé|x"]
+    assert said["thresholds"] == pytest.approx(predictor.thresholds.tolist())
+    assert said["calibration"] == pytest.approx(predictor.platt._asdict())
+    assert said["calibration"]["known"] > 0
+    assert said["preprocess"]["size"] == 32
+    assert said["preprocess"]["resize"] == "crop"
+    assert len(said["preprocess"]["mean"]) == 3
+    assert str(run.folder.parent) not in exported.read_bytes().decode("latin-1")
+    session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
+    (images,) = session.get_inputs()
+    assert (images.name, images.shape, images.type) == ("images", ["batch", 3, 32, 32], "tensor(uint8)")
+    assert [(out.name, out.shape) for out in session.get_outputs()] == [
+        ("logits", ["batch", 3]),
+        ("probabilities", ["batch", 3]),
+    ]
+
+
+def test_the_file_computes_what_the_run_computes(run: Run, exported: Path) -> None:
+    """From pixels to calibrated probabilities, by plain numpy around the file: what a user would write."""
+    predictor = Predictor(run)
+    for batch in (1, 2, 5):
+        images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8)
+        with torch.no_grad():
+            wanted = predictor.model(images).logits
+        logits, scores = run_file(exported, images)
+        np.testing.assert_allclose(logits, wanted.numpy(), atol=1e-5)
+        slope, offset = predictor.platt.slope, predictor.platt.offset
+        np.testing.assert_allclose(scores, 1 / (1 + np.exp(-(slope * wanted.numpy() + offset))), atol=1e-5)
+
+
+def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
+    model = Model(build("tiny", size=32), spread(Linear(64, 4))).eval()
+    write_onnx(model, replace(about_of(model, 32), mirror=True), tmp_path / "both.onnx")
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        plain, turned = model(images).logits, model(images.flip(-1)).logits
+    assert (plain - turned).abs().max() > 1e-2
+    np.testing.assert_allclose(run_file(tmp_path / "both.onnx", images)[0], (plain + turned) / 2, atol=1e-5)
+
+
+def told(head: TaughtHead) -> Head:
+    rng = np.random.default_rng(0)
+    head.tell(rng.normal(size=tuple(head.vectors.shape)), rng.random((4, 4)) / 4)
+    return head
+
+
+HEADS: dict[str, Callable[[], Head]] = {
+    "maps": lambda: Ensemble([BoostedMaps(64, 4), Saliency(64, 4)]),
+    "graph": lambda: Graph(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
+    "noise": lambda: Ensemble([LatentNoise(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
+    "paths": lambda: Recurrent(64, 4, dimensions=8, hidden=8, beam=3, length=2),
+    "regions": lambda: Regional(64, 4, levels=2, length=3, dimensions=8, hidden=8),
+    "labels": lambda: Ensemble(
+        [told(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), told(GraphClassifier(64, 4))]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_head(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)  # near a tie, beams may part by rounding
+    model = Model(build("tiny", size=32), spread(HEADS[name]())).eval()
+    before = [parameter.clone() for parameter in model.parameters()]
+    parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
+    assert parity.images == 8
+    assert max(parity.logits, parity.probabilities) < 1e-5
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        wanted = model(images).logits
+    np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], wanted.numpy(), atol=1e-4)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_backbone_of_timm(tmp_path: Path) -> None:
+    """timm's own small model for tests: the blocks of the bundled backbone, a few of each."""
+    backbone = build("test_efficientnet", pretrained=False, size=64)
+    model = Model(backbone, spread(Linear(backbone.channels, 4))).eval()
+    parity = write_onnx(model, about_of(model, 64), tmp_path / "m.onnx")
+    assert max(parity.logits, parity.probabilities) < 1e-4
+
+
+def test_a_file_that_computes_something_else_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same graph with one bias moved: neither the new file nor a part of it may stay, and an old one must."""
+    import halflabel.runs.export.onnx as module
+
+    honest = module._translate(Served(Predictor(run).model.float(), Predictor(run).platt).eval(), 32)
+
+    def tampered(*given: Any) -> Any:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(honest)
+        named = next(item for item in proto.graph.initializer if "head" in item.name and item.name.endswith("bias"))
+        bias = onnx.numpy_helper.to_array(named) + np.float32(3e-4)
+        named.CopyFrom(onnx.numpy_helper.from_array(bias, named.name))
+        return proto
+
+    monkeypatch.setattr(module, "_translate", tampered)
+    path = tmp_path / "m.onnx"
+    with pytest.raises(UserError, match=r"differs from PyTorch by 0\.0003") as caught:
+        export_onnx(Predictor(run), path)
+    assert caught.value.fix
+    assert not list(tmp_path.iterdir())
+    path.write_bytes(b"older")
+    with pytest.raises(UserError, match="was not written"):
+        export_onnx(Predictor(run), path)
+    assert path.read_bytes() == b"older"
+    assert export_onnx(Predictor(run), path, tolerance=1e-3).logits == pytest.approx(3e-4, rel=0.2)
+
+
+def test_not_a_number_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = Parity(float("nan"), 0.0, 8)
+    monkeypatch.setattr("halflabel.runs.export.onnx._compare", lambda *given: nan)
+    monkeypatch.setattr("halflabel.runs.export.onnx._translate", lambda *given: onnx.load_model_from_string(_EMPTY))
+    with pytest.raises(UserError, match="was not written"):
+        export_onnx(Predictor(run), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def _smallest() -> bytes:
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [value("x", onnx.TensorProto.FLOAT, ["n"])],
+        [value("y", onnx.TensorProto.FLOAT, ["n"])],
+    )
+    return bytes(
+        onnx.helper.make_model(
+            graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 18)]
+        ).SerializeToString()
+    )
+
+
+_EMPTY = _smallest()
+
+
+class Stubborn(Head):
+    """A head that no tracer can follow."""
+
+    def forward(self, features: Tensor) -> Output:
+        if float(features.sum()) > 0:
+            return Output(features.mean((2, 3))[:, :4], features.mean((2, 3)))
+        return Output(features.amax((2, 3))[:, :4], features.mean((2, 3)))
+
+
+def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
+    model = Model(build("tiny"), Stubborn()).eval()
+    with pytest.raises(UserError, match="Stubborn on this backbone cannot be put into ONNX") as caught:
+        write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
+    assert "hub" in caught.value.fix
+    assert not list(tmp_path.iterdir())
+
+
+def test_faults_of_use(run: Run, exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\.onnx"):
+        export_onnx(Predictor(run), tmp_path / "model.pt")
+    with pytest.raises(UserError, match="an ONNX file already"):
+        export_onnx(open_predictor(exported), tmp_path / "again.onnx")
+    with pytest.raises(UserError, match="no_such_package") as caught:
+        need("no_such_package")
+    assert "halflabel[export]" in caught.value.fix
+    result = CliRunner().invoke(app, ["export", "onnx", str(run.folder), "--out", str(exported)])
+    assert result.exit_code == 2
+
+
+def test_probes_are_images_of_two_kinds() -> None:
+    noise, scene = probes(32, 3).values()
+    assert noise.shape == scene.shape == (3, 3, 32, 32)
+    assert noise.dtype == scene.dtype == torch.uint8
+
+    def roughness(images: Tensor) -> float:
+        return float(images.float().diff(dim=3).abs().mean())
+
+    assert roughness(noise) > 3 * roughness(scene) > 0
+
+
+def test_a_foreign_onnx_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.onnx"
+    path.write_bytes(_EMPTY)
+    with pytest.raises(UserError, match="not exported by halflabel"):
+        OnnxPredictor(path)
+    path.write_bytes(b"no onnx at all")
+    with pytest.raises(UserError, match="cannot be opened as ONNX"):
+        open_predictor(path)

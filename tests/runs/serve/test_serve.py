@@ -1,0 +1,389 @@
+"""The server: the same labels as `predict`, bad input refused with a reason, limits, batches, a graceful end."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+from typer.testing import CliRunner
+
+from halflabel.cli import app as cli
+from halflabel.errors import UserError
+from halflabel.runs.exported_predictor import open_predictor
+from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.serve import Batcher, Limits, make_app, open_socket
+
+SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_000, seconds=5, requests=8, batch=4)
+
+
+@pytest.fixture(scope="module")
+def predictor(model: Path) -> Predictor:
+    return open_predictor(model)
+
+
+@pytest.fixture(scope="module")
+def client(predictor: Predictor) -> Iterator[TestClient]:
+    with TestClient(make_app(predictor, "run", SMALL)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def photo(bench: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(bench.saved(bench.picture(random.Random(1)), "JPEG"))
+    return path
+
+
+def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("files", (f"{number}.jpg", content)) for number, content in enumerate(contents)]
+
+
+@pytest.mark.parametrize("query", ["", "?top=5", "?all=true", "?top=0"])
+def test_labels_are_those_of_predict(client: TestClient, predictor: Predictor, photo: Path, query: str) -> None:
+    top = {"": 3, "?top=5": 5, "?all=true": 0, "?top=0": 0}[query]
+    (wanted,) = predict_files(predictor, [photo], [], top=top, all_scores="all" in query)
+    for reply in (
+        client.post(f"/predict{query}", files=files(photo.read_bytes())),
+        client.post(f"/predict{query}", content=photo.read_bytes()),
+    ):
+        assert reply.status_code == 200, reply.text
+        (found,) = reply.json()["images"]
+        assert found["error"] == ""
+        assert [label["class"] for label in found["labels"]] == [label["class"] for label in wanted.labels]
+        assert [label["present"] for label in found["labels"]] == [label["present"] for label in wanted.labels]
+        assert [label["probability"] for label in found["labels"]] == pytest.approx(
+            [label["probability"] for label in wanted.labels], abs=1e-6
+        )
+
+
+def test_every_kind_of_model_can_be_served(model: Path, photo: Path, tmp_path: Path) -> None:
+    from halflabel.runs.export.hub import export_hub
+    from halflabel.runs.export.onnx import export_onnx
+    from halflabel.runs.folder import Run
+
+    export_hub(Run.open(model), tmp_path / "hub")
+    export_onnx(open_predictor(model), tmp_path / "model.onnx")
+    answers = []
+    for path in (model, tmp_path / "hub", tmp_path / "model.onnx"):
+        with TestClient(make_app(open_predictor(path), "x", SMALL)) as client:
+            answers.append(client.post("/predict?all=true", content=photo.read_bytes()).json()["images"][0]["labels"])
+    scores = [{label["class"]: label["probability"] for label in labels} for labels in answers]
+    assert len(scores[0]) == 10
+    assert scores[1] == pytest.approx(scores[0], abs=1e-6)
+    assert scores[2] == pytest.approx(scores[0], abs=1e-4)
+
+
+def test_files_are_answered_in_their_order_and_bad_ones_named(client: TestClient, bench: Any, photo: Path) -> None:
+    other = bench.saved(bench.picture(random.Random(2), "CMYK"), "JPEG")
+    reply = client.post("/predict?all=true", files=files(photo.read_bytes(), b"<html>", other))
+    assert reply.status_code == 200
+    first, bad, last = reply.json()["images"]
+    assert [item["image"] for item in (first, bad, last)] == ["0.jpg", "1.jpg", "2.jpg"]
+    assert (bad["error"], bad["labels"]) == ("not an image", [])
+    alone = client.post("/predict?all=true", content=other).json()["images"][0]
+    scores = [{label["class"]: label["probability"] for label in item["labels"]} for item in (last, alone, first)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert scores[0] != pytest.approx(scores[2], abs=1e-6)
+
+
+def test_what_is_wrong_is_refused_with_a_reason(client: TestClient, bench: Any, photo: Path) -> None:
+    good = photo.read_bytes()
+    form = "multipart/form-data; boundary=x"
+    odd = b'--x\r\nContent-Disposition: form-data; name="f"; filename="\xff\xfe"\r\n\r\n'
+    cases: list[tuple[int, str, dict[str, Any]]] = [
+        (400, "empty file", {"content": b""}),
+        (400, "empty file", {"files": files(b"")}),
+        (400, "truncated", {"content": good[:300]}),
+        (400, "truncated|damaged", {"content": good[: len(good) // 2]}),
+        (415, "not an image", {"content": b"<svg></svg>", "headers": {"content-type": "image/svg+xml"}}),
+        (415, "0.jpg: not an image", {"files": files(b"<html>")}),
+        (413, "over the limit of 200000", {"content": bench.png_of_nothing(30_000, 30_000, rows=1)}),
+        (413, "65535 × 65535 pixels", {"files": files(bench.png_of_nothing(65_535, 65_535, rows=1))}),
+        (413, "0.2 MB is the most", {"content": bytes(200_001)}),
+        (413, "0.jpg: larger than 0.2 MB", {"files": files(bytes(200_001))}),
+        (413, "0.5 MB is the most", {"files": files(*[bytes(150_000)] * 4)}),
+        (413, "Too many files", {"files": files(*[good] * 5)}),
+        (400, "holds no file", {"data": {"a": "b"}, "files": {"c": (None, "text")}}),
+        (400, "boundary", {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
+        (400, "nvalid", {"content": b"--y\r\n--y--", "headers": {"content-type": form}}),
+        (400, ".", {"content": odd + b"z\r\n--x--", "headers": {"content-type": form + "; charset=punycode"}}),
+        (415, "multipart/mixed", {"content": b"x", "headers": {"content-type": "multipart/mixed; boundary=x"}}),
+        (400, "empty file; 1.jpg: not an image", {"files": files(b"", b"no")}),
+    ]
+    for status, said, given in cases:
+        reply = client.post("/predict", **given)
+        assert reply.status_code == status, (said, reply.text)
+        assert re.search(said, reply.json()["detail"]), reply.text
+    assert client.post("/predict?top=-1", content=good).status_code == 400
+    assert "top" in client.post("/predict?top=many", content=good).json()["detail"]
+    assert client.get("/predict").status_code == 405
+    assert client.get("/nowhere").status_code == 404
+
+
+def test_a_body_of_unsaid_length_is_counted(client: TestClient, photo: Path) -> None:
+    def stream(parts: int) -> Iterator[bytes]:
+        for _ in range(parts):
+            yield bytes(50_000)
+
+    assert client.post("/predict", content=stream(3)).status_code == 415
+    reply = client.post("/predict", content=stream(30))
+    assert reply.status_code == 413
+    assert "larger than 0.2 MB" in reply.json()["detail"]
+
+
+def test_names_that_are_no_text_come_back_as_text(client: TestClient, photo: Path) -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800<b>"\r\n\r\n'
+    for charset in ("utf-8", "unicode_escape", "hex", "utf-16", "nonsense"):
+        kind = {"content-type": f"multipart/form-data; boundary=x; charset={charset}"}
+        reply = client.post("/predict", content=head + photo.read_bytes() + b"\r\n--x--\r\n", headers=kind)
+        assert reply.status_code in (200, 400), reply.text
+        if charset in ("utf-8", "unicode_escape"):
+            assert reply.status_code == 200
+            reply.json()["images"][0]["image"].encode()
+
+
+def test_a_full_house_is_told_to_come_back(predictor: Predictor, photo: Path) -> None:
+    with TestClient(make_app(predictor, "x", replace(SMALL, requests=1, wait=0.5))) as client:
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(client.post, "/predict", content=photo.read_bytes())
+            time.sleep(0.15)
+            second = client.post("/predict", content=photo.read_bytes())
+        assert (first.result().status_code, second.status_code) == (200, 503)
+        assert int(second.headers["retry-after"]) >= 1
+        assert client.post("/predict", content=photo.read_bytes()).status_code == 200
+
+
+def test_nothing_is_left_behind(
+    predictor: Predictor, photo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with TestClient(make_app(predictor, "x", SMALL)) as client:
+        (folder,) = tmp_path.glob("halflabel-serve-*")
+        for given in ({"content": photo.read_bytes()}, {"content": b"x"}, {"files": files(b"", photo.read_bytes())}):
+            client.post("/predict", **given)
+        client.post("/predict", files=files(bytes(200_001)))
+        assert list(folder.iterdir()) == []
+    assert not folder.exists()
+
+
+def test_health_classes_and_docs(client: TestClient, predictor: Predictor, photo: Path) -> None:
+    before = client.get("/health").json()
+    client.post("/predict", files=files(photo.read_bytes(), photo.read_bytes()))
+    after = client.get("/health").json()
+    assert (after["status"], after["model"], after["classes"]) == ("ok", "run", 10)
+    assert after["images"] == before["images"] + 2
+    listed = client.get("/classes").json()["classes"]
+    assert [item["class"] for item in listed] == list(predictor.classes)
+    assert [item["threshold"] for item in listed] == pytest.approx(predictor.thresholds.tolist())
+    page = client.get("/docs")
+    assert page.text == client.get("/").text
+    assert not re.findall(r'(?:src|href)="', page.text)
+    assert "https://" not in page.text
+    assert "default-src &#x27;none&#x27;" in page.text
+    schema = client.get("/openapi.json").json()
+    body = schema["paths"]["/predict"]["post"]["requestBody"]["content"]
+    assert {"multipart/form-data", "image/*"} <= set(body)
+    assert {"200", "400", "408", "413", "415", "503"} <= set(schema["paths"]["/predict"]["post"]["responses"])
+    assert set(schema["components"]["schemas"]["Label"]["properties"]) == {"class", "probability", "present"}
+
+
+def test_the_form_is_answered_with_a_page(client: TestClient, photo: Path) -> None:
+    sent = {"files": files(photo.read_bytes(), b"x")}
+    expected = client.post("/predict?top=5", **sent).json()["images"]
+    page = client.post("/try", **sent)
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    table = re.findall(r'<table class="answer">(.*?)</table>', page.text, re.S)
+    assert len(table) == 1
+    rows = re.findall(r"<tr><th[^>]*>(?:<b>)?([^<]*).*?class=\"area (\w+)\".*?<td>([\d.]+)</td></tr>", table[0], re.S)
+    assert rows == [
+        (one["class"], "present" if one["present"] else "unknown", f"{one['probability']:.3f}")
+        for one in expected[0]["labels"]
+    ]
+    assert expected[1]["error"] in page.text
+    (shown,) = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)"', page.text)
+    with Image.open(photo) as sent_one, Image.open(io.BytesIO(base64.b64decode(shown))) as shown_one:
+        assert shown_one.size == sent_one.size  # small as it is, it is not made smaller
+    assert "picture" not in expected[0]
+    assert "<script" not in page.text
+    refused = client.post("/try", files=files(b"x"))
+    assert refused.status_code == 415
+    assert "Not answered" in refused.text
+    assert client.get("/try").text == client.get("/").text
+
+
+def test_the_form_shows_names_as_text(client: TestClient, photo: Path) -> None:
+    name = "<script>alert(1)</script>.png"
+    page = client.post("/try", files=[("files", (name, photo.read_bytes())), ("files", (name, b"x"))])
+    assert "<script" not in page.text
+    assert page.text.count("&lt;script&gt;alert(1)") == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("photos.example:81", "http://photos.example:81/predict"), ("[::1]:8", "&#x27;http://[::1]:8/predict&#x27;")]
+    + [(bad, "http://HOST:PORT/predict") for bad in ("a;rm -rf ~", "<b>", "[::1 x", "")],
+)
+def test_the_examples_name_the_address_the_page_was_found_at(client: TestClient, host: str, shown: str) -> None:
+    page = client.get("/docs", headers={"host": host})
+    assert page.status_code == 200
+    assert f"curl -F files=@photo.jpg {shown}<" in page.text
+
+
+def test_batches_gather_what_comes_together() -> None:
+    sizes: list[int] = []
+
+    def score(images: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images))
+        return images.float().mean((2, 3))
+
+    batcher = Batcher(score, most=4, wait=0.3)
+    images = [torch.full((3, 2, 2), value, dtype=torch.uint8) for value in range(10)]
+    waiting = [batcher.submit(image) for image in images]
+    waiting[5].cancel()
+    batcher.start()
+    batcher.stop()
+    assert sizes == [4, 3, 2]
+    assert [int(w.result()[0]) for k, w in enumerate(waiting) if k != 5] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert (batcher.images, batcher.batches, batcher.alive) == (9, 3, False)
+
+
+def test_a_batch_that_fails_does_not_end_the_others() -> None:
+    def score(images: torch.Tensor) -> torch.Tensor:
+        if int(images.max()) > 5:
+            raise RuntimeError("no")
+        return images.float().mean((2, 3))
+
+    batcher = Batcher(score, most=1, wait=0)
+    batcher.start()
+    bad, good = (batcher.submit(torch.full((3, 1, 1), value, dtype=torch.uint8)) for value in (9, 2))
+    assert isinstance(bad.exception(5), RuntimeError)
+    assert good.result(5).tolist() == [2, 2, 2]
+    batcher.stop()
+
+
+def test_an_idle_batcher_rests_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halflabel.runs.serve.batches._IDLE", 0.02)
+    rested = threading.Event()
+    batcher = Batcher(lambda images: images.float().mean((2, 3)), most=2, wait=0, rest=rested.set)
+    batcher.start()
+    assert rested.wait(5)
+    assert batcher.submit(torch.ones(3, 1, 1)).result(5).tolist() == [1, 1, 1]
+    batcher.stop()
+
+
+def test_a_model_without_numbers_is_refused_at_once(model: Path) -> None:
+    broken = open_predictor(model)
+    for weight in broken.model.parameters():
+        torch.nn.init.constant_(weight, torch.nan)
+    with pytest.raises(UserError, match="gives no numbers"):
+        make_app(broken)
+
+
+FAULTS: dict[str, tuple[Exception | None, int, str]] = {
+    "any": (RuntimeError("secret"), 500, "the model failed (RuntimeError)"),
+    "memory": (torch.OutOfMemoryError("secret"), 503, "no memory for so much at a time"),
+    "no numbers": (None, 500, "the model gives no numbers for this"),
+}
+
+
+@pytest.mark.parametrize(("raised", "status", "says"), FAULTS.values(), ids=FAULTS)
+def test_a_model_that_fails_is_said_as_all_faults_are(
+    model: Path, photo: Path, raised: Exception | None, status: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = open_predictor(model)
+    app = make_app(broken, "run", SMALL)
+
+    def scores(source: Any, progress: Any = None) -> torch.Tensor:
+        if raised is not None:
+            raise raised
+        return torch.full((len(source), len(broken.classes)), torch.nan)
+
+    broken.scores = scores  # type: ignore[method-assign]
+    with TestClient(app) as opened:
+        answer = opened.post("/predict", files=files(photo.read_bytes()))
+        assert (answer.status_code, answer.json()) == (status, {"detail": says})
+        assert ("retry-after" in answer.headers) == (status == 503)
+        shown = opened.post("/try", files=files(photo.read_bytes()))
+        assert shown.status_code == status
+        assert says in shown.text
+        assert opened.get("/health").status_code == 200
+    assert ("secret" in caplog.text) == (raised is not None)
+
+
+def test_what_nobody_thought_of_is_json_too(predictor: Predictor, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(*_: Any, **__: Any) -> None:
+        raise KeyError("secret")
+
+    with TestClient(make_app(predictor, "run", SMALL), raise_server_exceptions=False) as opened:
+        monkeypatch.setattr(predictor, "labels", odd)
+        answer = opened.post("/predict", files=files(photo.read_bytes()))
+    assert (answer.status_code, answer.json()) == (500, {"detail": "the server failed (KeyError)"})
+
+
+@pytest.mark.parametrize("flag", ["--max-mb", "--max-megapixels", "--timeout", "--wait-ms"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+def test_limits_are_numbers(model: Path, flag: str, value: str) -> None:
+    result = CliRunner().invoke(cli, ["serve", str(model), "--port", "0", flag, value])
+    assert result.exit_code == 2, result.output
+    assert flag in result.stderr
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with open_socket("127.0.0.1", 0) as taken, pytest.raises(UserError, match="cannot listen"):
+        open_socket("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(UserError, match="cannot listen"):
+        open_socket("no.such.host.invalid", 0)
+
+
+def test_a_real_server_under_fire(bench: Any, model: Path) -> None:
+    """A seeded part of the benchmark; then a client that never ends, and the end of the server while one waits."""
+    limits = ["--max-mb", "20", "--timeout", "1.5", "--wait-ms", "2"]
+    server = bench.Server(model, *limits)
+    try:
+        makes = bench.samples(48, seed=7, without=("49 megapixels, 16-bit", "bomb", "bomb in form", "100 MB"))
+        with ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(lambda make: bench.send(server.port, make), makes))
+        assert [reply for reply in replies if not reply.right] == []
+        assert {reply.status for reply in replies} == {0, 200, 400, 413, 415}
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+            link.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+            assert link.recv(1000).startswith(b"HTTP/1.1 408")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+            head = "POST /predict HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 99000000\r\n\r\n"
+            link.sendall(head.encode())
+            assert link.recv(1000).startswith(b"HTTP/1.1 413")
+        assert server.ask("/health")["status"] == "ok"
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        content = bench.saved(bench.picture(random.Random(3)), "JPEG")
+        client.putrequest("POST", "/predict")
+        client.putheader("Content-Length", str(len(content)))
+        client.endheaders(content[:100])
+        time.sleep(0.2)
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(server.stop)
+            time.sleep(0.3)
+            client.send(content[100:])  # it was under way when the server was asked to stop
+            assert client.getresponse().status == 200
+            code, said = ended.result(20)
+        client.close()
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.communicate()
+    assert (code, "Traceback" in said, "Stopped." in said) == (0, False, True), said

@@ -1,0 +1,177 @@
+"""Evaluation: known entries only, unreadable images left out, nothing measured said to be 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from halflabel.labels.names import Names
+from halflabel.metrics.calibration import Platt
+from halflabel.runs.evaluate import Evaluation, Judge, evaluate
+
+N, C = 60, 4
+CLASSES = Names(["ant", "bee", "cat", "dog"])
+
+
+def case() -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng(0)
+    labels = rng.choice([-1, 0, 1], size=(N, C)).astype(np.int8)
+    logits = rng.normal(size=(N, C)) + labels
+    return torch.from_numpy(logits).float(), torch.from_numpy(labels)
+
+
+def by_scikit_learn(logits: Tensor, labels: Tensor) -> list[float]:
+    found = []
+    for c in range(labels.shape[1]):
+        known = labels[:, c] != 0
+        found.append(float(average_precision_score(labels[known, c] > 0, logits[known, c])))
+    return found
+
+
+def test_per_class_and_overall_are_those_of_the_known_entries() -> None:
+    logits, labels = case()
+    found = evaluate(logits, labels, CLASSES)
+    expected = by_scikit_learn(logits, labels)
+    assert [row["AP"] for row in found.per_class] == pytest.approx(expected)
+    assert found.overall["mAP"] == pytest.approx(np.mean(expected))
+    assert found.overall["images"] == N
+    for c, row in enumerate(found.per_class):
+        assert row["class"] == CLASSES[c]
+        assert row["present"] == int((labels[:, c] > 0).sum())
+        assert row["absent"] == int((labels[:, c] < 0).sum())
+        assert row["AP_low"] <= row["AP"] <= row["AP_high"]
+        decided, known = logits[:, c] >= 0, labels[:, c] != 0
+        hits = int((decided & (labels[:, c] > 0)).sum())
+        assert row["precision"] == pytest.approx(hits / int((decided & known).sum()))
+        assert row["recall"] == pytest.approx(hits / row["present"])
+    assert found.overall["mAP_low"] < found.overall["mAP"] < found.overall["mAP_high"]
+    assert f"{int((labels != 0).sum())} of {N * C} entries known" in found.protocol
+    assert "4 of 4 classes have a known positive" in found.protocol
+
+
+def test_the_scores_of_unknown_entries_change_nothing() -> None:
+    logits, labels = case()
+    spoiled = torch.where(labels == 0, 50.0, logits)
+    assert evaluate(spoiled, labels, CLASSES) == evaluate(logits, labels, CLASSES)
+
+
+def test_unreadable_images_are_left_out_and_counted() -> None:
+    logits, labels = case()
+    more = torch.cat([logits[:5], torch.full((2, C), math.nan), logits[5:]])
+    more_labels = torch.cat([labels[:5], torch.ones(2, C, dtype=torch.int8), labels[5:]])
+    found, plain = evaluate(more, more_labels, CLASSES), evaluate(logits, labels, CLASSES)
+    assert found.overall == plain.overall
+    assert found.per_class == plain.per_class
+    assert found.protocol == plain.protocol + f"; 2 of these {N + 2} images could not be read and are left out"
+
+
+def test_thresholds_are_of_calibrated_scores() -> None:
+    logits, labels = case()
+    platt = Platt(2.0, -1.0)
+    cuts = torch.tensor([0.2, 0.4, 0.6, 0.8])
+    found = evaluate(logits, labels, CLASSES, thresholds=cuts, platt=platt)
+    assert [row["threshold"] for row in found.per_class] == pytest.approx(cuts.tolist())
+    scores = torch.sigmoid(2 * logits - 1)
+    for c, row in enumerate(found.per_class):
+        hits = int(((scores[:, c] >= cuts[c]) & (labels[:, c] > 0)).sum())
+        assert row["recall"] == pytest.approx(hits / row["present"])
+    assert found.overall["mAP"] == pytest.approx(evaluate(logits, labels, CLASSES).overall["mAP"])
+
+
+def blind(row: dict[str, Any]) -> bool:
+    return math.isnan(row["AP"]) and math.isnan(row["AP_low"]) and math.isnan(row["AP_high"])
+
+
+def test_a_class_without_evidence_has_no_value_rather_than_0() -> None:
+    logits, labels = case()
+    labels[:, 1] = torch.where(labels[:, 1] > 0, 0, labels[:, 1])
+    labels[:, 2] = 0
+    found = evaluate(logits, labels, CLASSES)
+    assert [blind(row) for row in found.per_class] == [False, True, True, False]
+    expected = by_scikit_learn(logits[:, [0, 3]], labels[:, [0, 3]])
+    assert found.overall["mAP"] == pytest.approx(np.mean(expected))
+    assert "2 of 4 classes have a known positive" in found.protocol
+
+
+@pytest.mark.parametrize("images", [0, 3])
+def test_nothing_known_or_nothing_readable_is_no_crash(images: int) -> None:
+    logits = torch.full((3, C), math.nan) if images == 0 else torch.randn(3, C)
+    labels = torch.zeros(3, C, dtype=torch.int8) if images else torch.ones(3, C, dtype=torch.int8)
+    found: Evaluation = evaluate(logits, labels, CLASSES)
+    assert math.isnan(found.overall["mAP"])
+    assert all(blind(row) for row in found.per_class)
+
+
+def test_the_judge_measures_known_entries() -> None:
+    logits, labels = case()
+    found = Judge(labels)(logits)
+    assert found.keys() == {"mAP", "select"}
+    assert found["mAP"] == found["select"] == pytest.approx(np.mean(by_scikit_learn(logits, labels)))
+    logits[3] = math.nan
+    rest = [i for i in range(N) if i != 3]
+    assert Judge(labels)(logits)["select"] == pytest.approx(np.mean(by_scikit_learn(logits[rest], labels[rest])))
+
+
+def test_with_positives_alone_the_judge_takes_unknown_as_absent_and_says_so() -> None:
+    logits, labels = case()
+    labels = labels.clamp(min=0)
+    found = Judge(labels)(logits)
+    assert found.keys() == {"assumed_mAP", "select"}
+    assumed = torch.where(labels > 0, 1, -1)
+    assert found["select"] == pytest.approx(np.mean(by_scikit_learn(logits, assumed)))
+
+
+def test_without_any_readable_image_the_judge_has_no_verdict() -> None:
+    _, labels = case()
+    assert math.isnan(Judge(labels)(torch.full((N, C), math.nan))["select"])
+
+
+def test_positives_alone_are_no_evidence_of_precision() -> None:
+    logits, labels = case()
+    found = evaluate(logits, labels.clamp(min=0), CLASSES)
+    assert all(math.isnan(found.overall[name]) for name in ("mAP", "mAP_low", "mAP_high", "CP", "micro_f1", "ECE"))
+    assert found.overall["OR"] > 0
+    assert all(math.isnan(row["AP"]) and math.isnan(row["precision"]) and row["recall"] > 0 for row in found.per_class)
+    assert "only recall" in found.protocol
+
+
+def test_a_class_without_a_known_negative_has_no_ap_and_is_left_out_of_the_mean() -> None:
+    logits = torch.tensor([[0.1, 0.9], [0.8, 0.3], [0.5, 0.2]])
+    labels = torch.tensor([[1, 1], [-1, 0], [1, 1]], dtype=torch.int8)
+    found = evaluate(logits, labels, Names(["ranked", "only present"]))
+    wanted = average_precision_score([1, 0, 1], logits[:, 0])
+    assert found.overall["mAP"] == pytest.approx(wanted)
+    assert found.per_class[0]["AP"] == pytest.approx(wanted)
+    assert all(math.isnan(found.per_class[1][name]) for name in ("AP", "precision", "recall"))
+    assert found.overall["classes"] == 1
+    assert found.overall["macro_f1"] == pytest.approx(2 * 2 / 5)
+    assert "1 of 2 classes" in found.protocol
+    assert Judge(labels)(logits)["select"] == pytest.approx(wanted)
+
+
+def test_fifths_of_the_classes_by_the_number_of_their_training_labels() -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = torch.from_numpy(rng.normal(size=(40, 10))), torch.from_numpy(rng.choice([-1, 1], (40, 10)))
+    names = Names.numbered(10)
+    counts = np.arange(10)[::-1].copy()
+    found = evaluate(logits, labels.to(torch.int8), names, annotations=counts)
+    aps = [row["AP"] for row in found.per_class]
+    assert [found.overall[f"G{g}"] for g in range(1, 6)] == pytest.approx(
+        [np.mean([aps[9 - 2 * g], aps[8 - 2 * g]]) for g in range(5)]
+    )
+    assert "G1" not in evaluate(logits, labels.to(torch.int8), names).overall
+
+
+def test_probabilities_that_round_to_1_are_no_ties() -> None:
+    logits, labels = case()
+    high = evaluate(logits + 30, labels, CLASSES)
+    aps = [row["AP"] for row in high.per_class]
+    assert aps == pytest.approx(by_scikit_learn(logits + 30, labels))
+    assert high.overall["mAP"] == pytest.approx(np.mean(aps))
+    assert high.overall["mAP_low"] < high.overall["mAP"] < high.overall["mAP_high"]

@@ -1,0 +1,246 @@
+"""The run directory: refused or cleared, never mixed; labels kept and checked; logs that read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from halflabel import __version__
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+from halflabel.runs.folder import Run
+
+TABLE = LabelTable.from_dense(
+    [[1, 0, -1], [0, 0, 0], [-1, 1, 0]], images=["b/1.jpg", "unlabelled", "ä"], classes=["z", "never used", "a,b"]
+)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_creating_writes_nothing_until_the_start(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "deep" / "run")
+    assert not (tmp_path / "deep").exists()
+    run.start(TABLE, {"method": "an", "options": {}})
+    assert names(run.folder) == {"config.yaml", "labels.parquet", "data.hash"}
+    assert Run.open(run.folder).read_config() == {"method": "an", "options": {}}
+
+
+def test_a_folder_that_holds_a_run_is_refused_unless_forced(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    run.start(TABLE, {})
+    with pytest.raises(UserError, match=r"already holds a run.*--resume.*--force"):
+        Run.create(tmp_path)
+    assert Run.create(tmp_path, force=True).folder == tmp_path
+
+
+def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.start(TABLE, {"old": 1})
+    run.write_log([{"epoch": 1}])
+    run.write_json("calibration.json", {"slope": 3})
+    run.write_json("thresholds.json", {})
+    run.write_json("metrics.json", {})
+    run.write_text("model_card.md", "old")
+    run.write_csv("per_label.csv", ["a"], [[1]])
+    run.write_predictions(["x"], ["c"], np.zeros((1, 1), np.float32))
+    for folder in (run.checkpoints / "head", run.plots):
+        folder.mkdir(parents=True)
+        (folder / "old").write_text("old")
+    run.weights.write_bytes(b"old")
+    (tmp_path / "notes.txt").write_text("the user's own")
+    run.start(TABLE, {"new": 1})
+    assert names(tmp_path) == {"config.yaml", "labels.parquet", "data.hash", "notes.txt"}
+    assert run.read_config() == {"new": 1}
+
+
+def test_a_file_is_no_place_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        Run.create(tmp_path / "file")
+
+
+def test_opening_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"- 1", b""], ids=["broken", "no text", "list", "empty"])
+def test_a_damaged_config_is_the_users_to_know(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        Run.open(tmp_path).read_config()
+
+
+def test_labels_come_back_whole_with_unlabelled_images_and_unused_classes(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write_labels(TABLE)
+    assert run.read_labels() == TABLE
+
+
+def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    at = np.array([[2, 0], [0, 2], [0, 0], [0, 2], [0, 0]])
+    value, source = np.array([1, 1, -1, -1, 1]), np.array([1, 0, 0, 1, 0])
+    score = np.array([0.75, np.nan, np.nan, 0.5, np.nan])
+    names = ("person", "model:bce:runs/1")
+    rows = Rows.build(TABLE.images, TABLE.classes, at[:, 0], at[:, 1], value, source, score, names)
+    run.write_labels(rows)
+    kept = run.read_rows()
+    said = [
+        (kept.images[i], kept.classes[c], int(v), kept.sources[s], None if math.isnan(p) else float(p))
+        for i, c, v, s, p in zip(kept.image, kept.column, kept.value, kept.source, kept.score, strict=True)
+    ]
+    assert said == [
+        ("b/1.jpg", "z", 1, "person", None),
+        ("b/1.jpg", "a,b", -1, "model:bce:runs/1", 0.5),
+        ("ä", "z", 1, "model:bce:runs/1", 0.75),
+    ]
+    assert run.read_labels() == rows.resolve()
+    assert (tmp_path / "data.hash").read_text() == rows.resolve().digest() + "\n"
+
+
+def test_labels_of_a_run_that_named_no_sources_still_open(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write_labels(TABLE)
+    pq.write_table(pq.read_table(run.labels).select(["image", "class", "value"]), run.labels)
+    assert run.read_labels() == TABLE
+    assert run.read_rows().sources == ("",)
+
+
+def test_changed_labels_are_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write_labels(TABLE)
+    digest = (tmp_path / "data.hash").read_text()
+    other = LabelTable.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
+    run.write_labels(other)
+    run.write_text("data.hash", digest)
+    for read in (run.read_labels, run.read_rows):
+        with pytest.raises(UserError, match="is not what was trained on"):
+            read()
+
+
+def test_the_log_reads_back_and_its_csv_has_every_column(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.read_log() == []
+    lines = [{"epoch": 1, "loss": 0.5, "mAP": math.nan}, {"epoch": 2, "loss": np.float32(0.25), "pseudo": 3.0}]
+    run.write_log(lines)
+    assert run.read_log() == [{"epoch": 1, "loss": 0.5, "mAP": None}, {"epoch": 2, "loss": 0.25, "pseudo": 3.0}]
+    with open(tmp_path / "log.csv", newline="") as file:
+        assert list(csv.DictReader(file)) == [
+            {"epoch": "1", "loss": "0.5", "mAP": "", "pseudo": ""},
+            {"epoch": "2", "loss": "0.25", "mAP": "", "pseudo": "3.0"},
+        ]
+
+
+def test_json_holds_no_nan(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write_json("metrics.json", {"mAP": math.nan, "n": np.int64(3), "list": np.array([1.0, math.inf])})
+    text = (tmp_path / "metrics.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"mAP": None, "n": 3, "list": [1.0, None]}
+    assert run.read_json("metrics.json")["n"] == 3
+    (tmp_path / "metrics.json").write_text("{")
+    with pytest.raises(UserError, match="missing or damaged"):
+        run.read_json("metrics.json")
+    with pytest.raises(UserError, match="missing or damaged"):
+        run.read_json("none.json")
+
+
+def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    scores = np.array([[0.1, 0.9], [math.nan, math.nan]], np.float32)
+    run.write_predictions(["x", "y"], ["cat", "dög"], scores)
+    found = pq.read_table(tmp_path / "predictions.parquet")
+    assert found.column("image").to_pylist() == ["x", "y"]
+    np.testing.assert_array_equal(np.array(found.column("scores").to_pylist(), np.float32), scores)
+    assert json.loads(found.schema.metadata[b"classes"]) == ["cat", "dög"]
+    run.write_split(["x", "y", "z"], np.array([0, 1, 0]))
+    split = pq.read_table(tmp_path / "split.parquet").to_pydict()
+    assert split == {"image": ["x", "y", "z"], "part": ["train", "validation", "train"]}
+    assert run.read_split() == {"x": 0, "y": 1, "z": 0}
+    assert run.parts(Names(["z", "new", "y"])).tolist() == [0, -1, 1]
+    images, classes, found = run.read_predictions()
+    assert (list(images), classes) == (["x", "y"], ["cat", "dög"])
+    np.testing.assert_array_equal(found, scores)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"garbage",
+        {"image": ["x"]},
+        {"image": ["x", "x"], "part": ["train", "train"]},
+        {"image": ["x"], "part": ["neither"]},
+        {"image": [None], "part": ["train"]},
+        {"image": [["x"]], "part": [{"a": 1}]},
+    ],
+    ids=["no table", "no part", "twice", "neither", "no name", "other types"],
+)
+def test_a_damaged_split_is_the_users_to_know(tmp_path: Path, content: Any) -> None:
+    run = Run(tmp_path)
+    if isinstance(content, bytes):
+        run.split.write_bytes(content)
+    else:
+        pq.write_table(pa.table(content), run.split)
+    for read in (run.read_split, lambda: run.parts(Names(["x"]))):
+        with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
+            read()
+
+
+def test_an_empty_split_has_no_images(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.write_split(pa.array([], pa.string()), np.zeros(0, np.int8))
+    assert run.read_split() == {}
+    assert run.parts(Names(["x"])).tolist() == [-1]
+
+
+@pytest.mark.parametrize("name", ["metrics", "env", "made"])
+def test_what_should_be_an_object_is(tmp_path: Path, name: str) -> None:
+    run = Run(tmp_path)
+    assert getattr(run, f"read_{name}")() == {}
+    run.write_json(f"{name}.json", [1])
+    with pytest.raises(UserError, match="is damaged"):
+        getattr(run, f"read_{name}")()
+
+
+def test_paths_that_are_no_utf8_go_out_as_they_came_in(tmp_path: Path) -> None:
+    run, odd = Run(tmp_path), b"ph\xff".decode(errors="surrogateescape")
+    run.write_script(f"echo {odd}\n")
+    assert (tmp_path / "repro.sh").read_bytes() == b"echo ph\xff\n"
+    run.write_config({"images": odd})
+    assert run.read_config() == {"images": odd}
+
+
+def test_a_run_says_when_it_was_made_and_keeps_that(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    before = datetime.now(UTC).replace(microsecond=0)
+    run.write_made()
+    found = run.read_json("made.json")
+    assert found["halflabel"] == __version__
+    assert found["time"].endswith("Z")
+    assert before <= datetime.fromisoformat(found["time"]) <= datetime.now(UTC)
+    run.write_json("made.json", {"time": "2031-02-03T04:05:06Z"})
+    run.write_made()  # a finished run that is resumed
+    assert run.read_json("made.json") == {"time": "2031-02-03T04:05:06Z"}
+
+
+def test_the_environment_names_versions(tmp_path: Path) -> None:
+    import torch
+
+    run = Run(tmp_path)
+    run.write_env("cpu")
+    found = run.read_json("env.json")
+    assert found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert found["device"] == "cpu"

@@ -1,0 +1,94 @@
+"""Randomness as a function of names and seed: reference, stored values, uniformity."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halflabel.system.rng import bits, hash_names, uniform
+
+# Shared machines stall: a deadline would measure them instead of the code.
+quick = settings(deadline=None, max_examples=50)
+
+WORD = (1 << 64) - 1
+
+
+def slow_mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
+    return x ^ (x >> 31)
+
+
+def slow_bits(seed: int, *parts: int) -> int:
+    golden = 0x9E3779B97F4A7C15
+    state = slow_mix(((seed & WORD) + golden) & WORD)
+    for part in parts:
+        state = slow_mix((state * 0x100000001B3 & WORD) ^ slow_mix(((part & WORD) + golden) & WORD))
+    return state
+
+
+def slow_hash(name: str) -> int:
+    state = 0xCBF29CE484222325
+    for byte in name.encode():
+        state = ((state ^ byte) * 0x100000001B3) & WORD
+    return slow_mix(state)
+
+
+def test_splitmix64_as_published() -> None:
+    """The first outputs of splitmix64 from state 0, which are mix(golden), mix(2·golden)."""
+    assert int(bits(0)[0]) == 0xE220A8397B1DCDAF
+    assert int(bits(0x9E3779B97F4A7C15)[0]) == 0x6E789E6AA1B965F4
+
+
+@quick
+@given(st.integers(), st.lists(st.integers(-(2**63), 2**64 - 1), max_size=4))
+def test_bits_equal_the_slow_reference(seed: int, parts: list[int]) -> None:
+    assert int(bits(seed, *parts)[0]) == slow_bits(seed, *parts)
+
+
+@quick
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8))
+def test_hash_equals_the_slow_reference(names: list[str]) -> None:
+    assert hash_names(names).tolist() == [slow_hash(name) for name in names]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_hash_takes_arrow_arrays_and_slices(kind: pa.DataType) -> None:
+    names = ["", "cat", "Übergröße", "x" * 300, "狗"]
+    array = pa.array(names, kind)
+    np.testing.assert_array_equal(hash_names(array), hash_names(names))
+    np.testing.assert_array_equal(hash_names(array[2:4]), hash_names(names[2:4]))
+    assert hash_names(array[:0]).shape == hash_names([]).shape == (0,)
+
+
+def test_elements_do_not_depend_on_their_neighbours() -> None:
+    parts = np.arange(1000)
+    together = bits(7, 3, parts)
+    assert together.dtype == np.uint64
+    np.testing.assert_array_equal(together[::-1], bits(7, 3, parts[::-1]))
+    assert int(together[500]) == int(bits(7, 3, 500)[0])
+
+
+def test_parts_broadcast_and_their_order_matters() -> None:
+    table = bits(1, np.arange(3)[:, None], np.arange(4))
+    assert table.shape == (3, 4)
+    assert int(table[2, 1]) == slow_bits(1, 2, 1) != slow_bits(1, 1, 2)
+    assert len(np.unique(table)) == 12
+
+
+def test_uniform_fills_the_interval_evenly() -> None:
+    numbers = uniform(5, np.arange(100_000))
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts = np.histogram(numbers, bins=100, range=(0, 1))[0]
+    # chi-square with 99 degrees of freedom: mean 99, standard deviation 14.
+    assert 50 < ((counts - 1000) ** 2 / 1000).sum() < 170
+
+
+def test_seeds_and_neighbouring_parts_are_uncorrelated() -> None:
+    one, other = uniform(0, np.arange(50_000)), uniform(1, np.arange(50_000))
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
+    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.02

@@ -1,0 +1,175 @@
+"""Tables beyond main memory: the same in memory and in a file, without a name, and refused where there is no room."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import shutil
+import tempfile
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.data.sources import Features
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.relabel import check_size
+from halflabel.models.heads import Linear, Model
+from halflabel.models.scoring import score
+from halflabel.system import distributed as processes
+from halflabel.system import scratch
+from halflabel.types import Passes
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder of its own, in which every table is a file's pages."""
+    monkeypatch.setattr(scratch, "_LARGE", 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # wanted there, whatever kind of disk it is
+    return tmp_path
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files of a folder whose pages this process holds, by what the system says."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if str(folder) in line]
+
+
+def nothing_known(images: int, classes: int) -> LabelTable:
+    nothing = np.zeros(0, np.int64)
+    return LabelTable.from_entries(Names.numbered(images), Names.numbered(classes), nothing, nothing, nothing)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_file_has_no_name_and_goes_with_its_tensor(folder: Path, dtype: torch.dtype) -> None:
+    table = scratch.zeros((7, 5), dtype)
+    assert table.shape == (7, 5)
+    assert table.dtype == dtype
+    assert not table.any()
+    table[3] = torch.arange(5)
+    part = table[2:4]
+    assert not list(folder.iterdir())
+    assert len(open_files(folder)) == 1
+    del table
+    gc.collect()
+    assert part.tolist() == [[0] * 5, [0, 1, 2, 3, 4]]
+    del part
+    gc.collect()
+    assert not open_files(folder)
+
+
+def test_small_tables_are_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    table = scratch.zeros((7, 5))
+    assert not open_files(tmp_path)
+    assert not table.any()
+    assert scratch.is_large(2**28)
+    assert not scratch.is_large(2**28 - 1)
+    assert scratch.zeros((0, 5)).shape == (0, 5)
+
+
+def test_room_is_taken_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    reserve = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", lambda *given: taken.append(given[1:]) or reserve(*given))
+    kept = scratch.zeros((1000, 3))
+    assert taken == [(0, 12_000)]
+    assert kept.nbytes == 12_000
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_refused_in_words(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(*given: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as there:
+        there.setattr(os, "posix_fallocate", fail)  # other processes were faster, or a quota
+        with pytest.raises(
+            UserError, match=r"^x would remember 0\.0 GB in scratch files in .*TMPDIR.*such as em or wan"
+        ):
+            scratch.zeros((5, 3), what="x would remember")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 10**12 - 10**9, 10**9))
+    with pytest.raises(UserError, match=r"^x would remember 1\.2 GB .* where 1\.0 GB are free"):
+        scratch.zeros((300_000_000,), what="x would remember")
+
+
+def test_disks_that_cannot_take_room_at_once_do_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    table = scratch.zeros((5, 3))
+    table += 1
+    assert table.sum() == 15
+
+
+def test_scores_are_the_same_in_a_file_and_unread_images_are_nan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Model(None, Linear(4, 3, dropout=0.5))
+    values = torch.randn(23, 4)
+    bad = [0, 1, 2, 3, 4, 9, 22]  # the whole first batch among them
+    source = Features(values, Names.numbered(23), bad)
+    with monkeypatch.context() as there:
+        there.setattr(scratch, "_LARGE", 1 << 28)
+        expected = score(model, source, batch_size=5, passes=Passes(3), seed=1)
+        assert not open_files(folder)
+    found = score(model, source, batch_size=5, passes=Passes(3), seed=1)
+    assert len(open_files(folder)) == 4
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+        assert mine.isnan().all(1).nonzero().squeeze(1).tolist() == bad
+        assert mine.isnan().any(1).sum() == len(bad)
+    plain = score(model, source, batch_size=5, features=False)
+    assert torch.equal(plain.logits.nan_to_num(7), found.logits.nan_to_num(7))
+    assert plain.features.shape == (23, 0)
+
+
+def test_sweeps_are_refused_where_the_disk_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 10**10
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 10**12 - free, free))
+    check_size(nothing_known(500_000, 5000), 0, "x", sweeps=1)  # just so
+    with pytest.raises(UserError, match=r"x would score 500001 images × 5000 classes at once: 10\.0 GB .*TMPDIR"):
+        check_size(nothing_known(500_001, 5000), 0, "x", sweeps=1)
+    with pytest.raises(UserError, match=r"10\.6 GB"):
+        check_size(nothing_known(500_000, 5000), 0, "x", sweeps=1, stored=0.25)
+    with pytest.raises(UserError, match=r"30\.0 GB"):
+        check_size(nothing_known(500_000, 5000), 0, "x", sweeps=3)
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(processes, "gather", lambda value: [None, value])
+    with pytest.raises(UserError, match=r"20\.0 GB"):  # each of two processes on this machine has a table
+        check_size(nothing_known(500_000, 5000), 0, "x", sweeps=1)
+    free = 0
+    check_size(nothing_known(1000, 5000), 1, "x", sweeps=3, stored=1)  # in memory
+    with pytest.raises(UserError, match=r"x would remember 2\.5 GB about"):
+        check_size(nothing_known(500_000, 5000), 1, "x")
+
+
+def test_a_temporary_folder_that_is_memory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_is_memory", lambda folder: folder == str(tmp_path))
+    assert scratch._folder() == "/var/tmp"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # whoever asks for it gets it, but no more than there is
+    assert scratch._folder() == str(tmp_path)
+    monkeypatch.setattr(scratch, "_available", lambda: 5e9)
+    with pytest.raises(UserError, match=r"take 6\.0 GB in scratch files in .*, where 5\.0 GB are free"):
+        scratch.check(6e9, "the scores take")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
+def test_what_is_memory_is_told_from_what_is_not() -> None:
+    mounted = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    shm = [fields[2] for fields in mounted if fields[1] == "/dev/shm"]
+    assert scratch._is_memory("/dev/shm/any") == (shm[-1:] == ["tmpfs"])
+    assert not scratch._is_memory("/proc")
+    assert scratch._available() > 0
