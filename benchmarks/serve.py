@@ -241,7 +241,7 @@ def small_model(folder: Path, backbone: str) -> Path:
     """A head on a backbone, trained for a moment on digit scenes."""
     from halflabel.data.datasets.digits import scenes
     from halflabel.labels.table import LabelTable
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
     from halflabel.training.config import Config
     from halflabel.training.loop import Settings
@@ -249,7 +249,7 @@ def small_model(folder: Path, backbone: str) -> Path:
     made = scenes(60, size=64)
     table = LabelTable.from_dense(made.labels, made.names, made.classes)
     settings = Settings(epochs=2, batch_size=16, device="cpu")
-    train(table, made.images, Config(backbone=backbone, settings=settings), Run(folder / "run"))
+    train(table, made.images, Config(backbone=backbone, settings=settings), RunFolder(folder / "run"))
     return folder / "run"
 
 

@@ -134,7 +134,7 @@ def places() -> dict[str, tuple[Any, str, int, bool]]:
 
     from halflabel.methods.parts.curriculum import Curriculum
     from halflabel.models.backbones import Backbone
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
     from halflabel.training import checkpoint
     from halflabel.training import loop as train
 
@@ -150,7 +150,7 @@ def places() -> dict[str, tuple[Any, str, int, bool]]:
         "file: before its sync": (os, "fsync", 60, False),
         "file: before its name": (os, "replace", 40, False),
         "file: after its name": (os, "replace", 40, True),
-        "results": (Run, "write_json", 4, False),
+        "results": (RunFolder, "write_json", 4, False),
     }
 
 

@@ -24,7 +24,7 @@ from halflabel.cli import app, main
 from halflabel.data.datasets.digits import CLASSES, write_folder
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +177,7 @@ QUICK = [  # the words, and what is said
 def test_commands_on_runs_refuse_at_once_and_methods_are_listed_without_torch(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
     (tmp_path / "empty").mkdir()
-    made = Run.create(tmp_path / "run")
+    made = RunFolder.create(tmp_path / "run")
     made.start(LabelTable.from_dense(np.array([[1, -1]], np.int8), ["a"], ["cat", "dog"]), {"method": "bce"})
     made.weights.touch()
     taken = socket.create_server(("127.0.0.1", 0))
@@ -466,7 +466,7 @@ def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None
     assert "epoch   2/2" in text
     assert "images/s" in text
     assert "halflabel predict" in text
-    written = Run.open(tmp_path / "run")
+    written = RunFolder.open(tmp_path / "run")
     for line in written.read_log():  # 0 … 1 in files, points of 100 on the screen
         assert f"epoch {line['epoch']:>3}/2  loss {line['loss']:.4f}  mAP {100 * line['mAP']:.1f}  " in text
     overall = written.read_json("metrics.json")
@@ -535,7 +535,7 @@ def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path
     assert ended.returncode == 0, ended.stderr
     again = tmp_path / "a run-again"
     assert (again / "best.safetensors").read_bytes() == (moved / "best.safetensors").read_bytes()
-    first, second = Run(moved).read_config(), Run(again).read_config()
+    first, second = RunFolder(moved).read_config(), RunFolder(again).read_config()
     assert first == second
 
 
@@ -560,7 +560,7 @@ def test_evaluate_decides_by_one_threshold_where_asked(trained: Path, data: Path
         assert found[cut]["protocol"] in text
     assert "present or absent by each class's own threshold" in found[""]["protocol"]
     assert "threshold" not in found[""]
-    own = Run(trained).read_thresholds()
+    own = RunFolder(trained).read_thresholds()
     assert {row["class"]: row["threshold"] for row in found[""]["per_class"]} == pytest.approx(own)
     assert "present or absent by one threshold of 0.75" in found["0.75"]["protocol"]
     assert found["0.75"]["threshold"] == 0.75
@@ -850,11 +850,11 @@ def test_errors_carry_markup_as_it_is(tmp_path: Path) -> None:
 def test_auto_says_what_it_picks_and_why_and_the_run_records_it(tmp_path: Path, data: Path) -> None:
     said = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY).stdout
     assert "Method: bce (" in said
-    config = Run.open(tmp_path / "run").read_config()
+    config = RunFolder.open(tmp_path / "run").read_config()
     assert config["method"] == "bce"
     asked = ["--tune", "all", "--epochs", "2"]
     run("train", data / "train.csv", data / "images", "--out", tmp_path / "all", *asked, *TINY)
-    whole = Run.open(tmp_path / "all").read_config()
+    whole = RunFolder.open(tmp_path / "all").read_config()
     assert whole["settings"]["ema"] == 0.998
     assert whole["linear_init"] == 80
     assert config["settings"]["epochs"] == 80
@@ -865,7 +865,7 @@ def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: 
     first = tmp_path / "first"
     begun = ["--method", "bn-bce", "--epochs", "2", "--out", first, *TINY]
     assert run("train", data / "train.csv", data / "images", *begun).exit_code == 0
-    labels = Run.open(first).read_labels()
+    labels = RunFolder.open(first).read_labels()
     image, name = labels.images[0], labels.classes[1]
     new = -int(labels.rows(np.array([0]))[0, 1]) or 1
     (tmp_path / "answers.csv").write_text(f"image,class,value,source,score\n{image},{name},{new},person,\n")
@@ -873,12 +873,12 @@ def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: 
     assert result.exit_code == 0, result.output
     counts = f"{int(new > 0)} present, {int(new < 0)} absent"
     assert f"Took 1 answer from {tmp_path / 'answers.csv'}: {counts}" in result.output.replace("\n", "")
-    after = Run.open(tmp_path / "first-next")
+    after = RunFolder.open(tmp_path / "first-next")
     assert after.read_labels().rows(np.array([0]))[0, 1] == new
     assert after.read_config()["begin_from"] == str(first)
-    assert after.read_split() == Run.open(first).read_split()
+    assert after.read_split() == RunFolder.open(first).read_split()
     # The first epoch starts where the first run ended, so its loss is below that run's first.
-    assert after.read_log()[0]["loss"] < Run.open(first).read_log()[0]["loss"]
+    assert after.read_log()[0]["loss"] < RunFolder.open(first).read_log()[0]["loss"]
     assert "means nothing with --continue" in refused("train", "--continue", first, "--lr", "0.1")
     assert "means nothing without --continue" in refused("train", "--answers", tmp_path / "answers.csv")
     # Answers of another make, and photos that have moved.
@@ -887,6 +887,6 @@ def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: 
     more = ["--answers", tmp_path / "theirs.csv", "--out", tmp_path / "third"]
     assert "add --minus-one absent" in refused("train", "--continue", first, *more)
     done("train", "--continue", first, tmp_path / "moved", *more, "--minus-one", "absent")
-    third = Run.open(tmp_path / "third")
+    third = RunFolder.open(tmp_path / "third")
     assert third.read_labels().rows(np.array([0]))[0, 1] == -1
     assert third.read_config()["images"] == str(tmp_path / "moved")

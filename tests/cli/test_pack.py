@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from halflabel.cli import app
 from halflabel.data.datasets.digits import write_folder
 from halflabel.data.pack.read import open_pack
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
 
@@ -73,7 +73,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(folder: Path) -> bytes:
-    return Run.open(folder).weights.read_bytes()
+    return RunFolder.open(folder).weights.read_bytes()
 
 
 def test_pack_says_what_it_wrote_and_what_comes_next(data: Path, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path
             worked[-1] = True
             return lambda done, total: None
 
-        found = score_run(Run.open(runs / "images" / "run"), out, bar)
+        found = score_run(RunFolder.open(runs / "images" / "run"), out, bar)
         assert found.paths[0] is not None
 
     score()

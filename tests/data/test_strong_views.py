@@ -19,7 +19,7 @@ from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import build
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.training.config import STRONG, Config, make_views
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--batch-size", "16"]
@@ -91,8 +91,8 @@ def test_a_run_remembers_them_and_caches_are_kept_apart(
     done(*train, "--out", usual)
     assert "others beside them" in done(*train, "--out", gentle, *GENTLE)
     assert "others beside them" not in done(*train, "--out", tmp_path / "again", *GENTLE)
-    assert [Run(gentle).read_config()[name] for name in STRONG] == [1, 3, 0.1]
-    assert [Run(usual).read_config()[name] for name in STRONG] == [2, 9, 0.5]
+    assert [RunFolder(gentle).read_config()[name] for name in STRONG] == [1, 3, 0.1]
+    assert [RunFolder(usual).read_config()[name] for name in STRONG] == [2, 9, 0.5]
     weights = {run: (run / "best.safetensors").read_bytes() for run in (usual, gentle, tmp_path / "again")}
     assert weights[gentle] == weights[tmp_path / "again"] != weights[usual]
     assert all(word in (gentle / "repro.sh").read_text() for word in ("--strong-ops 1", "--cutout 0.1"))
@@ -100,14 +100,14 @@ def test_a_run_remembers_them_and_caches_are_kept_apart(
     done("train", "--resume", gentle)
     assert (gentle / "best.safetensors").read_bytes() == weights[gentle]
     done("train", "--continue", gentle, "--out", tmp_path / "next")
-    assert [Run(tmp_path / "next").read_config()[name] for name in STRONG] == [1, 3, 0.1]
+    assert [RunFolder(tmp_path / "next").read_config()[name] for name in STRONG] == [1, 3, 0.1]
     assert CliRunner().invoke(app, ["train", "--resume", str(gentle), "--cutout", "0.3"]).exit_code == 2
     # A run of an earlier version knows nothing of them, and opens as it was.
     found = yaml.safe_load((usual / "config.yaml").read_text())
     for name in STRONG:
         found.pop(name)
     (usual / "config.yaml").write_text(yaml.safe_dump(found))
-    assert Config.from_dict(Run(usual).read_config()).views(32, build("tiny", size=32)) == Config().views(
+    assert Config.from_dict(RunFolder(usual).read_config()).views(32, build("tiny", size=32)) == Config().views(
         32, build("tiny", size=32)
     )
     done("train", "--resume", usual)

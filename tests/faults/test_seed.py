@@ -10,7 +10,7 @@ from halflabel.data.datasets.digits import scenes
 from halflabel.labels.drop import partial
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.training.config import Config
 from halflabel.training.loop import Settings
@@ -25,7 +25,7 @@ def test_a_methods_own_weights_are_the_seeds(tmp_path: Path, monkeypatch: pytest
     found = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)  # what other work leaves behind
-        run = Run(tmp_path / str(number))
+        run = RunFolder(tmp_path / str(number))
         train(table, made.images, replace(config, settings=replace(settings, seed=seed)), run)
         found.append(run.weights.read_bytes())
     assert found[0] == found[1] != found[2]

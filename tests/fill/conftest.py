@@ -12,7 +12,7 @@ from halflabel.data.datasets.digits import write_folder
 from halflabel.fill import Scores
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.training.config import Config
 from halflabel.training.loop import Settings
@@ -54,21 +54,21 @@ def digits(pictures: Path) -> LabelTable:
     return drop.partial(formats.read(pictures / "train.csv").table(), 0.5, seed=0)
 
 
-def train_run(folder: Path, pictures: Path, table: LabelTable, tune: str) -> Run:
+def train_run(folder: Path, pictures: Path, table: LabelTable, tune: str) -> RunFolder:
     settings = Settings(epochs=2, batch_size=16, lr=0.01, device="cpu")
     shape = {"backbone": "tiny", "size": 32, "held_out": 0.4, "images": str(pictures / "images")}
-    run = Run(folder)
+    run = RunFolder(folder)
     train(table, pictures / "images", Config(method="bn-bce", tune=tune, settings=settings, **shape), run)
     return run
 
 
 @pytest.fixture(scope="session")
-def frozen(pictures: Path, digits: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def frozen(pictures: Path, digits: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train_run(tmp_path_factory.mktemp("runs") / "frozen", pictures, digits, "head")
 
 
 @pytest.fixture(scope="session")
-def tuned(pictures: Path, digits: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def tuned(pictures: Path, digits: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train_run(tmp_path_factory.mktemp("runs") / "tuned", pictures, digits, "all")
 
 

@@ -15,7 +15,7 @@ from halflabel.fill import run as write
 from halflabel.labels import formats
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 
 
 def run(*words: str | Path) -> Result:
@@ -38,7 +38,7 @@ def refused(*words: str | Path) -> str:
 EASY = ("--precision", "0.6", "--confidence", "0.6", "--folds", "2")
 
 
-def test_fill_append_and_undo(frozen: Run, pictures: Path, digits: LabelTable, tmp_path: Path) -> None:
+def test_fill_append_and_undo(frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path) -> None:
     labels, out = tmp_path / "labels.csv", tmp_path / "filled.csv"
     formats.write(digits, labels)
     before = labels.read_text()
@@ -55,7 +55,7 @@ def test_fill_append_and_undo(frozen: Run, pictures: Path, digits: LabelTable, t
     assert labels.read_text() == before
 
 
-def test_a_whole_file_and_other_labels(frozen: Run, pictures: Path, digits: LabelTable, tmp_path: Path) -> None:
+def test_a_whole_file_and_other_labels(frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path) -> None:
     labels, whole = tmp_path / "labels.csv", tmp_path / "whole.parquet"
     formats.write(digits.subset(list(range(30))), labels)
     done("fill", frozen.folder, pictures / "images", "--labels", labels, "--out", whole, "--complete", *EASY)
@@ -96,7 +96,7 @@ def test_what_a_model_filled_before_is_no_evidence(
 
 
 def test_rows_of_rules_are_counted_by_whose_label_they_follow_from(
-    frozen: Run, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person's 0 in ten images and a model's in five others; all is told, and can be taken back."""
     image, column, value = digits.entries()
@@ -108,7 +108,7 @@ def test_rows_of_rules_are_counted_by_whose_label_they_follow_from(
     rows = rows.append(Rows.build(digits.images, digits.classes, np.arange(15), zero, zero + 1, who, None, names))
     rules, out = tmp_path / "rules.csv", tmp_path / "whole.csv"
     rules.write_text("0,implies,1\n")
-    monkeypatch.setattr(Run, "read_rows", lambda run: rows)
+    monkeypatch.setattr(RunFolder, "read_rows", lambda run: rows)
     monkeypatch.setattr(write, "score_run", lambda run, images, table, **more: scored(table))
     shown = done("fill", frozen.folder, pictures / "images", "--rules", rules, "--out", out, "--complete")
     assert "10 of the filled ones follow by the rules from what people said (source rule)" in shown
@@ -127,13 +127,13 @@ def scored(table: LabelTable) -> Scores:
 
 
 @pytest.mark.parametrize("name", ["f.labels", "f.json", "f", "f.csv.gz"])
-def test_only_names_that_say_what_is_written(frozen: Run, pictures: Path, tmp_path: Path, name: str) -> None:
+def test_only_names_that_say_what_is_written(frozen: RunFolder, pictures: Path, tmp_path: Path, name: str) -> None:
     answer = refused("fill", frozen.folder, pictures / "images", "--out", tmp_path / name)
     assert "end it in .csv or .parquet" in answer
     assert list(tmp_path.iterdir()) == []
 
 
-def test_faults(frozen: Run, pictures: Path, tmp_path: Path) -> None:
+def test_faults(frozen: RunFolder, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "there.csv"
     out.write_text("x")
     assert "--force" in refused("fill", frozen.folder, pictures / "images", "--out", out)
@@ -149,8 +149,8 @@ def test_faults(frozen: Run, pictures: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_a_run_that_was_interrupted_fills_nothing(frozen: Run, pictures: Path, tmp_path: Path) -> None:
-    begun = Run(shutil.copytree(frozen.folder, tmp_path / "run"))
+def test_a_run_that_was_interrupted_fills_nothing(frozen: RunFolder, pictures: Path, tmp_path: Path) -> None:
+    begun = RunFolder(shutil.copytree(frozen.folder, tmp_path / "run"))
     begun.weights.unlink()
     out = tmp_path / "filled.csv"
     assert "has no weights yet" in refused("fill", begun.folder, pictures / "images", "--out", out, *EASY)

@@ -14,7 +14,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.models.scoring import score
 from halflabel.runs import crossfit
 from halflabel.runs.crossfit import cross_fit, score_run
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.training.config import Config
 from halflabel.training.loop import Settings
 
@@ -74,14 +74,14 @@ def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(asked) == 3000
 
 
-def test_a_tuned_run_is_scored_in_one_go(tuned: Run, pictures: Path, digits: LabelTable) -> None:
+def test_a_tuned_run_is_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
     told: list[tuple[int, int]] = []
     found = score_run(tuned, pictures / "images", digits, progress=lambda *at: told.append(at))
     assert told == [(32, 60), (60, 60)]
     assert not np.isnan(found.logits).any()
 
 
-def test_a_damaged_split_is_said(tuned: Run, pictures: Path, digits: LabelTable) -> None:
+def test_a_damaged_split_is_said(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
     split = tuned / "split.parquet"
     before = split.read_bytes()
     split.write_text("garbage\n")

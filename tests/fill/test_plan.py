@@ -17,7 +17,7 @@ from halflabel.labels.provenance import tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import read_rules
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 
 _spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
 assert _spec is not None
@@ -200,7 +200,7 @@ def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
 
 
 def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
-    frozen: Run, pictures: Path, digits: LabelTable
+    frozen: RunFolder, pictures: Path, digits: LabelTable
 ) -> None:
     scores = score_run(frozen, pictures / "images", digits, folds=3)
     assert set(scores.part.tolist()) == {0, 1, 2}
@@ -216,13 +216,13 @@ def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
     assert not np.allclose(other.logits[~first], scores.logits[~first])
 
 
-def score_run_with_parts(run: Run, pictures: Path, table: LabelTable, part: np.ndarray) -> Scores:
+def score_run_with_parts(run: RunFolder, pictures: Path, table: LabelTable, part: np.ndarray) -> Scores:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("halflabel.runs.crossfit.assign", lambda *a, **k: part)
         return score_run(run, pictures / "images", table, folds=3)
 
 
-def test_a_tuned_run_is_judged_on_what_it_held_out(tuned: Run, pictures: Path, digits: LabelTable) -> None:
+def test_a_tuned_run_is_judged_on_what_it_held_out(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
     import pyarrow.parquet as pq
 
     scores = score_run(tuned, pictures / "images", digits)
@@ -234,7 +234,7 @@ def test_a_tuned_run_is_judged_on_what_it_held_out(tuned: Run, pictures: Path, d
     assert "overestimated" in refit.protocol
 
 
-def test_other_labels_join_those_of_the_run(frozen: Run, pictures: Path, digits: LabelTable) -> None:
+def test_other_labels_join_those_of_the_run(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
     some = Rows.from_table(digits.subset(np.arange(10)), "person")
     filling = fill_run(frozen, pictures / "images", labels=some, precision=0.6, confidence=0.6, folds=2)
     assert filling.asked.tolist() == list(range(10))
@@ -253,7 +253,7 @@ def test_other_labels_join_those_of_the_run(frozen: Run, pictures: Path, digits:
         fill_run(frozen, pictures / "images", labels=foreign)
 
 
-def test_a_retraction_in_other_labels_counts(frozen: Run, pictures: Path, digits: LabelTable) -> None:
+def test_a_retraction_in_other_labels_counts(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
     image, column, _ = digits.entries()
     taken = Rows.build(digits.images, digits.classes, image[:1], column[:1], np.zeros(1, np.int8), "person")
     filling = fill_run(frozen, pictures / "images", labels=taken, precision=0.6, confidence=0.6, folds=2)
@@ -261,7 +261,7 @@ def test_a_retraction_in_other_labels_counts(frozen: Run, pictures: Path, digits
 
 
 def test_what_follows_from_a_models_label_is_no_evidence_later(
-    frozen: Run, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model's 0 on one image, and people's on all others: by the rule 0 → 1 only the others' 1 is people's."""
     names = list(digits.classes)
@@ -278,7 +278,7 @@ def test_what_follows_from_a_models_label_is_no_evidence_later(
         digits.images, digits.classes, image, column, said[image, column], made, np.where(made, 0.75, np.nan),
         ("person", "model:an:runs/before"),
     )  # fmt: skip
-    monkeypatch.setattr(Run, "read_rows", lambda run: labels)
+    monkeypatch.setattr(RunFolder, "read_rows", lambda run: labels)
     monkeypatch.setattr("halflabel.fill.run.score_run", lambda run, images, table, **more: blind(table))
     filling = fill_run(frozen, pictures / "images", rules=path)
     tally = write_filled(filling, tmp_path / "whole.csv", base=labels)

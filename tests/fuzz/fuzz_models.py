@@ -24,7 +24,7 @@ def models(place: Path) -> Iterator[Reader]:
     from halflabel.labels.table import LabelTable
     from halflabel.models.backbones import build
     from halflabel.runs.export.hub import export_hub
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
     from halflabel.training.checkpoint import Checkpoint, save, save_tensors
     from halflabel.training.config import Config
@@ -32,7 +32,7 @@ def models(place: Path) -> Iterator[Reader]:
 
     made = load("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "digits.py").scenes(12, size=32)
     table = LabelTable.from_dense(made.labels[:, :3], made.names, CLASSES)
-    run = Run(place / "runs" / "run")
+    run = RunFolder(place / "runs" / "run")
     settings = Settings(epochs=1, batch_size=4, device="cpu")
     config = Config(backbone="tiny", size=32, held_out=0.4, settings=settings, images="photos")
     train(table, made.images, config, run)
@@ -78,9 +78,9 @@ def _onnx(run: Any) -> bytes:
 
 def read_run(folder: Path, rng: Rng) -> None:
     from halflabel.review.scores import score_run
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     if rng.random() < 0.6:
         read_model(folder, rng)
         return

@@ -19,7 +19,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import _csv as sheet
 from halflabel.labels.policy import Policy
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 
 DEEP = 200_000
 
@@ -67,9 +67,9 @@ def test_settings_that_repeat_themselves(tmp_path: Path) -> None:
     for text in ("\n".join(lines), "a: &a [*a]", "a: &a {b: *a}", "[" * 2000, "x: " * 2000, "a: " + "1" * 2_000_000):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(UserError):
-            Run.open(tmp_path).read_config()
+            RunFolder.open(tmp_path).read_config()
     (tmp_path / "config.yaml").write_text("method: bce\noptions: {a: [1, 2]}\n")
-    assert Run.open(tmp_path).read_config() == {"method": "bce", "options": {"a": [1, 2]}}
+    assert RunFolder.open(tmp_path).read_config() == {"method": "bce", "options": {"a": [1, 2]}}
 
 
 def test_an_interface_whose_entities_multiply(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_files_with_holes_are_not_taken_into_memory(tmp_path: Path) -> None:
     with pytest.raises(LabelError):
         formats.read(tmp_path / "formatted_train_images.npy", format="single-positive")
     with pytest.raises(UserError, match="is the most"):
-        Run.open(tmp_path).read_config()
+        RunFolder.open(tmp_path).read_config()
 
 
 def test_arrays_that_claim_more_than_they_have(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.models.backbones import build
 from halflabel.runs.exported_predictor import open_predictor
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.training.checkpoint import newest
 
 SOURCE = Path(halflabel.__file__).parent
@@ -82,7 +82,7 @@ def test_an_archive_with_another_pickle_inside(tmp_path: Path, mark: Path) -> No
 @pytest.mark.parametrize("form", ["bare", "archive", "old", "array"])
 def test_runs_checkpoints_and_exports_that_are_pickles(tmp_path: Path, mark: Path, form: str) -> None:
     data = pickles(mark)[form]
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     run.folder.mkdir()
     for name in ("best.safetensors", "labels.parquet", "calibration.json", "thresholds.json", "config.yaml"):
         (run / name).write_bytes(data)
@@ -134,7 +134,7 @@ def test_label_files_that_are_pickles(tmp_path: Path, mark: Path) -> None:
 def test_settings_that_name_code(tmp_path: Path, mark: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text.format(mark=mark))
     with pytest.raises(UserError, match="cannot be read"):
-        Run.open(tmp_path).read_config()
+        RunFolder.open(tmp_path).read_config()
 
 
 @cache

@@ -126,7 +126,7 @@ def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     """Images there are trained on, with one that cannot be read."""
     from halflabel.data.datasets.digits import write_folder
     from halflabel.report.run_facts import gather
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
     write_folder(tmp_path, 24)
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/ph\xff"))
@@ -152,11 +152,11 @@ def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "images could not be read" in result.stdout
-    run = Run.open(tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
     assert run.read_config()["images"] == str(odd)
     assert os.fsencode(odd) in (run / "repro.sh").read_bytes()
     assert os.fsencode(odd) in run.bad_images.read_bytes()
     assert gather(run).unreadable == 1
     # Arrow opens no files below such a folder: a run is not begun there.
     with pytest.raises(UserError, match="no UTF-8"):
-        Run.create(odd / "run")
+        RunFolder.create(odd / "run")

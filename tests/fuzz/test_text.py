@@ -24,7 +24,7 @@ from halflabel.labels.rules import read_rules
 from halflabel.methods.parts.label_graph import from_file
 from halflabel.review.questions import read_questions
 from halflabel.runs.export.about import About
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.system.files import check_fields
 from halflabel.training.config import Config
 
@@ -167,7 +167,7 @@ def test_what_an_export_says_of_itself(data: st.DataObject) -> None:
 @few
 @given(content=documents)
 def test_thresholds_and_calibration(place: Path, content: Any) -> None:
-    run = Run(place)
+    run = RunFolder(place)
     for name, read in (("thresholds.json", run.read_thresholds), ("calibration.json", run.read_calibration)):
         (place / name).write_text(json.dumps(content))
         with suppress(UserError):
@@ -179,10 +179,10 @@ def test_thresholds_and_calibration(place: Path, content: Any) -> None:
 def test_settings_as_text(place: Path, text: bytes) -> None:
     (place / "config.yaml").write_bytes(text)
     with suppress(UserError):
-        assert isinstance(Run.open(place).read_config(), dict)
+        assert isinstance(RunFolder.open(place).read_config(), dict)
     (place / "log.jsonl").write_bytes(text)
     with suppress(UserError):
-        assert all(isinstance(line, dict) for line in Run.open(place).read_log())
+        assert all(isinstance(line, dict) for line in RunFolder.open(place).read_log())
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.training.config import Config
@@ -46,7 +46,7 @@ def test_end_to_end_and_back(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     config = Config(
         method=name, options=OPTIONS[name], backbone="tiny", size=32, tune="all", held_out=0.25, settings=settings
     )
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     found = train(table, tmp_path, config, run)
     again = Predictor(run)
     head = again.model.head

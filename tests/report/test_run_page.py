@@ -36,7 +36,7 @@ from halflabel.report.run_page import MOST_BYTES, build_page, write_report
 from halflabel.report.svg import Series
 from halflabel.runs import model_card as training
 from halflabel.runs.evaluate import Evaluation, evaluate
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.system.html import Html, count, el, join, short
 from halflabel.system.rng import uniform
 
@@ -59,7 +59,7 @@ def random_run(
     positives_only: bool = False,
     held_out: bool = True,
     log: list[dict[str, Any]] | None = None,
-) -> Run:
+) -> RunFolder:
     """A run directory as training leaves it, of random labels and scores that know a little of them."""
     names = classes or ["cat", "dog", "cow"]
     u = uniform(3, np.arange(images)[:, None], np.arange(len(names)))
@@ -68,7 +68,7 @@ def random_run(
     if positives_only:
         known = np.maximum(known, 0)
     table = LabelTable.from_dense(known, [f"photo {i} {HOSTILE}.jpg" for i in range(images)], names)
-    run = Run.create(folder)
+    run = RunFolder.create(folder)
     config = {"method": "bce", "options": {}, "backbone": "tiny", "size": 32, "tune": "head", "images": "/secret/place"}
     run.start(table, {**config, "settings": {"epochs": 3, "lr": 0.1}})
     part = (np.arange(images) % 3 == 0).astype(np.int8) if held_out else np.zeros(images, np.int8)
@@ -486,9 +486,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
     folder, photos = trained
     done: list[tuple[int, int]] = []
-    text = build_page(Run.open(folder), images=photos, progress=lambda *how: done.append(how))
+    text = build_page(RunFolder.open(folder), images=photos, progress=lambda *how: done.append(how))
     page = check(text)
-    training = len(gather(Run.open(folder)).training)
+    training = len(gather(RunFolder.open(folder)).training)
     assert done[-1] == (training, training)
     told = f"{60 - training} held-out images, with the scores of the run, and {training} of {training} training images"
     assert told in page.text
@@ -503,11 +503,11 @@ def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
 def test_scan_limits_what_is_scored(trained: tuple[Path, Path]) -> None:
     folder, photos = trained
     done: list[tuple[int, int]] = []
-    page = check(build_page(Run.open(folder), images=photos, scan=5, progress=lambda *how: done.append(how)))
+    page = check(build_page(RunFolder.open(folder), images=photos, scan=5, progress=lambda *how: done.append(how)))
     assert done[-1] == (5, 5)
     assert re.search(r"and 5 of 4\d training images", page.text)
     done.clear()
-    page = check(build_page(Run.open(folder), images=photos, scan=0, progress=lambda *how: done.append(how)))
+    page = check(build_page(RunFolder.open(folder), images=photos, scan=0, progress=lambda *how: done.append(how)))
     assert done == []
     assert re.search(r"and 0 of 4\d training images", page.text)
 
@@ -567,7 +567,7 @@ def pages(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     place = tmp_path_factory.mktemp("pages")
     names = [HOSTILE, "</script>", "a class whose name is long" * 12] + [f"class {i}" for i in range(70)]
     return [
-        write_report(Run.open(folder), place / "photos.html", images=photos, scan=0).path,
+        write_report(RunFolder.open(folder), place / "photos.html", images=photos, scan=0).path,
         write_report(random_run(place / "many", classes=names), place / "many.html").path,
     ]
 

@@ -16,14 +16,14 @@ from halflabel.review.answers import Answers
 from halflabel.review.questions import choose
 from halflabel.review.scores import Scored, score_run
 from halflabel.review.session import Desk
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.training.config import Config
 
 N = 80
 
 
 class Project(NamedTuple):
-    run: Run
+    run: RunFolder
     images: Path
     truth: np.ndarray
 
@@ -46,7 +46,7 @@ def build(folder: Path) -> Project:
     for name, picture in zip(names, made.images, strict=True):
         Image.fromarray(picture.permute(1, 2, 0).numpy()).save(images / name)
     table = drop.apply("single-positive", LabelTable.from_dense(made.labels, names, CLASSES), seed=0)
-    run = Run(folder / "runs" / "first")
+    run = RunFolder(folder / "runs" / "first")
     run.start(table, Config(images=str(images)).as_dict())
     run.weights.write_bytes(b"no weights are needed where scores are kept")
     run.write_split(table.images.array, (np.arange(N) % 5 == 0).astype(np.int8))

@@ -23,7 +23,7 @@ from halflabel.review import scores as kept
 from halflabel.review.scores import cross_scores, score_run
 from halflabel.review.thumbnails import Maps, NoPicture, NothingSeen, Pictures
 from halflabel.runs import crossfit
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import _write_model
 from halflabel.training.config import Config
@@ -34,7 +34,7 @@ SIZE = 64
 
 def untrained(folder, config, table):
     """A run whose head was never trained: weights, settings and labels are all that scores need."""
-    run = Run(folder / "runs" / "first")
+    run = RunFolder(folder / "runs" / "first")
     run.start(table, config.as_dict())
     backbone = build(config.backbone, size=config.size)
     make = recipe(config.method).make(**config.options).head
@@ -107,7 +107,7 @@ def test_what_is_missing_is_said(small, tmp_path) -> None:
     run, images = small
     with pytest.raises(UserError, match="is no folder"):
         score_run(run, tmp_path / "none")
-    bare = Run(tmp_path / "bare")
+    bare = RunFolder(tmp_path / "bare")
     bare.start(run.read_labels(), run.read_config())
     with pytest.raises(UserError, match="has no weights yet"):
         score_run(bare, images)
@@ -160,7 +160,7 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     assert not np.allclose(found["cr"], found["pl"], atol=1e-3)
     # The views are those of the run's own training, not of another least crop.
     note = next((tmp_path / "cr").rglob("strong-0-*")) / "cache.json"
-    assert Predictor(Run(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
+    assert Predictor(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
 
 
 def test_names_that_are_no_text_are_kept(project) -> None:

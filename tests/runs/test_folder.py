@@ -19,7 +19,7 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 
 TABLE = LabelTable.from_dense(
     [[1, 0, -1], [0, 0, 0], [-1, 1, 0]], images=["b/1.jpg", "unlabelled", "ä"], classes=["z", "never used", "a,b"]
@@ -31,23 +31,23 @@ def names(folder: Path) -> set[str]:
 
 
 def test_creating_writes_nothing_until_the_start(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "deep" / "run")
+    run = RunFolder.create(tmp_path / "deep" / "run")
     assert not (tmp_path / "deep").exists()
     run.start(TABLE, {"method": "an", "options": {}})
     assert names(run.folder) == {"config.yaml", "labels.parquet", "data.hash"}
-    assert Run.open(run.folder).read_config() == {"method": "an", "options": {}}
+    assert RunFolder.open(run.folder).read_config() == {"method": "an", "options": {}}
 
 
 def test_a_folder_that_holds_a_run_is_refused_unless_forced(tmp_path: Path) -> None:
-    run = Run.create(tmp_path)
+    run = RunFolder.create(tmp_path)
     run.start(TABLE, {})
     with pytest.raises(UserError, match=r"already holds a run.*--resume.*--force"):
-        Run.create(tmp_path)
-    assert Run.create(tmp_path, force=True).folder == tmp_path
+        RunFolder.create(tmp_path)
+    assert RunFolder.create(tmp_path, force=True).folder == tmp_path
 
 
 def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.start(TABLE, {"old": 1})
     run.write_log([{"epoch": 1}])
     run.write_json("calibration.json", {"slope": 3})
@@ -69,29 +69,29 @@ def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
 def test_a_file_is_no_place_for_a_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is a file"):
-        Run.create(tmp_path / "file")
+        RunFolder.create(tmp_path / "file")
 
 
 def test_opening_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
-        Run.open(tmp_path)
+        RunFolder.open(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"- 1", b""], ids=["broken", "no text", "list", "empty"])
 def test_a_damaged_config_is_the_users_to_know(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content)
     with pytest.raises(UserError, match=r"config\.yaml"):
-        Run.open(tmp_path).read_config()
+        RunFolder.open(tmp_path).read_config()
 
 
 def test_labels_come_back_whole_with_unlabelled_images_and_unused_classes(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.write_labels(TABLE)
     assert run.read_labels() == TABLE
 
 
 def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     at = np.array([[2, 0], [0, 2], [0, 0], [0, 2], [0, 0]])
     value, source = np.array([1, 1, -1, -1, 1]), np.array([1, 0, 0, 1, 0])
     score = np.array([0.75, np.nan, np.nan, 0.5, np.nan])
@@ -113,7 +113,7 @@ def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels
 
 
 def test_labels_of_a_run_that_named_no_sources_still_open(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.write_labels(TABLE)
     pq.write_table(pq.read_table(run.labels).select(["image", "class", "value"]), run.labels)
     assert run.read_labels() == TABLE
@@ -121,7 +121,7 @@ def test_labels_of_a_run_that_named_no_sources_still_open(tmp_path: Path) -> Non
 
 
 def test_changed_labels_are_refused(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.write_labels(TABLE)
     digest = (tmp_path / "data.hash").read_text()
     other = LabelTable.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
@@ -133,7 +133,7 @@ def test_changed_labels_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_log_reads_back_and_its_csv_has_every_column(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     assert run.read_log() == []
     lines = [{"epoch": 1, "loss": 0.5, "mAP": math.nan}, {"epoch": 2, "loss": np.float32(0.25), "pseudo": 3.0}]
     run.write_log(lines)
@@ -146,7 +146,7 @@ def test_the_log_reads_back_and_its_csv_has_every_column(tmp_path: Path) -> None
 
 
 def test_json_holds_no_nan(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.write_json("metrics.json", {"mAP": math.nan, "n": np.int64(3), "list": np.array([1.0, math.inf])})
     text = (tmp_path / "metrics.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {"mAP": None, "n": 3, "list": [1.0, None]}
@@ -159,7 +159,7 @@ def test_json_holds_no_nan(tmp_path: Path) -> None:
 
 
 def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     scores = np.array([[0.1, 0.9], [math.nan, math.nan]], np.float32)
     run.write_predictions(["x", "y"], ["cat", "dög"], scores)
     found = pq.read_table(tmp_path / "predictions.parquet")
@@ -189,7 +189,7 @@ def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
     ids=["no table", "no part", "twice", "neither", "no name", "other types"],
 )
 def test_a_damaged_split_is_the_users_to_know(tmp_path: Path, content: Any) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     if isinstance(content, bytes):
         run.split.write_bytes(content)
     else:
@@ -200,7 +200,7 @@ def test_a_damaged_split_is_the_users_to_know(tmp_path: Path, content: Any) -> N
 
 
 def test_an_empty_split_has_no_images(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.write_split(pa.array([], pa.string()), np.zeros(0, np.int8))
     assert run.read_split() == {}
     assert run.parts(Names(["x"])).tolist() == [-1]
@@ -208,7 +208,7 @@ def test_an_empty_split_has_no_images(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics", "env", "made"])
 def test_what_should_be_an_object_is(tmp_path: Path, name: str) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     assert getattr(run, f"read_{name}")() == {}
     run.write_json(f"{name}.json", [1])
     with pytest.raises(UserError, match="is damaged"):
@@ -216,7 +216,7 @@ def test_what_should_be_an_object_is(tmp_path: Path, name: str) -> None:
 
 
 def test_paths_that_are_no_utf8_go_out_as_they_came_in(tmp_path: Path) -> None:
-    run, odd = Run(tmp_path), b"ph\xff".decode(errors="surrogateescape")
+    run, odd = RunFolder(tmp_path), b"ph\xff".decode(errors="surrogateescape")
     run.write_script(f"echo {odd}\n")
     assert (tmp_path / "repro.sh").read_bytes() == b"echo ph\xff\n"
     run.write_config({"images": odd})
@@ -224,7 +224,7 @@ def test_paths_that_are_no_utf8_go_out_as_they_came_in(tmp_path: Path) -> None:
 
 
 def test_a_run_says_when_it_was_made_and_keeps_that(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
     run.write_made()
     found = run.read_json("made.json")
@@ -239,7 +239,7 @@ def test_a_run_says_when_it_was_made_and_keeps_that(tmp_path: Path) -> None:
 def test_the_environment_names_versions(tmp_path: Path) -> None:
     import torch
 
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.write_env("cpu")
     found = run.read_json("env.json")
     assert found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]

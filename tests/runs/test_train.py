@@ -17,7 +17,7 @@ from halflabel.errors import UserError
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import build
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor, predict_files
 from halflabel.runs.train import train
 from halflabel.training.config import Config
@@ -78,7 +78,7 @@ def copied(first_run: Path, tmp_path: Path) -> Path:
 
 
 def go(out: Path, images: Path | torch.Tensor, config: Config = HEAD, table: LabelTable = TABLE, **more: Any) -> Any:
-    return train(table, images, config, Run(out), **more)
+    return train(table, images, config, RunFolder(out), **more)
 
 
 def weights(out: Path) -> bytes:
@@ -86,7 +86,7 @@ def weights(out: Path) -> bytes:
 
 
 def test_a_run_leaves_everything_behind(tmp_path: Path, folder: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     found = train(TABLE, folder, HEAD, run)
     assert found is not None
     assert {path.name for path in run.folder.iterdir()} == {
@@ -107,7 +107,7 @@ def test_a_run_leaves_everything_behind(tmp_path: Path, folder: Path) -> None:
 
 
 def test_the_run_read_back_says_what_training_said(tmp_path: Path, folder: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     found = train(TABLE, folder, HEAD, run)
     assert found is not None
     import pyarrow.parquet as pq
@@ -115,7 +115,7 @@ def test_the_run_read_back_says_what_training_said(tmp_path: Path, folder: Path)
     held_out = [image for image, part in zip(*pq.read_table(run / "split.parquet").to_pydict().values(), strict=True)
                 if part == "validation"]  # fmt: skip
     hidden = TABLE.subset(TABLE.images.index(held_out))
-    again = Predictor(Run.open(run.folder)).evaluate(hidden, folder)
+    again = Predictor(RunFolder.open(run.folder)).evaluate(hidden, folder)
     # Training saw features in half precision, prediction whole ones.
     assert again.overall["mAP"] == pytest.approx(found.overall["mAP"], abs=1e-3)
     kept = pq.read_table(run / "predictions.parquet").to_pydict()
@@ -138,7 +138,7 @@ def test_without_held_out_images_the_last_weights_are_kept(
     assert go(tmp_path / "run", images, config) is None
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert (tmp_path / "run" / "split.parquet").exists()
-    (row,) = predict_files(Predictor(Run.open(tmp_path / "run")), [folder / "00.png"], [], top=3)
+    (row,) = predict_files(Predictor(RunFolder.open(tmp_path / "run")), [folder / "00.png"], [], top=3)
     assert len(row.labels) == 3
 
 
@@ -230,7 +230,7 @@ def test_a_broken_off_run_ends_with_the_same_file_as_an_unbroken_one(
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "broken", folder, config, watch=stop())
     assert not (tmp_path / "broken" / "best.safetensors").exists()
-    run = Run.open(tmp_path / "broken")
+    run = RunFolder.open(tmp_path / "broken")
     again = Config.from_dict(run.read_config())
     watch = Break()
     train(run.read_labels(), folder, again, run, resume=True, watch=watch)
@@ -255,7 +255,7 @@ def test_a_run_that_broke_off_while_features_were_computed(tmp_path: Path, folde
 
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "a" / "run", folder, progress=stop)
-    run = Run.open(tmp_path / "a" / "run")
+    run = RunFolder.open(tmp_path / "a" / "run")
     train(run.read_labels(), folder, Config.from_dict(run.read_config()), run, resume=True)
     assert weights(tmp_path / "a" / "run") == weights(first_run)
 
@@ -286,9 +286,9 @@ def test_a_finished_run_resumed_stays_as_it_is(folder: Path, first_run: Path, co
 
 
 def test_a_new_start_in_an_old_folder_is_not_calibrated_by_the_old_run(folder: Path, copied: Path) -> None:
-    assert Predictor(Run(copied)).platt.known > 0
+    assert Predictor(RunFolder(copied)).platt.known > 0
     go(copied, folder, dataclasses.replace(HEAD, held_out=0.0))
-    assert Predictor(Run(copied)).platt.known == 0
+    assert Predictor(RunFolder(copied)).platt.known == 0
 
 
 def test_unreadable_images_are_reported_and_left_out(tmp_path: Path) -> None:
@@ -353,21 +353,21 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, folder: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     # A run that was trained on one serves here all the same.
     go(tmp_path / "run", folder)
-    Run(tmp_path / "run").write_config(config.as_dict())
-    assert len(predict_files(Predictor(Run(tmp_path / "run")), [folder], [])) == N
+    RunFolder(tmp_path / "run").write_config(config.as_dict())
+    assert len(predict_files(Predictor(RunFolder(tmp_path / "run")), [folder], [])) == N
 
 
 def test_positives_alone_are_judged_as_such(tmp_path: Path, folder: Path) -> None:
     config = dataclasses.replace(HEAD, method="an")
     go(tmp_path / "run", folder, config, POSITIVES)
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     assert all("assumed_mAP" in line and "mAP" not in line for line in run.read_log())
     assert set(run.read_json("thresholds.json").values()) == {0.5}
     assert "Nothing was known to be absent" in (run / "model_card.md").read_text()
 
 
 def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Path) -> None:
-    predictor = Predictor(Run(first_run))
+    predictor = Predictor(RunFolder(first_run))
     plain = predictor.evaluate(TABLE, folder)
     order = [2, 0, 1]
     labels = np.hstack([TABLE.dense()[:, order], np.ones((N, 1), np.int8)])
@@ -398,7 +398,7 @@ def test_labels_of_a_model_are_trained_on_but_judge_nothing(tmp_path: Path, fold
     assert said == [
         f"{made.sum()} of {TABLE.known} labels were made by a model: it trains on them, but judges by the others alone"
     ]
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     assert run.read_labels() == rows_of(made).resolve()
     held = np.flatnonzero(run.parts(TABLE.images))
     people = TABLE.keep(~made).subset(held).dense()
@@ -426,14 +426,14 @@ def test_a_run_on_labels_of_a_model_alone_ends_well(tmp_path: Path, folder: Path
     found = go(tmp_path / "run", folder, table=rows_of(np.ones(TABLE.known, bool)))
     assert np.isnan(found.overall["mAP"])
     assert all(row["present"] == row["absent"] == 0 for row in found.per_class)
-    Predictor(Run(tmp_path / "run"))
+    Predictor(RunFolder(tmp_path / "run"))
 
 
 def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> None:
-    run = Run(copied)
+    run = RunFolder(copied)
     before = predict_files(Predictor(run), [folder / "03.png"], [])
     run.labels.write_bytes(b"damaged")
-    predictor = Predictor(Run.open(copied))
+    predictor = Predictor(RunFolder.open(copied))
     assert predict_files(predictor, [folder / "03.png"], []) == before
     with pytest.raises(UserError, match="start a new run"):
         predictor.evaluate(TABLE, folder)
@@ -441,7 +441,7 @@ def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> Non
 
 @pytest.mark.parametrize(("top", "every"), [(0, False), (2, False), (10**30, False), (0, True)])
 def test_labels_of_scores_are_those_of_a_loop(first_run: Path, top: int, every: bool) -> None:
-    predictor = Predictor(Run(first_run))
+    predictor = Predictor(RunFolder(first_run))
     predictor.thresholds = torch.tensor([0.5, 0.25, 0.75])
     for values in ([0.25, 0.25, 0.5], [0.5, 0.125, 0.75], [0.0, 0.0, 0.0]):
         order = sorted(range(3), key=lambda c: -values[c])
@@ -454,7 +454,7 @@ def test_labels_of_scores_are_those_of_a_loop(first_run: Path, top: int, every: 
 
 
 def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, folder: Path, first_run: Path) -> None:
-    predictor = Predictor(Run(first_run))
+    predictor = Predictor(RunFolder(first_run))
     (tmp_path / "broken.png").write_bytes(b"not a picture")
     given = [folder / "03.png", Path("-"), tmp_path / "broken.png", folder / "03.png", tmp_path / "missing.png"]
     found = predict_files(predictor, given, [str(folder / "01.png"), "", str(folder / "02.png")], top=1)
@@ -481,12 +481,12 @@ def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, fold
         predict_files(predictor, [tmp_path / "empty"], [])
 
 
-def other_model(run: Run) -> None:
+def other_model(run: RunFolder) -> None:
     config = run.read_config()
     run.write_config({**config, "backbone": "efficientnet-lite0"})
 
 
-DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
+DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "unfinished": (lambda run: run.weights.unlink(), "has no weights yet.*train --resume"),
     "cut off": (lambda run: run.weights.write_bytes(run.weights.read_bytes()[:100]), "is damaged"),
     "no classes": (lambda run: save_plain(run.weights), "does not say its classes"),
@@ -504,15 +504,15 @@ def save_plain(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("harm", "says"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_run_says_what_is_wrong(copied: Path, harm: Callable[[Run], Any], says: str) -> None:
-    harm(Run(copied))
+def test_a_damaged_run_says_what_is_wrong(copied: Path, harm: Callable[[RunFolder], Any], says: str) -> None:
+    harm(RunFolder(copied))
     with pytest.raises(UserError, match=says):
-        Predictor(Run.open(copied))
+        Predictor(RunFolder.open(copied))
 
 
 def test_the_settings_survive_the_file(tmp_path: Path) -> None:
     config = dataclasses.replace(ALL, options={"alpha": 0.5, "flag": True}, weights="w.pth", linear_init=3)
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.write_config(config.as_dict())
     assert Config.from_dict(run.read_config()) == config
 
@@ -531,7 +531,7 @@ def test_guesses_are_compared_with_hidden_labels_in_the_log(tmp_path: Path, fold
     config = dataclasses.replace(
         HEAD, method="curriculum", options={"theta": 0.1, "relabel_at": "10,12"}, settings=longer
     )
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     train(known, folder, config, run, truth=shuffled)
     first, second = (line for line in run.read_log() if "tp_rate" in line)
     assert first["epoch"] == 9
@@ -540,7 +540,7 @@ def test_guesses_are_compared_with_hidden_labels_in_the_log(tmp_path: Path, fold
     assert (run.plots / "relabelling.png").exists()
     assert run.read_truth() == TABLE
     with pytest.raises(UserError, match="hidden labels have no class 'red'"):
-        train(known, folder, config, Run(tmp_path / "other"), truth=TABLE.subset(classes=np.array([1, 2])))
+        train(known, folder, config, RunFolder(tmp_path / "other"), truth=TABLE.subset(classes=np.array([1, 2])))
     assert not (tmp_path / "other" / "config.yaml").exists()
 
 

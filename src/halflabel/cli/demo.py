@@ -22,7 +22,7 @@ from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
 from halflabel.report.demo import draw_demo, draw_scenes
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system.files import replacing
@@ -73,7 +73,7 @@ def run_demo(
 
     def measure(known: str, table: LabelTable, method: str) -> Row:
         started = time.perf_counter()
-        run = Run.create(out / f"{known.replace(' ', '-').replace('%', 'percent')}-{method}", force=True)
+        run = RunFolder.create(out / f"{known.replace(' ', '-').replace('%', 'percent')}-{method}", force=True)
         recipe = recipes()[method]
         settings = Settings(epochs=20, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=seed)
         config = Config(method=method, size=SIZE, held_out=0, settings=settings)

@@ -80,9 +80,9 @@ def hub(
     """
     if private and push is None:
         raise UserError("--private means nothing without --push", "add --push user/name, or leave --private out")
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
-    opened = Run.open(run)
+    opened = RunFolder.open(run)
 
     from halflabel.runs.export.hub import FILES, export_hub
     from halflabel.runs.export.hub import push as upload

@@ -51,12 +51,12 @@ def figures(
     Example: halflabel figures runs/srcr photos/ --only maps --against runs/bce --out figures
     """
     from halflabel.papers.figures.draw import FIGURES, draw_figures
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
     names = FIGURES if only is None else tuple(name.strip() for name in only.split(",") if name.strip())
     if not names:
         raise UserError("--only names no figure", f"choose from {', '.join(FIGURES)}")
-    opened, other = Run.open(run), Run.open(against) if against is not None else None
+    opened, other = RunFolder.open(run), RunFolder.open(against) if against is not None else None
 
     from halflabel.cli.progress import Bar
 

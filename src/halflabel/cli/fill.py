@@ -80,9 +80,9 @@ def fill(
     from halflabel.cli.progress import Bar
     from halflabel.fill.ending import check_ending
     from halflabel.labels.formats._csv import existing
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
-    opened = Run.open(run)
+    opened = RunFolder.open(run)
     path = out or opened.filled
     check_ending(path)
     if path.exists() and not force:

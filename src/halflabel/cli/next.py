@@ -46,9 +46,9 @@ def next_questions(
     from halflabel.review.answers import answered
     from halflabel.review.questions import COLUMNS, choose, doubtful, write_questions
     from halflabel.review.scores import cross_scores, score_run
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
-    opened = Run.open(run)
+    opened = RunFolder.open(run)
     if out.exists() and first_line(out) != ",".join(COLUMNS):
         raise UserError(f"{out} is there already and holds no questions", "choose another --out")
     with Bar("scores") as bar:

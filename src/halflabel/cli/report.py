@@ -43,7 +43,7 @@ def report(
     from halflabel.cli.progress import Bar
     from halflabel.report.run_facts import is_comparison, is_study
     from halflabel.report.run_page import check_name, write_report
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
     if out is not None:
         check_name(out)
@@ -63,7 +63,7 @@ def report(
         return
 
     with Bar("scores") as bar:
-        made = write_report(Run.open(run), out, images=images, scan=scan, progress=bar)
+        made = write_report(RunFolder.open(run), out, images=images, scan=scan, progress=bar)
     console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
     if images is None:
         console.print(

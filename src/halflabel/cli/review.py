@@ -17,7 +17,7 @@ from halflabel.cli.terminal import console, counted
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
 
 @app.command()
@@ -47,9 +47,9 @@ def review(
 
     Example: halflabel review runs/first photos/ --questions questions.csv
     """
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
-    opened = Run.open(run)
+    opened = RunFolder.open(run)
     place = answers or opened / "answers.sqlite"
     if export is not None:
         _export(opened, place, export, with_labels, force)
@@ -69,7 +69,7 @@ def _login() -> str:
         return "someone"
 
 
-def _export(run: Run, place: Path, out: Path, with_labels: bool, force: bool) -> None:
+def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bool) -> None:
     from halflabel.labels import formats
     from halflabel.review.answers import Answers
 
@@ -103,7 +103,9 @@ def _export(run: Run, place: Path, out: Path, with_labels: bool, force: bool) ->
         console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
 
 
-def _serve(run: Run, images: Path, questions: Path | None, place: Path, who: str, host: str, port: int | None) -> None:
+def _serve(
+    run: RunFolder, images: Path, questions: Path | None, place: Path, who: str, host: str, port: int | None
+) -> None:
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
     from halflabel.methods.base import Recipe
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
     from halflabel.training.config import Config
 
 SCHEDULE, SPEED = "Optimisation", "Speed"
@@ -189,12 +189,12 @@ def train(
     Example: halflabel train labels.csv photos/ --method an --out runs/first
     """
     # Whatever can be refused without torch, which takes seconds to import, is refused before.
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
     if resume is not None:
         _check_alone(ctx, "--resume", {"resume", "images", "labels", "tensorboard"})
         moved = _images_alone(labels, images, "--resume")
-        run = Run.open(resume)
+        run = RunFolder.open(resume)
         from halflabel.training.config import Config
 
         config = Config.from_dict(run.read_config())
@@ -205,9 +205,9 @@ def train(
         stays = {"after", "answers", "images", "labels", "out", "force", "tensorboard"}
         _check_alone(ctx, "--continue", stays if answers is None else stays | READING_OPTIONS)
         moved = _images_alone(labels, images, "--continue")
-        before = Run.open(after)
+        before = RunFolder.open(after)
         place = out or after.with_name(f"{after.name}-next")
-        run = processes.on_first(lambda: Run.create(place, force=force))
+        run = processes.on_first(lambda: RunFolder.create(place, force=force))
         more = read(answers).rows if answers is not None else None
         from halflabel.training.config import Config
 
@@ -234,7 +234,7 @@ def train(
         raise UserError(f"{images} is no folder", "name the folder with the images")
     if method != "auto":
         check_method(method)
-    run = processes.on_first(lambda: Run.create(out or Path("runs") / method, force=force))
+    run = processes.on_first(lambda: RunFolder.create(out or Path("runs") / method, force=force))
     found: Import = read(labels)
     table = found.table()
     show_audit(found.audit, table)
@@ -305,7 +305,7 @@ def _run_training(
     labels: Rows,
     images: Path,
     config: Config,
-    run: Run,
+    run: RunFolder,
     tensorboard: bool,
     truth: LabelTable | None,
     *,
@@ -354,13 +354,13 @@ def _check_alone(ctx: typer.Context, way: str, stays: Set[str]) -> None:
         raise UserError(f"{ctx.args[0]} means nothing with {way}", "leave it out, or start a new run")
 
 
-def _how_to_go_on(run: Run) -> str:
+def _how_to_go_on(run: RunFolder) -> str:
     go_on = f"go on with:  halflabel train --resume {shlex.quote(str(run.folder))}"
     return go_on if run.begun else "nothing was written"
 
 
 @contextmanager
-def _lost_processes(run: Run) -> Iterator[None]:
+def _lost_processes(run: RunFolder) -> Iterator[None]:
     """Say how to go on when another process of the job is gone, or when memory does not do."""
     try:
         yield
@@ -380,7 +380,7 @@ def _lost_processes(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def _resumable(run: Run) -> Iterator[None]:
+def _resumable(run: RunFolder) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end training with one line on how to go on, and with the usual exit codes."""
     try:
         with interrupt.heeded(), _lost_processes(run):

@@ -18,18 +18,18 @@ from halflabel.labels.provenance import MODEL, decisive, tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules, read_rules
 from halflabel.runs.crossfit import score_run
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 
 __all__ = ["fill_run", "model_source", "write_filled"]
 
 
-def model_source(run: Run, method: str) -> str:
+def model_source(run: RunFolder, method: str) -> str:
     """What a row says of who filled it: model, method and run."""
     return f"{MODEL}{method}:{run.folder.as_posix()}"
 
 
 def fill_run(
-    run: Run,
+    run: RunFolder,
     images: Path,
     *,
     labels: Rows | None = None,

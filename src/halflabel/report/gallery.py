@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from halflabel.data.sources import Images
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
     from halflabel.runs.predictor import Predictor
 
 __all__ = [
@@ -162,7 +162,7 @@ def score_images(
 
 def galleries(
     facts: Facts,
-    run: Run,
+    run: RunFolder,
     folder: Path,
     *,
     scan: int,

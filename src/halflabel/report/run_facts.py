@@ -15,7 +15,7 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import tables
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.system.html import count, percent
 
 __all__ = ["Facts", "Measured", "gather", "is_comparison", "is_study"]
@@ -72,7 +72,7 @@ class Facts:
     finished: bool
 
 
-def gather(run: Run) -> Facts:
+def gather(run: RunFolder) -> Facts:
     """Read a run; one that is unfinished has labels, settings and the log so far."""
     table, judged = tables(run.read_rows())
     return Facts(
@@ -109,7 +109,7 @@ def _what(folder: Path) -> str | None:
     return what if isinstance(what, str) else None
 
 
-def _training(run: Run, table: LabelTable) -> NDArray[np.int64]:
+def _training(run: RunFolder, table: LabelTable) -> NDArray[np.int64]:
     if not run.split.exists():  # it is unfinished
         return np.arange(len(table))
     part = run.parts(table.images)
@@ -118,14 +118,14 @@ def _training(run: Run, table: LabelTable) -> NDArray[np.int64]:
     return np.flatnonzero(part == 0)
 
 
-def _numbers(run: Run, table: LabelTable, names: Names) -> NDArray[np.int64]:
+def _numbers(run: RunFolder, table: LabelTable, names: Names) -> NDArray[np.int64]:
     at = table.images.index(names.array)
     if (at < 0).any():
         raise UserError(f"{run.folder} holds images that its labels do not name", "train again")
     return at
 
 
-def _measured(run: Run, table: LabelTable) -> Measured:
+def _measured(run: RunFolder, table: LabelTable) -> Measured:
     names, classes, scores = run.read_predictions()
     if classes != list(table.classes):
         raise UserError(f"{run.predictions} is of other classes than the run's labels", "train again")

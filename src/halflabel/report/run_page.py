@@ -13,7 +13,7 @@ from halflabel.errors import UserError
 from halflabel.report import gallery, judged
 from halflabel.report import layout as sections
 from halflabel.report.run_facts import Facts, gather
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.system.files import replacing
 from halflabel.system.html import Html, el, short
 
@@ -71,7 +71,7 @@ class Report(NamedTuple):
 
 
 def write_report(
-    run: Run,
+    run: RunFolder,
     out: Path | None = None,
     *,
     images: Path | None = None,
@@ -101,7 +101,7 @@ def check_name(path: Path) -> None:
 
 
 def build_page(
-    run: Run,
+    run: RunFolder,
     *,
     images: Path | None = None,
     scan: int = SCAN,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.system.files import replacing
 from halflabel.system.rng import bits
 
@@ -53,7 +53,7 @@ class Scored:
     paths: list[str | None]  # relative to the folder
 
 
-def score_run(run: Run, folder: Path, progress: Callable[[], Progress] | None = None) -> Scored:
+def score_run(run: RunFolder, folder: Path, progress: Callable[[], Progress] | None = None) -> Scored:
     """Scores of a run for the images of its labels: from the file where weights and images are as they were, else new.
 
     Reading the file needs no torch; `progress` makes what is told (images done, of how many), where there is work.
@@ -73,7 +73,7 @@ def score_run(run: Run, folder: Path, progress: Callable[[], Progress] | None = 
 
 
 def cross_scores(
-    run: Run, folder: Path, folds: int = 3, progress: Progress | None = None
+    run: RunFolder, folder: Path, folds: int = 3, progress: Progress | None = None
 ) -> NDArray[np.float32] | None:
     """Scores (N, C) of each image by heads that never saw its labels: one head per fold, trained on the other folds.
 
@@ -99,7 +99,9 @@ def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
     return open_images(table.images, folder, predictor.views, dataclasses.replace(predictor.config, max_bad=1.0))
 
 
-def _features(run: Run, predictor: Predictor, source: Images, progress: Progress | None, *, train: bool) -> Features:
+def _features(
+    run: RunFolder, predictor: Predictor, source: Images, progress: Progress | None, *, train: bool
+) -> Features:
     from halflabel.models.backbones import Backbone
     from halflabel.runs.crossfit import run_features
 
@@ -109,7 +111,7 @@ def _features(run: Run, predictor: Predictor, source: Images, progress: Progress
 
 
 def _compute(
-    run: Run, table: LabelTable, folder: Path, progress: Progress | None
+    run: RunFolder, table: LabelTable, folder: Path, progress: Progress | None
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.data.decode import locate
     from halflabel.models.heads import Model
@@ -160,13 +162,13 @@ def _relative(path: Path | None, folder: Path) -> str | None:
     return None if path is None else path.relative_to(folder).as_posix()
 
 
-def _held_out(run: Run, table: LabelTable) -> NDArray[np.bool_]:
+def _held_out(run: RunFolder, table: LabelTable) -> NDArray[np.bool_]:
     if not (run / "split.parquet").exists():
         return np.zeros(len(table), bool)
     return np.asarray(run.parts(table.images) == 1)
 
 
-def _thresholds(run: Run, table: LabelTable) -> NDArray[np.float64]:
+def _thresholds(run: RunFolder, table: LabelTable) -> NDArray[np.float64]:
     if not (run / "thresholds.json").exists():
         return np.full(len(table.classes), 0.5)
     found = run.read_thresholds()
@@ -174,7 +176,7 @@ def _thresholds(run: Run, table: LabelTable) -> NDArray[np.float64]:
     return np.array([0.5 if cut is None else cut for cut in cuts])
 
 
-def _stamp(run: Run, folder: Path, paths: Sequence[str | None]) -> str:
+def _stamp(run: RunFolder, folder: Path, paths: Sequence[str | None]) -> str:
     """Changes with the weights, the calibration, the folder or any image: by size and time of change."""
     sha = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape"))
     # In a pack there is no file to look at but that with all checksums; in a folder it is missing, for good.
@@ -190,7 +192,7 @@ def _stamp(run: Run, folder: Path, paths: Sequence[str | None]) -> str:
 
 
 def _read(
-    run: Run, table: LabelTable, folder: Path
+    run: RunFolder, table: LabelTable, folder: Path
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]] | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -232,7 +234,7 @@ def _table(shape: tuple[int, int]) -> NDArray[np.float32]:
 
 
 def _write(
-    run: Run,
+    run: RunFolder,
     table: LabelTable,
     folder: Path,
     paths: list[str | None],

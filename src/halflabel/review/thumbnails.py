@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from halflabel.runs.predictor import Predictor
@@ -147,7 +147,7 @@ class Maps:
     """Where a run's model sees a class, as a transparent picture to lay over the photo; the model is loaded when first
     asked for."""
 
-    def __init__(self, run: Run, pictures: Pictures, limit: int = 16 << 20) -> None:
+    def __init__(self, run: RunFolder, pictures: Pictures, limit: int = 16 << 20) -> None:
         self.run = run
         self.pictures = pictures
         self.shelf = Shelf(limit)

@@ -24,7 +24,7 @@ from halflabel.models.backbones import Backbone, build
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import scratch
 from halflabel.training.config import Config
@@ -50,7 +50,7 @@ class Scores(NamedTuple):
 
 
 def score_run(
-    run: Run,
+    run: RunFolder,
     images: Path,
     table: LabelTable,
     *,
@@ -91,7 +91,7 @@ def score_run(
 
 
 def run_features(
-    run: Run,
+    run: RunFolder,
     config: Config,
     backbone: Backbone,
     source: Images,
@@ -160,7 +160,9 @@ def _train(source: Source, table: LabelTable, config: Config, channels: int) -> 
     return model
 
 
-def _held_out(run: Run, predictor: Predictor, images: Path, table: LabelTable, progress: Progress | None) -> Scores:
+def _held_out(
+    run: RunFolder, predictor: Predictor, images: Path, table: LabelTable, progress: Progress | None
+) -> Scores:
     # An image that the run never had was not trained on either.
     judges = run.parts(table.images) != 0
     if not judges.any():

@@ -19,7 +19,7 @@ from halflabel.methods.base import recipe
 from halflabel.models.backbones import LARGEST, SMALLEST, build
 from halflabel.models.heads import Model
 from halflabel.runs.export.about import About
-from halflabel.runs.folder import Run, model_kind
+from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed as processes
 from halflabel.system.files import check_fields, read_json
@@ -34,7 +34,7 @@ def open_predictor(path: str | Path) -> Predictor:
     kind = model_kind(path)
     if kind == "onnx":
         return OnnxPredictor(path)
-    return HubPredictor(path) if kind == "hub" else Predictor(Run.open(path))
+    return HubPredictor(path) if kind == "hub" else Predictor(RunFolder.open(path))
 
 
 class HubPredictor(Predictor):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
     from halflabel.metrics.calibration import Platt
 
-__all__ = ["Run", "model_kind"]
+__all__ = ["RunFolder", "model_kind"]
 
 _LARGEST_CONFIG = 1 << 20  # bytes
 _MOST_SETTINGS = 10_000
@@ -73,11 +73,11 @@ class _Place:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, run: Run, kind: type[Run] | None = None) -> Path:
+    def __get__(self, run: RunFolder, kind: type[RunFolder] | None = None) -> Path:
         return run.folder / self.name
 
 
-class Run:
+class RunFolder:
     """A folder with the settings, the log, the weights and the results of one training run.
 
     config.yaml     every setting, resolved                 log.jsonl, log.csv   one line per epoch
@@ -121,7 +121,7 @@ class Run:
         return (self / "calibration.json").exists()
 
     @classmethod
-    def create(cls, folder: str | Path, *, force: bool = False) -> Run:
+    def create(cls, folder: str | Path, *, force: bool = False) -> RunFolder:
         """A new run; a folder that already holds one is refused, unless it may be overwritten. Writes nothing yet."""
         run = cls(folder)
         if run.folder.exists() and not run.folder.is_dir():
@@ -170,7 +170,7 @@ class Run:
                 path.unlink(missing_ok=True)
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
+    def open(cls, folder: str | Path) -> RunFolder:
         """An existing run, or an error that says what is missing."""
         run = cls(folder)
         if not run.begun:
@@ -469,7 +469,7 @@ def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:
         return "onnx"
     if (path / "config.json").is_file() and not (path / "config.yaml").exists():
         return "hub"
-    Run.open(path).check_finished()
+    RunFolder.open(path).check_finished()
     return "run"
 
 

@@ -27,7 +27,7 @@ from halflabel.models.backbones import build
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
 from halflabel.runs.evaluate import Evaluation, evaluate
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.system import distributed as processes
 from halflabel.training.config import Config, device_of, open_images
 from halflabel.training.loop import Settings
@@ -46,9 +46,9 @@ class Prediction(NamedTuple):
 class Predictor:
     """A trained run, ready to score images."""
 
-    run: Run | None = None  # None for what was exported
+    run: RunFolder | None = None  # None for what was exported
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunFolder) -> None:
         """Load the weights, the class names, the thresholds and the calibration of a run."""
         from safetensors import SafetensorError, safe_open
 

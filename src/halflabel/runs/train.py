@@ -35,7 +35,7 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score
 from halflabel.runs.evaluate import Evaluation, Judge, evaluate
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed as processes
 from halflabel.training.checkpoint import newest, save_tensors
@@ -49,7 +49,7 @@ def train(
     labels: LabelTable | Rows,
     images: Path | Tensor,
     config: Config,
-    run: Run,
+    run: RunFolder,
     *,
     watch: Watch | None = None,
     init_watch: Watch | None = None,
@@ -90,7 +90,7 @@ def train(
     shares = (1 - config.held_out, config.held_out)
     part = assign(judged, shares, seed=config.settings.seed) if config.held_out else None
     if part is not None and config.begin_from is not None:
-        part = _keep_split(Run.open(config.begin_from), table.images, part)
+        part = _keep_split(RunFolder.open(config.begin_from), table.images, part)
     inside = np.arange(len(table)) if part is None else np.flatnonzero(part == 0)
     outside = np.arange(0) if part is None else np.flatnonzero(part == 1)
     known, hidden = table.subset(inside), judged.subset(outside)
@@ -109,7 +109,7 @@ def train(
 
     head = seeded(config.settings.seed, make_head)
     if config.begin_from is not None:
-        _start_from(Run.open(config.begin_from), Model(backbone, head), table.classes)
+        _start_from(RunFolder.open(config.begin_from), Model(backbone, head), table.classes)
     place = cache if cache is not None else run.folder.parent / "cache"
     settings = config.settings
     judge = Judge(torch.from_numpy(hidden.dense())) if len(outside) else None
@@ -187,7 +187,7 @@ def train(
     return processes.on_first(lambda: _finish(run, logits, hidden, log, config, known.stats().annotations, left_out))
 
 
-def _start_from(run: Run, model: Model, classes: Names) -> None:
+def _start_from(run: RunFolder, model: Model, classes: Names) -> None:
     """Put the weights of a finished run into a model for the same classes."""
     before = Predictor(run)
     if list(before.classes) != list(classes):
@@ -203,7 +203,7 @@ def _start_from(run: Run, model: Model, classes: Names) -> None:
         ) from None
 
 
-def _keep_split(run: Run, images: Names, part: NDArray[np.int8]) -> NDArray[np.int8]:
+def _keep_split(run: RunFolder, images: Names, part: NDArray[np.int8]) -> NDArray[np.int8]:
     """What a run trained on must not be held out from the next: its images stay where they were."""
     before = run.parts(images)
     return np.where(before < 0, part, before)
@@ -220,7 +220,7 @@ def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
 
 
 def _finish(
-    run: Run,
+    run: RunFolder,
     logits: Tensor,
     hidden: LabelTable,
     log: list[Epoch],
@@ -251,13 +251,13 @@ def _finish(
     return found
 
 
-def _write_model(run: Run, model: Model, classes: Names, config: Config, size: int) -> None:
+def _write_model(run: RunFolder, model: Model, classes: Names, config: Config, size: int) -> None:
     about = {"classes": list(classes), "method": config.method, "size": size}
     # One entry: safetensors writes several in any order, and equal models are to be equal files.
     save_tensors(model.state_dict(), run.weights, {"halflabel": json.dumps(about)})
 
 
-def _repro(run: Run, config: Config, images: str) -> str:
+def _repro(run: RunFolder, config: Config, images: str) -> str:
     """A shell script that trains the same again, from the labels that the run keeps; it may be called from anywhere."""
     given = {**config.as_dict(), **dataclasses.asdict(config.settings)}
     options, _, _ = given.pop("options"), given.pop("settings"), given.pop("images")
@@ -279,7 +279,7 @@ def _repro(run: Run, config: Config, images: str) -> str:
 class _LogWatch:
     """Writes the log after each epoch, then tells the other watch."""
 
-    def __init__(self, run: Run, other: Watch | None) -> None:
+    def __init__(self, run: RunFolder, other: Watch | None) -> None:
         self.run, self.other = run, other
         self.lines: list[Epoch] = []
 

@@ -21,7 +21,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
 from halflabel.papers.figures import analysis
 from halflabel.report.run_facts import gather
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.training.config import Config
@@ -51,11 +51,11 @@ def truth(folder: Path) -> LabelTable:
     return LabelTable.from_dense(table.dense(), list(table.images), CLASSES)
 
 
-def make(folder: Path, name: str, truth: LabelTable, *, hidden: bool = True, **more: Any) -> Run:
+def make(folder: Path, name: str, truth: LabelTable, *, hidden: bool = True, **more: Any) -> RunFolder:
     """A run of two epochs on labels of which a third is hidden."""
     settings = Settings(epochs=2, batch_size=16, lr=0.01, device="cpu")
     config = Config(**{"backbone": "tiny", "size": 32, "settings": settings, "held_out": 0.4, **more})
-    run = Run(folder / name)
+    run = RunFolder(folder / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda handle: None)
         known = drop.partial(truth, 0.66, seed=0)
@@ -64,13 +64,13 @@ def make(folder: Path, name: str, truth: LabelTable, *, hidden: bool = True, **m
 
 
 @pytest.fixture(scope="module")
-def imcl(folder: Path, truth: LabelTable) -> Run:
+def imcl(folder: Path, truth: LabelTable) -> RunFolder:
     """A run that can have every figure; read only."""
     return make(folder, "imcl", truth, method="imcl", options={"logistic_share": 0.5, "graph_rate": 5.0})
 
 
 @pytest.fixture(scope="module")
-def bce(folder: Path, truth: LabelTable) -> Run:
+def bce(folder: Path, truth: LabelTable) -> RunFolder:
     """A run of another size whose views are cropped; no truth, nothing held out; read only."""
     return make(folder, "bce", truth, method="bce", hidden=False, held_out=0.0, size=48, resize="crop", tune="all")
 
@@ -98,7 +98,9 @@ def check_pictures(out: Path) -> set[str]:
     return found
 
 
-def test_a_run_with_everything_has_every_figure(imcl: Run, folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+def test_a_run_with_everything_has_every_figure(
+    imcl: RunFolder, folder: Path, truth: LabelTable, tmp_path: Path
+) -> None:
     out = tmp_path / "new" / "figures"
     said = call(imcl.folder, folder / "images", "--out", out)
     names = {"densities", "histograms", "regimes", "landscape", "maps", "label_neighbours", "image_neighbours"}
@@ -140,7 +142,9 @@ def test_a_run_with_everything_has_every_figure(imcl: Run, folder: Path, truth: 
     assert all(float(pair["c"]) >= 0 and float(pair["c̄"]) >= 0 for pair in pairs)
 
 
-def test_maps_of_two_runs_side_by_side(imcl: Run, bce: Run, folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+def test_maps_of_two_runs_side_by_side(
+    imcl: RunFolder, bce: RunFolder, folder: Path, truth: LabelTable, tmp_path: Path
+) -> None:
     call(imcl.folder, folder / "images", "--out", tmp_path, "--only", "maps", "--against", bce.folder)
     assert check_pictures(tmp_path) == {"maps"}
     told = json.loads((tmp_path / "maps.json").read_text(encoding="utf-8"))["maps"]
@@ -157,7 +161,7 @@ def test_maps_of_two_runs_side_by_side(imcl: Run, bce: Run, folder: Path, truth:
         assert np.mean(entry["map"]) == pytest.approx(entry["logit"], abs=1e-4)
 
 
-def test_what_a_run_cannot_have_is_said(bce: Run, imcl: Run, folder: Path, tmp_path: Path) -> None:
+def test_what_a_run_cannot_have_is_said(bce: RunFolder, imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
     said = call(bce.folder, "--out", tmp_path / "a")
     assert "densities: skipped; no images were held out" in said
     assert "histograms: skipped; no images were held out, and those trained on are not there" in said
@@ -171,7 +175,7 @@ def test_what_a_run_cannot_have_is_said(bce: Run, imcl: Run, folder: Path, tmp_p
     assert {row["images"] for row in rows(tmp_path / "b" / "histograms.csv")} == {
         "20 training images, by their known labels"
     }
-    moved = Run(shutil.copytree(imcl.folder, tmp_path / "run"))
+    moved = RunFolder(shutil.copytree(imcl.folder, tmp_path / "run"))
     shutil.rmtree(moved.checkpoints)
     said = call(moved.folder, folder / "images", "--out", tmp_path / "c", "--only", "landscape,neighbours")
     assert said.count("skipped; what the method itself has learned lies in the run's checkpoints") == 3
@@ -195,7 +199,7 @@ def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelT
     assert check_pictures(tmp_path / "out") == {"densities"}
 
 
-def test_the_landscape_begins_where_training_ended(bce: Run, folder: Path, tmp_path: Path) -> None:
+def test_the_landscape_begins_where_training_ended(bce: RunFolder, folder: Path, tmp_path: Path) -> None:
     call(bce.folder, folder / "images", "--out", tmp_path, "--only", "landscape")
     found = json.loads((tmp_path / "landscape.json").read_text(encoding="utf-8"))
     assert found["x"] == [-1, 0, 1]
@@ -207,7 +211,7 @@ def test_the_landscape_begins_where_training_ended(bce: Run, folder: Path, tmp_p
     assert json.loads((tmp_path / "again" / "landscape.json").read_text(encoding="utf-8")) == found
 
 
-def test_wrong_requests_are_refused_with_a_fix(imcl: Run, bce: Run, folder: Path, tmp_path: Path) -> None:
+def test_wrong_requests_are_refused_with_a_fix(imcl: RunFolder, bce: RunFolder, folder: Path, tmp_path: Path) -> None:
     photos, out = folder / "images", ("--out", tmp_path / "out")
     for words, message, fix in (
         ((imcl.folder, *out, "--only", "densities,plots"), "no figure is called 'plots'", "densities, histograms"),

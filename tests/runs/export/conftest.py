@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.labels.table import LabelTable
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.training.config import Config
 from halflabel.training.loop import Settings
@@ -43,7 +43,7 @@ def table() -> LabelTable:
 
 
 @pytest.fixture(scope="session")
-def run(pictures: Path, table: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(pictures: Path, table: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A finished run with held-out measurements; read only."""
     settings = Settings(epochs=3, batch_size=8, lr=0.05, device="cpu")
     config = Config(
@@ -55,13 +55,13 @@ def run(pictures: Path, table: LabelTable, tmp_path_factory: pytest.TempPathFact
         settings=settings,
         images=str(pictures),
     )
-    made = Run(tmp_path_factory.mktemp("runs") / "run")
+    made = RunFolder(tmp_path_factory.mktemp("runs") / "run")
     train(table, pictures, config, made)
     return made
 
 
 @pytest.fixture(scope="session")
-def exported(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run as an ONNX file; read only."""
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     result = CliRunner().invoke(app, ["export", "onnx", str(run.folder), "--out", str(path)])

@@ -22,14 +22,14 @@ from halflabel.runs.export.about import About
 from halflabel.runs.export.hub import FILES, export_hub, push
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.exported_predictor import HubPredictor, OnnxPredictor, open_predictor
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor, predict_files
 from halflabel.runs.train import train
 from halflabel.training.config import Config
 
 
 @pytest.fixture(scope="module")
-def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported model, read only; written with every way to the network closed."""
     out = tmp_path_factory.mktemp("hub") / "model"
 
@@ -49,7 +49,7 @@ def copied(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "model"))
 
 
-def test_the_folder_holds_what_is_needed_and_no_more(run: Run, folder: Path) -> None:
+def test_the_folder_holds_what_is_needed_and_no_more(run: RunFolder, folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["classes"] == ["red", "green", "büé|x"]
@@ -62,7 +62,7 @@ def test_the_folder_holds_what_is_needed_and_no_more(run: Run, folder: Path) -> 
         assert Predictor(run).config.images.encode() not in path.read_bytes()
 
 
-def test_the_card_says_what_was_measured(run: Run, folder: Path) -> None:
+def test_the_card_says_what_was_measured(run: RunFolder, folder: Path) -> None:
     text = (folder / "README.md").read_text(encoding="utf-8")
     measured = run.read_json("metrics.json")
     (result,) = ModelCard(text).data.eval_results
@@ -79,9 +79,9 @@ def test_the_card_says_what_was_measured(run: Run, folder: Path) -> None:
     assert "More Information Needed" not in text
 
 
-def test_a_run_that_measured_nothing_says_so(pictures: Path, table: LabelTable, run: Run, tmp_path: Path) -> None:
+def test_a_run_that_measured_nothing_says_so(pictures: Path, table: LabelTable, run: RunFolder, tmp_path: Path) -> None:
     config: Config = dataclasses.replace(Predictor(run).config, held_out=0.0)
-    bare = Run(tmp_path / "bare")
+    bare = RunFolder(tmp_path / "bare")
     train(table, pictures, config, bare)
     text = (export_hub(bare, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
     assert "Nothing was measured" in text
@@ -90,7 +90,7 @@ def test_a_run_that_measured_nothing_says_so(pictures: Path, table: LabelTable, 
 
 
 def test_all_three_kinds_predict_the_same(
-    run: Run, folder: Path, exported: Path, pictures: Path, table: LabelTable, tmp_path: Path
+    run: RunFolder, folder: Path, exported: Path, pictures: Path, table: LabelTable, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
@@ -111,7 +111,7 @@ def test_all_three_kinds_predict_the_same(
         assert predictor.evaluate(table, pictures).overall == pytest.approx(wanted, abs=1e-4, nan_ok=True)
 
 
-def test_mirror_images_are_scored_where_the_run_scored_them(run: Run, copied: Path, pictures: Path) -> None:
+def test_mirror_images_are_scored_where_the_run_scored_them(run: RunFolder, copied: Path, pictures: Path) -> None:
     own, config = Predictor(run), copied / "config.json"
     plain = predict_files(open_predictor(copied), [pictures], [])
     own.config = dataclasses.replace(own.config, mirror=True)
@@ -125,7 +125,7 @@ def test_mirror_images_are_scored_where_the_run_scored_them(run: Run, copied: Pa
 
 
 def test_the_hub_folder_exports_to_onnx(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same model and the same About arrive at the writer; the writer itself is tested elsewhere."""
     seen: list[Any] = []
@@ -139,7 +139,7 @@ def test_the_hub_folder_exports_to_onnx(
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 
-def test_the_mean_it_was_trained_with_counts(run: Run, copied: Path) -> None:
+def test_the_mean_it_was_trained_with_counts(run: RunFolder, copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text(encoding="utf-8"))
     config["preprocess"]["mean"] = [0.1, 0.2, 0.3]
     (copied / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -192,7 +192,7 @@ def test_damaged_files_are_explained(copied: Path, tmp_path: Path) -> None:
         open_predictor(tmp_path)
 
 
-def test_nothing_is_overwritten_unasked(run: Run, copied: Path) -> None:
+def test_nothing_is_overwritten_unasked(run: RunFolder, copied: Path) -> None:
     with pytest.raises(UserError, match="--force"):
         export_hub(run, copied)
     (copied / "notes.txt").write_text("mine")
@@ -229,7 +229,7 @@ def test_push_sends_the_three_files(folder: Path) -> None:
     assert (sent["repo_id"], sent["folder_path"], sent["allow_patterns"]) == ("me/birds", folder, list(FILES))
 
 
-def test_push_explains_itself(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_push_explains_itself(run: RunFolder, folder: Path, tmp_path: Path) -> None:
     for name in ("birds", "/birds", "me/", "a/b/c"):
         with pytest.raises(UserError, match="user/name"):
             push(folder, name, api=FakeApi())
@@ -244,7 +244,7 @@ def test_push_explains_itself(run: Run, folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def secretive(pictures: Path, table: LabelTable, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def secretive(pictures: Path, table: LabelTable, run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run with label vectors from a file that began with the weights of another; read only."""
     place = tmp_path_factory.mktemp("a secret place")
     words = place / "glove.txt"
@@ -252,7 +252,7 @@ def secretive(pictures: Path, table: LabelTable, run: Run, tmp_path_factory: pyt
     config = dataclasses.replace(
         Predictor(run).config, method="gcn-ml", options={"vectors": str(words), "vector_size": 2}
     )
-    first, second = Run(place / "first"), Run(place / "second")
+    first, second = RunFolder(place / "first"), RunFolder(place / "second")
     train(table, pictures, config, first)
     train(table, pictures, dataclasses.replace(config, begin_from=str(first.folder)), second)
     words.unlink()  # whoever gets the model has not got the file either
@@ -260,7 +260,9 @@ def secretive(pictures: Path, table: LabelTable, run: Run, tmp_path_factory: pyt
 
 
 @pytest.mark.parametrize("kind", ["hub", "onnx"])
-def test_of_paths_the_last_part_alone_is_exported(secretive: Run, pictures: Path, tmp_path: Path, kind: str) -> None:
+def test_of_paths_the_last_part_alone_is_exported(
+    secretive: RunFolder, pictures: Path, tmp_path: Path, kind: str
+) -> None:
     out = tmp_path / ("model" if kind == "hub" else "model.onnx")
     result = CliRunner().invoke(app, ["export", kind, str(secretive.folder), "--out", str(out)])
     assert result.exit_code == 0, result.output

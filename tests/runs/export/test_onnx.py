@@ -33,7 +33,7 @@ from halflabel.models.recurrent_head import Recurrent
 from halflabel.runs.export.about import About
 from halflabel.runs.export.onnx import Parity, Served, export_onnx, need, probes, write_onnx
 from halflabel.runs.exported_predictor import OnnxPredictor, open_predictor
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.types import Output
 
@@ -61,7 +61,7 @@ def run_file(path: Path, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return logits, scores
 
 
-def test_the_file_says_all_a_user_needs(run: Run, exported: Path) -> None:
+def test_the_file_says_all_a_user_needs(run: RunFolder, exported: Path) -> None:
     proto = onnx.load(exported)
     said = {prop.key: json.loads(prop.value) for prop in proto.metadata_props}
     predictor = Predictor(run)
@@ -82,7 +82,7 @@ def test_the_file_says_all_a_user_needs(run: Run, exported: Path) -> None:
     ]
 
 
-def test_the_file_computes_what_the_run_computes(run: Run, exported: Path) -> None:
+def test_the_file_computes_what_the_run_computes(run: RunFolder, exported: Path) -> None:
     """From pixels to calibrated probabilities, by plain numpy around the file: what a user would write."""
     predictor = Predictor(run)
     for batch in (1, 2, 5):
@@ -147,7 +147,7 @@ def test_a_backbone_of_timm(tmp_path: Path) -> None:
 
 
 def test_a_file_that_computes_something_else_is_refused(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same graph with one bias moved: neither the new file nor a part of it may stay, and an old one must."""
     import halflabel.runs.export.onnx as module
@@ -175,7 +175,7 @@ def test_a_file_that_computes_something_else_is_refused(
     assert export_onnx(Predictor(run), path, tolerance=1e-3).logits == pytest.approx(3e-4, rel=0.2)
 
 
-def test_not_a_number_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_a_number_is_refused(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = Parity(float("nan"), 0.0, 8)
     monkeypatch.setattr("halflabel.runs.export.onnx._compare", lambda *given: nan)
     monkeypatch.setattr("halflabel.runs.export.onnx._translate", lambda *given: onnx.load_model_from_string(_EMPTY))
@@ -219,7 +219,7 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_faults_of_use(run: Run, exported: Path, tmp_path: Path) -> None:
+def test_faults_of_use(run: RunFolder, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\.onnx"):
         export_onnx(Predictor(run), tmp_path / "model.pt")
     with pytest.raises(UserError, match="an ONNX file already"):

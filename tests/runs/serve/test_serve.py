@@ -74,9 +74,9 @@ def test_labels_are_those_of_predict(client: TestClient, predictor: Predictor, p
 def test_every_kind_of_model_can_be_served(model: Path, photo: Path, tmp_path: Path) -> None:
     from halflabel.runs.export.hub import export_hub
     from halflabel.runs.export.onnx import export_onnx
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
-    export_hub(Run.open(model), tmp_path / "hub")
+    export_hub(RunFolder.open(model), tmp_path / "hub")
     export_onnx(open_predictor(model), tmp_path / "model.onnx")
     answers = []
     for path in (model, tmp_path / "hub", tmp_path / "model.onnx"):

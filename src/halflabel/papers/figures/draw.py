@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from halflabel.models.heads import Model
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
 
 __all__ = ["FIGURES", "Drawn", "draw_figures"]
 
@@ -51,12 +51,12 @@ class Drawn(NamedTuple):
 
 
 def draw_figures(
-    run: Run,
+    run: RunFolder,
     out: Path,
     *,
     photos: Path | None = None,
     only: Sequence[str] = FIGURES,
-    against: Run | None = None,
+    against: RunFolder | None = None,
     scan: int = 2000,
     progress: Progress | None = None,
 ) -> list[Drawn]:
@@ -101,7 +101,7 @@ class _Asked(NamedTuple):
 
     of: Material
     out: Path
-    against: Run | None
+    against: RunFolder | None
 
     def path(self, name: str) -> Path:
         return self.out / name
@@ -323,7 +323,7 @@ def _pick(asked: _Asked) -> list[tuple[int, int]]:
     return list(found.items())
 
 
-def _title(run: Run) -> str:
+def _title(run: RunFolder) -> str:
     return run.folder.resolve().name
 
 

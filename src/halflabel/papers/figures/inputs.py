@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
     from halflabel.methods.base import Method
     from halflabel.models.heads import Model
-    from halflabel.runs.folder import Run
+    from halflabel.runs.folder import RunFolder
     from halflabel.runs.predictor import Predictor
     from halflabel.types import Sweep
 
@@ -46,7 +46,7 @@ class Material:
     features, and no scores but those of held-out images.
     """
 
-    def __init__(self, run: Run, photos: Path | None, *, scan: int, progress: Progress | None = None) -> None:
+    def __init__(self, run: RunFolder, photos: Path | None, *, scan: int, progress: Progress | None = None) -> None:
         self.run, self.photos, self.scan, self.progress = run, photos, scan, progress
         self.facts = gather(run)
         self._sources: dict[int, Images] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halflabel.errors import UserError
-from halflabel.runs.folder import Run
+from halflabel.runs.folder import RunFolder
 from halflabel.system.files import replacing, write_json
 from halflabel.system.format import points
 from halflabel.system.html import decimal
@@ -24,7 +24,7 @@ FILES = ("model.safetensors", "config.json", "README.md")
 _SHOWN = 60  # classes in the card's table
 
 
-def export_hub(run: Run, folder: Path, *, force: bool = False) -> Path:
+def export_hub(run: RunFolder, folder: Path, *, force: bool = False) -> Path:
     """Write model.safetensors, config.json and README.md; nothing is sent anywhere."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file", "name a folder with --out")
@@ -46,7 +46,7 @@ def export_hub(run: Run, folder: Path, *, force: bool = False) -> Path:
     return folder
 
 
-def card(run: Run, about: About) -> str:
+def card(run: RunFolder, about: About) -> str:
     """The model card: front matter for the Hub, then what the run measured, and what it did not."""
     import yaml
 
@@ -115,7 +115,7 @@ def _front_matter(about: About, measured: Mapping[str, Any]) -> dict[str, Any]:
     return front
 
 
-def _per_class(run: Run) -> list[str]:
+def _per_class(run: RunFolder) -> list[str]:
     """The classes with their evidence, as a table."""
     if not (run / "per_label.csv").exists():
         return []
