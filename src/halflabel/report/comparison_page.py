@@ -24,10 +24,10 @@ from halflabel.report.layout import (
     signed,
     two,
 )
-from halflabel.report.run_page import Report, closing, contents, document, method_summary, trained_how, write_page
+from halflabel.report.run_page import Report, closing, contents, method_summary, trained_how, write_page
 from halflabel.report.svg import Series, figure
 from halflabel.system.format import points
-from halflabel.system.html import Html, count, el, join, percent, short
+from halflabel.system.html import Html, count, document, el, join, percent, short
 
 __all__ = ["build_comparison", "write_comparison"]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +12,15 @@ from halflabel.report import layout as sections
 from halflabel.report.run_facts import Facts, gather
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import replacing
-from halflabel.system.html import Html, el, short
+from halflabel.system.html import PAGE_SIZE, Html, document, el, short
 
 __all__ = [
     "MOST_BYTES",
-    "SIZE",
     "Report",
     "build_page",
     "check_name",
     "closing",
     "contents",
-    "document",
     "glossary",
     "method_summary",
     "trained_how",
@@ -35,7 +30,6 @@ __all__ = [
 
 MOST_BYTES = 3_000_000  # the most a page takes, whatever the run: every part of it has a limit
 SCAN = 20_000  # training images that are scored for the galleries, unless told otherwise
-SIZE = Html("\u0000size\u0000")
 _TITLES = {
     "labels": "Known",
     "learning": "Learning",
@@ -142,29 +136,6 @@ def _whole(facts: Facts, parts: list[Html]) -> str:
     return document(title, [top, contents(_TITLES, parts), el("main", *parts), _footer(facts)])
 
 
-def document(title: str, body: Sequence[Html], *, script: bool = True, forms: str = "'none'") -> str:
-    """A page as text, with the style of all our pages and a policy that allows nothing but what is on it.
-
-    `SIZE`, wherever it stands in the body, becomes the size of the page.
-    """
-    style, code = _asset("page.css"), _asset("page.js")
-    policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
-    policy += f"script-src {_digest(code)}; " if script else ""
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=f"{policy}base-uri 'none'; form-action {forms}"),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("meta", name="referrer", content="no-referrer"),
-        el("title", f"{title} · halflabel"),
-        el("style", Html(style)),
-    )
-    whole = el("body", *body, el("script", Html(code)) if script else None)
-    page = "<!DOCTYPE html>\n" + el("html", head, whole, lang="en") + "\n"
-    return page.replace(SIZE, f"{len(page.encode()) / 1000:.0f} kB")
-
-
 def _subtitle(facts: Facts) -> str:
     config = facts.config
     how = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
@@ -195,7 +166,7 @@ def trained_how(config: Mapping[str, Any]) -> str:
 def closing(config: dict[str, Any], done: str, words: Sequence[str]) -> Html:
     """The end of the page of several runs: the words on it, the settings, and by which version all was done."""
     version = config.get("halflabel", "?")
-    said = el("p", f"Made by halflabel; {done} by version {version}. This file: ", SIZE, ".")
+    said = el("p", f"Made by halflabel; {done} by version {version}. This file: ", PAGE_SIZE, ".")
     return el("footer", glossary(words), sections.details(config, {"halflabel": version}), said)
 
 
@@ -226,14 +197,5 @@ def _footer(facts: Facts) -> Html:
     if facts.measured is not None and facts.measured.protocol:
         lines.append(el("p", f"Protocol: {facts.measured.protocol}."))
     version = facts.env.get("halflabel", "?")
-    lines.append(el("p", f"Made by halflabel; the run was trained by version {version}. This file: ", SIZE, "."))
+    lines.append(el("p", f"Made by halflabel; the run was trained by version {version}. This file: ", PAGE_SIZE, "."))
     return el("footer", glossary(tuple(_WORDS)), sections.details(facts.config, facts.env), *lines)
-
-
-def _asset(name: str) -> str:
-    return files("halflabel.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    """What the page's policy knows its own style and script by; anything else is not run."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -12,11 +12,11 @@ from halflabel.experiments.result import Interval
 from halflabel.experiments.study import Gap, Growth, Point, Study
 from halflabel.report import svg as charts
 from halflabel.report.layout import cards, cell, missing, scrolled, section, seed_spread, signed, two
-from halflabel.report.run_page import Report, closing, contents, document, method_summary, trained_how, write_page
+from halflabel.report.run_page import Report, closing, contents, method_summary, trained_how, write_page
 from halflabel.report.study_facts import ToldStudy, read_study
 from halflabel.report.svg import Series, figure
 from halflabel.system.format import points
-from halflabel.system.html import Html, count, el, short
+from halflabel.system.html import Html, count, document, el, short
 
 __all__ = ["build_study", "write_study"]
 

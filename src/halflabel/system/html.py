@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
 
 import numpy as np
 
-__all__ = ["Html", "count", "decimal", "el", "join", "percent", "score", "short"]
+__all__ = ["PAGE_SIZE", "Html", "count", "decimal", "document", "el", "join", "percent", "score", "short"]
 
 _VOID = {"br", "hr", "img", "input", "meta"}
 # Control characters are no HTML text. Those that turn the direction of writing round could dress up a name as another.
@@ -21,6 +24,9 @@ class Html(str):
     """Markup that is safe to put on a page. Only `el` and `join` make it from other text."""
 
     __slots__ = ()
+
+
+PAGE_SIZE = Html("\u0000size\u0000")  # `document` replaces it by the size of the page
 
 
 def el(name: str, /, *children: object, **attributes: object) -> Html:
@@ -41,6 +47,30 @@ def el(name: str, /, *children: object, **attributes: object) -> Html:
     if name not in _VOID:
         parts += [join(children), f"</{name}>"]
     return Html("".join(parts))
+
+
+def document(title: str, body: Sequence[Html], *, script: bool = True, forms: str = "'none'") -> str:
+    """Return a complete page with our style sheet and a security policy that forbids everything from elsewhere.
+
+    `script` adds the script that sorts tables; `forms` says where forms may be sent. The placeholder `PAGE_SIZE` in the
+    body becomes the size of the page.
+    """
+    style, code = _read_asset("page.css"), _read_asset("page.js")
+    policy = f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; "
+    policy += f"script-src {_csp_hash(code)}; " if script else ""
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=f"{policy}base-uri 'none'; form-action {forms}"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("meta", name="referrer", content="no-referrer"),
+        el("title", f"{title} · halflabel"),
+        el("style", Html(style)),
+    )
+    whole = el("body", *body, el("script", Html(code)) if script else None)
+    page = "<!DOCTYPE html>\n" + el("html", head, whole, lang="en") + "\n"
+    return page.replace(PAGE_SIZE, f"{len(page.encode()) / 1000:.0f} kB")
 
 
 def join(children: Iterable[object]) -> Html:
@@ -86,3 +116,12 @@ def percent(part: float, whole: float) -> str:
 
 def _escape(value: object) -> str:
     return html.escape(_UNSEEN.sub("\ufffd", str(value)), quote=True)
+
+
+def _read_asset(name: str) -> str:
+    return files("halflabel.system").joinpath(name).read_text(encoding="utf-8")
+
+
+def _csp_hash(text: str) -> str:
+    """Return the hash by which the page's security policy allows an inline style or script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halflabel import __version__
-from halflabel.report.run_page import document
 from halflabel.runs.serve.limits import Limits
-from halflabel.system.html import Html, count, decimal, el, join, score, short
+from halflabel.system.html import Html, count, decimal, document, el, join, score, short
 
 __all__ = ["docs_page"]
 
