@@ -12,7 +12,7 @@ import pytest
 from halflabel.errors import UserError
 from halflabel.experiments import compare as loop
 from halflabel.experiments.bench import Trained
-from halflabel.experiments.grid import Contender, Grid, Hiding, Outcome, Task
+from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 from halflabel.training.config import Config
@@ -28,21 +28,21 @@ class FakeBench:
         self.order: list[tuple[str, int]] = []
 
     def train(self, task: Task, **_: Any) -> Trained:
-        took = self.seconds[task.contender.name]
+        took = self.seconds[task.candidate.name]
         self.now += took
-        self.order.append((task.contender.name, task.seed))
+        self.order.append((task.candidate.name, task.seed))
         return Trained(Outcome(select=0.5, wall=took), np.zeros((3, 10), np.float32))
 
 
 def test_the_budget_starts_no_run_that_would_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = FakeBench({"bce": 10.0, "em": 50.0, "asl": 10.0})
     monkeypatch.setattr(loop.time, "monotonic", lambda: bench.now)
-    grid = Grid(tuple(map(Contender.parse, bench.seconds)), (Hiding(),), 3, "none")
+    grid = Grid(tuple(map(Candidate.parse, bench.seconds)), (LabelMask(),), 3, "none")
     store = Store(tmp_path)
     _, left = loop.run_grid(grid, bench, store, None, deadline=100.0)
     # 70 s for the first round, 80 s with bce's second seed; em's would end at 130 s.
     assert bench.order == [("bce", 0), ("em", 0), ("asl", 0), ("bce", 1)]
-    assert [(task.contender.name, task.seed) for task in left] == [
+    assert [(task.candidate.name, task.seed) for task in left] == [
         ("em", 1), ("asl", 1), ("bce", 2), ("em", 2), ("asl", 2),
     ]  # fmt: skip
     assert [tuple(part) for part in loop._left_out(left)] == [
@@ -141,6 +141,6 @@ def test_time_left_is_told(tmp_path: Path) -> None:
         def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
             pass
 
-    grid = Grid(tuple(map(Contender.parse, bench.seconds)), (Hiding(),), 2, "none")
+    grid = Grid(tuple(map(Candidate.parse, bench.seconds)), (LabelMask(),), 2, "none")
     loop.run_grid(grid, bench, Store(tmp_path), Watch(), None)
     assert told == [(1, 4, None), (2, 4, 30.0), (3, 4, 60.0), (4, 4, 50.0)]

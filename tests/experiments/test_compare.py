@@ -19,7 +19,7 @@ from halflabel.data.datasets.digits import scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.experiments import Comparison
 from halflabel.experiments.bench import Bench, Trained
-from halflabel.experiments.grid import Contender, Hiding, Task
+from halflabel.experiments.grid import Candidate, LabelMask, Task
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 from halflabel.methods import base as methods
@@ -91,7 +91,7 @@ def same(first: Comparison, second: Comparison) -> bool:
 
 def test_the_grid_is_complete_and_written(go: Any, tmp_path: Path, trained: list[Task], with_pictures: None) -> None:
     found = go(shares=[0.5, 1])
-    cells = Counter((task.contender.name, task.hiding.name, task.seed) for task in trained)
+    cells = Counter((task.candidate.name, task.label_mask.name, task.seed) for task in trained)
     assert cells == Counter((m, h, s) for m in ("bn-bce", "em") for h in ("50 %", "all") for s in (0, 1))
     assert {(row.labels, row.method, row.seeds) for row in found.rows} == {
         (labels, name, 2) for labels in ("50 %", "all") for name in ("bn-bce", "em")
@@ -120,9 +120,9 @@ def test_the_numbers_are_those_of_the_scores_that_are_kept(go: Any, digits: Any,
     part = parts_of(tmp_path / "out")
     test = digits.table.subset(np.flatnonzero([part[name] == "test" for name in digits.table.images]))
     assert 0.15 * len(digits.table) < len(test) < 0.25 * len(digits.table)
-    contender = Contender.parse("em")
+    candidate = Candidate.parse("em")
     for seed, value in enumerate(found.rows[0].per_seed):
-        logits = store.logits(Task(contender, Hiding(), seed, contender.lr, ()))
+        logits = store.logits(Task(candidate, LabelMask(), seed, candidate.lr, ()))
         assert logits.dtype == np.float32
         assert metrics.mean_average_precision(logits, test.dense()) == pytest.approx(value, abs=1e-12)
 
@@ -259,7 +259,7 @@ def test_what_fails_is_reported_and_the_rest_goes_on(go: Any, trained: list[Task
     # What failed is tried again next time, what cannot work is not tried at all.
     trained.clear()
     again = go(names=["breaks", "em", "not-finite", "bce"], shares=[1], protocols=["single-positive"], seeds=1)
-    assert {task.contender.name for task in trained} == {"breaks", "not-finite"}
+    assert {task.candidate.name for task in trained} == {"breaks", "not-finite"}
     assert same(found, again)
 
 

@@ -12,18 +12,18 @@ import torch
 
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
-from halflabel.experiments.grid import Contender, Grid, Hiding, Outcome, Task, parse_budget
+from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task, parse_budget
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.heads import Model
 from halflabel.training.loop import Settings, fit
 
-ALL, TENTH = Hiding(), Hiding.share(0.1)
+ALL, TENTH = LabelMask(), LabelMask.share(0.1)
 
 
-def grid(*names: str, seeds: int = 3, search: str = "small", hidings: tuple[Hiding, ...] = (ALL,)) -> Grid:
-    return Grid(tuple(map(Contender.parse, names)), hidings, seeds, search)  # type: ignore[arg-type]
+def grid(*names: str, seeds: int = 3, search: str = "small", label_masks: tuple[LabelMask, ...] = (ALL,)) -> Grid:
+    return Grid(tuple(map(Candidate.parse, names)), label_masks, seeds, search)  # type: ignore[arg-type]
 
 
 def walk(grid: Grid, quality: Callable[[Task], float] = lambda task: 0.5) -> tuple[list[Task], Mapping[Task, Outcome]]:
@@ -39,7 +39,7 @@ def walk(grid: Grid, quality: Callable[[Task], float] = lambda task: 0.5) -> tup
 
 
 def test_every_method_has_one_seed_before_any_gets_a_second() -> None:
-    asked = grid("bce", "em", "asl", hidings=(TENTH, ALL))
+    asked = grid("bce", "em", "asl", label_masks=(TENTH, ALL))
     order, found = walk(asked)
     assert len(order) == asked.total == len({task.key for task in order})
     pairs = {task.pair for task in order}
@@ -49,16 +49,16 @@ def test_every_method_has_one_seed_before_any_gets_a_second() -> None:
         assert {task.pair for task in order[:first] if task.seed == seed - 1} == pairs
         assert all(task.seed >= seed for task in order[first:])
     # The very first round is every method as it comes.
-    assert [(task.lr, task.options) for task in order[:6]] == [(task.contender.lr, ()) for task in order[:6]]
+    assert [(task.lr, task.options) for task in order[:6]] == [(task.candidate.lr, ()) for task in order[:6]]
     assert {task.pair for task in order[:6]} == pairs
     assert all(asked.cell(c, h, seed, found) in found for c, h in asked.pairs for seed in range(3))
 
 
 def test_without_search_there_is_one_run_per_cell() -> None:
-    asked = grid("bce", "em", seeds=2, search="none", hidings=(TENTH, ALL))
+    asked = grid("bce", "em", seeds=2, search="none", label_masks=(TENTH, ALL))
     order, _ = walk(asked)
     assert len(order) == asked.total == 2 * 2 * 2
-    assert {task.lr for task in order if task.contender.method == "em"} == {recipe("em").lr}
+    assert {task.lr for task in order if task.candidate.method == "em"} == {recipe("em").lr}
 
 
 def test_the_search_takes_the_best_rate_then_the_best_option_and_keeps_both() -> None:
@@ -112,7 +112,7 @@ def test_an_option_that_was_given_is_not_searched() -> None:
     ],
 )
 def test_values_to_try_fit_the_options_given(text: str, name: str, values: tuple[float, ...]) -> None:
-    assert Contender.parse(text).trials() == (name, values)
+    assert Candidate.parse(text).trials() == (name, values)
 
 
 IDLE = [
@@ -160,17 +160,17 @@ def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
 
 
 def test_unfit_pairs_have_no_tasks() -> None:
-    asked = grid("bce", "em", search="none", seeds=1, hidings=(TENTH, ALL))
-    bce, _ = asked.contenders
-    fewer = Grid(asked.contenders, asked.hidings, 1, "none", frozenset({(bce, TENTH)}))
+    asked = grid("bce", "em", search="none", seeds=1, label_masks=(TENTH, ALL))
+    bce, _ = asked.candidates
+    fewer = Grid(asked.candidates, asked.label_masks, 1, "none", frozenset({(bce, TENTH)}))
     order, _ = walk(fewer)
     assert {task.pair for task in order} == {task.pair for task in walk(asked)[0]} - {(bce, TENTH)}
     assert fewer.total == 3
 
 
 def test_keys_are_safe_file_names_and_differ() -> None:
-    hiding = Hiding.parse("per-class:positives=20:negatives=30")
-    order, _ = walk(grid("em", "em:alpha=0.3", hidings=(TENTH, hiding)))
+    label_mask = LabelMask.parse("per-class:positives=20:negatives=30")
+    order, _ = walk(grid("em", "em:alpha=0.3", label_masks=(TENTH, label_mask)))
     assert all(set(task.key) <= set("abcdefghijklmnopqrstuvwxyz0123456789.=+-_") for task in order)
     assert len({task.key for task in order}) == len(order)
 
@@ -178,29 +178,29 @@ def test_keys_are_safe_file_names_and_differ() -> None:
 def test_hiding_is_what_drop_does() -> None:
     table = LabelTable.from_dense([[1, -1, 1, -1, 1], [1, 1, -1, -1, 1], [-1, 1, 1, 1, 0]])
     assert ALL.apply(table, 3) == table
-    assert Hiding.share(1.0) == ALL
-    assert Hiding.share(0.4).apply(table, 3) == drop.partial(table, 0.4, seed=3)
-    assert Hiding.parse("positives:number=2:keep-negatives=yes").apply(table, 1) == drop.positives(
+    assert LabelMask.share(1.0) == ALL
+    assert LabelMask.share(0.4).apply(table, 3) == drop.partial(table, 0.4, seed=3)
+    assert LabelMask.parse("positives:number=2:keep-negatives=yes").apply(table, 1) == drop.positives(
         table, number=2, keep_negatives=True, seed=1
     )
-    assert Hiding.parse("single-positive").apply(table, 1) == drop.single_positive(table, seed=1)
+    assert LabelMask.parse("single-positive").apply(table, 1) == drop.single_positive(table, seed=1)
 
 
 @pytest.mark.parametrize(
     ("parse", "text", "says"),
     [
-        (Contender.parse, "bcee", "did you mean bce"),
-        (Contender.parse, "em:beta=1", "alpha"),
-        (Contender.parse, "em:alpha", "NAME:option=value"),
-        (Contender.parse, "em:alpha=much", "number"),
-        (Hiding.parse, "partiall:share=0.1", "single-positive"),
-        (Hiding.parse, "partial:number=3", "it takes: share, exact"),
-        (Hiding.parse, "partial", "partial:share=0.1"),
-        (Hiding.parse, "per-class:positives=5", "per-class:positives=5:negatives=20"),
-        (Hiding.parse, "partial:share=lots", "give a number"),
-        (Hiding.parse, "partial:seed=3", "it takes: share, exact"),
-        (lambda text: Hiding.share(float(text)), "0", "0.1,0.3,1"),
-        (lambda text: Hiding.share(float(text)), "1.5", "0.1,0.3,1"),
+        (Candidate.parse, "bcee", "did you mean bce"),
+        (Candidate.parse, "em:beta=1", "alpha"),
+        (Candidate.parse, "em:alpha", "NAME:option=value"),
+        (Candidate.parse, "em:alpha=much", "number"),
+        (LabelMask.parse, "partiall:share=0.1", "single-positive"),
+        (LabelMask.parse, "partial:number=3", "it takes: share, exact"),
+        (LabelMask.parse, "partial", "partial:share=0.1"),
+        (LabelMask.parse, "per-class:positives=5", "per-class:positives=5:negatives=20"),
+        (LabelMask.parse, "partial:share=lots", "give a number"),
+        (LabelMask.parse, "partial:seed=3", "it takes: share, exact"),
+        (lambda text: LabelMask.share(float(text)), "0", "0.1,0.3,1"),
+        (lambda text: LabelMask.share(float(text)), "1.5", "0.1,0.3,1"),
         (parse_budget, "30", "30m"),
         (parse_budget, "soon", "30m"),
         (parse_budget, "", "30m"),

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from halflabel.cli import compare as command
-from halflabel.experiments.grid import Contender, Grid, Hiding, Outcome, Task
+from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.experiments.result import Comparison, Row, common_seeds, summarise
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
@@ -24,14 +24,14 @@ LABELS = np.random.default_rng(5).choice([-1, 1], (60, 4), p=[0.7, 0.3])
 
 def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str = "known") -> Comparison:
     """The table of runs whose scores follow the labels by some strength, per method and seed."""
-    contenders = tuple(map(Contender.parse, strengths))
-    grid = Grid(contenders, (Hiding.share(0.5), Hiding()), 3, "none")
+    candidates = tuple(map(Candidate.parse, strengths))
+    grid = Grid(candidates, (LabelMask.share(0.5), LabelMask()), 3, "none")
     test = LabelTable.from_dense(LABELS)
     bench: Any = SimpleNamespace(test=test, select=select, own_test=False, config=SimpleNamespace(held_out=0.2))
     store, found = Store(folder), {}
-    for contender in contenders:
-        for seed, strength in strengths[contender.name].items():
-            task = Task(contender, Hiding(), seed, contender.lr, contender.options)
+    for candidate in candidates:
+        for seed, strength in strengths[candidate.name].items():
+            task = Task(candidate, LabelMask(), seed, candidate.lr, candidate.options)
             noise = np.random.default_rng(seed).normal(size=LABELS.shape)
             found[task] = Outcome(select=0.5, measure="mAP", best_epoch=seed + 1)
             store.write(task, found[task], (strength * LABELS + noise).astype(np.float32))

@@ -15,7 +15,7 @@ from torch import Tensor
 import halflabel.training.loop
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench, OutOfTime
-from halflabel.experiments.grid import Contender, Hiding, Task
+from halflabel.experiments.grid import Candidate, LabelMask, Task
 from halflabel.experiments.shared_start import Start, begin, kept
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, seeded
@@ -123,8 +123,8 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 def task(method: str, seed: int = 0, share: float = 0.5) -> Task:
-    contender = Contender(method, method, (), START.lr, START.weight_decay)
-    return Task(contender, Hiding.share(share), seed, START.lr, ())
+    candidate = Candidate(method, method, (), START.lr, START.weight_decay)
+    return Task(candidate, LabelMask.share(share), seed, START.lr, ())
 
 
 @pytest.mark.parametrize("tune", ["head", "all"])
@@ -191,7 +191,7 @@ def test_the_start_is_the_method_trained_alone(digits: Any, config: Config, tmp_
     # Where nothing is learned any more, a method with the same head stays where it began.
     still = replace(config, settings=replace(config.settings, schedule="constant"))
     bench = Bench(digits.table, digits.images, still, cache=tmp_path, start=START)
-    same = bench.train(replace(task("lsep"), lr=0.0, contender=replace(task("lsep").contender, weight_decay=0.0)))
+    same = bench.train(replace(task("lsep"), lr=0.0, candidate=replace(task("lsep").candidate, weight_decay=0.0)))
     first = bench.train(task("logistic"))
     assert np.allclose(same.logits, first.logits, atol=1e-6)
 
@@ -208,16 +208,16 @@ def test_a_budget_ends_the_start_too(digits: Any, config: Config, tmp_path: Path
 def test_a_start_of_the_labelled_images_for_tasks_of_all(
     digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
 ) -> None:
-    dense = replace(task("lsep"), hiding=Hiding("dense", (("share", 0.2),)))
+    dense = replace(task("lsep"), label_mask=LabelMask("dense", (("share", 0.2),)))
     sizes: list[int] = []
     for only in (False, True):
         bench = Bench(digits.table, digits.images, config, cache=tmp_path, start=replace(START, labelled_only=only))
         bench.train(dense)
-        inside = bench.divide(dense.hiding, 0).inside
+        inside = bench.divide(dense.label_mask, 0).inside
         sizes.append(len(inside))
-        labelled = bench.divide(dense.hiding, 0).labelled()
+        labelled = bench.divide(dense.label_mask, 0).labelled()
         assert 0 < len(labelled.inside) < len(inside)
-        assert labelled.outside.tolist() == bench.divide(dense.hiding, 0).outside.tolist()
+        assert labelled.outside.tolist() == bench.divide(dense.label_mask, 0).outside.tolist()
     assert sizes[0] == sizes[1]
     assert len(list((tmp_path / "starts").iterdir())) == 2  # of other images, another start
     assert [epochs for epochs, *_ in fits] == [3, 2, 3, 2]
@@ -238,7 +238,7 @@ def test_epochs_of_the_head_alone_are_not_cut_short(
     # A rate of 0: no epoch is better than the first.
     settings = replace(config.settings, patience=1, epochs=4)
     whole = replace(config, tune="all", settings=settings, linear_init=3, linear_lr=0.0)
-    role = replace(task("role-li"), lr=0.0, contender=replace(task("role-li").contender, weight_decay=0.0))
+    role = replace(task("role-li"), lr=0.0, candidate=replace(task("role-li").candidate, weight_decay=0.0))
     bench = Bench(digits.table, digits.images, whole, cache=tmp_path)
     bench.train(role)
     assert seen == [(3, 0, 3), (4, 1, 2)]
@@ -247,22 +247,22 @@ def test_epochs_of_the_head_alone_are_not_cut_short(
     bench.train(role)
     assert seen[2] == (25, 0, 25)
     assert "linear_init" not in bench.identity()
-    bench.train(replace(role, contender=replace(role.contender, method="role")))
+    bench.train(replace(role, candidate=replace(role.candidate, method="role")))
     assert len(seen) == 5  # it has none
 
 
 def test_images_of_which_nothing_is_known_can_be_left_out(
     digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
 ) -> None:
-    dense = replace(task("bce"), hiding=Hiding("dense", (("share", 0.2),)))
+    dense = replace(task("bce"), label_mask=LabelMask("dense", (("share", 0.2),)))
     whole, part = (
         Bench(digits.table, digits.images, config, cache=tmp_path, labelled_only=only) for only in (False, True)
     )
-    outside = [bench.divide(dense.hiding, 0).outside.tolist() for bench in (whole, part)]
+    outside = [bench.divide(dense.label_mask, 0).outside.tolist() for bench in (whole, part)]
     assert outside[0] == outside[1]
-    inside = part.divide(dense.hiding, 0).inside
-    assert 0 < len(inside) < len(whole.divide(dense.hiding, 0).inside) / 2
-    known = part.divide(dense.hiding, 0).known.subset(inside)
+    inside = part.divide(dense.label_mask, 0).inside
+    assert 0 < len(inside) < len(whole.divide(dense.label_mask, 0).inside) / 2
+    known = part.divide(dense.label_mask, 0).known.subset(inside)
     assert (np.diff(known.start) > 0).all()
     part.train(dense)
     assert fits[0][2] == known.known

@@ -14,7 +14,7 @@ from halflabel.data.sources import Features
 from halflabel.errors import UserError
 from halflabel.experiments import bench as module
 from halflabel.experiments.bench import Bench
-from halflabel.experiments.grid import Contender, Hiding, Task
+from halflabel.experiments.grid import Candidate, LabelMask, Task
 from halflabel.experiments.study import study
 from halflabel.labels.names import Names
 from halflabel.models.backbones import build
@@ -26,8 +26,8 @@ CONSISTENT, PSEUDO = "srcr:supervise=weak:tau=0.5", "srcr:supervise=weak:tau=0.5
 
 
 def logits(bench: Bench, name: str) -> np.ndarray[Any, Any]:
-    contender = Contender.parse(name, lr=0.01)
-    return bench.train(Task(contender, Hiding.share(0.3), 0, contender.lr, contender.options)).logits
+    candidate = Candidate.parse(name, lr=0.01)
+    return bench.train(Task(candidate, LabelMask.share(0.3), 0, candidate.lr, candidate.options)).logits
 
 
 def views_differ(source: Any) -> bool:

@@ -109,7 +109,7 @@ def test_the_same_budget_is_spent_in_four_ways(
     # The labels are those of the protocols, on the images that are not for the test, and as many are clean.
     rest = table.subset(np.flatnonzero(assign(table, (0.8, 0.2)) == 0))
     truth = rest.dense()
-    by_task = dict(zip(((task.hiding.name, task.seed) for task in trained), tables, strict=True))
+    by_task = dict(zip(((task.label_mask.name, task.seed) for task in trained), tables, strict=True))
     assert by_task["25 %", 1] == drop.partial(rest, 0.25, seed=1)
     assert by_task["dense:share=0.25", 1] == drop.dense(rest, 0.25, seed=1)
     assert by_task["noisy:share=0.25", 0] == drop.noisy(rest, 0.25, seed=0)
@@ -282,7 +282,7 @@ def test_growth_is_measured_on_nested_shares_with_a_control(
     shares = (0.125, 0.25, 0.5, 1)
     found = grow(known, images, out=tmp_path, shares=shares, seeds=2, lr=0.05, config=CONFIG, cache=cache)
     assert len(trained) == 2 * 7
-    assert {task.hiding.name for task in trained} >= {"all", "12.5 %", "dense:share=0.125"}
+    assert {task.label_mask.name for task in trained} >= {"all", "12.5 %", "dense:share=0.125"}
     assert found.gain.low <= found.gain.mean <= found.gain.high
     a, b, c = found.law
     assert found.gain.mean == pytest.approx(b * (1 - 2.0**-c))

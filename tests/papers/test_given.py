@@ -40,7 +40,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], LabelTable]:
     original = Bench.train
 
     def train(self: Bench, task: Task, **more: object) -> Trained:
-        found[task.contender.name, task.seed] = self.divide(task.hiding, task.seed).known
+        found[task.candidate.name, task.seed] = self.divide(task.label_mask, task.seed).known
         return original(self, task, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Bench, "train", train)

@@ -96,7 +96,7 @@ def test_s5_at_the_prompt_and_taken_up_again(voc2012: Path, tmp_path: Path, trai
     assert "the backbone is frozen" in text
     assert "epochs 2 instead of 10" in text
     assert "left open by the paper: everything" in text
-    assert [(task.contender.name, task.hiding.name, task.seed) for task in trained] == [
+    assert [(task.candidate.name, task.label_mask.name, task.seed) for task in trained] == [
         ("All P. & All N.: BCE loss", "all", 0),
         ("AN loss", "single-positive", 0),
         ("All P. & All N.: BCE loss", "all", 1),

@@ -23,7 +23,7 @@ from halflabel import __version__
 from halflabel.data.gpu_views import load_images
 from halflabel.data.sources import Arrays, Features, Images, Part, Source
 from halflabel.errors import UserError
-from halflabel.experiments.grid import Hiding, Outcome, Task
+from halflabel.experiments.grid import LabelMask, Outcome, Task
 from halflabel.experiments.meter import Meter
 from halflabel.experiments.shared_start import OutOfTime, Start, Until, begin, keep, kept, place_of
 from halflabel.labels.split import assign
@@ -78,14 +78,14 @@ class Parts(NamedTuple):
 class Bench:
     """All images and labels of a comparison.
 
-    The test images are the same for all tasks and keep all their labels. Of the others a hiding leaves some labels, a
+    The test images are the same for all tasks and keep all their labels. Of the others a label mask leaves some labels, a
     share of them is held out for validation by what is then known, and the rest is trained on: both depend on the
-    hiding and the seed alone, so that all contenders learn from the same labels.
+    hiding and the seed alone, so that all candidates learn from the same labels.
 
     `validation` are labels of other images to choose epochs by (in `validation_images`, or with the others); nothing
     is held out then. Without them and with held_out = 0 nothing is chosen: the last epoch counts. `pretrained=False`
     starts from random weights. `truth` compares what methods guess with the labels that were hidden, for the log.
-    `labelled_only` trains on no image of which nothing is known. `start` is trained once per hiding and seed, and all
+    `labelled_only` trains on no image of which nothing is known. `start` is trained once per label mask and seed, and all
     other tasks begin with its weights; they are kept in `cache`. Methods that begin with epochs of the head alone have
     config.linear_init of them, or with 0 as many as is their own.
     """
@@ -131,27 +131,27 @@ class Bench:
         self.own_test = test is not None
         _check_judgeable(self.test)
         self._opened: dict[str, Any] = {}
-        self._divisions: dict[tuple[Hiding, int], Division] = {}
+        self._divisions: dict[tuple[LabelMask, int], Division] = {}
 
     @property
     def device(self) -> str:
         return device_of(self.config.settings)
 
-    def divide(self, hiding: Hiding, seed: int) -> Division:
-        """What a hiding leaves known of the images that are not for the test, and which of them are for validation."""
-        if (hiding, seed) not in self._divisions:
-            known = hiding.apply(self.rest, seed)
+    def divide(self, label_mask: LabelMask, seed: int) -> Division:
+        """What a label mask leaves known of the images that are not for the test, and which of them are for validation."""
+        if (label_mask, seed) not in self._divisions:
+            known = label_mask.apply(self.rest, seed)
             part = np.zeros(len(known), np.int8)
             if self.config.held_out and self.validation is None:
                 part = assign(known, (1 - self.config.held_out, self.config.held_out), seed=seed)
             found = Division(known, np.flatnonzero(part == 0), np.flatnonzero(part == 1))
             # Only the latest is kept: tasks come in rounds, and tables can be large.
-            self._divisions = {(hiding, seed): found.labelled() if self.labelled_only else found}
-        return self._divisions[hiding, seed]
+            self._divisions = {(label_mask, seed): found.labelled() if self.labelled_only else found}
+        return self._divisions[label_mask, seed]
 
-    def stats(self, hiding: Hiding) -> Stats:
-        """Counts of what a hiding leaves known, with the first seed."""
-        return hiding.apply(self.rest, 0).stats()
+    def stats(self, label_mask: LabelMask) -> Stats:
+        """Counts of what a label mask leaves known, with the first seed."""
+        return label_mask.apply(self.rest, 0).stats()
 
     def identity(self) -> dict[str, Any]:
         """What the results of a task depend on besides the task itself."""
@@ -224,7 +224,7 @@ class Bench:
 
     def _divided(self, task: Task) -> Division:
         """What a task learns from and is judged by; the start may leave more out than others."""
-        found = self.divide(task.hiding, task.seed)
+        found = self.divide(task.label_mask, task.seed)
         return (
             found.labelled() if self.start is not None and self.start.labelled_only and self._is_start(task) else found
         )
@@ -233,12 +233,12 @@ class Bench:
         self, task: Task, start: Fitted | None, watch: Watch | None, folder: Path | None
     ) -> tuple[Trained, Fitted]:
         """Train a task from the weights of a start, if there is one; the start itself is only scored then."""
-        how = recipe(task.contender.method)
+        how = recipe(task.candidate.method)
         known, inside, outside = self._divided(task)
         how.check_regime(known.stats().regime)
         method = seeded(task.seed, lambda: how.make(**dict(task.options)))
         judge = self._judge(known, outside)
-        settings = replace(self.config.settings, lr=task.lr, weight_decay=task.contender.weight_decay, seed=task.seed)
+        settings = replace(self.config.settings, lr=task.lr, weight_decay=task.candidate.weight_decay, seed=task.seed)
         is_start = self._is_start(task)
         if self.start is not None and is_start:
             settings = replace(settings, epochs=self.start.epochs)
@@ -367,7 +367,7 @@ class Bench:
         return pictures
 
     def _features(self, maps: bool, copies: int) -> Parts:
-        """Cached features of a kind, computed when a contender first needs them and shared from then on."""
+        """Cached features of a kind, computed when a candidate first needs them and shared from then on."""
         kind = f"features, maps {maps}, copies {copies}"
         if kind not in self._opened:
             found = [

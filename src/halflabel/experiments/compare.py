@@ -18,7 +18,7 @@ from torch import Tensor
 from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench, DataError, OutOfTime, Select, Trained
-from halflabel.experiments.grid import Contender, Grid, Hiding, Outcome, Search, Task, parse_budget
+from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Search, Task, parse_budget
 from halflabel.experiments.result import Comparison, Failure, LeftOut, summarise
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
@@ -98,8 +98,10 @@ def compare(
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
     _check(seeds, select, search, test_share, config)
     check_rate(lr)
-    hidings = tuple(dict.fromkeys([*map(Hiding.parse, protocols), *map(Hiding.share, shares)])) or (Hiding(),)
-    if select == "hidden" and not any(hiding.protocol for hiding in hidings):
+    label_masks = tuple(dict.fromkeys([*map(LabelMask.parse, protocols), *map(LabelMask.share, shares)])) or (
+        LabelMask(),
+    )
+    if select == "hidden" and not any(label_mask.protocol for label_mask in label_masks):
         raise UserError("no label is hidden, so none can be chosen by", "leave select out, or hide some by --shares")
     features = Progress(progress)
     bench = Bench(
@@ -115,11 +117,11 @@ def compare(
         say=say,
         progress=features,
     )
-    contenders, reasons = _contenders(methods, lr, bench, hidings)
+    candidates, reasons = _candidates(methods, lr, bench, label_masks)
     for name, why in reasons.items():
         say(f"auto: {name}: {why}")
-    unfit = _unfit(contenders, hidings, bench)
-    grid = Grid(contenders, hidings, seeds, search, frozenset(unfit))
+    unfit = _unfit(candidates, label_masks, bench)
+    grid = Grid(candidates, label_masks, seeds, search, frozenset(unfit))
     bench.open()
     store = Store(out)
     store.start({"halflabel": __version__, "test_share": test_share, **bench.identity()}, force=force)
@@ -133,7 +135,7 @@ def compare(
             store.write_csv("bad_images.csv", ["image", "path", "reason"], bad)
     failures = [Failure(h.name, c.name, "all", reason) for (c, h), reason in unfit.items()]
     failures += [
-        Failure(task.hiding.name, task.contender.name, task.describe(), outcome.error)
+        Failure(task.label_mask.name, task.candidate.name, task.describe(), outcome.error)
         for task, outcome in found.items()
         if outcome.error
     ]
@@ -170,41 +172,41 @@ def check_rate(lr: float | None) -> None:
         raise UserError(f"nothing is learned at the rate {lr:g}", "use --lr 0.001, or leave it to the method")
 
 
-def _contenders(
-    methods: str | Sequence[str], lr: float | None, bench: Bench, hidings: Sequence[Hiding]
-) -> tuple[tuple[Contender, ...], dict[str, str]]:
-    """The contenders by name, and why each method of "auto" is among them."""
+def _candidates(
+    methods: str | Sequence[str], lr: float | None, bench: Bench, label_masks: Sequence[LabelMask]
+) -> tuple[tuple[Candidate, ...], dict[str, str]]:
+    """The candidates by name, and why each method of "auto" is among them."""
     names = [methods] if isinstance(methods, str) else list(methods)
-    found: dict[str, Contender] = {}
+    found: dict[str, Candidate] = {}
     reasons: dict[str, str] = {}
     for name in names:
         if name != "auto":
-            found.setdefault(name.strip(), Contender.parse(name, lr=lr))
+            found.setdefault(name.strip(), Candidate.parse(name, lr=lr))
             continue
-        for choice in short_list(*(bench.stats(hiding) for hiding in hidings)):
+        for choice in short_list(*(bench.stats(label_mask) for label_mask in label_masks)):
             options = "".join(f":{option}={value}" for option, value in choice.options.items())
             # Epochs and the like are the same for all: only what is the method's own differs.
             rate = choice.settings.get("lr") if lr is None else lr
-            contender = Contender.parse(choice.method + options, lr=rate)
-            if contender.name not in found:
-                found[contender.name], reasons[contender.name] = contender, choice.why
+            candidate = Candidate.parse(choice.method + options, lr=rate)
+            if candidate.name not in found:
+                found[candidate.name], reasons[candidate.name] = candidate, choice.why
     if not found:
         raise UserError("no method is named", "use --methods auto, or names such as bce,em")
     return tuple(found.values()), reasons
 
 
 def _unfit(
-    contenders: Iterable[Contender], hidings: Iterable[Hiding], bench: Bench
-) -> dict[tuple[Contender, Hiding], str]:
+    candidates: Iterable[Candidate], label_masks: Iterable[LabelMask], bench: Bench
+) -> dict[tuple[Candidate, LabelMask], str]:
     """The pairs whose method would learn nonsense from such labels, with the reason."""
     found = {}
-    for hiding in hidings:
-        regime = bench.stats(hiding).regime
-        for contender in contenders:
+    for label_mask in label_masks:
+        regime = bench.stats(label_mask).regime
+        for candidate in candidates:
             try:
-                recipe(contender.method).check_regime(regime)
+                recipe(candidate.method).check_regime(regime)
             except UserError as error:
-                found[contender, hiding] = error.message
+                found[candidate, label_mask] = error.message
     return found
 
 
@@ -215,11 +217,11 @@ class _Clock:
     found: dict[Task, Outcome]
 
     def likely(self, task: Task) -> float | None:
-        """The mean of the same pair, else of the same contender, else of all; None before anything is measured."""
+        """The mean of the same pair, else of the same candidate, else of all; None before anything is measured."""
         done = [(other, outcome.wall) for other, outcome in self.found.items() if not outcome.error]
         for same in (
             [s for other, s in done if other.pair == task.pair],
-            [s for other, s in done if other.contender == task.contender],
+            [s for other, s in done if other.candidate == task.candidate],
             [s for _, s in done],
         ):
             if same:
@@ -230,11 +232,11 @@ class _Clock:
         """Seconds that the tasks not yet run are likely to take."""
         done = Counter(task.pair for task in self.found)
         total = 0.0
-        for contender, hiding in grid.pairs:
-            likely = self.likely(Task(contender, hiding, 0, contender.lr, contender.options))
+        for candidate, label_mask in grid.pairs:
+            likely = self.likely(Task(candidate, label_mask, 0, candidate.lr, candidate.options))
             if likely is None:
                 return None
-            total += likely * max(grid.runs(contender) - done[contender, hiding], 0)
+            total += likely * max(grid.runs(candidate) - done[candidate, label_mask], 0)
         return total
 
 
@@ -326,7 +328,7 @@ class _EpochWatch:
 def _left_out(tasks: Sequence[Task]) -> tuple[LeftOut, ...]:
     found: dict[tuple[str, str], list[Task]] = {}
     for task in tasks:
-        found.setdefault((task.hiding.name, task.contender.name), []).append(task)
+        found.setdefault((task.label_mask.name, task.candidate.name), []).append(task)
     return tuple(
         LeftOut(labels, method, len(left), tuple(sorted({task.seed for task in left})))
         for (labels, method), left in found.items()

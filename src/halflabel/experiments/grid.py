@@ -1,4 +1,4 @@
-"""What is compared: contenders × hidings × seeds, the search for settings, and the order in which tasks are run."""
+"""What is compared: candidates × label masks × seeds, the search for settings, and the order in which tasks are run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 
-__all__ = ["Contender", "Grid", "Hiding", "Options", "Outcome", "Results", "Search", "Task", "parse_budget"]
+__all__ = ["Candidate", "Grid", "LabelMask", "Options", "Outcome", "Results", "Search", "Task", "parse_budget"]
 
 Options = tuple[tuple[str, Any], ...]
 Search = Literal["small", "none"]
@@ -26,7 +26,7 @@ _RATES = (1 / 3, 3.0)  # tried besides the method's own learning rate
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """A method with options of its own, as written: "em" or "em:alpha=0.05:…"."""
 
     name: str
@@ -36,9 +36,9 @@ class Contender:
     weight_decay: float
 
     @classmethod
-    def parse(cls, text: str, *, lr: float | None = None) -> Contender:
+    def parse(cls, text: str, *, lr: float | None = None) -> Candidate:
         """
-        >>> Contender.parse("em:alpha=0.05").options
+        >>> Candidate.parse("em:alpha=0.05").options
         (('alpha', 0.05),)
         """
         name, given = _parse(text)
@@ -53,23 +53,23 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Hiding:
+class LabelMask:
     """A way of hiding labels from training: a protocol of `halflabel.labels.drop` and its options; "" hides nothing."""
 
     protocol: str = ""
     options: Options = ()
 
     @classmethod
-    def share(cls, share: float) -> Hiding:
+    def share(cls, share: float) -> LabelMask:
         """Keep a share of every image's labels; 1 keeps all."""
         if not 0 < share <= 1:
             raise UserError(f"the share {share:g} is not in (0, 1]", "give shares such as 0.1,0.3,1")
         return cls("partial", (("share", float(share)),)) if share < 1 else cls()
 
     @classmethod
-    def parse(cls, text: str) -> Hiding:
+    def parse(cls, text: str) -> LabelMask:
         """
-        >>> Hiding.parse("per-class:positives=20:negatives=30").options
+        >>> LabelMask.parse("per-class:positives=20:negatives=30").options
         (('negatives', 30), ('positives', 20))
         """
         name, given = _parse(text)
@@ -86,7 +86,7 @@ class Hiding:
     @property
     def name(self) -> str:
         """
-        >>> Hiding().name, Hiding.share(0.1).name, Hiding.parse("positives:number=2").name
+        >>> LabelMask().name, LabelMask.share(0.1).name, LabelMask.parse("positives:number=2").name
         ('all', '10 %', 'positives:number=2')
         """
         if not self.protocol:
@@ -108,30 +108,37 @@ class Hiding:
 
 @dataclass(frozen=True)
 class Task:
-    """One training run: a contender on the labels that a hiding leaves, with one seed and one setting."""
+    """One training run: a candidate on the labels that a label mask leaves, with one seed and one setting."""
 
-    contender: Contender
-    hiding: Hiding
+    candidate: Candidate
+    label_mask: LabelMask
     seed: int
     lr: float
     options: Options
 
     @property
-    def pair(self) -> tuple[Contender, Hiding]:
-        return self.contender, self.hiding
+    def pair(self) -> tuple[Candidate, LabelMask]:
+        return self.candidate, self.label_mask
 
     @property
     def key(self) -> str:
         """A file name that people can read, and that no other task has."""
-        content = [self.contender.method, self.hiding.protocol, self.hiding.options, self.seed, self.lr, self.options]
-        content.append(self.contender.weight_decay)
+        content = [
+            self.candidate.method,
+            self.label_mask.protocol,
+            self.label_mask.options,
+            self.seed,
+            self.lr,
+            self.options,
+        ]
+        content.append(self.candidate.weight_decay)
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
-        words = re.sub(r"[^A-Za-z0-9.+=-]+", "_", f"{self.contender.method}-{self.hiding.name}-seed{self.seed}")
+        words = re.sub(r"[^A-Za-z0-9.+=-]+", "_", f"{self.candidate.method}-{self.label_mask.name}-seed{self.seed}")
         return f"{words[:80]}-{digest}"
 
     def describe(self) -> str:
-        parts = [self.contender.name, f"labels {self.hiding.name}", f"seed {self.seed}", f"lr {self.lr:.2g}"]
-        given = dict(self.contender.options)
+        parts = [self.candidate.name, f"labels {self.label_mask.name}", f"seed {self.seed}", f"lr {self.lr:.2g}"]
+        given = dict(self.candidate.options)
         parts += [f"{name} {value}" for name, value in self.options if name not in given]
         return ", ".join(parts)
 
@@ -164,28 +171,28 @@ Results = Mapping[Task, Outcome]
 class Grid:
     """All tasks of a comparison; `unfit` pairs, whose method cannot learn from such labels, have none."""
 
-    contenders: tuple[Contender, ...]
-    hidings: tuple[Hiding, ...]
+    candidates: tuple[Candidate, ...]
+    label_masks: tuple[LabelMask, ...]
     seeds: int
     search: Search = "small"
-    unfit: frozenset[tuple[Contender, Hiding]] = frozenset()
+    unfit: frozenset[tuple[Candidate, LabelMask]] = frozenset()
 
     @property
-    def pairs(self) -> list[tuple[Contender, Hiding]]:
-        return [(c, h) for h in self.hidings for c in self.contenders if (c, h) not in self.unfit]
+    def pairs(self) -> list[tuple[Candidate, LabelMask]]:
+        return [(c, h) for h in self.label_masks for c in self.candidates if (c, h) not in self.unfit]
 
-    def runs(self, contender: Contender) -> int:
-        """How many tasks a contender has per hiding."""
-        return self.seeds + (len(_RATES) + len(contender.trials()[1]) if self.search == "small" else 0)
+    def runs(self, candidate: Candidate) -> int:
+        """How many tasks a candidate has per label mask."""
+        return self.seeds + (len(_RATES) + len(candidate.trials()[1]) if self.search == "small" else 0)
 
     @property
     def total(self) -> int:
-        return sum(self.runs(contender) for contender, _ in self.pairs)
+        return sum(self.runs(candidate) for candidate, _ in self.pairs)
 
     def tasks(self, found: Results) -> Iterator[Task]:
         """The tasks in turn. `found` has to hold the outcome of each before the next is asked for.
 
-        Round by round over all pairs: first every contender with its own settings and seed 0; then the search, other
+        Round by round over all pairs: first every candidate with its own settings and seed 0; then the search, other
         learning rates and, at the best of them, other values of the key hyper-parameter; then the chosen settings
         with seed 1, and so on. Nobody gets a second seed before everyone has had a first.
         """
@@ -196,7 +203,7 @@ class Grid:
                 for pair in self.pairs:
                     first = self._default(*pair)
                     yield replace(first, lr=first.lr * rate)
-            most = max((len(contender.trials()[1]) for contender, _ in self.pairs), default=0)
+            most = max((len(candidate.trials()[1]) for candidate, _ in self.pairs), default=0)
             for number in range(most):
                 for pair in self.pairs:
                     yield from self._option_tasks(*pair, found)[number : number + 1]
@@ -204,32 +211,32 @@ class Grid:
             for pair in self.pairs:
                 yield replace(self.chosen(*pair, found), seed=seed)
 
-    def tried(self, contender: Contender, hiding: Hiding, found: Results) -> list[Task]:
+    def tried(self, candidate: Candidate, label_mask: LabelMask, found: Results) -> list[Task]:
         """The tasks of a pair's search that were run, in their order."""
-        first = self._default(contender, hiding)
-        candidates = [first]
+        first = self._default(candidate, label_mask)
+        tasks = [first]
         if self.search == "small":
-            candidates += [replace(first, lr=first.lr * rate) for rate in _RATES]
-            candidates += self._option_tasks(contender, hiding, found)
-        return [task for task in candidates if task in found]
+            tasks += [replace(first, lr=first.lr * rate) for rate in _RATES]
+            tasks += self._option_tasks(candidate, label_mask, found)
+        return [task for task in tasks if task in found]
 
-    def chosen(self, contender: Contender, hiding: Hiding, found: Results) -> Task:
+    def chosen(self, candidate: Candidate, label_mask: LabelMask, found: Results) -> Task:
         """The task of seed 0 with the settings that did best on validation; of equal ones the first."""
-        return _best(self.tried(contender, hiding, found), found) or self._default(contender, hiding)
+        return _best(self.tried(candidate, label_mask, found), found) or self._default(candidate, label_mask)
 
-    def cell(self, contender: Contender, hiding: Hiding, seed: int, found: Results) -> Task:
-        """The task that stands for a contender, a hiding and a seed in the table."""
-        return replace(self.chosen(contender, hiding, found), seed=seed)
+    def cell(self, candidate: Candidate, label_mask: LabelMask, seed: int, found: Results) -> Task:
+        """The task that stands for a candidate, a label mask and a seed in the table."""
+        return replace(self.chosen(candidate, label_mask, found), seed=seed)
 
-    def _default(self, contender: Contender, hiding: Hiding) -> Task:
-        return Task(contender, hiding, 0, contender.lr, contender.options)
+    def _default(self, candidate: Candidate, label_mask: LabelMask) -> Task:
+        return Task(candidate, label_mask, 0, candidate.lr, candidate.options)
 
-    def _option_tasks(self, contender: Contender, hiding: Hiding, found: Results) -> list[Task]:
+    def _option_tasks(self, candidate: Candidate, label_mask: LabelMask, found: Results) -> list[Task]:
         """Other values of the key hyper-parameter at the best learning rate."""
-        first = self._default(contender, hiding)
+        first = self._default(candidate, label_mask)
         rated = [first, *(replace(first, lr=first.lr * rate) for rate in _RATES)]
         at = _best([task for task in rated if task in found], found) or first
-        name, values = contender.trials()
+        name, values = candidate.trials()
         return [replace(at, options=_options({**dict(at.options), name: value})) for value in values]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halflabel import metrics
 from halflabel.experiments.bench import Bench
-from halflabel.experiments.grid import Contender, Grid, Hiding, Outcome, Results, Task
+from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Results, Task
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipe
 from halflabel.system.files import plain
@@ -41,7 +41,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a method on the labels that a hiding leaves.
+    """One line of the table: a method on the labels that a label mask leaves.
 
     mAP is the mean over the seeds that all methods of that hiding have finished, and so are all figures but `seed_sd`
     and those of `per_seed`; `behind` is the mean paired difference to the best of them (≤ 0, and 0 for the best itself;
@@ -225,33 +225,33 @@ def summarise(grid: Grid, found: Results, store: Store, bench: Bench, **about: A
     """The table of all cells that are finished, best first by the seeds that all have; last, who has none of these."""
     judged = Judged(bench, store)
     rows: list[Row] = []
-    for hiding in grid.hidings:
+    for label_mask in grid.label_masks:
         cells = {
-            contender: {
+            candidate: {
                 seed: task
                 for seed in range(grid.seeds)
-                if (task := grid.cell(contender, hiding, seed, found)) in found and not found[task].error
+                if (task := grid.cell(candidate, label_mask, seed, found)) in found and not found[task].error
             }
-            for contender in grid.contenders
-            if (contender, hiding) not in grid.unfit
+            for candidate in grid.candidates
+            if (candidate, label_mask) not in grid.unfit
         }
-        done = {contender: tasks for contender, tasks in cells.items() if tasks}
-        scored = {contender: {s: judged(task) for s, task in tasks.items()} for contender, tasks in done.items()}
+        done = {candidate: tasks for candidate, tasks in cells.items() if tasks}
+        scored = {candidate: {s: judged(task) for s, task in tasks.items()} for candidate, tasks in done.items()}
         common = set(common_seeds(scored))
         judged_by = {c: sorted(common & set(scored[c])) or sorted(scored[c]) for c in scored}
         apart = {c for c in scored if not common & set(scored[c])}
         means = {c: float(np.mean([scored[c][seed].mAP for seed in judged_by[c]])) for c in scored}
         ordered = sorted(scored, key=lambda c: (c in apart, -means[c]))
-        for contender in ordered:
+        for candidate in ordered:
             rows.append(
                 _row(
                     grid,
                     found,
-                    contender,
-                    hiding,
-                    done[contender],
-                    scored[contender],
-                    judged_by[contender],
+                    candidate,
+                    label_mask,
+                    done[candidate],
+                    scored[candidate],
+                    judged_by[candidate],
                     scored[ordered[0]],
                     bench,
                 )
@@ -269,8 +269,8 @@ def summarise(grid: Grid, found: Results, store: Store, bench: Bench, **about: A
 def _row(
     grid: Grid,
     found: Results,
-    contender: Contender,
-    hiding: Hiding,
+    candidate: Candidate,
+    label_mask: LabelMask,
     tasks: Mapping[int, Task],
     scored: Mapping[int, Scored],
     seeds: Sequence[int],
@@ -293,8 +293,8 @@ def _row(
     first = next(iter(tasks.values()))
     memory = [outcome.memory for outcome in outcomes if outcome.memory is not None]
     return Row(
-        labels=hiding.name,
-        method=contender.name,
+        labels=label_mask.name,
+        method=candidate.name,
         mAP=own.mean,
         mAP_low=own.low,
         mAP_high=own.high,
@@ -304,16 +304,16 @@ def _row(
         seeds=len(values),
         seed_sd=float(every.std(ddof=1)) if len(every) > 1 else math.nan,
         validation=float(np.mean([outcome.select for outcome in outcomes])),
-        selected_on=_selected_on(bench, hiding, outcomes),
+        selected_on=_selected_on(bench, label_mask, outcomes),
         seconds=float(np.mean([outcome.seconds for outcome in outcomes])),
         memory=float(np.median(memory)) if memory else math.nan,
         lr=first.lr,
-        options=_key_options(contender, first),
-        tried=len(grid.tried(contender, hiding, found)),
-        to_try=grid.runs(contender) - grid.seeds + 1,
+        options=_key_options(candidate, first),
+        tried=len(grid.tried(candidate, label_mask, found)),
+        to_try=grid.runs(candidate) - grid.seeds + 1,
         known=float(np.mean([outcome.known for outcome in outcomes])),
-        rate_at_edge=first.lr != contender.lr,
-        kept=hiding.kept,
+        rate_at_edge=first.lr != candidate.lr,
+        kept=label_mask.kept,
         per_seed=tuple(float(value) for value in every),
         best_epochs=tuple(found[task].best_epoch for task in tasks.values()),
         judged_by=tuple(seeds),
@@ -321,14 +321,14 @@ def _row(
     )
 
 
-def _key_options(contender: Contender, task: Task) -> dict[str, Any]:
+def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:
     """The options given or searched for, with the default where that was kept."""
-    how = recipe(contender.method)
-    return {**{name: how.options[name].default for name in how.tunes(dict(contender.options))}, **dict(task.options)}
+    how = recipe(candidate.method)
+    return {**{name: how.options[name].default for name in how.tunes(dict(candidate.options))}, **dict(task.options)}
 
 
-def _selected_on(bench: Bench, hiding: Hiding, outcomes: Sequence[Outcome]) -> str:
-    if bench.select == "hidden" and hiding.protocol:  # else nothing is hidden
+def _selected_on(bench: Bench, label_mask: LabelMask, outcomes: Sequence[Outcome]) -> str:
+    if bench.select == "hidden" and label_mask.protocol:  # else nothing is hidden
         return "hidden truth"
     return "known positives" if any(outcome.measure == "assumed_mAP" for outcome in outcomes) else "known labels"
 
@@ -371,7 +371,7 @@ def _protocol(grid: Grid, bench: Bench, judged: Judged, rows: Sequence[Row]) -> 
     ]
     if judged.unreadable:
         said.append(f"{judged.unreadable} test images could not be read and are left out.")
-    if any(hiding.protocol for hiding in grid.hidings):
+    if any(label_mask.protocol for label_mask in grid.label_masks):
         said.append("Labels were hidden from the training and validation images only; which ones depends on the seed.")
     share = f"{100 * bench.config.held_out:g} %"
     if further := [row for row in rows if row.further]:
@@ -383,7 +383,7 @@ def _protocol(grid: Grid, bench: Bench, judged: Judged, rows: Sequence[Row]) -> 
     if apart := [f"{row.method} at {row.labels}" for row in rows if math.isnan(row.behind)]:
         said.append(f"Not ranked, for want of a seed in common with the others: {', '.join(apart)}.")
     if bench.select == "hidden":
-        if any(not hiding.protocol for hiding in grid.hidings):
+        if any(not label_mask.protocol for label_mask in grid.label_masks):
             said.append("With all labels nothing is hidden: there epochs and settings were chosen on known labels.")
         said.append(
             f"CHOSEN ON HIDDEN TRUTH: epochs and settings were chosen by mAP on the true labels of the validation "

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.experiments.grid import Contender, Options, Task
+from halflabel.experiments.grid import Candidate, Options, Task
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.models.embedding_heads import Bilinear, Semantic
@@ -48,8 +48,8 @@ class Start:
 
     def task(self, like: Task) -> Task:
         """The start of a task: on the same labels, with the same seed."""
-        contender = Contender(self.method, self.method, self.options, self.lr, self.weight_decay)
-        return Task(contender, like.hiding, like.seed, self.lr, self.options)
+        candidate = Candidate(self.method, self.method, self.options, self.lr, self.weight_decay)
+        return Task(candidate, like.label_mask, like.seed, self.lr, self.options)
 
     def is_task(self, task: Task) -> bool:
         return task.key == self.task(task).key
@@ -75,7 +75,7 @@ class Until:
 def place_of(folder: Path, task: Task, about: Mapping[str, Any]) -> Path:
     """The file of a start, by all that its weights depend on."""
     digest = hashlib.sha256(json.dumps(plain(dict(about)), sort_keys=True).encode()).hexdigest()[:16]
-    return folder / f"{task.contender.method}-seed{task.seed}-{digest}.safetensors"
+    return folder / f"{task.candidate.method}-seed{task.seed}-{digest}.safetensors"
 
 
 def keep(fitted: Fitted, path: Path) -> None:

@@ -115,12 +115,12 @@ class Store:
             with replacing(self._npy(task)) as temporary, open(temporary, "wb") as file:
                 np.save(file, logits.astype(np.float32, copy=False))
         about = {
-            "method": task.contender.method,
-            "contender": task.contender.name,
-            "labels": task.hiding.name,
+            "method": task.candidate.method,
+            "contender": task.candidate.name,
+            "labels": task.label_mask.name,
             "seed": task.seed,
             "lr": task.lr,
-            "weight_decay": task.contender.weight_decay,
+            "weight_decay": task.candidate.weight_decay,
             "options": dict(task.options),
         }
         write_json(self._json(task), {**about, "outcome": asdict(outcome)})

@@ -24,7 +24,7 @@ from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.compare import Progress, Watch, check_rate, run_grid
 from halflabel.experiments.conclusions import advise, conclude, describe_control, draw_growth, draw_study
-from halflabel.experiments.grid import Contender, Grid, Hiding, parse_budget
+from halflabel.experiments.grid import Candidate, Grid, LabelMask, parse_budget
 from halflabel.experiments.learning_curve import Backtest, Extrapolation, extrapolate
 from halflabel.experiments.result import RESAMPLES, Interval, Judged, Scored, common_seeds, difference, interval
 from halflabel.experiments.store import Store
@@ -148,25 +148,25 @@ def study(
             raise UserError(f"no strategy is called {name!r}", f"use some of: {', '.join(STRATEGIES)}")
     shares = _check_shares(budgets)
     whole = _complete(table)
-    spent: dict[tuple[str, float], Hiding] = {}
+    spent: dict[tuple[str, float], LabelMask] = {}
     for name in dict.fromkeys(strategies):
         for share in shares:
             if name == "noisy+" or (name == "noisy" and share < 0.5):
                 continue
-            spent[name, share] = _hiding(name, share)
+            spent[name, share] = _label_mask(name, share)
     with_noise = "noisy+" in strategies
     bench, tried = _train(whole, images, out, method, [*spent.values(), *([_PLUS] if with_noise else [])], seeds, **how)
     if with_noise:
         kept = _PLUS.apply(bench.rest, 0)
         spent["noisy+", float(np.mean(kept.value == bench.rest.value))] = _PLUS
-    scored = {place: tried.scored(hiding) for place, hiding in spent.items()}
+    scored = {place: tried.scored(label_mask) for place, label_mask in spent.items()}
     seen = _by_common_seeds(scored)
     points = [_point(bench, *place, spent[place], found, scored[place]) for place, found in seen.items()]
     pairs = [(a, b) for a in scored for b in scored if _compared(a, b)]
     gaps = [gap for a, b in pairs if (gap := _gap(*a, scored[a], *b, scored[b])) is not None]
     left = f"{len(whole)} of {len(table)} images have all labels known and are used; {_said(bench, tried, seeds)}"
     result = Study(
-        tried.contender.name,
+        tried.candidate.name,
         tuple(points),
         tuple(gaps),
         tuple(conclude(gaps)),
@@ -206,10 +206,10 @@ def grow(
     steps = _check_shares(shares)
     if len(steps) < 3 or steps[-1] < 1:
         raise UserError("a curve needs three shares or more, and all labels", "use --budgets 0.125,0.25,0.5,1")
-    spent = {("whole images", share): _hiding("dense", share) for share in steps}
-    spent |= {("random labels", share): _hiding("partial", share) for share in steps}
+    spent = {("whole images", share): _label_mask("dense", share) for share in steps}
+    spent |= {("random labels", share): _label_mask("partial", share) for share in steps}
     bench, tried = _train(table, images, out, method, list(spent.values()), seeds, **how)
-    scored = {place: tried.scored(hiding) for place, hiding in spent.items()}
+    scored = {place: tried.scored(label_mask) for place, label_mask in spent.items()}
     seen = _by_common_seeds(scored)
     points = [_point(bench, *place, spent[place], found, scored[place]) for place, found in seen.items()]
     gaps = [
@@ -224,7 +224,7 @@ def grow(
     alone = len(next(iter(seen.values()), {0: None})) == 1
     said = (_said(bench, tried, seeds), *_GROWING, _ONE_SEED if alone else "", *_said_of_seeds(scored, seen))
     result = Growth(
-        tried.contender.name,
+        tried.candidate.name,
         tuple(points),
         tuple(gaps),
         *law,
@@ -244,7 +244,7 @@ def grow(
     return result
 
 
-_PLUS = Hiding("noisy+")
+_PLUS = LabelMask("noisy+")
 _PROTOCOL = (
     "partial: a share of every image's labels; dense: all labels of a share of the images, none of the others; noisy: "
     "all labels, the others flipped (not below 50 %, where labels say the opposite); noisy+: one positive per image "
@@ -261,12 +261,12 @@ _GROWING = (
 _ONE_SEED = "With one seed the spread over seeds is not known: the interval is too narrow. Use several."
 
 
-def _hiding(strategy: str, share: float) -> Hiding:
+def _label_mask(strategy: str, share: float) -> LabelMask:
     if share == 1:
-        return Hiding()
+        return LabelMask()
     if strategy == "partial":
-        return Hiding.share(share)
-    return Hiding(strategy, (("share", round(1 - share, 9) if strategy == "noisy" else share),))
+        return LabelMask.share(share)
+    return LabelMask(strategy, (("share", round(1 - share, 9) if strategy == "noisy" else share),))
 
 
 def _check_shares(shares: Sequence[float]) -> list[float]:
@@ -292,9 +292,9 @@ def _complete(table: LabelTable) -> LabelTable:
 
 @dataclass
 class _Tried:
-    """The finished runs of one contender on several hidings."""
+    """The finished runs of one candidate on several label masks."""
 
-    contender: Contender
+    candidate: Candidate
     grid: Grid
     found: Mapping[Any, Any]
     left: Sequence[Any]
@@ -302,9 +302,9 @@ class _Tried:
     judged: Judged
     waiting: tuple[int, int] | None = None
 
-    def scored(self, hiding: Hiding) -> dict[int, Scored]:
+    def scored(self, label_mask: LabelMask) -> dict[int, Scored]:
         """By seed, for the seeds that are finished."""
-        tasks = {seed: self.grid.cell(self.contender, hiding, seed, self.found) for seed in range(self.grid.seeds)}
+        tasks = {seed: self.grid.cell(self.candidate, label_mask, seed, self.found) for seed in range(self.grid.seeds)}
         return {s: self.judged(t) for s, t in tasks.items() if t in self.found and not self.found[t].error}
 
     @property
@@ -317,7 +317,7 @@ def _train(
     images: Path | Tensor,
     out: Path,
     method: str,
-    hidings: Sequence[Hiding],
+    label_masks: Sequence[LabelMask],
     seeds: int,
     *,
     test: LabelTable | None = None,
@@ -356,19 +356,19 @@ def _train(
         say=say,
         progress=features,
     )
-    hidings = tuple(dict.fromkeys(hidings))
+    label_masks = tuple(dict.fromkeys(label_masks))
     if method == "auto":
-        choice = short_list(*(bench.stats(hiding) for hiding in hidings))[0]
+        choice = short_list(*(bench.stats(label_mask) for label_mask in label_masks))[0]
         say(f"auto: {choice.method}: {choice.why}")
         lr = choice.settings.get("lr") if lr is None else lr
         method = choice.method + "".join(f":{name}={value}" for name, value in choice.options.items())
-    contender = Contender.parse(method, lr=lr)
-    grid = Grid((contender,), hidings, seeds, "none")
+    candidate = Candidate.parse(method, lr=lr)
+    grid = Grid((candidate,), label_masks, seeds, "none")
     bench.open()
     store = Store(out, "study")
     store.start({"halflabel": __version__, "test_share": test_share, **bench.identity()}, force=force)
     found, left = run_grid(grid, bench, store, watch, bench.deadline)
-    return bench, _Tried(contender, grid, found, left, store, Judged(bench, store), features.waiting)
+    return bench, _Tried(candidate, grid, found, left, store, Judged(bench, store), features.waiting)
 
 
 def _said(bench: Bench, tried: _Tried, seeds: int) -> str:
@@ -377,7 +377,7 @@ def _said(bench: Bench, tried: _Tried, seeds: int) -> str:
     network = f"a head on frozen {config.backbone}" if config.tune == "head" else f"all of {config.backbone}"
     return (
         f"{len(bench.rest)} images to learn from, {len(bench.test)} to judge by, the same for all; "
-        f"{tried.contender.name} trains {network}, {config.settings.epochs} epochs at rate {tried.contender.lr:g}, "
+        f"{tried.candidate.name} trains {network}, {config.settings.epochs} epochs at rate {tried.candidate.lr:g}, "
         f"{chosen} is judged; "
         f"{seeds} seed{'s' if seeds > 1 else ''}, which also draw{'' if seeds > 1 else 's'} the labels"
     )
@@ -405,14 +405,14 @@ def _point(
     bench: Bench,
     strategy: str,
     share: float,
-    hiding: Hiding,
+    label_mask: LabelMask,
     found: Mapping[int, Scored],
     every: Mapping[int, Scored],
 ) -> Point:
     values = np.array([one.mAP for one in found.values()])
     positives = min(one.positives for one in found.values())
     own = interval(values, np.stack([one.replicates for one in found.values()]), positives)
-    labels = hiding.apply(bench.rest, 0).known
+    labels = label_mask.apply(bench.rest, 0).known
     return Point(strategy, share, labels, *own, len(values), tuple(one.mAP for one in every.values()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from halflabel.experiments.grid import Hiding
+from halflabel.experiments.grid import LabelMask
 from halflabel.experiments.shared_start import Start
 from halflabel.papers.measure import GIVEN, GUESSES, METRICS
 from halflabel.papers.spec import Begin, Measure, Row, Table
@@ -35,7 +35,7 @@ def protocol_of(table: Table) -> list[str]:
     for one in table.conditions:
         config, settings = one.training.config, one.training.settings
         rate = f" at a rate of {settings['lr']:g}" if "lr" in settings else ""
-        hidden = [Hiding(each.protocol, tuple(sorted(each.options.items()))) for each in one.hidings]
+        hidden = [LabelMask(each.protocol, tuple(sorted(each.options.items()))) for each in one.hidings]
         lines[one.name] = [
             f"data set {one.dataset}" + (f", {100 * one.sample:g} % of the training images" if one.sample < 1 else ""),
             f"labels that training sees: {labels_seen(hidden)}",
@@ -59,10 +59,10 @@ def _rows_own(table: Table) -> list[str]:
     for row in table.rows:
         own = [f"{name.replace('_', ' ')} {value}" for name, value in {**row.config, **row.settings}.items()]
         if row.hiding is not None:
-            hiding = Hiding(row.hiding.protocol, tuple(sorted(row.hiding.options.items())))
+            hiding = LabelMask(row.hiding.protocol, tuple(sorted(row.hiding.options.items())))
             own.append(f"labels that training sees: {labels_seen([hiding])}")
         if row.hidings:
-            seen = [Hiding(one.protocol, tuple(sorted(one.options.items()))) for one in row.hidings.values()]
+            seen = [LabelMask(one.protocol, tuple(sorted(one.options.items()))) for one in row.hidings.values()]
             own.append(f"labels that training sees, by condition: {labels_seen(seen)}")
         if row.labelled_only:
             own.append("images of which nothing is known are not trained on")
@@ -85,16 +85,16 @@ def rows_differ(rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def labels_seen(hidings: Sequence[Hiding]) -> str:
+def labels_seen(hidings: Sequence[LabelMask]) -> str:
     """What hiding leaves of the labels; shares that are hidden alike come together.
 
-    >>> labels_seen([Hiding("partial", (("exact", False), ("share", share))) for share in (0.1, 0.2, 0.3)])
+    >>> labels_seen([LabelMask("partial", (("exact", False), ("share", share))) for share in (0.1, 0.2, 0.3)])
     '10, 20 and 30 % of the labels, drawn one by one'
-    >>> labels_seen([Hiding("partial", (("exact", True), ("share", 0.1)))])
+    >>> labels_seen([LabelMask("partial", (("exact", True), ("share", 0.1)))])
     "10 % of each image's labels"
-    >>> labels_seen([Hiding("dense", (("share", share),)) for share in (0.1, 0.2)])
+    >>> labels_seen([LabelMask("dense", (("share", share),)) for share in (0.1, 0.2)])
     'all labels of 10 and 20 % of the images'
-    >>> labels_seen([Hiding(), Hiding("single-positive"), Hiding("corrupt", (("share", 0.5),))])
+    >>> labels_seen([LabelMask(), LabelMask("single-positive"), LabelMask("corrupt", (("share", 0.5),))])
     'all labels, single-positive, corrupt at 50 %'
     """
     shares: dict[str, list[str]] = {}

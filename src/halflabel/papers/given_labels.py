@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.experiments.grid import Hiding
+from halflabel.experiments.grid import LabelMask
 from halflabel.labels import formats
 from halflabel.labels.audit import Import
 from halflabel.labels.names import Names
@@ -29,7 +29,7 @@ _ONE_POSITIVE = {"single-positive", "1-positive+negatives"}  # what one list of 
 
 
 @dataclass(frozen=True)
-class Given(Hiding):
+class Given(LabelMask):
     """The labels that a file leaves known, whatever the seed; else it is the protocol that it stands for."""
 
     labels: LabelTable | None = field(default=None, compare=False)
@@ -87,8 +87,8 @@ def give(file: Path, groups: Sequence[Group], conditions: Sequence[Condition], s
     found = read_given(file, opened.train, others)
     for group in groups:
         group.wanted = {
-            (contender, Given(hiding.protocol, hiding.options, found.labels) if hiding.protocol else hiding): rows
-            for (contender, hiding), rows in group.wanted.items()
+            (candidate, Given(hiding.protocol, hiding.options, found.labels) if hiding.protocol else hiding): rows
+            for (candidate, hiding), rows in group.wanted.items()
         }
     return found
 
@@ -112,7 +112,7 @@ def _check_one(file: Path, groups: Sequence[Group], conditions: Sequence[Conditi
             "leave --labels out"
             + (f", or use a table with a column for each kind: {', '.join(apart)}" if apart else ""),
         )
-    rows: dict[Hiding, dict[str, None]] = {}
+    rows: dict[LabelMask, dict[str, None]] = {}
     for group in groups:
         for (_, hiding), whose in group.wanted.items():
             if hiding.protocol:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from halflabel.errors import UserError
-from halflabel.experiments.grid import Contender, Grid
-from halflabel.experiments.grid import Hiding as Hidden
+from halflabel.experiments.grid import Candidate, Grid, LabelMask
 from halflabel.methods.base import recipes
 from halflabel.papers.settings import Changes, Setup, set_up
 from halflabel.papers.spec import Cell, Condition, Row, Table
@@ -28,7 +27,7 @@ class Group:
     condition: Condition
     trial: int
     setup: Setup
-    wanted: dict[tuple[Contender, Hidden], list[tuple[Row, Condition]]] = field(default_factory=dict)
+    wanted: dict[tuple[Candidate, LabelMask], list[tuple[Row, Condition]]] = field(default_factory=dict)
     differs: dict[str, list[str]] = field(default_factory=dict)  # by condition
 
 
@@ -89,10 +88,10 @@ def groups_of(
                     said.append(f"the data set is {condition.dataset} instead of {moved[condition.name]}")
                 said.extend(setup.differs)
                 options = tuple(sorted(setup.options.items()))
-                contender = Contender(row.name, cell.method, options, setup.lr, setup.weight_decay)
+                candidate = Candidate(row.name, cell.method, options, setup.lr, setup.weight_decay)
                 for hiding in cell.hidings:
-                    hidden = Hidden(hiding.protocol, tuple(sorted(hiding.options.items())))
-                    group.wanted.setdefault((contender, hidden), []).append((row, condition))
+                    hidden = LabelMask(hiding.protocol, tuple(sorted(hiding.options.items())))
+                    group.wanted.setdefault((candidate, hidden), []).append((row, condition))
     return list(groups.values())
 
 
@@ -113,7 +112,7 @@ def _folder(cell: Cell, trial: int, tune: str) -> str:
 
 
 def grid_of(group: Group, seeds: int) -> Grid:
-    contenders = tuple(dict.fromkeys(contender for contender, _ in group.wanted))
+    candidates = tuple(dict.fromkeys(candidate for candidate, _ in group.wanted))
     hidings = tuple(dict.fromkeys(hiding for _, hiding in group.wanted))
-    unwanted = frozenset((c, h) for c in contenders for h in hidings if (c, h) not in group.wanted)
-    return Grid(contenders, hidings, seeds, "none", unwanted)
+    unwanted = frozenset((c, h) for c in candidates for h in hidings if (c, h) not in group.wanted)
+    return Grid(candidates, hidings, seeds, "none", unwanted)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from halflabel.experiments.grid import Hiding
+from halflabel.experiments.grid import LabelMask
 from halflabel.methods.base import recipes
 from halflabel.papers.spec import Condition, Row, Table
 from halflabel.system.files import plain, replacing, write_json
@@ -26,7 +26,7 @@ class Run(NamedTuple):
     row: str
     condition: str
     trial: int
-    hiding: Hiding
+    hiding: LabelMask
     seed: int
 
 
@@ -168,7 +168,7 @@ def _seeds(
     table: Table, row: Row, condition: Condition, seeds: int, values: Mapping[Run, Mapping[str, float]]
 ) -> dict[int, dict[str, float]]:
     """For every seed of which all trials and hidings are there, the mean over them."""
-    hidings = [Hiding(h.protocol, tuple(sorted(h.options.items()))) for h in table.cell(row, condition).hidings]
+    hidings = [LabelMask(h.protocol, tuple(sorted(h.options.items()))) for h in table.cell(row, condition).hidings]
     found = {}
     for seed in range(seeds):
         runs = [

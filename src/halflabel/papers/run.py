@@ -16,8 +16,7 @@ from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.compare import Watch, run_grid
-from halflabel.experiments.grid import Hiding as Hidden
-from halflabel.experiments.grid import Outcome, Task, parse_budget
+from halflabel.experiments.grid import LabelMask, Outcome, Task, parse_budget
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipes
 from halflabel.methods.parts.label_graph import from_file
@@ -117,7 +116,7 @@ def reproduce(
         before, left_out = before + grid.total, left_out + len(left)
         for task, outcome in found.items():
             for row, condition in group.wanted[task.pair]:
-                hidden = Hidden(task.hiding.protocol, task.hiding.options)
+                hidden = LabelMask(task.label_mask.protocol, task.label_mask.options)
                 run = Run(row.name, condition.name, group.trial, hidden, task.seed)
                 if outcome.error:
                     failures[run] = outcome.error
@@ -157,8 +156,8 @@ def cache_for(out: Path) -> Path:
 
 def _labels(group: Group, name: str, file: Path | None) -> str:
     """What training knows under a condition, in words, with the rows that know something else."""
-    seen: dict[Hidden, list[str]] = {}
-    usual: list[Hidden] = []
+    seen: dict[LabelMask, list[str]] = {}
+    usual: list[LabelMask] = []
     for (_, hiding), for_whom in group.wanted.items():
         for row, condition in for_whom:
             if condition.name == name:
@@ -198,12 +197,12 @@ class _InWords(Task):
     """A task that tells what training knows as the protocol does."""
 
     def describe(self) -> str:
-        given = " as given" if isinstance(self.hiding, Given) else ""
-        return f"{self.contender.name}, {labels_seen([self.hiding])}{given}, seed {self.seed}, lr {self.lr:.2g}"
+        given = " as given" if isinstance(self.label_mask, Given) else ""
+        return f"{self.candidate.name}, {labels_seen([self.label_mask])}{given}, seed {self.seed}, lr {self.lr:.2g}"
 
     @classmethod
     def of(cls, task: Task) -> _InWords:
-        return cls(task.contender, task.hiding, task.seed, task.lr, task.options)
+        return cls(task.candidate, task.label_mask, task.seed, task.lr, task.options)
 
 
 class _Offset:
@@ -234,7 +233,7 @@ def _measured(table: Table, row: Row, bench: Bench, outcome: Outcome, store: Sto
     one_each = bool((((labels > 0).sum(1) == 1) & (labels != 0).all(1)).all())
     given = {}
     if any(one.metric in GIVEN for one in table.measures):
-        given = given_shares(bench.divide(task.hiding, task.seed).known, bench.rest)
+        given = given_shares(bench.divide(task.label_mask, task.seed).known, bench.rest)
     both_kinds = {one.metric == "accuracy" for one in table.measures} == {True, False}
     return {
         one.name: _value(one, row.measured_as.get(one.name, one.metric), logits, labels, counts, outcome, given)
@@ -277,9 +276,9 @@ def _differences(
     for group in groups:
         for name, lines in group.differs.items():
             found[name] += lines
-        for (contender, hiding), for_whom in group.wanted.items():
+        for (candidate, hiding), for_whom in group.wanted.items():
             for row, condition in for_whom:
-                what = (condition.name, hiding, contender.method, contender.options, contender.lr)
+                what = (condition.name, hiding, candidate.method, candidate.options, candidate.lr)
                 how = (repr(group.setup.config), group.setup.start, group.condition.labelled_only)
                 same.setdefault((*what, *how), {})[row.name] = None
     for (name, *_), names in same.items():
