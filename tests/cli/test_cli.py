@@ -107,7 +107,7 @@ def test_ctrl_c_within_an_import_is_one_line(
     assert end.value.code == 130
     assert capsys.readouterr().err == "Stopped\n"
 
-    monkeypatch.setattr("halflabel.methods.listed", stopped)
+    monkeypatch.setattr("halflabel.methods.base.recipes", stopped)
     plain = run("methods")
     assert (plain.exit_code, plain.stderr) == (130, "Stopped\n")
 
@@ -165,16 +165,14 @@ QUICK = [  # the words, and what is said
     (["predict", "FOLDER", "photo.jpg"], "holds no run"),
     (["predict", "LABELS", "photo.jpg"], "is no model"),
     (["evaluate", "FOLDER", "LABELS", "FOLDER"], "holds no run"),
-    (["methods", "bcee"], "did you mean bce"),
     (["methods", "--regime", "nope"], "positives-only"),
     (["study", "LABELS", "nowhere"], "nowhere is no folder"),
-    (["compare", "LABELS", "FOLDER", "--methods", "an,nope"], "no method is called 'nope'"),
     (["reproduce", "nope"], "S5-table"),
     (["reproduce", "nope", "FOLDER"], "S5-table"),
 ]
 
 
-def test_commands_on_runs_refuse_at_once_and_methods_are_listed_without_torch(tmp_path: Path) -> None:
+def test_commands_on_runs_refuse_without_importing_torch(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
     (tmp_path / "empty").mkdir()
     made = RunFolder.create(tmp_path / "run")
@@ -187,7 +185,7 @@ def test_commands_on_runs_refuse_at_once_and_methods_are_listed_without_torch(tm
     places["TAKEN"] = str(taken.getsockname()[1])
     check = (
         "import sys, halflabel.cli\n"
-        f"for words, code in {[*(([places.get(w, w) for w in words], 2) for words, _ in QUICK), (['methods'], 0)]!r}:\n"
+        f"for words, code in {[([places.get(w, w) for w in words], 2) for words, _ in QUICK]!r}:\n"
         "    try:\n"
         "        halflabel.cli.app(words)\n"
         "    except SystemExit as end:\n"
@@ -201,7 +199,14 @@ def test_commands_on_runs_refuse_at_once_and_methods_are_listed_without_torch(tm
     assert len(errors) == len(QUICK)
     for (words, expected), error in zip(QUICK, errors, strict=True):
         assert expected in error, (words, error)
-    assert "Binary cross-entropy on the known entries" in " ".join(said.stdout.split())
+
+
+def test_methods_are_listed_and_unknown_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
+    assert "Binary cross-entropy on the known entries" in " ".join(done("methods").split())
+    assert "did you mean bce" in refused("methods", "bcee")
+    words = ["compare", tmp_path / "labels.csv", tmp_path, "--methods", "an,nope"]
+    assert "no method is called 'nope'" in refused(*words)
 
 
 def test_a_bare_call_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from halflabel import methods
 from halflabel.cli.options import check_method
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
@@ -292,25 +291,9 @@ def test_label_regimes_it_cannot_learn_from_are_refused(name: str) -> None:
         how.check_regime("empty")
 
 
-def test_names_can_be_told_without_importing_torch() -> None:
-    known = recipes()
-    listed = methods.listed()
-    assert list(listed) == list(known)
-    assert methods.names() == set(known)
-    for name, how in known.items():
-        assert (listed[name].serves, listed[name].summary) == (how.serves, how.summary)
-        assert recipe(listed[name].alias) is how
-
-
-def test_methods_are_listed_however_their_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = '\n\n@m.method(serves=SERVES, paper="x")\ndef my_own():\n    """Does it.\n\n    More."""\n'
-    (tmp_path / "own.py").write_text('SERVES: tuple[str, ...] = ("full",)' + page)
-    assert list(methods._read(tmp_path / "own.py")) == [("my-own", "my-own", ("full",), "Does it.")]
-    before = methods.listed()
-    (tmp_path / "own.py").write_text("SERVES = REGIMES[1:]" + page)
-    read = methods._read
-    monkeypatch.setattr(methods, "_read", lambda path: read(tmp_path / "own.py"))
-    assert methods.listed() == before  # by importing them
+def test_function_names_are_aliases() -> None:
+    for how in recipes().values():
+        assert recipe(how.build.__name__.replace("_", "-")) is how
 
 
 def test_a_name_taken_twice_or_an_unknown_regime_raises() -> None:
@@ -337,14 +320,14 @@ def my_own(q: float = 1, name: str = "a") -> Method:
 @pytest.mark.usefixtures("own")
 def test_a_method_of_ones_own_is_found_wherever_it_was_registered() -> None:
     method(serves=["full"], paper="none")(my_own)
-    assert methods.listed()["my-own"] == ("my-own", "my-own", ("full",), "Does it.")
+    assert (recipes()["my-own"].serves, recipes()["my-own"].summary) == (("full",), "Does it.")
     check_method("my-own")
     check_method("bce")
     assert recipe("my-own").make(q=0.5)
 
 
 def test_a_method_of_ones_own_is_gone_after_the_test() -> None:
-    with pytest.raises(UserError, match=r"lists all \d+; for one of your own, let HALFLABEL_METHODS name its file"):
+    with pytest.raises(UserError, match=r"lists all \d+; to use a method of your own: export HALFLABEL_METHODS"):
         check_method("my-own")
 
 

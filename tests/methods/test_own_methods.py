@@ -18,21 +18,21 @@ from torch import Tensor, nn
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.methods import OWN, listed
 from halflabel.methods import base as method
 from halflabel.methods.base import Method, recipe, recipes
 from halflabel.methods.checks import checked_step
 from halflabel.methods.parts import losses
 from halflabel.methods.parts.relabel import Ignore
 from halflabel.methods.parts.terms import Term
+from halflabel.methods.user_files import VARIABLE, load_methods
 from halflabel.models import heads
 from halflabel.training.loop import fit
 from halflabel.training.settings import Settings
 from halflabel.types import Batch, Output, Sweep, Targets
 
 MINE = '''
-from halflabel.losses import BCE
-from halflabel.method import Method, method
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.base import Method, method
 
 @method(serves=("full", "partial"), paper="none")
 def my_own(weight: float = 0.5) -> Method:
@@ -47,9 +47,9 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recipes()
     monkeypatch.setattr(method, "_REGISTRY", dict(method._REGISTRY))
     monkeypatch.setattr(method, "_ALIASES", dict(method._ALIASES))
-    method._discover.cache_clear()
+    method._import_all_methods.cache_clear()
     yield
-    method._discover.cache_clear()
+    method._import_all_methods.cache_clear()
 
 
 def write(path: Path, text: str = MINE) -> Path:
@@ -59,18 +59,18 @@ def write(path: Path, text: str = MINE) -> Path:
 
 def test_files_that_are_named_hold_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = write(tmp_path / "other.py", MINE.replace("my_own", "another"))
-    monkeypatch.setenv(OWN, os.pathsep.join(map(str, (write(tmp_path / "mine.py"), other))))
-    assert listed()["my-own"].summary == "Half as much of everything."
+    monkeypatch.setenv(VARIABLE, os.pathsep.join(map(str, (write(tmp_path / "mine.py"), other))))
+    assert recipes()["my-own"].summary == "Half as much of everything."
     assert recipe("my-own").options["weight"].default == 0.5
     assert "another" in recipes()
     assert isinstance(recipe("my-own").make(), method.Method)
 
 
 def test_without_the_name_the_message_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(OWN, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(UserError, match="no method is called 'my-own'"):
         recipe("my-own")
-    with pytest.raises(UserError, match=f"export {OWN}=mine.py"):
+    with pytest.raises(UserError, match=f"export {VARIABLE}=mine.py"):
         recipe("zzzzzzzz")
 
 
@@ -86,22 +86,45 @@ def test_without_the_name_the_message_says_how(monkeypatch: pytest.MonkeyPatch) 
 def test_a_file_that_does_not_work_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
-    monkeypatch.setenv(OWN, str(write(tmp_path / "mine.py", text)))
+    monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py", text)))
     with pytest.raises(UserError, match=said):
         recipes()
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OWN, str(tmp_path / "gone.py"))
-    for look in (listed, recipes):
-        with pytest.raises(UserError, match=r"gone\.py, which is no file"):
-            look()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "gone.py"))
+    with pytest.raises(UserError, match=r"gone\.py, which is not a file"):
+        recipes()
+
+
+def test_methods_of_installed_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "their_methods.py", MINE.replace("my_own", "theirs"))
+    (tmp_path / "their_package-1.0.dist-info").mkdir()
+    write(tmp_path / "their_package-1.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: their-package\n")
+    points = write(
+        tmp_path / "their_package-1.0.dist-info" / "entry_points.txt", "[halflabel.methods]\nall = their_methods\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "theirs" in recipes()
+    method._import_all_methods.cache_clear()
+    points.write_text("[halflabel.methods]\nall = missing_module\n")
+    with pytest.raises(UserError, match="the methods of the package their-package cannot be imported"):
+        recipes()
+
+
+def test_a_file_can_be_loaded_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    load_methods(write(tmp_path / "mine.py"))
+    assert "my-own" in recipes()
+    assert os.environ[VARIABLE] == str((tmp_path / "mine.py").resolve())  # for child processes
+    with pytest.raises(UserError, match=r"gone\.py is not a file"):
+        load_methods(tmp_path / "gone.py")
 
 
 def test_a_file_that_was_run_already_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "mine.py")
     exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
-    monkeypatch.setenv(OWN, str(path))
+    monkeypatch.setenv(VARIABLE, str(path))
     assert "my-own" in recipes()
 
 
@@ -205,7 +228,10 @@ def train(method: Method, epochs: int = 2) -> None:
         ),
         (lambda: Method(losses.BCE(), head=Wide), r"the head Wide .* \(6, 4\), and must give logits .* \(6, 3\)"),
         (lambda: Method(losses.BCE(), head=nn.Linear), "head= of Method makes a Linear, and must make a Head"),
-        (lambda: Method(losses.BCE(), head=Wide(5, 3)), "head= of Method is a Wide, and must be what makes a head"),
+        (
+            lambda: Method(losses.BCE(), head=Wide(5, 3)),
+            "head= of Method is a Wide, and must be a function",
+        ),
         (
             lambda: Method(Reduced()),
             r"the loss Reduced .* the shape \(\), .* loss of each entry \(6, 3\), never reduced",
@@ -250,9 +276,9 @@ def test_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WITH_HEAD = '''
-from halflabel.heads import Linear
-from halflabel.losses import BCE
-from halflabel.method import Method, method
+from halflabel.models.heads import Linear
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.base import Method, method
 
 class OwnHead(Linear):
     pass
@@ -265,12 +291,12 @@ def with_head(weight: float = 0.5) -> Method:
 
 
 def test_the_function_stands_for_its_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OWN, str(write(tmp_path / "mine.py")))
+    monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py")))
     how = recipe("my-own")
     assert recipe(how) is how
     assert recipe(how.build) is how
     for other in (write, print, 3, None):
-        with pytest.raises(UserError, match="is no method"):
+        with pytest.raises(UserError, match="is not a method"):
             recipe(other)  # type: ignore[arg-type]
 
 
@@ -286,13 +312,13 @@ def test_a_function_that_goes_along_by_value_brings_its_recipe() -> None:
 
 
 def test_what_is_in_such_a_file_is_found_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OWN, str(write(tmp_path / "mine.py", WITH_HEAD)))
+    monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py", WITH_HEAD)))
     how = recipe("with-head")
     kept = tmp_path / "kept.pkl"
     kept.write_bytes(pickle.dumps((Method, how, how.build, how.make().head(4, 2))))
     load = (
         "import pickle, sys; _, how, build, head = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "from halflabel.method import recipe\n"
+        "from halflabel.methods.base import recipe\n"
         "assert recipe('with-head').build is build is how.build, 'it was run twice'\n"
         "print(type(head).__name__)"
     )

@@ -37,7 +37,6 @@ def inspect(
     Example: halflabel inspect labels.csv --minus-one absent --zero unknown
     """
     from halflabel.labels.stats import top_pairs
-    from halflabel.methods import names
     from halflabel.methods.advice import advise
 
     found: Import = read(labels)
@@ -54,7 +53,7 @@ def inspect(
     show_audit(found.audit, table)
     console.print()
     show_stats(stats, top_pairs(table, min(top, 10)), most=top)
-    show_advice(advice, names())
+    show_advice(advice)
     if plot is not None:
         console.print(f"\nWrote {escape(str(plot))}", soft_wrap=True)
 

@@ -151,9 +151,7 @@ def _pairs(flag: str, texts: list[str] | None, right: set[Any] | None = None) ->
 
 
 def check_method(name: str) -> None:
-    """Refuse the name of no method, before anything is read, and before torch is imported."""
-    from halflabel.methods import listed, no_method
+    """Raise if no method has this name; called before the label file is read."""
+    from halflabel.methods.base import recipe
 
-    known = listed()
-    if name not in known and name not in {one.alias for one in known.values()}:
-        raise no_method(name, known)
+    recipe(name)

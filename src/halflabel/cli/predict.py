@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.options import ImageFolder, LabelFile, RunFolder, check_method, takes_policy
+from halflabel.cli.options import ImageFolder, LabelFile, RunFolder, takes_policy
 from halflabel.cli.terminal import console, paragraphs, show_audit, show_evaluation
 from halflabel.errors import UserError
 from halflabel.system import distributed as processes
@@ -168,13 +168,12 @@ def methods(
     regime: Annotated[str | None, typer.Option(help="Only methods for such labels, such as single-positive.")] = None,
 ) -> None:
     """List the methods, or show one method's page: what it does, formula, options."""
-    from halflabel.methods import REGIMES, listed
+    from halflabel.methods import REGIMES
 
     if name is not None:
-        check_method(name)
-        from halflabel.methods.base import recipe
+        from halflabel.methods.base import recipe as find_recipe
 
-        how = recipe(name)
+        how = find_recipe(name)
         console.print(f"[bold]{how.name}[/]  ({escape(how.paper)})\n")
         for line in paragraphs(how.page):
             console.print(escape(line), soft_wrap=line.startswith(" "))  # formulas stay as they are set
@@ -186,13 +185,15 @@ def methods(
         return
     if regime is not None and regime not in REGIMES:
         raise UserError(f"no label regime is called {regime!r}", f"use one of: {', '.join(REGIMES)}")
+    from halflabel.methods.base import recipes
+
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("method", "labels", "what it does"):
         rows.add_column(title)
-    for one in listed().values():
-        if regime is None or regime in one.serves:
-            serves = "any" if set(one.serves) == set(REGIMES) else ", ".join(one.serves)
-            rows.add_row(f"[bold]{one.name}[/]", serves, escape(one.summary))
+    for recipe in recipes().values():
+        if regime is None or regime in recipe.serves:
+            serves = "any" if set(recipe.serves) == set(REGIMES) else ", ".join(recipe.serves)
+            rows.add_row(f"[bold]{recipe.name}[/]", serves, escape(recipe.summary))
     console.print(rows)
 
 

@@ -190,11 +190,11 @@ class _Features:
 
 def _show_tables() -> None:
     from halflabel.data.datasets import DATASETS
-    from halflabel.methods import names
+    from halflabel.methods.base import recipes
     from halflabel.papers.published import PUBLISHED, paper_of
     from halflabel.papers.tables import TABLES
 
-    known = names()
+    known = set(recipes())
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("table", "paper", "what", "data sets", "rows"):
         shown.add_column(title)
@@ -215,7 +215,7 @@ def _show_tables() -> None:
 def _show_recipe(id: str) -> None:
     """What a table needs, before any data is there."""
     from halflabel.data.datasets import layout_of
-    from halflabel.methods import names
+    from halflabel.methods.base import recipes
     from halflabel.papers.describe import protocol_of
     from halflabel.papers.published import paper_of
     from halflabel.papers.tables import recipe_for
@@ -223,7 +223,7 @@ def _show_recipe(id: str) -> None:
     table = recipe_for(id)
     console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
     console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)), soft_wrap=True)
-    known = names()
+    known = set(recipes())
     console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.runs(known))), soft_wrap=True)
     for line in table.skipped(known):
         console.print(f"[bright_black]skipped: {escape(line)}[/]", soft_wrap=True)

@@ -203,16 +203,15 @@ def _show_histogram(title: str, counts: list[int], most: int = 12) -> None:
         console.print(f"  {label:>7} {blocks} {number(count)}")
 
 
-def show_advice(advice: Advice, available: set[str]) -> None:
+def show_advice(advice: Advice) -> None:
     """Which method suits these labels and why, and what to look at first."""
     console.print(f"\n[bold]{escape(advice.regime)}[/]")
     for caution in advice.cautions:
         console.print(f"  • {escape(caution.message)}")
-    here = [suggestion for suggestion in advice.methods if suggestion.method in available]
-    if here:
+    if advice.methods:
         console.print("\n[bold]methods that fit, in the order to try them[/]")
         rows = Table(box=None, padding=(0, 1), show_header=False)
-        for method, why in here:
+        for method, why in advice.methods:
             rows.add_row(f"  [bold]{method}[/]", escape(why))
         console.print(rows)
 
