@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Batch", "Output", "Passes", "Sweep", "Targets"]
+__all__ = ["Batch", "Output", "Passes", "Sweep", "Targets", "at_least_float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +56,8 @@ class Sweep(NamedTuple):
     features: Tensor  # (N, D) float32; (N, 0) where a relabeler wants none
     mean: Tensor | None = None  # (N, C) over the passes, where a relabeler asked for them
     spread: Tensor | None = None  # (N, C) their standard deviation (divisor: their count)
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert half precision to float32, so that sums over many entries and large logits stay exact and finite."""
+    return values.float() if values.element_size() < 4 else values

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import BCE, widen
+from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative, Relabeler
 from halflabel.methods.parts.terms import Entropy, Term
 from halflabel.models.heads import Model
 from halflabel.system import distributed as processes
 from halflabel.system.validate import at_least, between
-from halflabel.types import Batch, Output, Targets
+from halflabel.types import Batch, Output, Targets, at_least_float32
 
 __all__ = ["an", "an_ls", "entmin", "l1r", "l2r", "n_ls", "wan"]
 
@@ -203,7 +203,7 @@ class UnknownScores(Term):
         self.strength = strength
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
-        scores = torch.sigmoid(widen(output.logits)).pow(self.power)
+        scores = torch.sigmoid(at_least_float32(output.logits)).pow(self.power)
         return self.strength * (scores * (batch.labels == 0)).sum() / max(scores.numel(), 1)
 
 

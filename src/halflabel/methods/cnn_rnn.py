@@ -11,12 +11,12 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import BCE, widen
+from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.heads import HeadMaker, Model, own_head
 from halflabel.models.recurrent_head import Recurrent, path_loss
 from halflabel.system.validate import MOST, below_one, between
-from halflabel.types import Batch, Output
+from halflabel.types import Batch, Output, at_least_float32
 
 __all__ = ["Ordered", "Paths", "cnn_rnn"]
 
@@ -102,7 +102,11 @@ class Ordered(UnknownAs):
     def path(self, present: Tensor, logits: Tensor) -> Tensor:
         """(B, C) bool and the first step's logits -> (B, T) label numbers, C after the last; T as the longest."""
         classes = present.shape[1]
-        key = -widen(logits) if self.order == "learned" else self.place.to(widen(logits).dtype).expand_as(logits)
+        key = (
+            -at_least_float32(logits)
+            if self.order == "learned"
+            else self.place.to(at_least_float32(logits).dtype).expand_as(logits)
+        )
         count = present.sum(1)
         longest = int(count.max()) if len(count) else 0
         ranked = key.masked_fill(~present, torch.inf).argsort(dim=1, stable=True)[:, :longest]

@@ -9,10 +9,10 @@ from torch.nn.functional import softplus
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, method
 from halflabel.methods.large_loss import largest
-from halflabel.methods.parts.losses import Loss, over_images, widen
+from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.relabel import Relabeler, never_starts
 from halflabel.system.validate import at_least, between
-from halflabel.types import Batch, Targets
+from halflabel.types import Batch, Targets, at_least_float32
 
 __all__ = ["MarginBCE", "Selective", "csl"]
 
@@ -72,7 +72,7 @@ class Selective(Relabeler):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        logits = widen(logits)
+        logits = at_least_float32(logits)
         p = torch.sigmoid(logits)
         if epoch == self.prior_epochs and self.training:
             self._learn_prior(p)

@@ -13,12 +13,12 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.label_store import Soft
-from halflabel.methods.parts.losses import BCE, widen
+from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
 from halflabel.methods.parts.terms import Entropy
 from halflabel.system.rng import hash_names
 from halflabel.system.validate import above, at_least, between
-from halflabel.types import Batch, Sweep, Targets
+from halflabel.types import Batch, Sweep, Targets, at_least_float32
 
 __all__ = ["APL", "FewAbsent", "em", "em_apl"]
 
@@ -116,7 +116,7 @@ class FewAbsent(Relabeler):
         self.charged = self.weight if few else 1.0
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        dtype = widen(logits).dtype
+        dtype = at_least_float32(logits).dtype
         return Targets((batch.labels > 0).to(dtype), self.charged * (batch.labels < 0).to(dtype))
 
 
@@ -181,7 +181,7 @@ class APL(Relabeler):
         self.rank = torch.from_numpy(np.argsort(order).astype(np.int32))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        wide = widen(logits)
+        wide = at_least_float32(logits)
         pos, neg = self.known(batch, wide, epoch)
         rows = self.bytes.rows(batch.index) if self.soft is None else self.soft[batch.index]  # type: ignore[union-attr]
         soft = rows.to(wide.dtype)

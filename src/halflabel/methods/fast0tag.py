@@ -12,12 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import Loss, over_images, widen
+from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.embedding_heads import Semantic
 from halflabel.models.heads import Head
 from halflabel.system.validate import MOST, below_one, between
-from halflabel.types import Targets
+from halflabel.types import Targets, at_least_float32
 
 __all__ = ["Fast0Tag", "RankNet", "fast0tag"]
 
@@ -106,7 +106,7 @@ class RankNet(Loss):
     """
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:
-        x = widen(logits)
+        x = at_least_float32(logits)
         pos, neg = targets.pos.to(x.dtype), targets.neg.to(x.dtype)
         image, positive = (pos > 0).nonzero(as_tuple=True)
         size = max(_AT_ONCE // x.shape[1], 1)

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import BCE, Loss, widen
+from halflabel.methods.parts.losses import BCE, Loss
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.system.validate import above, at_least
-from halflabel.types import Batch, Targets
+from halflabel.types import Batch, Targets, at_least_float32
 
 __all__ = ["GeneralisedCE", "KnownApart", "SoftUnknown", "gr"]
 
@@ -59,7 +59,7 @@ class SoftUnknown(Relabeler):
         self.epochs = self.span or epochs
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        p = torch.sigmoid(widen(logits))
+        p = torch.sigmoid(at_least_float32(logits))
         present = torch.sigmoid(self._at(self.w, epoch - 1) * p + self._at(self.b, epoch - 1))
         trust = torch.exp(-0.5 * ((p - self._at(self.mu, epoch)) / self._at(self.sigma, epoch)).square())
         unknown = trust * (batch.labels == 0)

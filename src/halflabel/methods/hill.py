@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import Loss, over_images, widen
+from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.relabel import AssumeNegative, Relabeler, never_starts
 from halflabel.system.validate import at_least, between
-from halflabel.types import Batch, Targets
+from halflabel.types import Batch, Targets, at_least_float32
 
 __all__ = ["FocalMargin", "Hill", "KnownMargin", "SelfPaced", "hill", "splc"]
 
@@ -70,7 +70,7 @@ class SelfPaced(Relabeler):
         present = batch.labels > 0
         if epoch >= self.start_epoch:
             open_to_change = batch.labels <= 0 if self.flip_known else batch.labels == 0
-            present = present | (open_to_change & (torch.sigmoid(widen(logits)) > self.tau))
+            present = present | (open_to_change & (torch.sigmoid(at_least_float32(logits)) > self.tau))
         return Targets(present.to(logits.dtype), (~present).to(logits.dtype))
 
 

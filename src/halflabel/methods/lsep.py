@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import Loss, over_images, widen
+from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.types import Targets
+from halflabel.types import Targets, at_least_float32
 
 __all__ = ["LSEP", "lsep"]
 
@@ -38,7 +38,7 @@ class LSEP(Loss):
     """
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:
-        x = widen(logits)
+        x = at_least_float32(logits)
         gap = _log_sum(x, targets.neg) + _log_sum(-x, targets.pos)
         present = (targets.pos > 0).to(x.dtype)
         share = present / present.sum(1, keepdim=True).clamp(min=1)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import BCE, over_known, widen
+from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.heads import pool
 from halflabel.models.recurrent_head import Recurrent
 from halflabel.system.validate import MOST, below_one, between
-from halflabel.types import Output
+from halflabel.types import Output, at_least_float32
 
 __all__ = ["Regional", "rlsd", "windows"]
 
@@ -139,7 +139,7 @@ def windows(maps: Tensor, levels: int) -> Tensor:
 
 def _shares(size: int, level: int, like: Tensor) -> Tensor:
     """How much each of `size` cells in a row makes of each of the `level` windows: (level, size), rows sum to 1."""
-    exact = widen(like).dtype
+    exact = at_least_float32(like).dtype
     begin = torch.arange(level, dtype=exact, device=like.device)[:, None] * size / (level + 1)
     end = begin + 2 * size / (level + 1)
     cell = torch.arange(size, dtype=exact, device=like.device)

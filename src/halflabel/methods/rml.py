@@ -10,13 +10,13 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import over_images, widen
+from halflabel.methods.parts.losses import over_images
 from halflabel.methods.parts.nearest import nearest
 from halflabel.methods.parts.ranking import Ranking, Sampling, UnknownAs
 from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
 from halflabel.methods.parts.terms import Term
 from halflabel.system.validate import at_least
-from halflabel.types import Batch, Output, Sweep, Targets
+from halflabel.types import Batch, Output, Sweep, Targets, at_least_float32
 
 __all__ = ["Propagate", "Transductive", "rml", "rmlc", "ss_rml", "warp"]
 
@@ -199,7 +199,7 @@ class Propagate(UnknownAs):
         near = self.neighbour[batch.index]
         passed = torch.from_numpy(self.table.rows(near.clamp(min=0).cpu().numpy())).to(known.device)
         passed = passed.masked_fill(known | (near < 0)[:, None], 0)
-        dtype = widen(logits).dtype
+        dtype = at_least_float32(logits).dtype
         similarity = self.similarity[batch.index, None].to(dtype)
         has_known = known.any(1, keepdim=True)
         trust = torch.where(has_known, self.labelled, similarity)  # of the image's remaining unknown entries
@@ -244,7 +244,7 @@ class Transductive(Term):
         self.eta = eta
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
-        size = widen(output.logits).abs()
+        size = at_least_float32(output.logits).abs()
         unlabelled = (batch.labels == 0).all(1, keepdim=True)
         cost = torch.where(unlabelled & (size < 1), 1 - size, 0.0)
         return self.eta * cost.sum() / max(len(cost), 1)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.losses import BCE, widen
+from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler, check_size
 from halflabel.methods.parts.terms import ExpectedPositives
 from halflabel.models.heads import Model
 from halflabel.system.rng import hash_names, uniform
 from halflabel.system.validate import at_least, between
-from halflabel.types import Batch, Targets
+from halflabel.types import Batch, Targets, at_least_float32
 
 __all__ = ["Estimates", "epr", "role", "role_li"]
 
@@ -121,7 +121,7 @@ class Estimates(Relabeler):
         self.theta = nn.Parameter(torch.from_numpy(first_estimates(table, self.seed)))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        return teach(batch.labels, self.of(batch).detach().to(widen(logits).dtype))
+        return teach(batch.labels, self.of(batch).detach().to(at_least_float32(logits).dtype))
 
     def of(self, batch: Batch) -> Tensor:
         """θ of the images of a batch: (B, C), with gradient."""
@@ -169,6 +169,6 @@ class Role(Method):
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         logits, theta = model(batch.views[0]).logits, self.relabel.of(batch)
         of_model = self.relabel(batch, logits.detach(), epoch)
-        of_theta = teach(batch.labels, widen(logits.detach()))
+        of_theta = teach(batch.labels, at_least_float32(logits.detach()))
         loss = self.reduce(self.loss(logits, of_model), of_model) + self.reduce(self.loss(theta, of_theta), of_theta)
         return loss + (self.expected.penalty(logits) + self.expected.penalty(theta)) / 2

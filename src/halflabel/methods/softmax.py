@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.losses import Loss, over_images, widen
-from halflabel.types import Targets
+from halflabel.methods.parts.losses import Loss, over_images
+from halflabel.types import Targets, at_least_float32
 
 __all__ = ["Softmax", "softmax"]
 
@@ -34,7 +34,7 @@ class Softmax(Loss):
     """pos_j / Σ pos · (log Σ_k exp(x_k) − x_j): the mean over the positives of an image, each at its place."""
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:
-        x = widen(logits)
+        x = at_least_float32(logits)
         pos = targets.pos.to(x.dtype)
         share = pos / pos.sum(1, keepdim=True).masked_fill(~(pos > 0).any(1, keepdim=True), 1)
         return -share * x.log_softmax(1)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.losses import BCE, ByShare, Reduce, over_entries, over_known, widen
+from halflabel.methods.parts.losses import BCE, ByShare, Reduce, over_entries, over_known
 from halflabel.methods.parts.relabel import Ignore, Relabeler, never_starts
 from halflabel.models.heads import Head, HeadMaker, Model, pool
-from halflabel.types import Batch, Output, Targets
+from halflabel.types import Batch, Output, Targets, at_least_float32
 
 __all__ = ["Confident", "Saliency", "SelfTraining", "srcr"]
 
@@ -39,7 +39,7 @@ class Saliency(Head):
 
     def forward(self, features: Tensor) -> Output:
         places = features if features.ndim == 4 else features[:, :, None, None]
-        maps = widen(self.class_maps(places))  # in half precision the shift could overflow
+        maps = at_least_float32(self.class_maps(places))  # in half precision the shift could overflow
         logits = maps.mean(dim=(2, 3))
         if self.alpha and (self.training or self.infer == "shifted"):
             cells = maps.flatten(2)
@@ -68,7 +68,7 @@ class Confident(Relabeler):
         return never_starts("learning from guesses", self.first, epochs, f"--cr-from {epochs}")
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        wide = widen(logits)
+        wide = at_least_float32(logits)
         present, absent = torch.sigmoid(wide) >= self.tau, torch.sigmoid(-wide) >= self.tau
         unknown = (batch.labels == 0) & (epoch >= self.first)
         pos = (batch.labels > 0) | (unknown & present & ~absent)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import OwnHead, UserError
-from halflabel.methods.parts.losses import widen
-from halflabel.types import Output
+from halflabel.types import Output, at_least_float32
 
 __all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "own_head", "pool", "said"]
 
@@ -159,4 +158,4 @@ class Model(nn.Module):
     def forward(self, view: Tensor) -> Output:
         """What the head says, in float32 at least: methods then reckon alike in every precision."""
         output = said(self.head, self.features(view))
-        return Output(*(None if part is None else widen(part) for part in output))  # type: ignore[arg-type]
+        return Output(*(None if part is None else at_least_float32(part) for part in output))  # type: ignore[arg-type]

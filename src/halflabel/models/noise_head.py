@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from halflabel.errors import UserError
-from halflabel.methods.parts.losses import widen
 from halflabel.models.heads import Head, pool
-from halflabel.types import Output
+from halflabel.types import Output, at_least_float32
 
 __all__ = ["LatentNoise", "relevance"]
 
@@ -60,7 +59,9 @@ class LatentNoise(Head):
         if not self.training and self.score == "visual":
             return Output(visual, pooled)
         logits = relevance(
-            widen(visual), widen(self.present(self.rate * pooled)), widen(self.absent(self.rate * pooled))
+            at_least_float32(visual),
+            at_least_float32(self.present(self.rate * pooled)),
+            at_least_float32(self.absent(self.rate * pooled)),
         )
         return Output(logits, pooled)
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
-from halflabel.methods.parts.losses import widen
 from halflabel.models.heads import Head, pool
-from halflabel.types import Output
+from halflabel.types import Output, at_least_float32
 
 __all__ = ["Recurrent", "path_loss"]
 
@@ -102,11 +101,11 @@ class Recurrent(Head):
         out, memory = self.lstm(self._start(1))
         out = out.expand(count, 1, -1)  # (B, paths, hidden)
         memory = tuple(part.expand(1, count, -1).contiguous() for part in memory)
-        path = widen(image).new_zeros(count, 1)  # log P of each path
+        path = at_least_float32(image).new_zeros(count, 1)  # log P of each path
         named = torch.zeros(count, 1, self.classes, dtype=torch.bool, device=device)
-        found = widen(image).new_full((count, self.classes), -math.inf)
+        found = at_least_float32(image).new_full((count, self.classes), -math.inf)
         for step in range(self.length):
-            margins = widen(self._margins(image[:, None], out)).masked_fill(named, -math.inf)
+            margins = at_least_float32(self._margins(image[:, None], out)).masked_fill(named, -math.inf)
             end = margins.new_zeros(*margins.shape[:2], 1)
             joint = path[:, :, None] + margins - torch.cat([margins, end], 2).logsumexp(2, keepdim=True)
             if self.score == "sum":
@@ -145,7 +144,7 @@ def path_loss(first: Tensor, later: Tensor, present: Tensor, absent: Tensor, pat
     """
     classes = first.shape[1]
     target = torch.cat([path, path.new_full((len(path), 1), classes)], 1)
-    loss = _step_loss(widen(first), present | absent, target[:, 0])
+    loss = _step_loss(at_least_float32(first), present | absent, target[:, 0])
     rows = (target[:, 0] < classes).nonzero().squeeze(1)
     if not len(rows):
         return loss
@@ -155,7 +154,7 @@ def path_loss(first: Tensor, later: Tensor, present: Tensor, absent: Tensor, pat
         :, None, :-1
     ]
     charged = absent[rows, None] | (present[rows, None] & (place > steps[:, None]))
-    after = _step_loss(widen(later), charged, target[rows, 1:])
+    after = _step_loss(at_least_float32(later), charged, target[rows, 1:])
     return loss.index_add(0, rows, (after * (own < classes)).sum(1))
 
 

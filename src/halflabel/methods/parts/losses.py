@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from halflabel.errors import UserError
-from halflabel.types import Targets
+from halflabel.types import Targets, at_least_float32
 
 __all__ = [
     "ASL",
@@ -23,7 +23,6 @@ __all__ = [
     "over_images",
     "over_known",
     "total",
-    "widen",
 ]
 
 Reduce = Callable[[Tensor, Targets], Tensor]
@@ -41,7 +40,7 @@ class Loss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:
         """The loss of each entry: (B, C) -> (B, C)."""
-        present, absent = self.pair(widen(logits))
+        present, absent = self.pair(at_least_float32(logits))
         return targets.pos * present + targets.neg * absent
 
 
@@ -101,11 +100,6 @@ class ASL(Loss):
 def _score_to(power: float, logits: Tensor) -> Tensor:
     """σ(x)^power as exp(−power · softplus(−x)): its gradient stays finite where the score underflows."""
     return torch.exp(-power * softplus(-logits))
-
-
-def widen(logits: Tensor) -> Tensor:
-    """Half precision to float32: sums over many entries and large logits then stay exact and finite."""
-    return logits.float() if logits.element_size() < 4 else logits
 
 
 def over_entries(loss: Tensor, targets: Targets) -> Tensor:

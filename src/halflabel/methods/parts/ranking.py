@@ -8,9 +8,9 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.methods.parts.losses import Loss, widen
+from halflabel.methods.parts.losses import Loss
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.types import Batch, Targets
+from halflabel.types import Batch, Targets, at_least_float32
 
 __all__ = ["Ranking", "Sampling", "UnknownAs", "harmonic", "hinge_sums", "rank_of", "ranking", "trials", "violators"]
 
@@ -94,7 +94,7 @@ def ranking(logits: Tensor, targets: Targets, rank: Tensor, *, s: float, leak: f
     loss = torch.where(targets.pos > 0, weight * pairs, 0.0)
     if kappa:
         loss = loss + kappa * (targets.pos * ramp(x) + targets.neg * ramp(-x))
-    return loss.to(widen(logits).dtype)
+    return loss.to(at_least_float32(logits).dtype)
 
 
 class Ranking(Loss):
@@ -122,7 +122,7 @@ class Ranking(Loss):
         self.rounded = rounded
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:
-        wide = widen(logits)
+        wide = at_least_float32(logits)
         rank = violators(wide, targets.neg)
         if self.rank == "sampled":
             image, positive = (targets.pos > 0).nonzero(as_tuple=True)

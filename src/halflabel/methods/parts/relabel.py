@@ -6,10 +6,9 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.methods.parts.losses import widen
 from halflabel.system import distributed as processes
 from halflabel.system import scratch
-from halflabel.types import Batch, Passes, Sweep, Targets
+from halflabel.types import Batch, Passes, Sweep, Targets, at_least_float32
 
 __all__ = ["AssumeNegative", "Ignore", "Relabeler", "check_size", "never_starts"]
 
@@ -71,7 +70,7 @@ class AssumeNegative(Relabeler):
         self.weight = weight
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        dtype = widen(logits).dtype  # a small weight would lose digits in half precision
+        dtype = at_least_float32(logits).dtype  # a small weight would lose digits in half precision
         absent = (batch.labels < 0).to(dtype)
         unknown = (batch.labels == 0).to(dtype)
         return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)

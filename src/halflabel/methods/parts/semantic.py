@@ -19,10 +19,10 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.parts.label_graph import Edges, from_cooccurrence, from_file, from_wordnet, identity
 from halflabel.methods.parts.label_vectors import label_vectors
-from halflabel.methods.parts.losses import BCE, over_known, widen
+from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.models.heads import Head, pool
 from halflabel.system.validate import MOST, below_one, between
-from halflabel.types import Output
+from halflabel.types import Output, at_least_float32
 
 __all__ = [
     "GatedGraph",
@@ -323,7 +323,7 @@ def label_features(output: Output) -> Tensor:
     """(B, C, D) features of each label, in float32 at least."""
     if output.per_class is None:
         raise OwnHead("the step needs features of each label", "use the head that the method makes")
-    return widen(output.per_class)
+    return at_least_float32(output.per_class)
 
 
 def computed_again(function: Callable[..., Tensor], *given: Tensor) -> Tensor:

@@ -13,9 +13,8 @@ from torch import Tensor
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats._csv import delimiter_of, existing, first_line, records
 from halflabel.labels.table import LabelTable
-from halflabel.methods.parts.losses import widen
 from halflabel.methods.parts.relabel import Ignore, never_starts
-from halflabel.types import Sweep
+from halflabel.types import Sweep, at_least_float32
 
 __all__ = ["Items", "Memory", "impute", "read_groups"]
 
@@ -28,7 +27,7 @@ def impute(labels: Tensor, logits: Tensor) -> Tensor:
 
     Eq. 3, then from [−1, 1] to [−0.5, 1] (section 4.3). Float32 at least.
     """
-    logits = widen(logits)
+    logits = at_least_float32(logits)
     scores = torch.where(labels == 0, torch.sigmoid(logits), (labels > 0).to(logits.dtype))
     return 1.5 * scores - 0.5
 

@@ -10,8 +10,7 @@ from torch.nn.functional import softplus
 
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
-from halflabel.methods.parts.losses import widen
-from halflabel.types import Batch, Output, Targets
+from halflabel.types import Batch, Output, Targets, at_least_float32
 
 __all__ = ["Entropy", "ExpectedPositives", "Term", "entropy", "estimate_positives"]
 
@@ -44,7 +43,7 @@ class Entropy(Term):
         self.weight = weight
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
-        logits = widen(output.logits)
+        logits = at_least_float32(output.logits)
         free = (targets.pos == 0) & (targets.neg == 0)
         return self.weight * (entropy(logits) * free).sum() / max(logits.numel(), 1)
 
@@ -66,7 +65,7 @@ class ExpectedPositives(Term):
 
     def penalty(self, logits: Tensor) -> Tensor:
         """(B, C) logits -> scalar."""
-        scores = torch.sigmoid(widen(logits))
+        scores = torch.sigmoid(at_least_float32(logits))
         return ((scores.sum(1).mean() - self.k) / logits.shape[1]) ** 2
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:

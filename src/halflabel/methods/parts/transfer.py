@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from halflabel.errors import UserError
-from halflabel.methods.parts.losses import ASL, widen
+from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Ignore, never_starts
 from halflabel.methods.parts.semantic import computed_again
-from halflabel.types import Targets
+from halflabel.types import Targets, at_least_float32
 
 __all__ = [
     "Bank",
@@ -61,7 +61,7 @@ def contrast(found: Tensor, labels: Tensor) -> Tensor:
     The released code draws pairs so that there are three of each of the last two kinds to one of the first; here each
     kind's mean over the batch is weighted so, over the kinds there are. (B, C, W), (B, C). Memory: C·B² numbers.
     """
-    unit = normalize(widen(found), dim=2, eps=_SMALL).transpose(0, 1)
+    unit = normalize(at_least_float32(found), dim=2, eps=_SMALL).transpose(0, 1)
     near = unit @ unit.transpose(1, 2)
     present, absent = ((labels > 0).T, (labels < 0).T)
     after = torch.ones(near.shape[1:], dtype=torch.bool, device=near.device).triu(1)
@@ -148,15 +148,15 @@ class Cooccurrence(nn.Module):
         """
         one, other = labels[:, self.pairs[0]], labels[:, self.pairs[1]]
         known, both = (one != 0) & (other != 0), (one > 0) & (other > 0)
-        present, absent = self.loss.pair(widen(logits))
+        present, absent = self.loss.pair(at_least_float32(logits))
         return (torch.where(both, present, absent) * known).sum() / max(known.numel(), 1)
 
     @torch.no_grad()
     def scores(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(B, C) mean of p_cc' over the other labels c' known to be present, 0 without any; and where there are any."""
         classes = labels.shape[1]
-        together = widen(logits).new_zeros(len(labels), classes, classes)
-        together[:, self.pairs[0], self.pairs[1]] = torch.sigmoid(widen(logits))
+        together = at_least_float32(logits).new_zeros(len(labels), classes, classes)
+        together[:, self.pairs[0], self.pairs[1]] = torch.sigmoid(at_least_float32(logits))
         together = together + together.transpose(1, 2)
         present = (labels > 0).to(together.dtype)
         others = present.sum(1, keepdim=True) - present
@@ -212,7 +212,7 @@ def _similarity(found: Tensor, features: Tensor, there: Tensor) -> Tensor:
     # The mean of cosines is one product with the mean of the unit vectors: (B, C, M, W) is never spelled out.
     unit = normalize(features, dim=2, eps=_SMALL) * there[:, :, None]
     mean = unit.sum(1) / there.sum(1).clamp(min=1)[:, None]
-    return (normalize(widen(found), dim=2, eps=_SMALL) * mean).sum(2)
+    return (normalize(at_least_float32(found), dim=2, eps=_SMALL) * mean).sum(2)
 
 
 def cluster(points: Tensor, there: Tensor, k: int) -> Tensor:
