@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from halflabel.data.sources import Fetched, Plan, Source
-from halflabel.methods.parts.losses import widen
+from halflabel.types import at_least_float32
 from halflabel.system import distributed as processes
 from halflabel.system.rng import bits
 from halflabel.types import Output
@@ -202,7 +202,7 @@ def _statistics(x: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
     From the mean m_r and the squared distances from it q_r of each slice of n_r numbers:
     mean = Σ n_r m_r / n,  var = Σ (q_r + n_r (m_r − mean)²) / n. The plain mean of squares would lose digits.
     """
-    own = widen(x).transpose(0, 1).flatten(1)
+    own = at_least_float32(x).transpose(0, 1).flatten(1)
     m = own.mean(1)
     sent = torch.stack([m, (own - m[:, None]).square().sum(1)])
     heard = [torch.empty_like(sent) for _ in sizes]
@@ -234,7 +234,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, s = ctx.saved_tensors
-        g, y = widen(gradients[0]), _centred(x, mean, s, ctx.shape)
+        g, y = at_least_float32(gradients[0]), _centred(x, mean, s, ctx.shape)
         places = [axis for axis in range(x.ndim) if axis != 1]
         own = torch.stack([g.sum(places), (g * y).sum(places)])
         if not ctx.counts:
@@ -249,4 +249,4 @@ class _Normalise(torch.autograd.Function):
 
 
 def _centred(x: Tensor, mean: Tensor, s: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return (widen(x) - mean.view(shape)) * s.view(shape)
+    return (at_least_float32(x) - mean.view(shape)) * s.view(shape)
