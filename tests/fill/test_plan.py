@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.fill import RULE, Scores, fill_run, plan, score_run, write_filled
+from halflabel.fill import RULE_SOURCE, Scores, fill_run, plan, score_run, write_filled
 from halflabel.labels import formats
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import tables
+from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import read_rules
 from halflabel.labels.table import LabelTable
@@ -31,7 +31,7 @@ def test_known_labels_have_no_row_and_scores_are_probabilities() -> None:
     filling = plan(world.scores, world.table, source="model:x:runs/y")
     rows = filling.rows()
     assert not world.table.dense()[rows.image, rows.column].any()
-    assert set(rows.sources) == {"model:x:runs/y", RULE}
+    assert set(rows.sources) == {"model:x:runs/y", RULE_SOURCE}
     assert (rows.source == 0).all()
     assert rows.score.min() >= 0.5
     right = world.truth[rows.image, rows.column] == rows.value
@@ -283,7 +283,7 @@ def test_what_follows_from_a_models_label_is_no_evidence_later(
     filling = fill_run(frozen, pictures / "images", rules=path)
     tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
     after = formats.read(tmp_path / "whole.csv", format="long").rows
-    every, people = tables(after)
+    every, people = training_and_evaluation_tables(after)
     at, one = every.images.index([digits.images[n] for n in range(40)]), every.classes.index([names[1]])
     assert (every.dense()[at, one] == 1).all()
     expected = np.ones(40)

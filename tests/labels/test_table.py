@@ -271,12 +271,15 @@ class TestRows:
         assert rows.resolve().dense().tolist() == [[-1, 0], [0, 0]]
 
     def test_conflicts_count_pairs_called_both(self) -> None:
-        assert self.rows((0, 0, 1), (0, 0, -1), (0, 0, 1), (1, 1, 1), (1, 1, 1), (1, 0, -1), (1, 0, 0)).conflicts() == 1
+        assert (
+            self.rows((0, 0, 1), (0, 0, -1), (0, 0, 1), (1, 1, 1), (1, 1, 1), (1, 0, -1), (1, 0, 0)).count_conflicts()
+            == 1
+        )
 
     def test_conflicts_of_more_entries_than_32_bits_can_number(self) -> None:
         image, column = np.array([99_999, 99_999, 46_350]), np.array([39_999, 39_999, 39_999])
         rows = Rows.build(Names.numbered(100_000), Names.numbered(40_000), image, column, np.array([1, -1, 1]))
-        assert rows.conflicts() == 1
+        assert rows.count_conflicts() == 1
 
     @quick
     @given(tables())

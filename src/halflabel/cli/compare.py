@@ -263,9 +263,9 @@ def print_table(table: Table) -> None:
 
 def said_by_people(found: Import) -> LabelTable:
     """The labels less those that a model made: a method that learnt from them would be judged by its own kind."""
-    from halflabel.labels.provenance import tables
+    from halflabel.labels.provenance import training_and_evaluation_tables
 
-    every, table = tables(found.rows)
+    every, table = training_and_evaluation_tables(found.rows)
     if made := every.known - table.known:
         console.print(f"{made} of {every.known} labels were made by a model: they are left out", soft_wrap=True)
     return table

@@ -90,7 +90,7 @@ def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bo
     finally:
         store.close()
     present = int((rows.value > 0).sum())
-    formats.write(labels.append(rows) if with_labels else rows.named(), out)
+    formats.write(labels.append(rows) if with_labels else rows.drop_unused_names(), out)
     console.print(
         f"Wrote [bold]{escape(str(out))}[/]: {counted(len(rows), 'answer')}, {present} present and "
         f"{len(rows) - present} absent; {unsure} unsure left out",

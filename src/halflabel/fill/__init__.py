@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Any
 from halflabel.fill.undo import undo
 
 if TYPE_CHECKING:
-    from halflabel.fill.plan import RULE, Filling, Tally, plan
+    from halflabel.fill.plan import RULE_SOURCE, Filling, Tally, plan
     from halflabel.fill.run import fill_run, write_filled
     from halflabel.runs.crossfit import Scores, cross_fit, score_run
 
-__all__ = ["RULE", "Filling", "Scores", "Tally", "cross_fit", "fill_run", "plan", "score_run", "undo", "write_filled"]
+__all__ = [
+    "RULE_SOURCE",
+    "Filling",
+    "Scores",
+    "Tally",
+    "cross_fit",
+    "fill_run",
+    "plan",
+    "score_run",
+    "undo",
+    "write_filled",
+]
 
 # Imported when first asked for: to undo needs no torch, which takes seconds.
 _HOMES = {
     **dict.fromkeys(("Scores", "cross_fit", "score_run"), "halflabel.runs.crossfit"),
-    **dict.fromkeys(("RULE", "Filling", "Tally", "plan"), "halflabel.fill.plan"),
+    **dict.fromkeys(("RULE_SOURCE", "Filling", "Tally", "plan"), "halflabel.fill.plan"),
     **dict.fromkeys(("fill_run", "write_filled"), "halflabel.fill.run"),
 }
 

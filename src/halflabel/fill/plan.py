@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.fill.sampling_bias import one_sided, warn
 from halflabel.fill.thresholds import BINS, Counts, Side, bin_of, choose
-from halflabel.labels.provenance import RULE, by_model, decisive, pick, tables
+from halflabel.labels.provenance import RULE_SOURCE, is_model_made, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.probability import ClassPlatt, fit_classes
 from halflabel.runs.crossfit import Scores
 
-__all__ = ["RULE", "Filling", "Tally", "plan"]
+__all__ = ["RULE_SOURCE", "Filling", "Tally", "plan"]
 
 _ENTRIES = 1 << 21  # of a block
 
@@ -187,8 +187,8 @@ def plan(
     """
     if not 0.5 < precision < 1 or not 0.5 <= confidence < 1:
         raise UserError(f"precision {precision:g} at confidence {confidence:g}", "use shares such as 0.95 and 0.9")
-    known_rows = decisive(labels) if isinstance(labels, Rows) else None
-    table, judged = tables(labels if known_rows is None else known_rows)
+    known_rows = labels.drop_overridden() if isinstance(labels, Rows) else None
+    table, judged = training_and_evaluation_tables(labels if known_rows is None else known_rows)
     image, column, value = judged.entries()
     evidence = (scores.part[image] >= 0) & ~np.isnan(scores.logits[image, column])
     image, column, present = image[evidence], column[evidence].astype(np.int64), value[evidence] > 0
@@ -267,10 +267,10 @@ def _made(known: Rows | None, table: LabelTable, source: str) -> Rows:
     """The labels that a model made, their sources numbered after `source` and "rule"."""
     if known is None:
         nothing = np.zeros(0, np.int32)
-        return Rows.build(table.images, table.classes, nothing, nothing, nothing, nothing, None, (source, RULE))
-    theirs = pick(known, by_model(known))
+        return Rows.build(table.images, table.classes, nothing, nothing, nothing, nothing, None, (source, RULE_SOURCE))
+    theirs = known.select(is_model_made(known))
     names = [known.sources[n] for n in np.unique(theirs.source).tolist()]
-    sources = tuple(dict.fromkeys((source, RULE, *names)))
+    sources = tuple(dict.fromkeys((source, RULE_SOURCE, *names)))
     number = np.array([sources.index(name) if name in names else 0 for name in known.sources], np.int16)
     return replace(theirs, source=number[theirs.source], sources=sources)
 
@@ -281,7 +281,7 @@ def _of_images(rows: Rows, index: NDArray[np.int64]) -> Rows:
     at = np.arange(first, end)
     place = np.searchsorted(index, rows.image[at])
     inside = index[place] == rows.image[at]
-    return replace(pick(rows, at[inside]), image=place[inside].astype(np.int32))
+    return replace(rows.select(at[inside]), image=place[inside].astype(np.int32))
 
 
 class _Closed(NamedTuple):

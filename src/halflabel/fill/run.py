@@ -14,7 +14,7 @@ from halflabel.fill.ending import check_ending
 from halflabel.fill.plan import Filling, Tally, plan
 from halflabel.labels.formats import long
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import MODEL, decisive, tables
+from halflabel.labels.provenance import MODEL_PREFIX, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules, read_rules
 from halflabel.runs.crossfit import score_run
@@ -25,7 +25,7 @@ __all__ = ["fill_run", "model_source", "write_filled"]
 
 def model_source(run: RunFolder, method: str) -> str:
     """What a row says of who filled it: model, method and run."""
-    return f"{MODEL}{method}:{run.folder.as_posix()}"
+    return f"{MODEL_PREFIX}{method}:{run.folder.as_posix()}"
 
 
 def fill_run(
@@ -52,8 +52,8 @@ def fill_run(
     own = run.read_rows()
     config = run.read_config()
     found: Rules | None = read_rules(rules, own.classes) if rules is not None else None
-    known = decisive(_align(own if labels is None else own.append(labels), own.classes))
-    table, judged = tables(known)
+    known = _align(own if labels is None else own.append(labels), own.classes).drop_overridden()
+    table, judged = training_and_evaluation_tables(known)
     asked = np.ones(len(table), bool)
     if labels is not None:
         # The run's other images are evidence too; what is filled are the images asked for.

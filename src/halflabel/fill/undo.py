@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import long
-from halflabel.labels.provenance import MODEL, RULE, pick
+from halflabel.labels.provenance import MODEL_PREFIX, RULE_SOURCE
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.labels.table import last_of_each
 
 __all__ = ["Undone", "undo", "without"]
@@ -52,14 +51,14 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
 def without(rows: Rows, number: NDArray[np.int64], *, retract: bool = False) -> tuple[Rows, Undone]:
     """Rows less those of some sources (by number), or with retractions of them at the end."""
     theirs = np.isin(rows.source, number)
-    hold = standing(rows)
+    hold = rows.holding()
     decided = hold[theirs[hold]]
     entries = last_of_each(rows.image[theirs], rows.column[theirs])
     kept = (int(theirs.sum()) if isinstance(entries, slice) else len(entries)) - len(decided)
     names = tuple(rows.sources[n] for n in number.tolist())
     if not retract:
         stay = np.flatnonzero(~theirs)
-        return pick(rows, stay), Undone(names, int(theirs.sum()), kept)
+        return rows.select(stay), Undone(names, int(theirs.sum()), kept)
     taken = Rows.build(
         rows.images,
         rows.classes,
@@ -81,11 +80,15 @@ def _sources(rows: Rows, source: str | None, run: str | None) -> NDArray[np.int6
         chosen = [n for n, name in enumerate(rows.sources) if name == source]
     else:
         ending = f":{Path(str(run)).as_posix()}"
-        chosen = [n for n, name in enumerate(rows.sources) if name.startswith(MODEL) and name.endswith(ending)]
+        chosen = [n for n, name in enumerate(rows.sources) if name.startswith(MODEL_PREFIX) and name.endswith(ending)]
     used = set(np.unique(rows.source).tolist())
     chosen = [n for n in chosen if n in used]
     if not chosen:
-        here = [name for n, name in enumerate(rows.sources) if n in used and (name.startswith(MODEL) or name == RULE)]
+        here = [
+            name
+            for n, name in enumerate(rows.sources)
+            if n in used and (name.startswith(MODEL_PREFIX) or name == RULE_SOURCE)
+        ]
         found = f"there are: {', '.join(here)}" if here else "no row here was filled by a model"
         raise UserError(f"no row has the source {source if source is not None else f'model:…:{run}'!r}", found)
     return np.array(chosen, np.int64)

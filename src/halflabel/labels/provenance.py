@@ -1,8 +1,12 @@
-"""Who made a label: a person, or a model. What models made may be learnt from, but nothing is judged by it.
+"""Provenance: which labels a model made, and the gate that keeps those labels out of every evaluation.
 
-A row's source says it. "model:METHOD:RUN" is what that model filled in, and what rules make of its labels; "model" and
-"machine" are models without a name. All else was said by people, "rule" too: it follows from what people said. So a
-label that a rule derives is as good as the label it was derived from.
+The source of a row tells who made the label. "model:METHOD:RUN" marks labels that a model filled in, and labels that
+rules derived from them; "model" and "machine" mark models without a name. Every other source stands for people. "rule"
+does too: it marks labels that rules derived from labels made by people.
+
+A model may learn from labels made by a model, but must never be evaluated by them. Code that computes a metric, chooses
+a threshold or an epoch, calibrates scores, holds out images or compares methods takes its labels from
+`training_and_evaluation_tables` (a table) or `evaluation_rows` (rows), and from nowhere else.
 """
 
 from __future__ import annotations
@@ -13,65 +17,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 
 if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
 
-__all__ = ["MODEL", "RULE", "by_model", "decisive", "model_source", "pick", "tables"]
+__all__ = [
+    "MODEL_PREFIX",
+    "RULE_SOURCE",
+    "evaluation_rows",
+    "is_model_made",
+    "model_source",
+    "training_and_evaluation_tables",
+]
 
-MODEL = "model:"  # what the source of a filled row begins with: model:METHOD:RUN
-RULE = "rule"  # the source of what follows by rules from labels that people made
-_OTHERS = ("model", "machine")  # a model without a name; the guesses that Open Images comes with
-
-
-def by_model(rows: Rows) -> NDArray[np.bool_]:
-    """Which rows a model made, by their source (R,)."""
-    return np.array([_is_model(name) for name in rows.sources], bool)[rows.source]
-
-
-def model_source(name: str) -> str:
-    """The source of what a model made that others call so.
-
-    >>> model_source("yolo-v8"), model_source("model:bce:runs/1"), model_source("")
-    ('model:yolo-v8', 'model:bce:runs/1', 'model')
-    """
-    return (name if _is_model(name) else MODEL + name) if name else "model"
+MODEL_PREFIX = "model:"  # the source of a filled row is model:METHOD:RUN
+RULE_SOURCE = "rule"  # derived by rules from labels that people made
+_UNNAMED_MODELS = ("model", "machine")  # "machine": the machine-generated labels of Open Images
 
 
-def _is_model(source: str) -> bool:
-    return source.startswith(MODEL) or source in _OTHERS
+def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable]:
+    """(all labels, the labels that no model made), over the same images and classes.
 
+    Train with the first table; evaluate, calibrate and split with the second. Everything that evaluates must get its
+    labels here or from `evaluation_rows`. A LabelTable has no sources, so both tables are the given one: whoever built
+    it from rows must already have passed this gate.
 
-def decisive(rows: Rows) -> Rows:
-    """The rows that hold alone, by image and class, with their source and score; all images and classes stay."""
-    at = standing(rows)
-    if len(at) == len(rows) and bool(np.all(at[1:] > at[:-1])):
-        return rows
-    return pick(rows, at)
-
-
-def pick(rows: Rows, at: NDArray[np.int64] | NDArray[np.bool_]) -> Rows:
-    """Some of the rows, by number or by mask; all images, classes and sources stay."""
-    image, column, value = rows.image[at], rows.column[at], rows.value[at]
-    return Rows.build(rows.images, rows.classes, image, column, value, rows.source[at], rows.score[at], rows.sources)
-
-
-def tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable]:
-    """(all labels that hold, those of them that no model made), over the same images and classes.
+    A label counts by the row that holds: where a model's row came after a person's, the label is the model's.
 
     >>> from halflabel.labels.names import Names
-    >>> at, value = np.array([0, 0, 1]), np.array([1, -1, 1])
-    >>> column, source = np.array([0, 1, 1]), np.array([0, 1, 1])
-    >>> rows = Rows.build(Names("ab"), Names("xy"), at, column, value, source, None, ("person", "model:bce:runs/1"))
-    >>> [table.dense().tolist() for table in tables(rows)]
+    >>> image, column, value = np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([1, -1, 1])
+    >>> source, sources = np.array([0, 1, 1]), ("person", "model:bce:runs/1")
+    >>> rows = Rows.build(Names("ab"), Names("xy"), image, column, value, source, None, sources)
+    >>> [table.dense().tolist() for table in training_and_evaluation_tables(rows)]
     [[[1, -1], [0, 1]], [[1, 0], [0, 0]]]
     """
     if not isinstance(labels, Rows):
         return labels, labels
     table = labels.resolve()
-    made = by_model(labels)
-    if not made.any():
+    model_made = is_model_made(labels)
+    if not model_made.any():
         return table, table
-    # The entries of a table stand in the order of the rows that hold: by image and class.
-    return table, table.keep(~made[standing(labels)])
+    # The entries of a table have the order of the rows that hold: by image and class.
+    return table, table.keep(~model_made[labels.holding()])
+
+
+def evaluation_rows(rows: Rows) -> Rows:
+    """The rows that hold and that no model made; all images, classes and sources stay.
+
+    `evaluation_rows(rows).resolve()` is the second table of `training_and_evaluation_tables(rows)`. Use it where the
+    source and score of a label are needed as well.
+    """
+    holding = rows.holding()
+    return rows.select(holding[~is_model_made(rows)[holding]])
+
+
+def is_model_made(rows: Rows) -> NDArray[np.bool_]:
+    """Whether a model made each row, by its source (R,)."""
+    return np.array([_is_model(source) for source in rows.sources], bool)[rows.source]
+
+
+def model_source(name: str) -> str:
+    """The source for labels made by the model `name`, as another tool calls it.
+
+    >>> model_source("yolo-v8"), model_source("model:bce:runs/1"), model_source("")
+    ('model:yolo-v8', 'model:bce:runs/1', 'model')
+    """
+    if not name:
+        return "model"
+    return name if _is_model(name) else MODEL_PREFIX + name
+
+
+def _is_model(source: str) -> bool:
+    return source.startswith(MODEL_PREFIX) or source in _UNNAMED_MODELS

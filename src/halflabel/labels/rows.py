@@ -1,4 +1,7 @@
-"""Rows: label statements in the order they were made, with who made them and how sure they were."""
+"""Rows: labels in the order they were written, each with its source (who made it) and score (how sure that was).
+
+Readers of label files produce rows; `Rows.resolve` turns them into the LabelTable that training uses.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import LabelTable, last_of_each
 
 __all__ = ["Rows", "too_many_sources"]
 
-_MOST_SOURCES = int(np.iinfo(np.int16).max)
+_MAX_SOURCES = int(np.iinfo(np.int16).max)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Statements `image, class, value, source, score`; contradicting ones are kept, `resolve` decides.
+    """Rows of (image, class, value, source, score), in order; rows may contradict each other.
 
-    The rule: for each (image, class) the last row wins, and value 0 retracts what was said before. So a correction is a
-    row more, and undoing it another. `score` is NaN where none was given. Memory: 15 bytes per row.
+    For each (image, class) the last row holds, and value 0 retracts the label: a correction is one more row, and so
+    is undoing it. `score` is NaN where the file has none. Memory: 15 bytes per row.
     """
 
     images: Names
@@ -31,7 +34,7 @@ class Rows:
     image: NDArray[np.int32]
     column: NDArray[np.int32]
     value: NDArray[np.int8]
-    source: NDArray[np.int16]  # numbers into `sources`
+    source: NDArray[np.int16]  # indices into `sources`
     score: NDArray[np.float32]
     sources: tuple[str, ...] = ("",)
 
@@ -47,9 +50,9 @@ class Rows:
         score: NDArray[Any] | None = None,
         sources: Sequence[str] | None = None,
     ) -> Rows:
-        """Fill in what is left out: one `source` for all rows as a string, no score as NaN.
+        """Build rows with defaults: `source` may be one string for all rows, and a missing score becomes NaN.
 
-        More sources than their numbers can tell apart are refused.
+        Raises UserError for more sources than an int16 can number.
         """
         if isinstance(source, str):
             sources, source = (source,), np.zeros(len(image), np.int16)
@@ -68,7 +71,7 @@ class Rows:
 
     @classmethod
     def from_table(cls, table: LabelTable, source: str = "") -> Rows:
-        """One row per known entry, all from one source."""
+        """One row per known entry, all with the same source."""
         image, column, value = table.entries()
         return cls.build(table.images, table.classes, image, column, value, source)
 
@@ -76,22 +79,48 @@ class Rows:
         return len(self.value)
 
     def resolve(self) -> LabelTable:
-        """The labels that hold after all rows: the last row wins, value 0 retracts."""
+        """The table of labels that hold: the last row of each (image, class) wins, value 0 retracts."""
         return LabelTable.from_entries(self.images, self.classes, self.image, self.column, self.value)
 
-    def conflicts(self) -> int:
-        """How many (image, class) pairs have been called both present and absent."""
-        said = self.value != 0
-        codes = self.image[said].astype(np.int64) * (2 * len(self.classes))
-        codes += 2 * self.column[said] + (self.value[said] > 0)
+    def holding(self) -> NDArray[np.int64]:
+        """The indices of the rows that hold, ordered by image and class; a pair whose last row retracts has none.
+
+        >>> image, column, value = np.array([1, 0, 1, 0]), np.array([0, 0, 0, 1]), np.array([1, 1, -1, 0])
+        >>> Rows.build(Names("ab"), Names("xy"), image, column, value).holding().tolist()
+        [1, 2]
+        """
+        last = last_of_each(self.image, self.column)
+        if isinstance(last, slice):
+            return np.flatnonzero(self.value)
+        holding: NDArray[np.int64] = last[self.value[last] != 0]
+        return holding
+
+    def drop_overridden(self) -> Rows:
+        """Only the rows that hold, ordered by image and class; all images, classes and sources stay."""
+        holding = self.holding()
+        if len(holding) == len(self) and bool(np.all(holding[1:] > holding[:-1])):
+            return self
+        return self.select(holding)
+
+    def select(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> Rows:
+        """Some of the rows, by index or by mask; all images, classes and sources stay."""
+        image, column, value = self.image[which], self.column[which], self.value[which]
+        source, score = self.source[which], self.score[which]
+        return Rows.build(self.images, self.classes, image, column, value, source, score, self.sources)
+
+    def count_conflicts(self) -> int:
+        """How many (image, class) pairs have both a present and an absent row."""
+        has_label = self.value != 0
+        codes = self.image[has_label].astype(np.int64) * (2 * len(self.classes))
+        codes += 2 * self.column[has_label] + (self.value[has_label] > 0)
         codes.sort()
-        # Of the sorted numbers 2·pair + (1 if present), neighbours that differ in the last bit only are a pair called
-        # both. Looked at in slices, so that no second array of this size is needed.
+        # The codes are 2·pair + (1 if present): sorted neighbours that differ only in the last bit are a conflict.
+        # Compared in slices, so that no second array of this size is needed.
         slices = (codes[start : start + (1 << 20) + 1] for start in range(0, len(codes), 1 << 20))
         return sum(int(np.count_nonzero((part[1:] ^ part[:-1]) == 1)) for part in slices)
 
-    def named(self) -> Rows:
-        """The same rows, with the images and classes alone that they speak of."""
+    def drop_unused_names(self) -> Rows:
+        """The same rows, without the images and classes that no row names."""
         images, image = np.unique(self.image, return_inverse=True)
         classes, column = np.unique(self.column, return_inverse=True)
         return replace(
@@ -103,11 +132,11 @@ class Rows:
         )
 
     def append(self, other: Rows) -> Rows:
-        """These rows, then those of `other`: on disk, in memory, newest last."""
+        """These rows, then those of `other`, so that the rows of `other` win."""
         images, classes = self.images.union(other.images), self.classes.union(other.classes)
         sources = tuple(dict.fromkeys((*self.sources, *other.sources)))
         _check_sources(sources)
-        number = {name: place for place, name in enumerate(sources)}
+        number = {name: index for index, name in enumerate(sources)}
         mine, theirs = (np.array([number[name] for name in rows.sources], np.int16) for rows in (self, other))
         return Rows(
             images,
@@ -122,14 +151,14 @@ class Rows:
 
 
 def too_many_sources(count: int) -> str:
-    """What is wrong with so many sources; blank where there is room for them.
+    """The error message for `count` different sources; "" where an int16 can number them.
 
     >>> too_many_sources(40_000), too_many_sources(32_767)
     ('40000 different sources are more than the 32,767 there is room for', '')
     """
     return (
-        f"{count} different sources are more than the {_MOST_SOURCES:,} there is room for"
-        if count > _MOST_SOURCES
+        f"{count} different sources are more than the {_MAX_SOURCES:,} there is room for"
+        if count > _MAX_SOURCES
         else ""
     )
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import tables
+from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.system.html import count, percent
@@ -74,7 +74,7 @@ class Facts:
 
 def gather(run: RunFolder) -> Facts:
     """Read a run; one that is unfinished has labels, settings and the log so far."""
-    table, judged = tables(run.read_rows())
+    table, judged = training_and_evaluation_tables(run.read_rows())
     return Facts(
         name=run.folder.resolve().name,
         config=run.read_config(),

@@ -355,10 +355,9 @@ class RunFolder:
         Of rows, those that hold are kept with their source and score: what a model made stays known as such.
         """
         from halflabel.labels import formats
-        from halflabel.labels.provenance import decisive
         from halflabel.labels.rows import Rows
 
-        rows = decisive(labels if isinstance(labels, Rows) else Rows.from_table(labels))
+        rows = (labels if isinstance(labels, Rows) else Rows.from_table(labels)).drop_overridden()
         formats.write(rows, self.labels)
         self.write_text("data.hash", rows.resolve().digest() + "\n")
 

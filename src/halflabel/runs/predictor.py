@@ -18,7 +18,7 @@ from halflabel.data.decode import find_images
 from halflabel.data.sources import Images, Source
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import tables
+from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
@@ -138,7 +138,7 @@ class Predictor:
         """
         if threshold is not None and not 0 <= threshold <= 1:
             raise UserError(f"{threshold:g} is no threshold", "give a probability between 0 and 1")
-        every, table = tables(labels)
+        every, table = training_and_evaluation_tables(labels)
         if every.known and not table.known:
             raise UserError(
                 f"all {every.known} labels were made by a model, so there is nothing to measure by",

@@ -24,7 +24,7 @@ from halflabel.data.pack.source import OnDevice
 from halflabel.data.sources import Arrays, Images, Part, Source
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import tables
+from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
@@ -65,7 +65,7 @@ def train(
     `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
     `init_watch` is told of the epochs of the linear init, in the place of `watch`.
     Returns the evaluation on the held-out images, if any. Of several processes the first one writes."""
-    table, judged = tables(labels)
+    table, judged = training_and_evaluation_tables(labels)
     if made := table.known - judged.known:
         say(f"{made} of {table.known} labels were made by a model: it trains on them, but judges by the others alone")
     how = recipe(config.method)

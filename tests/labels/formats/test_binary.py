@@ -19,7 +19,6 @@ from halflabel.labels.formats import binary
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.labels.table import LabelTable, count_before, last_of_each
 
 
@@ -43,14 +42,14 @@ def test_what_goes_in_comes_out(tmp_path: Path, whole: bool) -> None:
     assert found.audit.format == "binary"
     assert found.table() == rows.resolve() == binary.open_table(path)
     assert found.table().digest() == rows.resolve().digest()
-    held = standing(rows)
+    held = rows.holding()
     back = found.rows
     assert back.image.tolist() == rows.image[held].tolist()
     assert back.column.tolist() == rows.column[held].tolist()
     assert back.value.tolist() == rows.value[held].tolist()
     assert [back.sources[s] for s in back.source] == [rows.sources[s] for s in rows.source[held]]
     np.testing.assert_array_equal(back.score, rows.score[held])
-    assert (back.image.dtype, back.column.dtype, back.conflicts()) == (np.int32, np.int32, 0)
+    assert (back.image.dtype, back.column.dtype, back.count_conflicts()) == (np.int32, np.int32, 0)
     # From one binary file to another, and to rows of text, it is the same.
     formats.write(back, tmp_path / "b.labels")
     assert (tmp_path / "b.labels").read_bytes() == path.read_bytes()

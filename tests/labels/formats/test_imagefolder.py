@@ -93,7 +93,7 @@ def test_golden_lists_of_present_and_absent() -> None:
     table = found.table()
     assert list(table.classes) == ["dog", "cat", "bird"]
     assert table.dense().tolist() == [[1, 1, -1], [-1, -1, 0], [0, 0, 1]]
-    assert found.rows.conflicts() == 1
+    assert found.rows.count_conflicts() == 1
     assert any("1 entries are in both lists" in note for note in found.audit.notes)
     assert [tuple(line) for line in found.audit.became] == [
         ("in labels", "present", 3),

@@ -31,7 +31,7 @@ def golden_rows() -> Rows:
 
 
 def told(rows: Rows) -> set[tuple[str, str, int, str, float | None]]:
-    last = imagefolder_lists.standing(rows)
+    last = rows.holding()
     return {
         (
             rows.images[rows.image[k]],
@@ -131,7 +131,7 @@ def test_round_trip_of_any_rows(data: st.DataObject, tmp_path_factory: pytest.Te
         Names(images), Names(classes), rng.integers(0, len(images), count), column, value, source, score, ["", "p"]
     )
     path = tmp_path_factory.mktemp("lists")
-    known = set(rows.column[imagefolder_lists.standing(rows)].tolist())
+    known = set(rows.column[rows.holding()].tolist())
     if len(known) < len(classes):
         with pytest.raises(UserError, match="nothing is known"):
             imagefolder_lists.write(rows, path)

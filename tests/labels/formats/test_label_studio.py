@@ -19,7 +19,7 @@ from halflabel.labels import formats
 from halflabel.labels.formats import label_studio
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.provenance import by_model
+from halflabel.labels.provenance import is_model_made
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
@@ -184,12 +184,12 @@ def predicted(version: Any, group: str = "class_cat", **data: Any) -> dict[str, 
 def test_what_another_model_predicted_is_a_models(tmp_path: Path, version: Any, source: str) -> None:
     found = label_studio.read(tasks(tmp_path, [predicted(version)]), Policy()).rows
     assert statements(found) == [("a.jpg", "cat", 1, source)]
-    assert by_model(found).all()
+    assert is_model_made(found).all()
     # Written by us and read again, it stays what it was.
     label_studio.write(found, tmp_path / "again.json")
     again = label_studio.read(tmp_path / "again.json", Policy()).rows
     assert statements(again) == statements(found)
-    assert by_model(again).all()
+    assert is_model_made(again).all()
 
 
 def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_contradiction_keeps_both_rows_and_present_wins() -> None:
     rows = found.rows
     both = (rows.image == 0) & (rows.column == 2)
     assert rows.value[both].tolist() == [-1, 1]
-    assert rows.conflicts() == 1
+    assert rows.count_conflicts() == 1
     assert any("1 entries have a box and stand in neg_category_ids" in note for note in found.audit.notes)
 
 

@@ -176,7 +176,7 @@ def test_many_blocks_agree_with_the_obvious_loop(
     assert found == labels
     pairs = list(zip(rows.image.tolist(), rows.column.tolist(), rows.value.tolist(), strict=True))
     both = {pair[:2] for pair in pairs if pair[2] > 0} & {pair[:2] for pair in pairs if pair[2] < 0}
-    assert rows.conflicts() == len(both) > 0
+    assert rows.count_conflicts() == len(both) > 0
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from halflabel.labels.formats._csv import existing
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.labels.table import LabelTable
 from halflabel.system.files import replacing
 
@@ -142,7 +141,7 @@ def _arrays(rows: Rows) -> dict[str, NDArray[Any]]:
         last: Any = slice(None)
         table = rows.resolve()  # its rows are the entries
     else:
-        last = standing(rows)
+        last = rows.holding()
         table = LabelTable.from_entries(
             rows.images, rows.classes, rows.image[last], rows.column[last], rows.value[last]
         )

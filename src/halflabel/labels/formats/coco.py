@@ -17,7 +17,6 @@ from halflabel.labels.formats._unlisted import complete
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.system.files import replacing
 
 __all__ = ["USES", "Parsed", "document", "note_annotations", "parse", "read", "sniff", "write"]
@@ -149,7 +148,7 @@ def parse(path: str | Path) -> Parsed:
 
 def document(rows: Rows) -> dict[str, list[Record]]:
     """The three lists for rows, ids counted from 1; only present entries become annotations, with source and score."""
-    last = standing(rows)
+    last = rows.holding()
     annotations: list[Record] = []
     for number, k in enumerate(last[rows.value[last] > 0].tolist(), 1):
         record: Record = {"id": number, "image_id": int(rows.image[k]) + 1, "category_id": int(rows.column[k]) + 1}

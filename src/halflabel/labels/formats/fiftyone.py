@@ -31,7 +31,6 @@ from halflabel.labels.formats._unlisted import complete
 from halflabel.labels.names import Names, repeated
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.system.files import replacing
 
 __all__ = ["USES", "read", "sniff", "write"]
@@ -76,7 +75,7 @@ def read(path: Path, policy: Policy) -> Import:
     rows = reading.rows()
     for sign, raw, meaning in ((1, "target", "present"), (-1, "target in negatives.json", "absent")):
         audit.add(raw, meaning, int(np.count_nonzero(rows.value == sign)))
-    if conflicts := rows.conflicts():
+    if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are in both files: present wins, both rows are kept")
     entries = len(rows.images) * len(rows.classes)
     if policy.unlisted == "absent":
@@ -101,7 +100,7 @@ def write(rows: Rows, path: Path) -> None:
             f"FiftyOne names images without their ending, and {both[0]!r} and {both[1]!r} differ in nothing else",
             "rename one of the images",
         )
-    last = standing(rows)
+    last = rows.holding()
     known = np.zeros(len(names), bool)
     known[rows.image[last]] = True
     for file, sign in ((LABELS, 1), (NEGATIVES, -1)):

@@ -234,7 +234,7 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
     else:
         listed = len(np.unique(np.concatenate(keys)))
         audit.add("not listed", "unknown", len(images) * len(classes) - listed)
-    if conflicts := rows.conflicts():
+    if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
     return rows
 

@@ -23,7 +23,6 @@ from halflabel.labels.formats.imagefolder import IMAGE
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.system.files import replacing
 
 __all__ = ["USES", "read", "sniff", "write"]
@@ -83,7 +82,7 @@ def read(path: Path, policy: Policy) -> Import:
         audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(result.value == sign)))
     pairs = result.image.astype(np.int64) * len(classes) + result.column
     audit.add("not listed", "unknown", len(images) * len(classes) - len(np.unique(pairs)))
-    if conflicts := result.conflicts():
+    if conflicts := result.count_conflicts():
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
     return Import(result, audit)
 
@@ -95,7 +94,7 @@ def write(rows: Rows, path: Path) -> None:
     """
     if path.suffix not in ("", ".jsonl"):
         raise UserError(f"lists are not kept in {path.suffix} files", f"name a folder, or {FILE}")
-    last = standing(rows)
+    last = rows.holding()
     silent = np.bincount(rows.column[last], minlength=len(rows.classes)) == 0
     if silent.any():
         name = rows.classes[int(np.argmax(silent))]

@@ -31,7 +31,6 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import model_source
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.system.files import replacing
 
 __all__ = ["LOCAL_FILES", "OPTIONS", "PERSON", "USES", "config_path", "read", "sniff", "write"]
@@ -102,7 +101,7 @@ def write(rows: Rows, path: Path, image_url: str = LOCAL_FILES) -> None:
         raise UserError("an image or a class has no name", "give every image and every class a name")
     groups = [_group(name) for name in rows.classes]
     by_image: list[list[int]] = [[] for _ in range(len(rows.images))]
-    for k in standing(rows).tolist():
+    for k in rows.holding().tolist():
         by_image[rows.image[k]].append(k)
     with replacing(config_path(path)) as interface:
         interface.write_text(_interface(rows.classes, groups), encoding="utf-8")
@@ -311,7 +310,7 @@ def _rows(found: _Found, policy: Policy, answered: bool) -> Rows:
             audit.note(text.format(counts[key]))
     if not answered:
         audit.note("nobody has answered yet: these are the predictions, with their source and score")
-    if conflicts := rows.conflicts():
+    if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries were called both present and absent: the last answer wins, all rows are kept")
     return rows
 

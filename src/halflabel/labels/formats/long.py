@@ -147,7 +147,7 @@ def read(path: Path, policy: Policy) -> Import:
     rows = Rows.build(images, classes, image, column, value, source, score, sources)
     if policy.unlisted == "absent":
         rows = complete(rows, audit)
-    if conflicts := rows.conflicts():
+    if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries were called both present and absent: the last row wins, all rows are kept")
     if own:
         _note_twins(images, "images", audit)

@@ -51,7 +51,7 @@ def read(path: Path, policy: Policy) -> Import:
     audit = Audit("lvis", [str(path)])
     audit.add("annotation", "present", len(image))
     audit.add("neg_category_ids", "absent", len(absent_image))
-    conflicts = rows.conflicts()
+    conflicts = rows.count_conflicts()
     spoken = len(image) + len(absent_image) - conflicts
     audit.add("neither", "unknown", len(parsed.images) * len(parsed.classes) - spoken)
     if conflicts:

@@ -23,7 +23,6 @@ from halflabel.labels.formats.long import csv_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows, too_many_sources
-from halflabel.labels.standing import standing
 from halflabel.system.files import replacing
 
 __all__ = ["NEEDED", "USES", "display_names", "read", "sniff", "write"]
@@ -86,7 +85,7 @@ def read(path: Path, policy: Policy) -> Import:
     # Arrow keeps what its tables of names took; with millions of images that is a gigabyte and more.
     pa.default_memory_pool().release_unused()
     rows = _guesses_first(Rows.build(images, classes, number, column, value, *_sources(path, source, score)))
-    if conflicts := rows.conflicts():
+    if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries were called both present and absent: the last verified row wins")
     return Import(rows, audit)
 
@@ -355,7 +354,7 @@ def _take(rows: Rows, order: NDArray[np.int64]) -> Rows:
 
 def _standing(rows: Rows) -> Rows:
     """Of several rows for one (image, class) the last; none where it retracts. Images in their order."""
-    last = np.sort(standing(rows))
+    last = np.sort(rows.holding())
     seen, first = np.unique(rows.image[last], return_index=True)
     if len(seen) and np.any(np.diff(first) < 0):
         last = last[np.argsort(rows.image[last], kind="stable")]

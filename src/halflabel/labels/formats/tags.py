@@ -25,7 +25,6 @@ from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, WORDS, ZERO, Policy
 from halflabel.labels.rows import Rows
-from halflabel.labels.standing import standing
 from halflabel.system.files import replacing
 
 __all__ = ["LISTS", "USES", "read", "sniff", "write"]
@@ -147,7 +146,7 @@ def write(rows: Rows, path: Path) -> None:
     The last row of each (image, class) counts; sources and scores have no place in this form, and classes come back in
     the order in which they first appear.
     """
-    last = standing(rows)
+    last = rows.holding()
     silent = np.bincount(rows.column[last], minlength=len(rows.classes)) == 0
     if silent.any():
         name = rows.classes[int(np.argmax(silent))]
@@ -274,7 +273,7 @@ def _note(audit: Audit, sheet: Sheet, rows: Rows, lines: int, again: int) -> Non
         audit.note(f"{lines - len(rows.images)} lines are of an image named before: their tags are put together")
     if again:
         audit.note(f"{again} tags were said before of the same image: counted once")
-    if conflicts := rows.conflicts():
+    if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
     if empty := int(np.count_nonzero(np.bincount(rows.image, minlength=len(rows.images)) == 0)):
         audit.note(f"nothing is listed for {empty} images")
