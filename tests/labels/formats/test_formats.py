@@ -42,7 +42,7 @@ def places(name: str, pattern: str) -> list[Path]:
 
 
 def module(name: str) -> object:
-    return import_module(f"halflabel.labels.{name.replace('-', '_')}")
+    return import_module(f"halflabel.labels.formats.{name.replace('-', '_')}")
 
 
 def test_every_format_has_golden_data() -> None:
