@@ -23,6 +23,7 @@ from torch.nn.functional import logsigmoid
 
 from halflabel import metrics
 from halflabel.data.sources import Arrays, Features, Images
+from halflabel.data.views import make_views
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
@@ -32,7 +33,7 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
 from halflabel.system import scratch
-from halflabel.training.config import Config, make_views
+from halflabel.training.config import Config
 from halflabel.training.loop import Epoch, Settings, fit
 
 __all__ = ["HalfLabelClassifier"]
@@ -286,7 +287,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         distinct, first, again = np.unique(pictures.keys, return_index=True, return_inverse=True)
         names = Names(distinct.tolist())
-        views = make_views(backbone.preprocess.size, "squash", backbone)
+        preprocess = backbone.preprocess
+        views = make_views(preprocess.size, "squash", preprocess.interpolation, preprocess.crop_pct)
         source: Images | Arrays
         if pictures.pixels is None:
             source = Images([Path(key) for key in distinct.tolist()], names, views, max_bad=1.0)

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.data.datasets.digits import write_folder
 from halflabel.data.gpu_views import view_by, view_numbers
-from halflabel.data.views import Strong
+from halflabel.data.views import Strong, make_views
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import build
 from halflabel.runs.folder import RunFolder
-from halflabel.training.config import STRONG, Config, make_views
+from halflabel.training.config import STRONG, Config
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--batch-size", "16"]
 SRCR = ["--method", "srcr", "--epochs", "1", "--copies", "1"]
@@ -42,7 +42,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_settings_are_those_of_the_view() -> None:
     backbone = build("tiny", size=32)
-    assert Config().views(32, backbone) == make_views(32, "squash", backbone)  # the defaults are the view's own
+    preprocess = backbone.preprocess
+    assert Config().views(32, backbone) == make_views(32, "squash", preprocess.interpolation, preprocess.crop_pct)
     asked = Config(strong_ops=3, strong_magnitude=20, cutout=0.0, crop=0.9).views(32, backbone)
     strong = asked["strong"]
     assert isinstance(strong, Strong)

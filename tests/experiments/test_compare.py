@@ -324,7 +324,7 @@ def test_a_test_that_tells_nothing_apart_is_refused(go: Any, digits: Any, tmp_pa
 
 
 def test_images_that_cannot_be_found_or_read_stop_everything(go: Any, tmp_path: Path, trained: list[Task]) -> None:
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         go(images=tmp_path / "nowhere")
     assert not (tmp_path / "out").exists()
     broken = tmp_path / "broken"

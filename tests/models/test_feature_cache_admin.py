@@ -90,7 +90,7 @@ def test_the_folder_is_found_from_runs_a_run_and_itself(tmp_path: Path) -> None:
         [cache.name for cache in find_caches(place)] for place in (tmp_path / "runs", first, first.parent / "cache")
     ]
     assert names[0] == names[1] == names[2] != []
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         find_caches(tmp_path / "nowhere")
 
 

@@ -529,7 +529,7 @@ def test_command_writes_the_page(trained: tuple[Path, Path], tmp_path: Path) -> 
     ("words", "said"),
     [
         (["{empty}"], "holds no run"),
-        (["{run}", "--images", "{run}/none"], "is no folder"),
+        (["{run}", "--images", "{run}/none"], "is not a folder"),
         (["{run}", "--images", "{empty}"], "none of the 60 images"),
         (["{run}", "--out", "{empty}/page.txt"], "end it in .html"),
         (["{run}", "--out", "{empty}"], "end it in .html"),

@@ -105,7 +105,7 @@ def test_damaged_scores_are_computed_again(small) -> None:
 
 def test_what_is_missing_is_said(small, tmp_path) -> None:
     run, images = small
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         score_run(run, tmp_path / "none")
     bare = RunFolder(tmp_path / "bare")
     bare.start(run.read_labels(), run.read_config())

@@ -329,7 +329,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "weights": ({"weights": "nowhere.pth"}, "no weights file"),
     "size": ({"size": 8}, "too small"),
     "regime": ({"table": POSITIVES}, "cannot learn from positives-only labels"),
-    "no folder": ({"images": Path("nowhere")}, "is no folder"),
+    "no folder": ({"images": Path("nowhere")}, "is not a folder"),
     "other images": ({"table": LabelTable.from_dense([[1, -1]], ["x.png"], ["a", "b"])}, "none of the 1 images"),
 }
 

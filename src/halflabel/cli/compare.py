@@ -134,7 +134,7 @@ def compare(
     """
     for folder in (images, test_images):
         if folder is not None and not folder.is_dir():
-            raise UserError(f"{folder} is no folder", "name the folder with the images")
+            raise UserError(f"{folder} is not a folder", "name the folder with the images")
     kept_shares = shares_in(shares or "", "--shares")
     for name in _words(methods):
         if name != "auto":

@@ -13,6 +13,7 @@ import torch
 from halflabel import metrics
 from halflabel.data.datasets.digits import CLASSES, scenes
 from halflabel.data.sources import Arrays
+from halflabel.data.views import make_views
 from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
@@ -27,7 +28,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system.files import replacing
 from halflabel.system.format import points
-from halflabel.training.config import Config, make_views
+from halflabel.training.config import Config
 from halflabel.training.loop import Settings
 
 __all__ = ["Row", "run_demo"]
@@ -67,7 +68,9 @@ def run_demo(
 
     say("Computing the features of EfficientNet-Lite0 once: every method trains its head on them")
     backbone = build()
-    source = Arrays(other.images, Names(other.names), make_views(SIZE, "squash", backbone))
+    preprocess = backbone.preprocess
+    views = make_views(SIZE, "squash", preprocess.interpolation, preprocess.crop_pct)
+    source = Arrays(other.images, Names(other.names), views)
     test = cache_features(backbone, source, out / "cache", progress=progress)
     hidden = torch.from_numpy(other.labels)
 

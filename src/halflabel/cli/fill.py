@@ -90,7 +90,7 @@ def fill(
     if labels is not None and path.resolve() == labels.resolve():
         raise UserError("--out is the label file itself", "write another file, then append it or use it instead")
     if not images.is_dir():
-        raise UserError(f"{images} is no folder", "name the folder with the images")
+        raise UserError(f"{images} is not a folder", "name the folder with the images")
     if rules is not None:
         existing(rules)
     rows = read(labels).rows if labels is not None else None

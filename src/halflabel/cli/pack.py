@@ -68,7 +68,7 @@ def pack(
     Example: halflabel train labels.csv photos.pack --tune all --size 448 --views-on device
     """
     if not images.is_dir():
-        raise UserError(f"{images} is no folder", "name the folder with the images")
+        raise UserError(f"{images} is not a folder", "name the folder with the images")
     shard_bytes = _bytes(file_size)
     from halflabel.data.pack.read import Stored
 

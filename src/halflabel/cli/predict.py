@@ -57,7 +57,7 @@ def evaluate(
 
     model_kind(run)
     if not images.is_dir():
-        raise UserError(f"{images} is no folder", "name the folder with the images")
+        raise UserError(f"{images} is not a folder", "name the folder with the images")
     if out is not None and out.exists() and not force and not _is_evaluation(out):
         raise UserError(
             f"{out} is there already and holds no evaluation", "choose another --out, or add --force to overwrite it"

@@ -122,7 +122,7 @@ def _serve(
 
     # Whatever can be refused is refused before images are scored, which may take long.
     if not images.is_dir():
-        raise UserError(f"{images} is no folder", "name the folder with the images")
+        raise UserError(f"{images} is not a folder", "name the folder with the images")
     run.check_finished()
     found = read_questions(questions, run.read_labels()) if questions is not None else None
     with server.bind(host, port) as listening:

@@ -107,7 +107,7 @@ def study(
     """
     for folder in (images, test_images):
         if folder is not None and not folder.is_dir():
-            raise UserError(f"{folder} is no folder", "name the folder with the images")
+            raise UserError(f"{folder} is not a folder", "name the folder with the images")
     shares = shares_in(budgets, "--budgets") if budgets is not None else None
     found: Import = read(labels)
     table = said_by_people(found)

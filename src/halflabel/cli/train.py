@@ -231,7 +231,7 @@ def train(
     if decode_on is Where.device and views_on is not Where.device:
         raise UserError("--decode-on device means nothing without --views-on device", "add --views-on device")
     if not images.is_dir():
-        raise UserError(f"{images} is no folder", "name the folder with the images")
+        raise UserError(f"{images} is not a folder", "name the folder with the images")
     if method != "auto":
         check_method(method)
     run = processes.on_first(lambda: RunFolder.create(out or Path("runs") / method, force=force))
@@ -338,7 +338,7 @@ def _images_alone(labels: Path | None, images: Path | None, way: str) -> Path | 
     if images is not None:
         raise UserError(f"LABELS mean nothing with {way}: the run has its own", "name the folder of the images alone")
     if labels is not None and not labels.is_dir():
-        raise UserError(f"{labels} is no folder", f"with {way}, name the folder of the images alone, or nothing")
+        raise UserError(f"{labels} is not a folder", f"with {way}, name the folder of the images alone, or nothing")
     return labels
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, TooManyBad, read_image
+from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, TooManyBad, locate, read_image
 from halflabel.data.views import View, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
@@ -32,6 +32,7 @@ __all__ = [
     "Plan",
     "Source",
     "agree_on_bad",
+    "open_images",
     "own_order",
     "sequential",
 ]
@@ -278,6 +279,44 @@ class Images:
         self.bad[number] = (self.names[number], path, reason)
         self.quarantine.add(*self.bad[number])
         return True
+
+
+def open_images(
+    names: Names,
+    folder: Path,
+    views: Mapping[str, View],
+    *,
+    workers: int = 0,
+    max_bad: float = 0.01,
+    bad_images: Path | None = None,
+) -> Images:
+    """Open the images of a label table in a folder or a pack; an image without a file counts as unreadable.
+
+    More missing images than the share `max_bad` raise an error before any image is read; `bad_images` is then written
+    to list them.
+    """
+    from halflabel.data.pack.read import is_pack
+    from halflabel.data.pack.source import open_packed
+
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder", "name the folder with the images")
+    quarantine = Quarantine(bad_images)
+    if is_pack(folder):
+        packed = open_packed(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+        packed.put_missing_aside(np.flatnonzero(packed.at < 0).tolist(), folder, "not in the pack")
+        return packed
+    image_ids = list(names)
+    paths = locate(image_ids, folder)
+    missing = [number for number, path in enumerate(paths) if path is None]
+    if len(missing) == len(image_ids):
+        raise UserError(
+            f"none of the {len(image_ids)} images of the label file is in {folder} (first: {image_ids[0]!r})",
+            "check the folder; names may leave out the ending, such as .jpg",
+        )
+    files = [path if path is not None else folder / name for name, path in zip(image_ids, paths, strict=True)]
+    source = Images(files, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    source.put_missing_aside(missing, folder)
+    return source
 
 
 def agree_on_bad(source: Source) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as F
 from halflabel.errors import UserError
 from halflabel.system.rng import bits, uniform
 
-__all__ = ["OPS", "Plain", "Strong", "View", "Weak", "draws", "view_keys"]
+__all__ = ["OPS", "Plain", "Strong", "View", "Weak", "draws", "make_views", "view_keys"]
 
 Resize = Literal["squash", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -144,6 +144,26 @@ class Strong(Weak):
         image = image.clone(memory_format=torch.contiguous_format)
         image[:, max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = _GREY
         return image
+
+
+def make_views(
+    size: int,
+    resize: Resize = "squash",
+    interpolation: Interpolation = "bilinear",
+    crop_pct: float = 0.875,
+    *,
+    crop: float = 0.8,
+    **strong: Any,
+) -> dict[str, View]:
+    """The views "plain", "weak" and "strong" of size × size pixels.
+
+    crop: the smallest share of the image that a random crop covers. strong: further fields of `Strong`.
+    """
+    return {
+        "plain": Plain(size, resize, interpolation, crop_pct),
+        "weak": Weak(size, resize, interpolation, least=crop),
+        "strong": Strong(size, resize, interpolation, least=crop, **strong),
+    }
 
 
 def _describe(view: Plain | Weak) -> str:

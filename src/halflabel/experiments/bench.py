@@ -21,7 +21,7 @@ from torch import Tensor
 
 from halflabel import __version__
 from halflabel.data.gpu_views import load_images
-from halflabel.data.sources import Arrays, Features, Images, Part, Source
+from halflabel.data.sources import Arrays, Features, Images, Part, Source, open_images
 from halflabel.errors import UserError
 from halflabel.experiments.grid import LabelMask, Outcome, Task
 from halflabel.experiments.meter import Meter
@@ -35,7 +35,7 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
 from halflabel.runs.evaluate import Judge
-from halflabel.training.config import STRONG, Config, device_of, open_images
+from halflabel.training.config import STRONG, Config, device_of
 from halflabel.training.loop import Fitted, Settings, Watch, fit
 
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
@@ -340,7 +340,9 @@ class Bench:
             def open_source(table: LabelTable, images: Path | Tensor) -> Images | Arrays:
                 if isinstance(images, Tensor):
                     return Arrays(images, table.images, views)
-                return open_images(table.images, images, views, self.config)
+                return open_images(
+                    table.images, images, views, workers=self.config.workers, max_bad=self.config.max_bad
+                )
 
             found = [open_source(self.table, self.images)]
             if self.own_test:

@@ -84,7 +84,7 @@ def note_use(folder: Path) -> None:
 def find_caches(place: Path) -> list[Cache]:
     """The caches in a folder, in the folder "cache" in it, or, for a run, in the one beside it; last used first."""
     if not place.is_dir():
-        raise UserError(f"{place} is no folder", "name the folder with the runs, a run, or the cache itself")
+        raise UserError(f"{place} is not a folder", "name the folder with the runs, a run, or the cache itself")
     places = [place, place / "cache"]
     if any((place / name).exists() for name in ("config.yaml", "config.json")):
         places.append(place.resolve().parent / "cache")

@@ -6,7 +6,6 @@ Only entries are chosen here by score; whether the model or the label is wrong i
 from __future__ import annotations
 
 import base64
-import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -170,13 +169,11 @@ def galleries(
     progress: Callable[[int, int], None] | None = None,
 ) -> Html:
     """Three galleries with the photos of a folder; `scan` is how many training images may be scored for them."""
+    from halflabel.data.sources import open_images
     from halflabel.runs.predictor import Predictor
-    from halflabel.training.config import open_images
 
     predictor = Predictor(run)
-    source = open_images(
-        facts.table.images, folder, predictor.views, dataclasses.replace(predictor.config, max_bad=1.0)
-    )
+    source = open_images(facts.table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
     found = score_images(facts, predictor, source, scan, progress)
     thresholds = predictor.thresholds.numpy()
     missing = missing_positives(found.scores, found.labels, thresholds, tiles)

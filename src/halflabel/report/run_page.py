@@ -108,7 +108,7 @@ def build_page(
     machine are not written into the page.
     """
     if images is not None and not images.is_dir():
-        raise UserError(f"{images} is no folder", "name the folder with the images")
+        raise UserError(f"{images} is not a folder", "name the folder with the images")
     facts = gather(run)
     found = facts.measured
     parts = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -59,7 +58,7 @@ def score_run(run: RunFolder, folder: Path, progress: Callable[[], Progress] | N
     Reading the file needs no torch; `progress` makes what is told (images done, of how many), where there is work.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder", "name the folder with the images")
+        raise UserError(f"{folder} is not a folder", "name the folder with the images")
     run.check_finished()
     table = run.read_labels()
     thresholds = _thresholds(run, table)
@@ -94,9 +93,9 @@ def cross_scores(
 
 
 def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
-    from halflabel.training.config import open_images
+    from halflabel.data.sources import open_images
 
-    return open_images(table.images, folder, predictor.views, dataclasses.replace(predictor.config, max_bad=1.0))
+    return open_images(table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
 
 
 def _features(

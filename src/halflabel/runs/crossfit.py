@@ -190,7 +190,7 @@ def _device(config: Config) -> str:
 def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:
     """The files of all images, in the folder given or else in the one that the run was trained on."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder", "name the folder with the images")
+        raise UserError(f"{folder} is not a folder", "name the folder with the images")
     before = Path(config.images) if config.images else folder
     if is_pack(folder) and (before == folder or (open_pack(folder).find(names.array) >= 0).all()):
         return open_packed(names, folder, views, workers=config.workers, max_bad=1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.data.decode import find_images
-from halflabel.data.sources import Images, Source
+from halflabel.data.sources import Images, Source, open_images
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
@@ -29,7 +28,7 @@ from halflabel.models.scoring import score
 from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.system import distributed as processes
-from halflabel.training.config import Config, device_of, open_images
+from halflabel.training.config import Config, device_of
 from halflabel.training.loop import Settings
 
 __all__ = ["Prediction", "Predictor", "predict_files"]
@@ -153,7 +152,7 @@ class Predictor:
         table, every = _over(table, self.classes), _over(every, self.classes)
         left_out = every.known - table.known
         annotations = self.annotations  # before the work of scoring: the run's labels may be damaged
-        source = open_images(table.images, images, self.views, dataclasses.replace(self.config, max_bad=1.0))
+        source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
         truth = torch.from_numpy(table.dense())
         logits = self.logits(source, progress)
         found = processes.on_first(

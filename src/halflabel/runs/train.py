@@ -21,7 +21,7 @@ from halflabel import metrics
 from halflabel.data.decode import TooManyBad
 from halflabel.data.gpu_views import load_images
 from halflabel.data.pack.source import OnDevice
-from halflabel.data.sources import Arrays, Images, Part, Source
+from halflabel.data.sources import Arrays, Images, Part, Source, open_images
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
@@ -39,7 +39,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed as processes
 from halflabel.training.checkpoint import newest, save_tensors
-from halflabel.training.config import Config, device_of, open_images
+from halflabel.training.config import Config, device_of
 from halflabel.training.loop import Epoch, Settings, Watch, fit
 
 __all__ = ["train"]
@@ -83,7 +83,7 @@ def train(
     else:
         # An older run that may not start after all stays as it is.
         own = run.bad_images if resume or not run.begun else None
-        raw = open_images(table.images, images, views, config, bad_images=own)
+        raw = open_images(table.images, images, views, workers=config.workers, max_bad=config.max_bad, bad_images=own)
         raw.quarantine.place = run.bad_images
 
     # Dealt by the labels that judge: each class is to have its share of them on either side.
@@ -263,7 +263,7 @@ def _repro(run: RunFolder, config: Config, images: str) -> str:
     options, _, _ = given.pop("options"), given.pop("settings"), given.pop("images")
     for name in ("weights", "begin_from"):
         given[name] = os.path.abspath(given[name]) if given[name] else None
-    words = [os.path.abspath(images) if images else ""]  # of images in memory there is no folder to name
+    words = [os.path.abspath(images) if images else ""]  # of images in memory there is not a folder to name
     for name, value in given.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):

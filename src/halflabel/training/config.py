@@ -5,25 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from halflabel.data.decode import Quarantine, locate
-from halflabel.data.pack.read import is_pack
-from halflabel.data.pack.source import open_packed
-from halflabel.data.sources import Images
-from halflabel.data.views import Plain, Strong, View, Weak
+from halflabel.data.views import View, make_views
 from halflabel.errors import UserError
-from halflabel.labels.names import Names
 from halflabel.models.backbones import Backbone
 from halflabel.system.files import check_fields
 from halflabel.system.validate import between
 from halflabel.training.loop import Settings
 
-__all__ = ["STRONG", "Config", "device_of", "make_views", "open_images"]
+__all__ = ["STRONG", "Config", "device_of"]
 
 STRONG = ("strong_ops", "strong_magnitude", "cutout")  # the settings of strong views
 MOST_OPS, MOST_MAGNITUDE = 10, 30
@@ -67,7 +60,8 @@ class Config:
         between(0, MOST_MAGNITUDE, strong_magnitude=self.strong_magnitude)
         between(0, 1, cutout=self.cutout)
         strong = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
-        return make_views(size, self.resize, backbone, self.crop, **strong)
+        preprocess = backbone.preprocess
+        return make_views(size, self.resize, preprocess.interpolation, preprocess.crop_pct, crop=self.crop, **strong)
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Config:
@@ -77,50 +71,6 @@ class Config:
             return cls(**{**found, "settings": Settings(**found["settings"])})
         except (TypeError, KeyError, AttributeError) as error:
             raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
-
-
-def make_views(
-    size: int, resize: Literal["squash", "crop"], backbone: Backbone, crop: float = 0.8, **strong: Any
-) -> dict[str, View]:
-    """The three views of an image; `strong` are fields of `data.views.Strong`."""
-    how = backbone.preprocess.interpolation
-    return {
-        "plain": Plain(size, resize, how, backbone.preprocess.crop_pct),
-        "weak": Weak(size, resize, how, least=crop),
-        "strong": Strong(size, resize, how, least=crop, **strong),
-    }
-
-
-def open_images(
-    names: Names, folder: Path, views: Mapping[str, View], config: Config, *, bad_images: Path | None = None
-) -> Images:
-    """The image files of a label table, or its images in a pack. One that is not there is unreadable, as if broken.
-
-    Too many of these are an error at once; `bad_images` is then written to list them.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder} is no folder", "name the folder with the images")
-    more: dict[str, Any] = {
-        "workers": config.workers,
-        "max_bad": config.max_bad,
-        "quarantine": Quarantine(bad_images),
-    }
-    if is_pack(folder):
-        packed = open_packed(names, folder, views, **more)
-        packed.put_missing_aside(np.flatnonzero(packed.at < 0).tolist(), folder, "not in the pack")
-        return packed
-    listed = list(names)
-    paths = locate(listed, folder)
-    missing = [number for number, path in enumerate(paths) if path is None]
-    if len(missing) == len(listed):
-        raise UserError(
-            f"none of the {len(listed)} images of the label file is in {folder} (first: {listed[0]!r})",
-            "check the folder; names may leave out the ending, such as .jpg",
-        )
-    files = [path if path is not None else folder / name for name, path in zip(listed, paths, strict=True)]
-    source = Images(files, names, views, **more)
-    source.put_missing_aside(missing, folder)
-    return source
 
 
 def device_of(settings: Settings) -> str:

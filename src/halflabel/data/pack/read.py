@@ -92,7 +92,7 @@ def is_pack(folder: str | Path) -> bool:
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
-    """What pack.json says; None where the folder is no pack."""
+    """What pack.json says; None where the folder is not a pack."""
     try:
         found = json.loads((folder / "pack.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -106,7 +106,7 @@ def open_pack(folder: str | Path) -> Shards:
     try:
         changed = os.stat(folder / "pack.json").st_mtime_ns
     except OSError:
-        raise UserError(f"{folder} is no pack", "make one: halflabel pack IMAGES OUT") from None
+        raise UserError(f"{folder} is not a pack", "make one: halflabel pack IMAGES OUT") from None
     return _open(str(folder), changed)
 
 
@@ -118,7 +118,7 @@ def _open(folder: str, changed: int) -> Shards:
     about = read_about(place)
     again = f"pack the images again: halflabel pack IMAGES {folder} --force"
     if about is None:
-        raise UserError(f"{folder} is no pack", "make one: halflabel pack IMAGES OUT")
+        raise UserError(f"{folder} is not a pack", "make one: halflabel pack IMAGES OUT")
     if about.get("version") != VERSION:
         raise UserError(f"{folder} is a pack of version {about.get('version')!r}, not {VERSION}", again)
     if not about.get("complete"):

@@ -128,7 +128,7 @@ def _begin(out: Path, about: dict[str, Any], force: bool) -> None:
             raise UserError(f"{out} holds the beginning of a pack with {what}", "add --force to begin again")
         return
     if before is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already and is no pack", "name a new folder")
+        raise UserError(f"{out} is there already and is not a pack", "name a new folder")
     out.mkdir(parents=True, exist_ok=True)
     if before is not None:
         write_json(out / "pack.json", about)  # no longer complete, before anything of it goes

@@ -104,7 +104,7 @@ def _main(path: Path) -> Path:
         return main
     if path.name == "Main":
         return path
-    raise LabelError("there is no folder ImageSets/Main", "name the folder VOC2007, VOC2012, …", path)
+    raise LabelError("there is not a folder ImageSets/Main", "name the folder VOC2007, VOC2012, …", path)
 
 
 def _class_files(main: Path) -> dict[str, dict[str, Path]]:

@@ -74,7 +74,7 @@ def draw_figures(
             "another run is compared by its maps alone", "name the photos, and leave maps among the figures"
         )
     if photos is not None and not photos.is_dir():
-        raise UserError(f"{photos} is no folder", "name the folder with the images")
+        raise UserError(f"{photos} is not a folder", "name the folder with the images")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file", "name a folder with --out")
     run.check_finished()

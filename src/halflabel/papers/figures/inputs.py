@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import cached_property
@@ -67,14 +66,15 @@ class Material:
 
     def source(self, of: Predictor | None = None) -> Images:
         """The photos, as the model of this run or of another one is shown them."""
-        from halflabel.training.config import open_images
+        from halflabel.data.sources import open_images
 
         if self.photos is None:
             raise Skip("it needs the photos: name their folder after the run")
         of = self.predictor if of is None else of
         if id(of) not in self._sources:
-            config = dataclasses.replace(of.config, max_bad=1.0)
-            self._sources[id(of)] = open_images(self.facts.table.images, self.photos, of.views, config)
+            self._sources[id(of)] = open_images(
+                self.facts.table.images, self.photos, of.views, workers=of.config.workers, max_bad=1.0
+            )
         return self._sources[id(of)]
 
     @cached_property
