@@ -29,6 +29,8 @@ check: $(READY)
 	@$(BIN)/ruff format --check src tests benchmarks examples
 	@echo "==> mypy --strict"
 	@$(BIN)/mypy
+	@echo "==> import-linter"
+	@$(BIN)/lint-imports --no-logo
 
 test: check
 	@echo "==> pytest"
