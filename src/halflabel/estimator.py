@@ -33,8 +33,9 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
 from halflabel.system import scratch
+from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
-from halflabel.training.loop import Epoch, Settings, fit
+from halflabel.training.loop import Settings, fit
 
 __all__ = ["HalfLabelClassifier"]
 
@@ -176,7 +177,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         head_alone = Model(None, head)
         with _seeds_kept(settings.device):
             fitted = fit(
-                head_alone, method, source, table, settings, watch=_Lines(self.epochs) if self.verbose else None
+                head_alone, method, source, table, settings, callback=_EpochPrinter() if self.verbose else None
             )
         self.model_ = Model(backbone, head).cpu().eval()
         self.classes_ = known.classes
@@ -333,18 +334,14 @@ class _Known(NamedTuple):
     zero: Zero | None
 
 
-class _Lines:
+class _EpochPrinter(Callback):
     """Prints one line per epoch."""
 
-    def __init__(self, epochs: int) -> None:
+    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
         self.epochs = epochs
 
-    def epoch_starts(self, epoch: int, images: int) -> None: ...
-
-    def step_done(self, images: int, loss: float | None) -> None: ...
-
-    def epoch_ends(self, line: Epoch) -> None:
-        print(f"epoch {line['epoch']} of {self.epochs}: loss {line['loss']:.4g}")
+    def on_epoch_end(self, log: EpochLog) -> None:
+        print(f"epoch {log['epoch']} of {self.epochs}: loss {log['loss']:.4g}")
 
 
 def _rows(kept: Any, index: NDArray[np.int64]) -> Tensor:

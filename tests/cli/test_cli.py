@@ -768,7 +768,7 @@ def test_a_stopped_training_says_how_to_go_on(
     out = tmp_path / "the run"
     words = ["train", data / "train.csv", data / "images", "--epochs", "2", *TINY]  # as those of `trained`
     before = signal.getsignal(signal.SIGTERM)
-    ends = TrainingBar.epoch_ends
+    ends = TrainingBar.on_epoch_end
 
     def stop(self: TrainingBar, line: Any) -> None:
         ends(self, line)
@@ -778,7 +778,7 @@ def test_a_stopped_training_says_how_to_go_on(
     # A shell that runs the tests in the background has them ignore Ctrl-C.
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patched:
-        patched.setattr(TrainingBar, "epoch_ends", stop)
+        patched.setattr(TrainingBar, "on_epoch_end", stop)
         result = run(*words, "--out", out)
     signal.signal(signal.SIGINT, interrupt)
     assert result.exit_code == code

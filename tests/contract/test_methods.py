@@ -22,7 +22,8 @@ from halflabel.methods.base import REGIMES, Method, method, recipe, recipes, see
 from halflabel.methods.parts.losses import BCE
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
-from halflabel.training.loop import Epoch, Settings, fit
+from halflabel.training.callbacks import Callback, EpochLog
+from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Sweep
 
 IMAGES, CLASSES, CHANNELS = 32, 6, 16
@@ -175,18 +176,14 @@ def test_all_that_is_remembered_is_in_the_state(name: str, regime: str) -> None:
         assert case.value(case.batch(), epoch) == fresh.value(fresh.batch(), epoch)
 
 
-class Break:
-    """A watch that breaks training off after an epoch."""
+class Break(Callback):
+    """A callback that breaks training off after an epoch."""
 
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def epoch_starts(self, epoch: int, images: int) -> None: ...
-
-    def step_done(self, images: int, loss: float | None) -> None: ...
-
-    def epoch_ends(self, line: Epoch) -> None:
-        if line["epoch"] == self.after:
+    def on_epoch_end(self, log: EpochLog) -> None:
+        if log["epoch"] == self.after:
             raise KeyboardInterrupt
 
 
@@ -204,7 +201,7 @@ def test_a_run_that_breaks_off_ends_where_the_unbroken_one_does(
 
     expected = go()
     with pytest.raises(KeyboardInterrupt):
-        go(folder=tmp_path, watch=Break(after=6))
+        go(folder=tmp_path, callback=Break(after=6))
     found = go(folder=tmp_path, resume=True)
     assert found.keys() == expected.keys()
     for key, value in expected.items():

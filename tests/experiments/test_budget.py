@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.experiments import compare as loop
 from halflabel.experiments.bench import Trained
+from halflabel.experiments.compare import _left_out, run_grid
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
+from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
 
 
@@ -36,22 +38,22 @@ class FakeBench:
 
 def test_the_budget_starts_no_run_that_would_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = FakeBench({"bce": 10.0, "em": 50.0, "asl": 10.0})
-    monkeypatch.setattr(loop.time, "monotonic", lambda: bench.now)
+    monkeypatch.setattr(time, "monotonic", lambda: bench.now)
     grid = Grid(tuple(map(Candidate.parse, bench.seconds)), (LabelMask(),), 3, "none")
     store = Store(tmp_path)
-    _, left = loop.run_grid(grid, bench, store, None, deadline=100.0)
+    _, left = run_grid(grid, bench, store, None, deadline=100.0)
     # 70 s for the first round, 80 s with bce's second seed; em's would end at 130 s.
     assert bench.order == [("bce", 0), ("em", 0), ("asl", 0), ("bce", 1)]
     assert [(task.candidate.name, task.seed) for task in left] == [
         ("em", 1), ("asl", 1), ("bce", 2), ("em", 2), ("asl", 2),
     ]  # fmt: skip
-    assert [tuple(part) for part in loop._left_out(left)] == [
+    assert [tuple(part) for part in _left_out(left)] == [
         ("all", "em", 2, (1, 2)), ("all", "asl", 2, (1, 2)), ("all", "bce", 1, (2,)),
     ]  # fmt: skip
     # The next call knows from the start what a run takes.
-    _, left = loop.run_grid(grid, bench, store, None, deadline=bench.now + 45.0)
+    _, left = run_grid(grid, bench, store, None, deadline=bench.now + 45.0)
     assert len(left) == 5
-    _, left = loop.run_grid(grid, bench, store, None, deadline=None)
+    _, left = run_grid(grid, bench, store, None, deadline=None)
     assert not left
     assert len(bench.order) == 9
 
@@ -98,23 +100,20 @@ def test_a_run_under_way_is_given_up_at_the_end_of_an_epoch(
     now, told = [0.0], []
     monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
 
-    class Watch:
-        def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None:
+    class Recorder(Callback):
+        def on_task_start(self, task: Task, number: int, total: int, left: float | None) -> None:
             told.append(number)
 
-        def epoch_ends(self, epoch: int, epochs: int) -> None:
+        def on_epoch_end(self, log: EpochLog) -> None:
             now[0] += 100.0
 
-        def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-            pass
-
-    found = go(budget=150.0, watch=Watch())  # two epochs of 100 s each: the last is not cut off
+    found = go(budget=150.0, callback=Recorder())  # two epochs of 100 s each: the last is not cut off
     assert [row.seeds for row in found.rows] == [1]
     assert told == [1]
     now[0] = 0.0
-    go(out="other", budget=50.0, watch=Watch())
+    go(out="other", budget=50.0, callback=Recorder())
     assert now[0] == 100.0, "one epoch, and no more"
-    again = go(out="other", budget=1e6, watch=Watch())
+    again = go(out="other", budget=1e6, callback=Recorder())
     assert [row.seeds for row in again.rows] == [2, 2]
     assert not again.left_out
     assert not again.failures
@@ -131,16 +130,10 @@ def test_time_left_is_told(tmp_path: Path) -> None:
     bench = FakeBench({"bce": 10.0, "em": 50.0})
     told: list[Any] = []
 
-    class Watch:
-        def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None:
+    class Recorder(Callback):
+        def on_task_start(self, task: Task, number: int, total: int, left: float | None) -> None:
             told.append((number, total, left))
 
-        def epoch_ends(self, epoch: int, epochs: int) -> None:
-            pass
-
-        def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-            pass
-
     grid = Grid(tuple(map(Candidate.parse, bench.seconds)), (LabelMask(),), 2, "none")
-    loop.run_grid(grid, bench, Store(tmp_path), Watch(), None)
+    run_grid(grid, bench, Store(tmp_path), Recorder(), None)
     assert told == [(1, 4, None), (2, 4, 30.0), (3, 4, 60.0), (4, 4, 50.0)]

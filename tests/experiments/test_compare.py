@@ -26,6 +26,7 @@ from halflabel.methods import base as methods
 from halflabel.methods.base import Method, Recipe
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
+from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
 from halflabel.types import Batch, Targets
 
@@ -425,21 +426,15 @@ def test_whole_networks_are_tuned_and_go_on_within_a_run(
     whole = go("whole", names=["em"], seeds=1, config=config)
     ended: list[int] = []
 
-    class Stops:
-        def task_starts(self, *_: Any) -> None:
-            pass
-
-        def epoch_ends(self, epoch: int, epochs: int) -> None:
-            ended.append(epoch)
+    class Stops(Callback):
+        def on_epoch_end(self, log: EpochLog) -> None:
+            ended.append(log["epoch"])
             if len(ended) == 1:
                 raise KeyboardInterrupt
 
-        def task_ends(self, *_: Any) -> None:
-            pass
-
     with pytest.raises(KeyboardInterrupt):
-        go(names=["em"], seeds=1, config=config, watch=Stops())
+        go(names=["em"], seeds=1, config=config, callback=Stops())
     assert any((tmp_path / "out" / "unfinished").iterdir())
-    assert same(go(names=["em"], seeds=1, config=config, watch=Stops()), whole)
+    assert same(go(names=["em"], seeds=1, config=config, callback=Stops()), whole)
     assert ended == [1, 2], "the first epoch is not trained again"
     assert not any((tmp_path / "out" / "unfinished").iterdir())

@@ -27,7 +27,8 @@ from halflabel.models.heads import Linear, Model
 from halflabel.system import signals as interrupt
 from halflabel.system.signals import Stopped
 from halflabel.training import loop as train
-from halflabel.training.loop import Epoch, Fitted, Settings, fit
+from halflabel.training.callbacks import Callback, EpochLog
+from halflabel.training.loop import Fitted, Settings, fit
 from halflabel.types import Batch, Sweep, Targets
 
 N, D, C = 24, 5, 3
@@ -65,15 +66,11 @@ class Sweeping(Relabeler):
         return {"mean": float(self.summed.mean())}
 
 
-class Counting:
+class Counting(Callback):
     def __init__(self) -> None:
         self.steps = 0
 
-    def epoch_starts(self, epoch: int, images: int) -> None: ...
-
-    def epoch_ends(self, line: Epoch) -> None: ...
-
-    def step_done(self, images: int, loss: float | None) -> None:
+    def on_step_end(self, images: int, loss: float | None) -> None:
         self.steps += 1
 
 
@@ -81,7 +78,7 @@ def go(folder: Path, resume: bool = False) -> tuple[Fitted, dict[str, Tensor], i
     rng = np.random.default_rng(0)
     table = LabelTable.from_dense(rng.choice([-1, 0, 1], size=(N, C)))
     source = Features(rng.normal(size=(N, D)).astype(np.float32), table.images)
-    method, watch = Method(BCE(), Sweeping()), Counting()
+    method, callback = Method(BCE(), Sweeping()), Counting()
 
     def judge(logits: Tensor) -> dict[str, float]:
         return {"select": float(logits.mean())}
@@ -89,9 +86,9 @@ def go(folder: Path, resume: bool = False) -> tuple[Fitted, dict[str, Tensor], i
     with interrupt.heeded():
         found = fit(
             Model(None, seeded(1, lambda: Linear(D, C))), method, source, table, SETTINGS,
-            validation=source, judge=judge, watch=watch, folder=folder, resume=resume,
+            validation=source, judge=judge, callback=callback, folder=folder, resume=resume,
         )  # fmt: skip
-    return found, dict(method.state_dict()), watch.steps
+    return found, dict(method.state_dict()), callback.steps
 
 
 def at_call(patch: pytest.MonkeyPatch, place: Any, name: str, number: int, do: Callable[[], None]) -> list[int]:
@@ -121,7 +118,7 @@ PLACES = {
 }
 
 
-def timeless(log: list[Epoch]) -> list[dict[str, Any]]:
+def timeless(log: list[EpochLog]) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in ("seconds", "images_per_s")} for line in log]
 
 

@@ -25,7 +25,8 @@ from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Linear, Model
 from halflabel.models.scoring import score
 from halflabel.system.gpu_memory import Room
-from halflabel.training.loop import Epoch, Fitted, Settings, _Training, fit
+from halflabel.training.callbacks import Callback
+from halflabel.training.loop import Fitted, Settings, _Training, fit
 from halflabel.types import Batch, Passes, Targets
 
 N, C = 24, 3
@@ -198,17 +199,13 @@ def test_it_is_said_once_per_halving() -> None:
     assert "batch norm" in training[0]
 
 
-class Breaking:
+class Breaking(Callback):
     """Stops training at the given step, as a crash would."""
 
     def __init__(self, at: int) -> None:
         self.left = at
 
-    def epoch_starts(self, epoch: int, images: int) -> None: ...
-
-    def epoch_ends(self, line: Epoch) -> None: ...
-
-    def step_done(self, images: int, loss: float | None) -> None:
+    def on_step_end(self, images: int, loss: float | None) -> None:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
@@ -219,7 +216,7 @@ def test_a_resumed_run_remembers_how_many_fit(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="out of GPU memory"):
         expected, _ = train(model(4), settings)
     with pytest.warns(UserWarning, match="out of GPU memory"), pytest.raises(KeyboardInterrupt):
-        train(model(4), settings, folder=tmp_path, watch=Breaking(2))
+        train(model(4), settings, folder=tmp_path, callback=Breaking(2))
     resumed = model(4)
     found, _ = train(resumed, settings, folder=tmp_path, resume=True)  # without a warning, which would be an error
     assert_same(found.weights, expected.weights)

@@ -20,6 +20,7 @@ from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.matching_pursuit import Part, joint_omp
 from halflabel.methods.parts.similarity_memory import Items, impute
 from halflabel.models.heads import Linear, Model
+from halflabel.training.callbacks import Callback
 from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Sweep
 
@@ -450,22 +451,22 @@ def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, monkeypatch, op
     values = torch.from_numpy(rng.random((24, 6))).float()
     settings = Settings(epochs=4, batch_size=8, lr=0.01, device="cpu", save_every=1)
 
-    class Break:
+    class Break(Callback):
         """At the end of epoch 3, or after the second of three batches of the epoch in which the scale is measured."""
 
         def __init__(self):
             self.epoch, self.steps = 0, 0
 
-        def epoch_starts(self, epoch, images):
+        def on_epoch_start(self, epoch, epochs, images):
             self.epoch, self.steps = epoch, 0
 
-        def step_done(self, images, loss):
+        def on_step_end(self, images, loss):
             self.steps += 1
             if self.epoch == (3 if options.get("image_similarity") else 2) and self.steps == 2 and within:
                 raise KeyboardInterrupt
 
-        def epoch_ends(self, line):
-            if line["epoch"] == 3:
+        def on_epoch_end(self, log):
+            if log["epoch"] == 3:
                 raise KeyboardInterrupt
 
     def go(**more):
@@ -476,7 +477,7 @@ def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, monkeypatch, op
 
     expected = go()
     with pytest.raises(KeyboardInterrupt):
-        go(folder=tmp_path, watch=Break())
+        go(folder=tmp_path, callback=Break())
     found = go(folder=tmp_path, resume=True)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -21,6 +21,7 @@ from halflabel.methods.parts.losses import over_images
 from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials, violators
 from halflabel.methods.rml import Propagate, Transductive
 from halflabel.models.heads import Linear, Model
+from halflabel.training.callbacks import Callback
 from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Sweep, Targets
 
@@ -411,15 +412,13 @@ def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, monkeypa
     table = LabelTable.from_dense(labels)
     seen = []
 
-    class Watch:
-        def epoch_starts(self, epoch, images):
+    class Recorder(Callback):
+        def on_epoch_start(self, epoch, epochs, images):
             seen.append((relabel.neighbour.tolist(), relabel.similarity.tolist()))
 
-        def step_done(self, images, loss):
+        def on_step_end(self, images, loss):
             if broken and len(seen) == 1:
                 raise KeyboardInterrupt
-
-        def epoch_ends(self, line): ...
 
     def go(**more):
         method = recipe("ss-rml").make(start=0)
@@ -432,8 +431,8 @@ def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, monkeypa
     relabel = None
     if broken:
         with pytest.raises(KeyboardInterrupt):
-            go(watch=Watch())
-    go(watch=Watch(), resume=broken)
+            go(callback=Recorder())
+    go(callback=Recorder(), resume=broken)
     takers, givers = [i for i in range(12) if (labels[i] == 0).any()], [i for i in range(12) if labels[i].any()]
     near, distance = [-1] * 12, {}
     for i in takers:
@@ -492,20 +491,14 @@ class _Stop(Exception):
     pass
 
 
-class _StopAfter:
+class _StopAfter(Callback):
     """Told how training goes, it breaks it off after an epoch."""
 
     def __init__(self, epoch):
         self.epoch = epoch
 
-    def epoch_starts(self, epoch, images):
-        pass
-
-    def step_done(self, images, loss):
-        pass
-
-    def epoch_ends(self, line):
-        if line["epoch"] == self.epoch:
+    def on_epoch_end(self, log):
+        if log["epoch"] == self.epoch:
             raise _Stop
 
 
@@ -519,11 +512,11 @@ def test_ss_rml_trains_in_the_loop_and_resumes_exactly(tmp_path):
     assert table.stats().regime in recipe("ss-rml").serves
     settings = Settings(epochs=4, batch_size=16, lr=1e-2, device="cpu")
 
-    def train(folder, watch=None, resume=False):
+    def train(folder, callback=None, resume=False):
         model = Model(None, seeded(0, lambda: Linear(8, 4)))
         source = Features(features, table.images)
         method = recipe("ss-rml").make(start=2, every=1)
-        return fit(model, method, source, table, settings, watch=watch, folder=folder, resume=resume)
+        return fit(model, method, source, table, settings, callback=callback, folder=folder, resume=resume)
 
     whole = train(None)
     assert [line.get("propagated_images") for line in whole.log] == [None, 45, 45, 45]

@@ -20,8 +20,9 @@ from halflabel.models.backbones import build
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor, predict_files
 from halflabel.runs.train import train
+from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
-from halflabel.training.loop import Epoch, Settings
+from halflabel.training.loop import Settings
 
 N = 24
 CLASSES = ["red", "green", "blue"]
@@ -171,20 +172,18 @@ def test_the_cache_serves_every_run_beside_it(tmp_path: Path, folder: Path) -> N
     assert (tmp_path / "cache").is_dir()
 
 
-class Break:
-    """A watch that breaks training off, at a step counted over all epochs and stages, or after an epoch."""
+class Break(Callback):
+    """A callback that breaks training off, at a step counted over all epochs and stages, or after an epoch."""
 
     def __init__(self, step: int = -1, epoch: int = -1) -> None:
         self.step, self.epoch, self.steps, self.epochs = step, epoch, 0, 0
 
-    def epoch_starts(self, epoch: int, images: int) -> None: ...
-
-    def step_done(self, images: int, loss: float | None) -> None:
+    def on_step_end(self, images: int, loss: float | None) -> None:
         self.steps += 1
         if self.steps == self.step:
             raise KeyboardInterrupt
 
-    def epoch_ends(self, line: Epoch) -> None:
+    def on_epoch_end(self, log: EpochLog) -> None:
         self.epochs += 1
         if self.epochs == self.epoch:
             raise KeyboardInterrupt
@@ -228,16 +227,16 @@ def test_a_broken_off_run_ends_with_the_same_file_as_an_unbroken_one(
 ) -> None:
     expected = unbroken(config)
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "broken", folder, config, watch=stop())
+        go(tmp_path / "broken", folder, config, callback=stop())
     assert not (tmp_path / "broken" / "best.safetensors").exists()
     run = RunFolder.open(tmp_path / "broken")
     again = Config.from_dict(run.read_config())
-    watch = Break()
-    train(run.read_labels(), folder, again, run, resume=True, watch=watch)
+    callback = Break()
+    train(run.read_labels(), folder, again, run, resume=True, callback=callback)
     assert weights(tmp_path / "broken") == expected
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
     whole = 3 * (config.settings.epochs + config.linear_init)
-    assert watch.steps < whole or stop().step == 2
+    assert callback.steps < whole or stop().step == 2
 
 
 def test_patience_does_not_cut_the_head_short_that_comes_first(tmp_path: Path, folder: Path) -> None:
@@ -245,7 +244,7 @@ def test_patience_does_not_cut_the_head_short_that_comes_first(tmp_path: Path, f
     settings = dataclasses.replace(ALL.settings, patience=1)
     config = dataclasses.replace(ALL, settings=settings, linear_init=5, linear_lr=0.0)
     head = Break()
-    go(tmp_path / "run", folder, config, init_watch=head)
+    go(tmp_path / "run", folder, config, init_callback=head)
     assert head.epochs == 5
 
 
@@ -264,23 +263,23 @@ def test_a_damaged_newest_checkpoint_costs_an_epoch_not_the_result(
     tmp_path: Path, folder: Path, first_run: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "broken", folder, watch=Break(epoch=2))
+        go(tmp_path / "broken", folder, callback=Break(epoch=2))
     place = tmp_path / "broken" / "last" / "head"
     latest = sorted(place.glob("*.safetensors"))[-1]
     raw = bytearray(latest.read_bytes())
     raw[-3] ^= 1
     latest.write_bytes(bytes(raw))
     (place / ".0000000099.json.tmp").write_text("{")
-    watch = Break()
+    callback = Break()
     with pytest.warns(UserWarning, match="its checksum does not hold"):
-        go(tmp_path / "broken", folder, resume=True, watch=watch)
-    assert watch.epochs == 2
+        go(tmp_path / "broken", folder, resume=True, callback=callback)
+    assert callback.epochs == 2
     assert weights(tmp_path / "broken") == weights(first_run)
 
 
 def test_a_finished_run_resumed_stays_as_it_is(folder: Path, first_run: Path, copied: Path) -> None:
     measured = (copied / "metrics.json").read_text()
-    go(copied, folder, resume=True, watch=Break(step=1), cache=first_run.parent / "cache")
+    go(copied, folder, resume=True, callback=Break(step=1), cache=first_run.parent / "cache")
     assert weights(copied) == weights(first_run)
     assert (copied / "metrics.json").read_text() == measured
 

@@ -26,7 +26,8 @@ from halflabel.models.backbones import build
 from halflabel.models.heads import Head, Linear, Model
 from halflabel.models.scoring import score
 from halflabel.training import loop as training
-from halflabel.training.loop import Epoch, Settings, fit
+from halflabel.training.callbacks import Callback, EpochLog
+from halflabel.training.loop import Settings, fit
 from halflabel.training.settings import rate_after
 from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
@@ -475,34 +476,34 @@ def test_images_and_labels_must_be_as_many() -> None:
         fit(linear(), bce(), source, table.subset([0, 1, 2]), PLAIN)
 
 
-class Counting:
-    """A watch that stops training at a given step, as a crash would."""
+class Counting(Callback):
+    """A callback that stops training at a given step, as a crash would."""
 
     def __init__(self, stop_at: int = -1, stop_after_epoch: int = -1) -> None:
         self.stop_at, self.stop_after_epoch = stop_at, stop_after_epoch
         self.steps = 0
         self.told: list[Any] = []
 
-    def epoch_starts(self, epoch: int, images: int) -> None:
+    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
         self.told.append((epoch, images))
 
-    def step_done(self, images: int, loss: float | None) -> None:
+    def on_step_end(self, images: int, loss: float | None) -> None:
         self.steps += 1
         if self.steps == self.stop_at:
             raise KeyboardInterrupt
 
-    def epoch_ends(self, line: Epoch) -> None:
-        self.told.append(line["epoch"])
-        if line["epoch"] == self.stop_after_epoch:
+    def on_epoch_end(self, log: EpochLog) -> None:
+        self.told.append(log["epoch"])
+        if log["epoch"] == self.stop_after_epoch:
             raise KeyboardInterrupt
 
 
 def test_the_watch_is_told_of_every_epoch_and_step() -> None:
     source, table = data()
-    watch = Counting()
-    fit(linear(), bce(), source, table, PLAIN, watch=watch)
-    assert watch.told == [(1, N), 1, (2, N), 2, (3, N), 3]
-    assert watch.steps == 3 * math.ceil(N / 16)
+    callback = Counting()
+    fit(linear(), bce(), source, table, PLAIN, callback=callback)
+    assert callback.told == [(1, N), 1, (2, N), 2, (3, N), 3]
+    assert callback.steps == 3 * math.ceil(N / 16)
 
 
 class Remembering(Relabeler):
@@ -520,7 +521,7 @@ class Remembering(Relabeler):
 
 
 def saved(stop: Counting, settings: Settings) -> int:
-    """Batches of the second epoch that the last checkpoint holds: the watch breaks off before its step is saved."""
+    """Batches of the second epoch that the last checkpoint holds: the callback breaks off before its step is saved."""
     per_epoch = math.ceil(N / settings.batch_size)
     return (stop.stop_at - per_epoch - 1) // settings.accumulate * settings.accumulate
 
@@ -549,20 +550,20 @@ def test_a_run_that_breaks_off_ends_bit_for_bit_like_an_unbroken_one(
     between = where == "between epochs"
     settings = replace(PLAIN, epochs=4, save_every=0 if between else 1, **change)
 
-    def go(folder: Path, watch: Counting, resume: bool = False) -> tuple[training.Fitted, Method]:
+    def go(folder: Path, callback: Counting, resume: bool = False) -> tuple[training.Fitted, Method]:
         method = Method(BCE(), Remembering())
         verdicts = [0.2, 0.5, 0.3, 0.4]
         # A resumed run is judged from the epoch on in which it broke off.
         judge = Scripted(verdicts[(2 if between else 1) if resume else 0 :])
         found = fit(
             linear(dropout=0.5), method, source, table, settings,
-            validation=source, judge=judge, watch=watch, folder=folder, resume=resume,
+            validation=source, judge=judge, callback=callback, folder=folder, resume=resume,
         )  # fmt: skip
         return found, method
 
-    watch = Counting()
-    unbroken, method = go(tmp_path / "unbroken", watch)
-    per_epoch = watch.steps // 4
+    callback = Counting()
+    unbroken, method = go(tmp_path / "unbroken", callback)
+    per_epoch = callback.steps // 4
     # Within an epoch: after the checkpoint of its first step, in the middle of what accumulates.
     stop = Counting(stop_after_epoch=2) if between else Counting(stop_at=per_epoch + settings.accumulate + 2)
     with pytest.raises(KeyboardInterrupt):
@@ -570,12 +571,12 @@ def test_a_run_that_breaks_off_ends_bit_for_bit_like_an_unbroken_one(
     after = Counting()
     resumed, resumed_method = go(tmp_path / "broken", after, resume=True)
     # Where the checkpoint was, not where the epoch began; the step that broke off is made again.
-    assert after.steps == (2 * per_epoch if between else watch.steps - per_epoch - saved(stop, settings))
+    assert after.steps == (2 * per_epoch if between else callback.steps - per_epoch - saved(stop, settings))
     assert_same(resumed.weights, unbroken.weights)
     assert_same(dict(resumed_method.state_dict()), dict(method.state_dict()))
     assert resumed.best_epoch == unbroken.best_epoch == 2
 
-    def timeless(log: list[Epoch]) -> list[dict[str, Any]]:
+    def timeless(log: list[EpochLog]) -> list[dict[str, Any]]:
         return [{k: v for k, v in line.items() if k not in ("seconds", "images_per_s")} for line in log]
 
     assert timeless(resumed.log) == timeless(unbroken.log)
@@ -584,9 +585,9 @@ def test_a_run_that_breaks_off_ends_bit_for_bit_like_an_unbroken_one(
 def test_a_finished_run_resumed_gives_its_result_again(tmp_path: Path) -> None:
     source, table = data()
     first = fit(linear(), bce(), source, table, PLAIN, folder=tmp_path)
-    watch = Counting()
-    again = fit(linear(), bce(), source, table, PLAIN, folder=tmp_path, resume=True, watch=watch)
-    assert watch.steps == 0
+    callback = Counting()
+    again = fit(linear(), bce(), source, table, PLAIN, folder=tmp_path, resume=True, callback=callback)
+    assert callback.steps == 0
     assert_same(again.weights, first.weights)
 
 
@@ -601,7 +602,7 @@ def test_a_new_run_in_an_old_folder_is_resumed_from_its_own_checkpoints(tmp_path
     fit(linear(), bce(), source, table, replace(PLAIN, epochs=6), folder=tmp_path)
     other = replace(PLAIN, seed=9, epochs=3)
     with pytest.raises(KeyboardInterrupt):
-        fit(linear(), bce(), source, table, other, folder=tmp_path, watch=Counting(stop_after_epoch=2))
+        fit(linear(), bce(), source, table, other, folder=tmp_path, callback=Counting(stop_after_epoch=2))
     found = fit(linear(), bce(), source, table, other, folder=tmp_path, resume=True)
     assert [line["epoch"] for line in found.log] == [1, 2, 3]
     assert_same(found.weights, fit(linear(), bce(), source, table, other).weights)

@@ -36,6 +36,7 @@ from halflabel.cli.options import (
 from halflabel.cli.terminal import console, counted, number, show_audit, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.system.format import points
+from halflabel.training.callbacks import Callback, EpochLog
 
 if TYPE_CHECKING:
     from halflabel.experiments import Comparison, Row, Task
@@ -176,7 +177,7 @@ def compare(
     from halflabel.cli.progress import Bar
 
     where = escape(str(out))
-    with kept(out), GridBar() as watch, Bar("features") as bar:
+    with kept(out), GridBar() as task_bar, Bar("features") as bar:
         result = compare_methods(
             table,
             images,
@@ -194,7 +195,7 @@ def compare(
             lr=lr,
             config=config,
             force=force,
-            watch=watch,
+            callback=task_bar,
             say=console.print,
             progress=bar,
         )
@@ -282,7 +283,7 @@ def kept(place: Path) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-class GridBar:
+class GridBar(Callback):
     """A bar over the whole grid with the time left, and a line for each finished run."""
 
     def __init__(self) -> None:
@@ -295,7 +296,7 @@ class GridBar:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._number, self._due, self._note = 0, math.nan, ""
+        self._number, self._due, self._note, self._epochs = 0, math.nan, "", 1
 
     def __enter__(self) -> Self:
         return self
@@ -303,19 +304,22 @@ class GridBar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None:
+    def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
         self._progress.stop()  # it may have to wait for features, which have a bar of their own
         self._number, self._note = number, task.describe()
-        self._due = math.nan if left is None else time.monotonic() + left
+        self._due = math.nan if seconds_left is None else time.monotonic() + seconds_left
         if not self._progress.task_ids:
             self._progress.add_task("", total=total, number=number, left="", note="")
         self._show(0.0)
 
-    def epoch_ends(self, epoch: int, epochs: int) -> None:
-        self._progress.start()
-        self._show(epoch / epochs)
+    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
+        self._epochs = epochs
 
-    def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
+    def on_epoch_end(self, log: EpochLog) -> None:
+        self._progress.start()
+        self._show(log["epoch"] / self._epochs)
+
+    def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
         what = f"[bright_black]{number:>{len(str(total))}}/{total}[/]  {escape(task.describe())}"
         if outcome.error:
             console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}", soft_wrap=True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from halflabel.cli.terminal import console
 from halflabel.system.format import points
-
-if TYPE_CHECKING:
-    from halflabel.training.loop import Epoch
+from halflabel.training.callbacks import Callback, EpochLog
 
 __all__ = ["Bar", "TrainingBar"]
 
@@ -63,11 +61,11 @@ class Bar:
             self._progress = None
 
 
-class TrainingBar:
-    """Watches training: a bar per epoch, then its line of the log; `word` is what an epoch is called."""
+class TrainingBar(Callback):
+    """A progress bar per epoch, then its line of the log; `word` is what an epoch is called."""
 
-    def __init__(self, epochs: int, word: str = "epoch") -> None:
-        self.epochs = epochs
+    def __init__(self, word: str = "epoch") -> None:
+        self.epochs = 0
         self.word = word
         self._progress = _progress()
         self._seen = 0
@@ -79,27 +77,28 @@ class TrainingBar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def epoch_starts(self, epoch: int, images: int) -> None:
+    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
+        self.epochs = epochs
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
         self._progress.start()  # not before: the features may have a bar of their own first
         self._progress.add_task(f"{self.word} {epoch}/{self.epochs}", total=images, rate="", note="")
         self._seen, self._started = 0, time.perf_counter()
 
-    def step_done(self, images: int, loss: float | None) -> None:
+    def on_step_end(self, images: int, loss: float | None) -> None:
         self._seen += images
         if loss is not None:
             rate = self._seen / max(time.perf_counter() - self._started, 1e-9)
             task = self._progress.task_ids[0]
             self._progress.update(task, completed=self._seen, rate=f"{rate:.0f} images/s", note=f"loss {loss:.4f}")
 
-    def epoch_ends(self, line: Epoch) -> None:
-        self._progress.stop()  # another watch may have the next epoch
-        parts = [f"{self.word} {line['epoch']:>3}/{self.epochs}", f"loss {line['loss']:.4f}"]
+    def on_epoch_end(self, log: EpochLog) -> None:
+        self._progress.stop()  # another callback may show the next epoch
+        parts = [f"{self.word} {log['epoch']:>3}/{self.epochs}", f"loss {log['loss']:.4f}"]
         for key, title in (("mAP", "mAP"), ("assumed_mAP", "mAP (unknown = absent)")):
-            if key in line:
-                parts.append(f"{title} {points(line[key])}")
+            if key in log:
+                parts.append(f"{title} {points(log[key])}")
         known = {"epoch", "loss", "lr", "images_per_s", "seconds", "mAP", "assumed_mAP", "select"}
-        parts += [f"{key} {value:.4g}" for key, value in line.items() if key not in known]
-        parts.append(f"{line['images_per_s']:.0f} images/s")
+        parts += [f"{key} {value:.4g}" for key, value in log.items() if key not in known]
+        parts.append(f"{log['images_per_s']:.0f} images/s")
         console.print("  ".join(parts))

@@ -138,7 +138,7 @@ def reproduce(
     features = cache if cache is not None else cache_for(place)
     if features.exists() and not features.is_dir():
         raise UserError(f"{features} is a file", "name a folder for features and models with --cache")
-    with kept(place), GridBar() as watch, _Features() as bar:
+    with kept(place), GridBar() as task_bar, _Features() as bar:
         found = run_table(
             table,
             data,
@@ -153,7 +153,7 @@ def reproduce(
             budget=budget,
             cache=features,
             force=force,
-            watch=watch,
+            callback=task_bar,
             say=console.print,
             progress=bar,
         )

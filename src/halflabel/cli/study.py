@@ -154,8 +154,8 @@ def study(
         "command": shlex.split(again()),
         "say": console.print,
     }
-    with kept(place), GridBar() as watch, Bar("features") as bar:
-        how |= {"watch": watch, "progress": bar}
+    with kept(place), GridBar() as task_bar, Bar("features") as bar:
+        how |= {"callback": task_bar, "progress": bar}
         result: Study | Growth
         if grow:
             result = studies.grow(table, images, shares=shares or studies.GROWTH, worth=worth, **how)

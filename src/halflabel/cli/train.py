@@ -313,19 +313,20 @@ def _run_training(
 ) -> None:
     from halflabel.cli.progress import Bar, TrainingBar
     from halflabel.runs.train import train as train_run
-    from halflabel.training.callbacks import Several, TensorBoard
+    from halflabel.training.callbacks import Callback, CallbackList, TensorBoard
 
-    watch, first = TrainingBar(config.settings.epochs), TrainingBar(config.linear_init, "head")
-    logs = tensorboard and processes.is_first()
-    watches = Several(watch, TensorBoard(run.tensorboard)) if logs else watch
+    epoch_bar, head_bar = TrainingBar(), TrainingBar("head")
+    callback: Callback = epoch_bar
+    if tensorboard and processes.is_first():
+        callback = CallbackList(epoch_bar, TensorBoard(run.tensorboard))
     what = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {what} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
-    with _resumable(run), warnings_in_a_line(), watch, first, Bar("features") as bar:
-        more: dict[str, Any] = {"watch": watches, "init_watch": first, "say": say, "progress": bar}
+    with _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, Bar("features") as bar:
+        more: dict[str, Any] = {"callback": callback, "init_callback": head_bar, "say": say, "progress": bar}
         found = train_run(labels, images, config, run, truth=truth, resume=resume, **more)
     if found is not None:
         show_evaluation(found)

@@ -10,8 +10,8 @@ result.py  intervals, paired differences, the table
 
 from __future__ import annotations
 
-from halflabel.experiments.compare import Watch, compare
+from halflabel.experiments.compare import compare
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Task
 from halflabel.experiments.result import Comparison, Row
 
-__all__ = ["Candidate", "Comparison", "Grid", "LabelMask", "Row", "Task", "Watch", "compare"]
+__all__ = ["Candidate", "Comparison", "Grid", "LabelMask", "Row", "Task", "compare"]

@@ -25,7 +25,7 @@ from halflabel.data.sources import Arrays, Features, Images, Part, Source, open_
 from halflabel.errors import UserError
 from halflabel.experiments.grid import LabelMask, Outcome, Task
 from halflabel.experiments.meter import Meter
-from halflabel.experiments.shared_start import OutOfTime, Start, Until, begin, keep, kept, place_of
+from halflabel.experiments.shared_start import OutOfTime, Start, StopAtDeadline, begin, keep, kept, place_of
 from halflabel.labels.split import assign
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
@@ -35,8 +35,9 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score
 from halflabel.runs.evaluate import Judge
+from halflabel.training.callbacks import Callback
 from halflabel.training.config import STRONG, Config, device_of
-from halflabel.training.loop import Fitted, Settings, Watch, fit
+from halflabel.training.loop import Fitted, Settings, fit
 
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
 
@@ -192,10 +193,10 @@ class Bench:
             **rare,
         }
 
-    def train(self, task: Task, *, watch: Watch | None = None, folder: Path | None = None) -> Trained:
+    def train(self, task: Task, *, callback: Callback | None = None, folder: Path | None = None) -> Trained:
         """Train one task and score the test images. With a folder, an interrupted task goes on from its last epoch."""
         # The start too is outside the clock: the first task that needs it would pay for all.
-        return self._train(task, None if self.start is None else self._started(task), watch, folder)[0]
+        return self._train(task, None if self.start is None else self._started(task), callback, folder)[0]
 
     def _started(self, task: Task) -> Fitted:
         """The start on the labels and with the seed of a task: as it was kept, else trained now."""
@@ -213,7 +214,7 @@ class Bench:
             tuned += ", labelled images alone" if self.start.labelled_only else ""
             self.say(f"what rows begin with: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
             folder = place.with_suffix("") if self.config.tune == "all" else None
-            _, found = self._train(first, None, Until(self.deadline), folder)
+            _, found = self._train(first, None, StopAtDeadline(self.deadline), folder)
             keep(found, place)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -230,7 +231,7 @@ class Bench:
         )
 
     def _train(
-        self, task: Task, start: Fitted | None, watch: Watch | None, folder: Path | None
+        self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
     ) -> tuple[Trained, Fitted]:
         """Train a task from the weights of a start, if there is one; the start itself is only scored then."""
         how = recipe(task.candidate.method)
@@ -257,7 +258,7 @@ class Bench:
                 settings,
                 validation=Part(parts.rest, outside) if len(outside) else parts.validation,
                 judge=judge,
-                watch=watch,
+                callback=callback,
                 truth=self.rest.subset(inside) if self.truth else None,
                 folder=folder,
                 resume=folder is not None,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -20,22 +20,15 @@ from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench, DataError, OutOfTime, Select, Trained
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Search, Task, parse_budget
 from halflabel.experiments.result import Comparison, Failure, LeftOut, summarise
+from halflabel.experiments.shared_start import StopAtDeadline
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import epochs_for, short_list
 from halflabel.methods.base import recipe
+from halflabel.training.callbacks import Callback, CallbackList
 from halflabel.training.config import Config
-from halflabel.training.loop import Epoch
 
-__all__ = ["Progress", "Watch", "check_rate", "compare", "run_grid"]
-
-
-class Watch(Protocol):
-    """Told how the grid gets on: a progress bar, a test. Tasks are numbered from 1; `left` is seconds, if known."""
-
-    def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None: ...
-    def epoch_ends(self, epoch: int, epochs: int) -> None: ...
-    def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None: ...
+__all__ = ["Progress", "check_rate", "compare", "run_grid"]
 
 
 class Progress:
@@ -75,7 +68,7 @@ def compare(
     config: Config | None = None,
     cache: Path | None = None,
     force: bool = False,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
@@ -128,7 +121,7 @@ def compare(
     store.write_csv("split.csv", ["image", "part"], _split(bench))
     store.write_test(bench.test)
     try:
-        found, left = run_grid(grid, bench, store, watch, bench.deadline)
+        found, left = run_grid(grid, bench, store, callback, bench.deadline)
     finally:
         bad = bench.bad_images()
         if bad:
@@ -241,13 +234,14 @@ class _Clock:
 
 
 def run_grid(
-    grid: Grid, bench: Any, store: Store, watch: Watch | None, deadline: float | None
+    grid: Grid, bench: Any, store: Store, callback: Callback | None, deadline: float | None
 ) -> tuple[dict[Task, Outcome], list[Task]]:
     """All tasks in turn: what was found, and the tasks that the deadline left no time for.
 
     A task that is under way when it comes is given up at the end of the epoch: of a whole network the next call goes on
     from there, a head is begun anew.
     """
+    callback = callback or Callback()
     found: dict[Task, Outcome] = {}
     left: list[Task] = []
     clock = _Clock(found)
@@ -263,30 +257,26 @@ def run_grid(
         if stopped:
             left.append(task)
             continue
-        if watch is not None:
-            watch.task_starts(task, number, grid.total, clock.left(grid))
+        callback.on_task_start(task, number, grid.total, clock.left(grid))
         try:
-            outcome, logits = _attempt(task, bench, store, watch, deadline)
+            outcome, logits = _attempt(task, bench, store, callback, deadline)
         except OutOfTime:
             stopped = True
             left.append(task)
             continue
         store.write(task, outcome, logits)
         found[task] = outcome
-        if watch is not None:
-            watch.task_ends(task, outcome, number, grid.total)
+        callback.on_task_end(task, outcome, number, grid.total)
     return found, left
 
 
-def _attempt(task: Task, bench: Any, store: Store, watch: Watch | None, deadline: float | None) -> tuple[Outcome, Any]:
+def _attempt(task: Task, bench: Any, store: Store, callback: Callback, deadline: float | None) -> tuple[Outcome, Any]:
     """Run a task; whatever keeps it from finishing is its outcome, and the others go on."""
-    epochs = bench.config.settings.epochs
-    told = _EpochWatch(watch, epochs, deadline)
     # A head on cached features is trained again in seconds; a whole network goes on where it was.
     folder = store.unfinished(task) if bench.config.tune == "all" else None
     started = time.perf_counter()
     try:
-        trained: Trained = bench.train(task, watch=told, folder=folder)
+        trained: Trained = bench.train(task, callback=CallbackList(callback, StopAtDeadline(deadline)), folder=folder)
     except (OutOfTime, DataError):
         raise
     except UserError as error:
@@ -303,26 +293,6 @@ def _attempt(task: Task, bench: Any, store: Store, watch: Watch | None, deadline
     else:
         return trained
     return Outcome(error=reason, wall=time.perf_counter() - started), None
-
-
-class _EpochWatch:
-    """Passes on the ends of epochs, and ends the run at one of them when the time is over."""
-
-    def __init__(self, watch: Watch | None, epochs: int, deadline: float | None) -> None:
-        self.watch, self.epochs, self.deadline = watch, epochs, deadline
-
-    def epoch_starts(self, epoch: int, images: int) -> None:
-        pass
-
-    def step_done(self, images: int, loss: float | None) -> None:
-        pass
-
-    def epoch_ends(self, line: Epoch) -> None:
-        epoch = int(line["epoch"])
-        if self.watch is not None:
-            self.watch.epoch_ends(epoch, self.epochs)
-        if self.deadline is not None and epoch < self.epochs and time.monotonic() > self.deadline:
-            raise OutOfTime
 
 
 def _left_out(tasks: Sequence[Task]) -> tuple[LeftOut, ...]:

@@ -21,10 +21,11 @@ from halflabel.models.embedding_heads import Bilinear, Semantic
 from halflabel.models.heads import Linear, Model
 from halflabel.models.noise_head import LatentNoise
 from halflabel.system.files import plain
+from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpoint import save_tensors
-from halflabel.training.loop import Epoch, Fitted
+from halflabel.training.loop import Fitted
 
-__all__ = ["OutOfTime", "Start", "Until", "begin", "keep", "kept", "place_of"]
+__all__ = ["OutOfTime", "Start", "StopAtDeadline", "begin", "keep", "kept", "place_of"]
 
 
 class OutOfTime(Exception):
@@ -55,21 +56,19 @@ class Start:
         return task.key == self.task(task).key
 
 
-class Until:
-    """A watch that ends training after an epoch when the time is over."""
+class StopAtDeadline(Callback):
+    """Raises `OutOfTime` between two epochs once the deadline has passed; at least one epoch is trained."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
+        self.has_trained = False
 
-    def epoch_starts(self, epoch: int, images: int) -> None:
-        if self.deadline is not None and epoch > 1 and time.monotonic() > self.deadline:
+    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
+        if self.deadline is not None and self.has_trained and time.monotonic() > self.deadline:
             raise OutOfTime
 
-    def step_done(self, images: int, loss: float | None) -> None:
-        pass
-
-    def epoch_ends(self, line: Epoch) -> None:
-        pass
+    def on_epoch_end(self, log: EpochLog) -> None:
+        self.has_trained = True
 
 
 def place_of(folder: Path, task: Task, about: Mapping[str, Any]) -> Path:
@@ -93,7 +92,7 @@ def kept(path: Path) -> Fitted | None:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["start"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            return Fitted(weights, int(about["best_epoch"]), [Epoch(line) for line in about["log"]])
+            return Fitted(weights, int(about["best_epoch"]), [EpochLog(line) for line in about["log"]])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
 

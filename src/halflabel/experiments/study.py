@@ -22,7 +22,7 @@ from torch import Tensor
 from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
-from halflabel.experiments.compare import Progress, Watch, check_rate, run_grid
+from halflabel.experiments.compare import Progress, check_rate, run_grid
 from halflabel.experiments.conclusions import advise, conclude, describe_control, draw_growth, draw_study
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, parse_budget
 from halflabel.experiments.learning_curve import Backtest, Extrapolation, extrapolate
@@ -31,6 +31,7 @@ from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import epochs_for, short_list
 from halflabel.system.files import plain
+from halflabel.training.callbacks import Callback
 from halflabel.training.config import Config
 
 __all__ = ["BUDGETS", "GROWTH", "STRATEGIES", "Gap", "Growth", "Point", "Study", "grow", "study"]
@@ -200,7 +201,7 @@ def grow(
     The curve takes whole images with the labels they have; the control draws as many labels at random over all images.
     mAP = a − b · share^(−c) is fitted to the means over seeds. Its interval comes from curves drawn anew: the test
     images' bootstrap, and noise with the seeds' spread. `worth` is the gain in points of mAP that would justify the
-    labels. `how`: test, test_images, test_share, budget, lr, config, cache, force, watch, say, progress, as for
+    labels. `how`: test, test_images, test_share, budget, lr, config, cache, force, callback, say, progress, as for
     `compare`; with config.held_out = 0, as by default, the last epoch is judged.
     """
     steps = _check_shares(shares)
@@ -328,7 +329,7 @@ def _train(
     config: Config | None = None,
     cache: Path | None = None,
     force: bool = False,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Bench, _Tried]:
@@ -367,7 +368,7 @@ def _train(
     bench.open()
     store = Store(out, "study")
     store.start({"halflabel": __version__, "test_share": test_share, **bench.identity()}, force=force)
-    found, left = run_grid(grid, bench, store, watch, bench.deadline)
+    found, left = run_grid(grid, bench, store, callback, bench.deadline)
     return bench, _Tried(candidate, grid, found, left, store, Judged(bench, store), features.waiting)
 
 

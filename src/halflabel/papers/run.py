@@ -15,7 +15,7 @@ from torch import Tensor
 from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
-from halflabel.experiments.compare import Watch, run_grid
+from halflabel.experiments.compare import run_grid
 from halflabel.experiments.grid import LabelMask, Outcome, Task, parse_budget
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipes
@@ -30,6 +30,7 @@ from halflabel.papers.settings import Changes
 from halflabel.papers.spec import Condition, Measure, Row, Table
 from halflabel.papers.stage import Shelf, bench_of
 from halflabel.papers.tables import recipe_for
+from halflabel.training.callbacks import Callback, CallbackList
 
 __all__ = ["cache_for", "reproduce"]
 
@@ -51,7 +52,7 @@ def reproduce(
     budget: float | str | None = None,
     cache: Path | None = None,
     force: bool = False,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Reproduction:
@@ -107,9 +108,9 @@ def reproduce(
         store = Store(out / group.folder)
         rare = {} if given is None else {"given labels": given.labels.digest()}
         store.start({"halflabel": __version__, "table": id, **bench.identity(), **rare}, force=force)
-        told = None if watch is None else _Offset(watch, before, total)
+        offset_callback = None if callback is None else _TaskOffset(callback, before, total)
         try:
-            found, left = run_grid(grid, bench, store, told, deadline)
+            found, left = run_grid(grid, bench, store, offset_callback, deadline)
         finally:
             if bad := bench.bad_images():
                 store.write_csv("bad_images.csv", ["image", "path", "reason"], bad)
@@ -205,21 +206,20 @@ class _InWords(Task):
         return cls(task.candidate, task.label_mask, task.seed, task.lr, task.options)
 
 
-class _Offset:
-    """Passes on how one group gets on as part of the whole; the time left is not known for the others."""
+class _TaskOffset(CallbackList):
+    """Numbers the tasks of one group within all groups; the time left is known only in the last group."""
 
-    def __init__(self, watch: Watch, before: int, total: int) -> None:
-        self.watch, self.before, self.total = watch, before, total
+    def __init__(self, callback: Callback, before: int, total: int) -> None:
+        super().__init__(callback)
+        self.before, self.total = before, total
 
-    def task_starts(self, task: Task, number: int, total: int, left: float | None) -> None:
-        last = self.before + total == self.total
-        self.watch.task_starts(_InWords.of(task), self.before + number, self.total, left if last else None)
+    def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
+        is_last = self.before + total == self.total
+        seconds_left = seconds_left if is_last else None
+        super().on_task_start(_InWords.of(task), self.before + number, self.total, seconds_left)
 
-    def epoch_ends(self, epoch: int, epochs: int) -> None:
-        self.watch.epoch_ends(epoch, epochs)
-
-    def task_ends(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-        self.watch.task_ends(_InWords.of(task), outcome, self.before + number, self.total)
+    def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
+        super().on_task_end(_InWords.of(task), outcome, self.before + number, self.total)
 
 
 def _measured(table: Table, row: Row, bench: Bench, outcome: Outcome, store: Store, task: Task) -> dict[str, float]:

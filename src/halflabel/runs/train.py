@@ -38,9 +38,10 @@ from halflabel.runs.evaluate import Evaluation, Judge, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed as processes
+from halflabel.training.callbacks import Callback, CallbackList, EpochLog
 from halflabel.training.checkpoint import newest, save_tensors
 from halflabel.training.config import Config, device_of
-from halflabel.training.loop import Epoch, Settings, Watch, fit
+from halflabel.training.loop import Settings, fit
 
 __all__ = ["train"]
 
@@ -51,8 +52,8 @@ def train(
     config: Config,
     run: RunFolder,
     *,
-    watch: Watch | None = None,
-    init_watch: Watch | None = None,
+    callback: Callback | None = None,
+    init_callback: Callback | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
     cache: Path | None = None,
@@ -63,7 +64,7 @@ def train(
 
     Of rows, those that a model made are trained on, but held-out images are judged by the others alone.
     `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
-    `init_watch` is told of the epochs of the linear init, in the place of `watch`.
+    `init_callback` is called in the epochs of the linear init, in place of `callback`.
     Returns the evaluation on the held-out images, if any. Of several processes the first one writes."""
     table, judged = training_and_evaluation_tables(labels)
     if made := table.known - judged.known:
@@ -115,8 +116,8 @@ def train(
     judge = Judge(torch.from_numpy(hidden.dense())) if len(outside) else None
 
     def tune(
-        model: Model, source: Source, settings: Settings, folder: Path, watch: Watch | None = watch
-    ) -> list[Epoch]:
+        model: Model, source: Source, settings: Settings, folder: Path, callback: Callback | None = callback
+    ) -> list[EpochLog]:
         return fit(
             model,
             method,
@@ -125,7 +126,7 @@ def train(
             settings,
             validation=Part(source, outside) if judge is not None else None,
             judge=judge,
-            watch=_LogWatch(run, watch),
+            callback=CallbackList(_LogWriter(run), callback or Callback()),
             truth=truth.subset(inside) if truth is not None else None,
             folder=folder,
             resume=resume,
@@ -162,7 +163,7 @@ def train(
                 first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
                 with warnings.catch_warnings():  # what begins later has the epochs after these
                     warnings.filterwarnings("ignore", ".* never starts in ")
-                    tune(Model(None, head), features(), first, run.checkpoints / "head", init_watch or watch)
+                    tune(Model(None, head), features(), first, run.checkpoints / "head", init_callback or callback)
             log = tune(tuned, source, settings, run.checkpoints / "all")
     except TooManyBad:
         if not (resume or run.read_log()):
@@ -223,7 +224,7 @@ def _finish(
     run: RunFolder,
     logits: Tensor,
     hidden: LabelTable,
-    log: list[Epoch],
+    log: list[EpochLog],
     config: Config,
     annotations: NDArray[np.int64],
     left_out: int,
@@ -276,12 +277,12 @@ def _repro(run: RunFolder, config: Config, images: str) -> str:
     return f'#!/bin/sh\nhere=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd) || exit\n{command}\n'
 
 
-class _LogWatch:
-    """Writes the log after each epoch, then tells the other watch."""
+class _LogWriter(Callback):
+    """Writes the log of the run after each epoch."""
 
-    def __init__(self, run: RunFolder, other: Watch | None) -> None:
-        self.run, self.other = run, other
-        self.lines: list[Epoch] = []
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.lines: list[EpochLog] = []
 
     def _written(self) -> list[dict[str, Any]]:
         try:
@@ -289,18 +290,8 @@ class _LogWatch:
         except UserError:  # a damaged log: checkpoints hold another, which replaces it at the end
             return []
 
-    def epoch_starts(self, epoch: int, images: int) -> None:
-        if self.other is not None:
-            self.other.epoch_starts(epoch, images)
-
-    def step_done(self, images: int, loss: float | None) -> None:
-        if self.other is not None:
-            self.other.step_done(images, loss)
-
-    def epoch_ends(self, line: Epoch) -> None:
+    def on_epoch_end(self, log: EpochLog) -> None:
         if not self.lines:
-            self.lines = [Epoch(old) for old in self._written() if old.get("epoch", math.inf) < line["epoch"]]
-        self.lines.append(line)
+            self.lines = [EpochLog(old) for old in self._written() if old.get("epoch", math.inf) < log["epoch"]]
+        self.lines.append(log)
         self.run.write_log(self.lines)
-        if self.other is not None:
-            self.other.epoch_ends(line)

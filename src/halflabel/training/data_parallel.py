@@ -21,10 +21,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from halflabel.data.sources import Fetched, Plan, Source
-from halflabel.types import at_least_float32
 from halflabel.system import distributed as processes
 from halflabel.system.rng import bits
-from halflabel.types import Output
+from halflabel.types import Output, at_least_float32
 
 __all__ = ["Sliced"]
 

@@ -36,6 +36,7 @@ from halflabel.system.gpu_memory import Kept, Room, no_room
 from halflabel.system.rng import bits
 from halflabel.training import checkpoint as checkpoints
 from halflabel.training.async_scalar import Glance, Seen
+from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpoint import Checkpoint
 from halflabel.training.cuda_graphs import quicken
 from halflabel.training.data_parallel import Sliced
@@ -48,25 +49,13 @@ from halflabel.types import Batch, Passes, Sweep
 if TYPE_CHECKING:
     from halflabel.training.fsdp import Sharded
 
-__all__ = ["Epoch", "Fitted", "Settings", "Watch", "fit"]
+__all__ = ["Fitted", "Settings", "fit"]
 
 _SMALL = 1 << 26  # entries
 _RUNS_OUT = ("cuda", "xpu")  # devices whose memory may: on a CPU the copies for it would be for nothing
 
 _LOOK = 20  # batches between looks at the loss
 _ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
-
-
-class Epoch(dict[str, Any]):
-    """One line of the log: epoch, loss, lr, images_per_s, and what validation and relabelling measured."""
-
-
-class Watch(Protocol):
-    """Told how training goes: a progress bar, a log, a test."""
-
-    def epoch_starts(self, epoch: int, images: int) -> None: ...
-    def step_done(self, images: int, loss: float | None) -> None: ...
-    def epoch_ends(self, line: Epoch) -> None: ...
 
 
 class Judge(Protocol):
@@ -81,7 +70,7 @@ class Fitted:
 
     weights: dict[str, Tensor]
     best_epoch: int
-    log: list[Epoch]
+    log: list[EpochLog]
 
 
 def fit(
@@ -93,7 +82,7 @@ def fit(
     *,
     validation: Source | None = None,
     judge: Judge | None = None,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     truth: LabelTable | None = None,
     folder: Path | None = None,
     resume: bool = False,
@@ -106,7 +95,7 @@ def fit(
     """
     if len(source) != len(table):
         raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
-    return _Training(model, method, source, table, settings, validation, judge, watch, folder, truth).run(resume)
+    return _Training(model, method, source, table, settings, validation, judge, callback, folder, truth).run(resume)
 
 
 class _Training:
@@ -121,13 +110,13 @@ class _Training:
         settings: Settings,
         validation: Source | None,
         judge: Judge | None,
-        watch: Watch | None,
+        callback: Callback | None,
         folder: Path | None,
         truth: LabelTable | None = None,
     ) -> None:
         self.source, self.table, self.settings = source, table, settings
         self.validation, self.judge, self.truth, self.folder = validation, judge, truth, folder
-        self.watch = watch if processes.is_first() else None
+        self.callback = callback if callback is not None and processes.is_first() else Callback()
         self.engine = start_engine(settings)
         device = self.engine.device
         in_parts = settings.shard and processes.several()
@@ -167,7 +156,7 @@ class _Training:
         self.factor = 1.0  # what "plateau" has made of the learning rate
         self.best, self.best_epoch, self.stale, self.previous = -math.inf, 0, 0, -math.inf
         self.best_weights: dict[str, Tensor] = {}
-        self.log: list[Epoch] = []
+        self.log: list[EpochLog] = []
 
     def run(self, resume: bool) -> Fitted:
         try:
@@ -203,8 +192,7 @@ class _Training:
             self.epoch, self.done = self.epoch + 1, 0
             self.running.zero_()
             self._save()
-            if self.watch is not None:
-                self.watch.epoch_ends(line)
+            self.callback.on_epoch_end(line)
             interrupt.release()
         if not self.best_weights:
             self.best_weights, self.best_epoch = self._weights(), self.epoch - 1
@@ -216,8 +204,7 @@ class _Training:
 
     def _train_epoch(self) -> None:
         plan = self._plan(self.epoch)
-        if self.watch is not None:
-            self.watch.epoch_starts(self.epoch, sum(map(len, plan)))
+        self.callback.on_epoch_start(self.epoch, self.settings.epochs, sum(map(len, plan)))
         self.model.train()
         self.method.train()
         self.started, self.seen = time.perf_counter(), 0
@@ -265,8 +252,7 @@ class _Training:
                     f"the loss is not finite (epoch {epoch}, by batch {seen.batches})",
                     f"lower --lr (now {settings.lr:g}), or add --clip 1",
                 )
-            if self.watch is not None:
-                self.watch.step_done(len(images), None if seen is None else seen.value / seen.batches)
+            self.callback.on_step_end(len(images), None if seen is None else seen.value / seen.batches)
             if saves:
                 self._save()
             if updates:
@@ -352,11 +338,11 @@ class _Training:
         if self.average is not None:
             self.average.update(self.plain)
 
-    def _finish_epoch(self) -> Epoch:
+    def _finish_epoch(self) -> EpochLog:
         """Relabel, validate, remember the best weights, write the line of the log."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         batches = math.ceil(len(self.source) / self.settings.batch_size)
-        line = Epoch(epoch=self.epoch, loss=float(self.running) / max(batches, 1))
+        line = EpochLog(epoch=self.epoch, loss=float(self.running) / max(batches, 1))
         line["lr"] = self.optimizer.param_groups[0]["lr"]
         line["images_per_s"] = self.seen / seconds
         if self.at_once.most:
@@ -522,7 +508,7 @@ class _Training:
         self.running.fill_(meta["summed"])
         self.at_once.most = meta.get("images_at_once", 0)
         self.saved = (self.epoch, self.done)
-        self.log = [Epoch(line) for line in meta["log"]]
+        self.log = [EpochLog(line) for line in meta["log"]]
         if self.engine.scaler is not None and meta["scaler"] is not None:
             self.engine.scaler.load_state_dict(meta["scaler"])
 
