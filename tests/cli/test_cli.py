@@ -153,18 +153,18 @@ def test_faults_are_said_before_torch_is_loaded(tmp_path: Path, words: list[str]
 QUICK = [  # the words, and what is said
     (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv is no file"),
     (["review", "RUN", "nowhere"], "nowhere is not a folder"),
-    (["export", "onnx", "FOLDER"], "holds no run"),
+    (["export", "onnx", "FOLDER"], "is not a run"),
     (["export", "onnx", "RUN", "--out", "LABELS"], "is there already"),
     (["export", "onnx", "RUN", "--out", "model.txt"], "does not end in .onnx"),
     (["export", "hub", "RUN", "--out", "LABELS"], "is a file"),
-    (["serve", "FOLDER"], "holds no run"),
+    (["serve", "FOLDER"], "is not a run"),
     (["serve", "RUN", "--port", "TAKEN"], "cannot listen"),
-    (["report", "FOLDER"], "holds no run"),
+    (["report", "FOLDER"], "is not a run"),
     (["report", "RUN", "--images", "nowhere"], "nowhere is not a folder"),
     (["report", "RUN", "--out", "page.txt"], "is no name for a page"),
-    (["predict", "FOLDER", "photo.jpg"], "holds no run"),
-    (["predict", "LABELS", "photo.jpg"], "is no model"),
-    (["evaluate", "FOLDER", "LABELS", "FOLDER"], "holds no run"),
+    (["predict", "FOLDER", "photo.jpg"], "is not a run"),
+    (["predict", "LABELS", "photo.jpg"], "is not a model"),
+    (["evaluate", "FOLDER", "LABELS", "FOLDER"], "is not a run"),
     (["methods", "--regime", "nope"], "positives-only"),
     (["study", "LABELS", "nowhere"], "nowhere is not a folder"),
     (["reproduce", "nope"], "S5-table"),
@@ -360,9 +360,9 @@ def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, con
         (["train", "L", "I", "--out", "OUT", "--weights", "no.pth"], "no weights file"),
         (["train", "L", "nowhere", "--out", "OUT"], "is not a folder"),
         (["train", "L", "EMPTY", "--out", "OUT"], "none of the 48 images"),
-        (["train", "--resume", "OUT"], "holds no run"),
-        (["evaluate", "OUT", "L", "I"], "holds no run"),
-        (["predict", "OUT", "x.png"], "holds no run"),
+        (["train", "--resume", "OUT"], "is not a run"),
+        (["evaluate", "OUT", "L", "I"], "is not a run"),
+        (["predict", "OUT", "x.png"], "is not a run"),
         (["methods", "bec"], "did you mean"),
         (["methods", "--regime", "half"], "no label regime is called 'half'"),
     ],
@@ -521,7 +521,7 @@ def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> 
     done("train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY)
     other = formats.read(data / "train.csv").table().subset(range(40))
     formats.write(other, tmp_path / "run" / "labels.parquet")
-    assert "is not what was trained on" in refused("train", "--resume", tmp_path / "run")
+    assert "differs from the labels" in refused("train", "--resume", tmp_path / "run")
 
 
 def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path) -> None:
@@ -646,7 +646,7 @@ def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: P
     words += ["--tune", tune, "--linear-init", "0", *TINY]
     said = refused(*words)
     assert f"see {tmp_path / 'run' / 'bad_images.csv'}, or raise --max-bad" in said
-    assert "holds no run" in refused("train", "--resume", tmp_path / "run")
+    assert "is not a run" in refused("train", "--resume", tmp_path / "run")
     assert "10 of 48 images could not be read" in flat(done(*words, "--max-bad", "0.5"))
 
 

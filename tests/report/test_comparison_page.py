@@ -276,7 +276,7 @@ def test_command_takes_runs_and_comparisons(made: Path, tmp_path: Path) -> None:
     for words, said in (
         ([str(made), "--images", str(tmp_path)], "has no photos"),
         ([str(made), "--out", str(tmp_path / "x.pdf")], "end it in .html"),
-        ([str(tmp_path)], "holds no run"),
+        ([str(tmp_path)], "is not a run"),
     ):
         result = CliRunner().invoke(app, ["report", *words])
         assert (result.exit_code, said in result.stderr) == (2, True), result.output

@@ -528,7 +528,7 @@ def test_command_writes_the_page(trained: tuple[Path, Path], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["{empty}"], "holds no run"),
+        (["{empty}"], "is not a run"),
         (["{run}", "--images", "{run}/none"], "is not a folder"),
         (["{run}", "--images", "{empty}"], "none of the 60 images"),
         (["{run}", "--out", "{empty}/page.txt"], "end it in .html"),

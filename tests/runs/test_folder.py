@@ -73,7 +73,7 @@ def test_a_file_is_no_place_for_a_run(tmp_path: Path) -> None:
 
 
 def test_opening_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="is not a run"):
         RunFolder.open(tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_changed_labels_are_refused(tmp_path: Path) -> None:
     run.write_labels(other)
     run.write_text("data.hash", digest)
     for read in (run.read_labels, run.read_rows):
-        with pytest.raises(UserError, match="is not what was trained on"):
+        with pytest.raises(UserError, match="differs from the labels"):
             read()
 
 
@@ -170,7 +170,7 @@ def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
     split = pq.read_table(tmp_path / "split.parquet").to_pydict()
     assert split == {"image": ["x", "y", "z"], "part": ["train", "validation", "train"]}
     assert run.read_split() == {"x": 0, "y": 1, "z": 0}
-    assert run.parts(Names(["z", "new", "y"])).tolist() == [0, -1, 1]
+    assert run.split_of(Names(["z", "new", "y"])).tolist() == [0, -1, 1]
     images, classes, found = run.read_predictions()
     assert (list(images), classes) == (["x", "y"], ["cat", "dög"])
     np.testing.assert_array_equal(found, scores)
@@ -194,7 +194,7 @@ def test_a_damaged_split_is_the_users_to_know(tmp_path: Path, content: Any) -> N
         run.split.write_bytes(content)
     else:
         pq.write_table(pa.table(content), run.split)
-    for read in (run.read_split, lambda: run.parts(Names(["x"]))):
+    for read in (run.read_split, lambda: run.split_of(Names(["x"]))):
         with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
             read()
 
@@ -203,21 +203,23 @@ def test_an_empty_split_has_no_images(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_split(pa.array([], pa.string()), np.zeros(0, np.int8))
     assert run.read_split() == {}
-    assert run.parts(Names(["x"])).tolist() == [-1]
+    assert run.split_of(Names(["x"])).tolist() == [-1]
 
 
-@pytest.mark.parametrize("name", ["metrics", "env", "made"])
-def test_what_should_be_an_object_is(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "method"), [("metrics", "read_metrics"), ("env", "read_env"), ("made", "read_completion")]
+)
+def test_what_should_be_an_object_is(tmp_path: Path, file: str, method: str) -> None:
     run = RunFolder(tmp_path)
-    assert getattr(run, f"read_{name}")() == {}
-    run.write_json(f"{name}.json", [1])
+    assert getattr(run, method)() == {}
+    run.write_json(f"{file}.json", [1])
     with pytest.raises(UserError, match="is damaged"):
-        getattr(run, f"read_{name}")()
+        getattr(run, method)()
 
 
 def test_paths_that_are_no_utf8_go_out_as_they_came_in(tmp_path: Path) -> None:
     run, odd = RunFolder(tmp_path), b"ph\xff".decode(errors="surrogateescape")
-    run.write_script(f"echo {odd}\n")
+    run.write_repro_script(f"echo {odd}\n")
     assert (tmp_path / "repro.sh").read_bytes() == b"echo ph\xff\n"
     run.write_config({"images": odd})
     assert run.read_config() == {"images": odd}
@@ -226,13 +228,13 @@ def test_paths_that_are_no_utf8_go_out_as_they_came_in(tmp_path: Path) -> None:
 def test_a_run_says_when_it_was_made_and_keeps_that(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
-    run.write_made()
+    run.write_completion()
     found = run.read_json("made.json")
     assert found["halflabel"] == __version__
     assert found["time"].endswith("Z")
     assert before <= datetime.fromisoformat(found["time"]) <= datetime.now(UTC)
     run.write_json("made.json", {"time": "2031-02-03T04:05:06Z"})
-    run.write_made()  # a finished run that is resumed
+    run.write_completion()  # a finished run that is resumed
     assert run.read_json("made.json") == {"time": "2031-02-03T04:05:06Z"}
 
 

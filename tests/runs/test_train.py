@@ -399,7 +399,7 @@ def test_labels_of_a_model_are_trained_on_but_judge_nothing(tmp_path: Path, fold
     ]
     run = RunFolder(tmp_path / "run")
     assert run.read_labels() == rows_of(made).resolve()
-    held = np.flatnonzero(run.parts(TABLE.images))
+    held = np.flatnonzero(run.split_of(TABLE.images))
     people = TABLE.keep(~made).subset(held).dense()
     assert 0 < np.count_nonzero(people) < TABLE.subset(held).known
     counts = [(row["present"], row["absent"]) for row in found.per_class]

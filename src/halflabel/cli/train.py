@@ -357,7 +357,7 @@ def _check_alone(ctx: typer.Context, way: str, stays: Set[str]) -> None:
 
 def _how_to_go_on(run: RunFolder) -> str:
     go_on = f"go on with:  halflabel train --resume {shlex.quote(str(run.folder))}"
-    return go_on if run.begun else "nothing was written"
+    return go_on if run.is_started else "nothing was written"
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def gather(run: RunFolder) -> Facts:
         log=run.read_log(),
         measured=_measured(run, judged) if run.predictions.exists() else None,
         env=run.read_env(),
-        made=run.read_made(),
+        made=run.read_completion(),
         unreadable=run.count_bad_images(),
         finished=run.weights.exists(),
     )
@@ -112,7 +112,7 @@ def _what(folder: Path) -> str | None:
 def _training(run: RunFolder, table: LabelTable) -> NDArray[np.int64]:
     if not run.split.exists():  # it is unfinished
         return np.arange(len(table))
-    part = run.parts(table.images)
+    part = run.split_of(table.images)
     if (part < 0).any():
         raise UserError(f"{run.folder} does not say of all its images which were trained on", "train again")
     return np.flatnonzero(part == 0)

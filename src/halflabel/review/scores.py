@@ -164,7 +164,7 @@ def _relative(path: Path | None, folder: Path) -> str | None:
 def _held_out(run: RunFolder, table: LabelTable) -> NDArray[np.bool_]:
     if not (run / "split.parquet").exists():
         return np.zeros(len(table), bool)
-    return np.asarray(run.parts(table.images) == 1)
+    return np.asarray(run.split_of(table.images) == 1)
 
 
 def _thresholds(run: RunFolder, table: LabelTable) -> NDArray[np.float64]:

@@ -164,7 +164,7 @@ def _held_out(
     run: RunFolder, predictor: Predictor, images: Path, table: LabelTable, progress: Progress | None
 ) -> Scores:
     # An image that the run never had was not trained on either.
-    judges = run.parts(table.images) != 0
+    judges = run.split_of(table.images) != 0
     if not judges.any():
         raise UserError(
             "the run tuned its backbone on every image, so no label is left to judge its scores by",

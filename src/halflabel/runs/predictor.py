@@ -79,7 +79,7 @@ class Predictor:
         size = self.config.size or backbone.preprocess.size
         self.views = self.config.views(size, backbone)
         self.platt, self.thresholds = Platt(), torch.full((len(self.classes),), 0.5)
-        if run.judged:
+        if run.is_calibrated:
             self.platt = run.read_calibration()
             cuts = run.read_thresholds()
             if missing := [name for name in self.classes if cuts.get(name) is None]:

@@ -83,7 +83,7 @@ def train(
         raw = Arrays(images, table.images, views)
     else:
         # An older run that may not start after all stays as it is.
-        own = run.bad_images if resume or not run.begun else None
+        own = run.bad_images if resume or not run.is_started else None
         raw = open_images(table.images, images, views, workers=config.workers, max_bad=config.max_bad, bad_images=own)
         raw.quarantine.place = run.bad_images
 
@@ -101,7 +101,7 @@ def train(
     if not resume:  # what is wrong with the settings or the images has been said by now
         truth = _align(truth, table) if truth is not None else None
         run.start(labels, {**config.as_dict(), "size": size}, truth)
-    run.tidy()
+    run.remove_temporary_files()
     run.write_env(device)
     run.write_split(table.images.array, part if part is not None else np.zeros(len(table), np.int8))
 
@@ -167,7 +167,7 @@ def train(
             log = tune(tuned, source, settings, run.checkpoints / "all")
     except TooManyBad:
         if not (resume or run.read_log()):
-            run.withdraw()  # so that the same command with other options starts it
+            run.cancel_start()  # so that the same command with other options starts it
         raise
     finally:  # also when there are too many of them
         if isinstance(raw, Images) and processes.is_first():
@@ -177,8 +177,8 @@ def train(
     run.write_log(log)
     if processes.is_first():
         _write_model(run, Model(backbone, head), table.classes, config, size)
-    run.write_script(_repro(run, config, str(images) if isinstance(images, Path) else config.images))
-    run.write_made()
+    run.write_repro_script(_repro(run, config, str(images) if isinstance(images, Path) else config.images))
+    run.write_completion()
     if not len(outside):
         return None
     if config.mirror:  # features of mirror images are not cached
@@ -206,7 +206,7 @@ def _start_from(run: RunFolder, model: Model, classes: Names) -> None:
 
 def _keep_split(run: RunFolder, images: Names, part: NDArray[np.int8]) -> NDArray[np.int8]:
     """What a run trained on must not be held out from the next: its images stay where they were."""
-    before = run.parts(images)
+    before = run.split_of(images)
     return np.where(before < 0, part, before)
 
 
@@ -248,7 +248,7 @@ def _finish(
 
     draw_run(log, found, run.plots)
     draw_relabelling(log, run.plots / "relabelling.png")
-    run.write_card(model_card(config.as_dict(), found, hidden))
+    run.write_model_card(model_card(config.as_dict(), found, hidden))
     return found
 
 

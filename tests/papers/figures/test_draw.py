@@ -218,7 +218,7 @@ def test_wrong_requests_are_refused_with_a_fix(imcl: RunFolder, bce: RunFolder, 
         ((imcl.folder, *out, "--only", ","), "--only names no figure", "choose from"),
         ((imcl.folder, *out, "--against", bce.folder), "another run is compared by its maps alone", "name the photos"),
         ((imcl.folder, tmp_path / "nowhere", *out), "is not a folder", "name the folder with the images"),
-        ((tmp_path, *out), "holds no run", "train --out"),
+        ((tmp_path, *out), "is not a run", "train --out"),
         ((imcl.folder, "--out", imcl.folder / "config.yaml"), "is a file", "name a folder with --out"),
     ):
         said = call(*words, code=2)

@@ -186,9 +186,9 @@ def test_damaged_files_are_explained(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         open_predictor(copied)
     (tmp_path / "x.pt").write_bytes(b"")
-    with pytest.raises(UserError, match="is no model"):
+    with pytest.raises(UserError, match="is not a model"):
         open_predictor(tmp_path / "x.pt")
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="is not a run"):
         open_predictor(tmp_path)
 
 
