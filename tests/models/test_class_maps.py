@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from halflabel.errors import UserError
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.srcr import Saliency
 from halflabel.models.backbones import build
-from halflabel.models.class_maps import activations, draw_activations, heat, overlay, placed, seen
+from halflabel.models.class_maps import activations, heat, overlay, placed, seen
 from halflabel.models.heads import Head, Linear, Model
 from halflabel.types import Output
 
@@ -126,38 +124,6 @@ def test_a_head_without_class_maps_is_refused():
 
     with pytest.raises(UserError, match="Blind has no class maps"):
         activations(Model(build("tiny", size=32), Blind()), photos(1, 32, 32), [0])
-
-
-def test_models_side_by_side(monkeypatch, tmp_path):
-    drawn = []
-    monkeypatch.setattr("halflabel.models.class_maps.save_figure", lambda figure, path, caption: drawn.append(figure))
-    given = [np.full((48, wide, 3), 90, np.uint8) for wide in (64, 32)]
-    cold, hot = ([np.full(photo.shape[:2], value, np.float32) for photo in given] for value in (0.0, 1.0))
-    draw_activations(given, {"be$f$ore": cold, "after": hot}, ["bright", "dark"], tmp_path / "maps.png")
-    (figure,) = drawn
-    shown = [np.asarray(axes.get_images()[0].get_array()) for axes in figure.axes]
-    assert [picture.shape for picture in shown] == 3 * [(48, 64, 3)] + 3 * [(48, 32, 3)]
-    for row, photo in enumerate(given):
-        assert (shown[3 * row] == photo).all()
-        assert (shown[3 * row + 1] == photo).all()
-        assert (shown[3 * row + 2] == overlay(photo, hot[row])).all()
-    assert [axes.get_title() for axes in figure.axes[:3]] == ["photo", r"be\$f\$ore", "after"]
-    assert [figure.axes[3 * row].get_ylabel() for row in range(2)] == ["bright", "dark"]
-
-
-def test_pictures_are_written(tmp_path):
-    path = tmp_path / "maps.png"
-    given = torch.stack([photos(1)[0], photos(1)[0].flip(-1)])
-    maps = activations(bright_model(), given, [0])
-    hot = [heat(one, (48, 64)) for one in maps[:, 0]]
-    draw_activations(given.permute(0, 2, 3, 1).numpy(), {"only": hot}, ["bright $^$", "x"], path, "whose it is")
-    found = path.read_bytes()[:24]
-    assert found[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", found[16:24])
-    assert width > 300
-    assert height > 300
-    with pytest.raises(UserError, match="nothing to compare"):
-        draw_activations([], {"only": []}, [], path)
 
 
 def test_a_trained_method_has_maps():

@@ -36,10 +36,6 @@ def figures(
 
     histograms: present, absent and unknown entries by score (Wang 2023); with PHOTOS also of training images.
 
-    regimes: how hard the method pulls an entry of score p, known or unknown, beside AN and EM (Zhou 2022).
-
-    landscape: the loss around the trained weights (Zhou 2022). Needs PHOTOS.
-
     maps: where the model sees a class (Wang 2023). Needs PHOTOS; with --against, two runs side by side.
 
     neighbours: which labels and, with PHOTOS, which images the method imcl has found to be similar (Huynh 2020).
@@ -65,8 +61,8 @@ def figures(
     for figure in drawn:
         if figure.files:
             files = ", ".join(path.name for path in figure.files)
-            console.print(f"[bold]{figure.name}[/]: {escape(files)}. {escape(figure.said)}", soft_wrap=True)
+            console.print(f"[bold]{figure.name}[/]: {escape(files)}. {escape(figure.remark)}", soft_wrap=True)
         else:
-            console.print(f"[bold]{figure.name}[/]: skipped; {escape(figure.said)}", soft_wrap=True)
+            console.print(f"[bold]{figure.name}[/]: skipped; {escape(figure.remark)}", soft_wrap=True)
     if any(figure.files for figure in drawn):
         console.print(f"Wrote [bold]{escape(str(out))}[/]", soft_wrap=True)

@@ -1,23 +1,21 @@
-"""Where a model sees a class: class-activation maps laid over the photos, and two models side by side."""
+"""Class-activation maps: where in an image a model sees a class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.papers.figures.canvas import literal, save_figure
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from halflabel.models.heads import Model
 
-__all__ = ["activations", "draw_activations", "heat", "overlay", "placed", "seen"]
+__all__ = ["activations", "heat", "overlay", "placed", "seen"]
 
 Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
@@ -107,29 +105,3 @@ def placed(maps: NDArray[Any], size: tuple[int, int], box: tuple[float, float, f
     inner = max(1, bottom - top), max(1, right - left)
     found[top : top + inner[0], left : left + inner[1]] = heat(maps, inner)
     return found
-
-
-def draw_activations(
-    photos: Sequence[Pixels], hot: Mapping[str, Sequence[Floats]], sides: Sequence[str], path: Path, caption: str = ""
-) -> None:
-    """One row per photo: the photo, then what each model sees in it of one class, on each map's own scale.
-
-    photos: each (H, W, 3); hot: of each model, by its title, the heat of each photo (H, W) in [0, 1]; sides: what
-    stands beside each row, such as the class.
-    """
-    from matplotlib.figure import Figure
-
-    if not hot or not len(photos):
-        raise UserError("there is nothing to compare", "give at least one model and one photo")
-    figure = Figure(figsize=(0.5 + 2.5 * (1 + len(hot)), 0.4 + 1.9 * len(photos)), layout="constrained")
-    panels = figure.subplots(len(photos), 1 + len(hot), squeeze=False)
-    for row, photo in enumerate(photos):
-        shown = [photo, *(overlay(photo, heats[row]) for heats in hot.values())]
-        for axes, picture in zip(panels[row], shown, strict=True):
-            axes.imshow(picture)
-            axes.set_xticks([])
-            axes.set_yticks([])
-        panels[row][0].set_ylabel(literal(sides[row]))
-    for axes, title in zip(panels[0], ["photo", *hot], strict=True):
-        axes.set_title(literal(title), fontsize="medium")
-    save_figure(figure, path, caption=caption)

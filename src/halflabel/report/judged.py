@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.papers.figures.analysis import probability_histograms
+from halflabel.papers.figures.score_distributions import probability_histograms
 from halflabel.report import svg as charts
 from halflabel.report.curves import precision_recall, reliability
 from halflabel.report.layout import FEW, STATES, cell, left_out, listed, panelled, section, thinly_judged

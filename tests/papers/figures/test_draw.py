@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from halflabel.cli import app
@@ -19,10 +18,9 @@ from halflabel.data.datasets.digits import write_folder
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
-from halflabel.papers.figures import analysis
+from halflabel.papers.figures.score_distributions import score_densities
 from halflabel.report.run_facts import gather
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.training.config import Config
 from halflabel.training.loop import Settings
@@ -34,8 +32,6 @@ CLASSES = ["a$^$b", "one_$", *(f"digit {i}" for i in range(2, 10))]
 def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is about power cuts."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr("halflabel.papers.figures.draw.POINTS", 3)
-    monkeypatch.setattr("halflabel.papers.figures.draw.POINTS_DEEP", 3)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +99,7 @@ def test_a_run_with_everything_has_every_figure(
 ) -> None:
     out = tmp_path / "new" / "figures"
     said = call(imcl.folder, folder / "images", "--out", out)
-    names = {"densities", "histograms", "regimes", "landscape", "maps", "label_neighbours", "image_neighbours"}
+    names = {"densities", "histograms", "maps", "label_neighbours", "image_neighbours"}
     assert check_pictures(out) == names
     assert "skipped" not in said
     for paper in ("Zhou 2022", "Wang 2023", "Huynh 2020"):
@@ -114,7 +110,7 @@ def test_a_run_with_everything_has_every_figure(
     measured = gather(imcl).measured
     assert measured is not None
     densities = json.loads((out / "densities.json").read_text(encoding="utf-8"))
-    expected = analysis.score_densities(measured.scores, truth.rows(measured.images))
+    expected = score_densities(measured.scores, truth.rows(measured.images))
     assert densities["wasserstein"] == pytest.approx(expected.distance)
     assert list(densities["per_class"]) == CLASSES
     assert "Zhou 2022" in densities["figure"]
@@ -128,11 +124,6 @@ def test_a_run_with_everything_has_every_figure(
     }
     known = imcl.read_labels().rows(training)
     assert total == {"present": int((known > 0).sum()), "unknown": int((known == 0).sum())}
-
-    landscape = json.loads((out / "landscape.json").read_text(encoding="utf-8"))
-    assert np.shape(landscape["loss"]) == (3, 3)
-    assert np.ptp(landscape["loss"]) > 0
-    assert {row["method"] for row in rows(out / "regimes.csv")} == {"imcl (this run)", "an", "em"}
 
     edges = rows(out / "label_neighbours.csv")
     assert any(float(edge["weight"]) != float(edge["weight at the start"]) for edge in edges)
@@ -164,29 +155,21 @@ def test_maps_of_two_runs_side_by_side(
 def test_what_a_run_cannot_have_is_said(bce: RunFolder, imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
     said = call(bce.folder, "--out", tmp_path / "a")
     assert "densities: skipped; no images were held out" in said
-    assert "histograms: skipped; no images were held out, and those trained on are not there" in said
-    assert "landscape: skipped; it needs the photos" in said
+    assert "histograms: skipped; no images were held out, and the training images are missing" in said
     assert "maps: skipped; it needs the photos" in said
     assert "neighbours: skipped; bce learns no similarities: imcl does" in said
-    assert check_pictures(tmp_path / "a") == {"regimes"}
+    assert not (tmp_path / "a").exists()
     said = call(bce.folder, folder / "images", "--out", tmp_path / "b", "--scan", 20)
-    assert check_pictures(tmp_path / "b") == {"histograms", "regimes", "landscape", "maps"}
+    assert check_pictures(tmp_path / "b") == {"histograms", "maps"}
     assert sum(int(row["present"]) for row in rows(tmp_path / "b" / "histograms.csv")) > 0
     assert {row["images"] for row in rows(tmp_path / "b" / "histograms.csv")} == {
         "20 training images, by their known labels"
     }
     moved = RunFolder(shutil.copytree(imcl.folder, tmp_path / "run"))
     shutil.rmtree(moved.checkpoints)
-    said = call(moved.folder, folder / "images", "--out", tmp_path / "c", "--only", "landscape,neighbours")
-    assert said.count("skipped; what the method itself has learned lies in the run's checkpoints") == 3
+    said = call(moved.folder, folder / "images", "--out", tmp_path / "c", "--only", "neighbours")
+    assert said.count("skipped; what the method has learned is in the run's checkpoints") == 2
     assert not (tmp_path / "c").exists()
-
-
-def test_a_ranking_loss_has_no_gradient_regime(folder: Path, truth: LabelTable, tmp_path: Path) -> None:
-    run = make(folder, "warp", truth, method="warp")
-    said = call(run.folder, "--out", tmp_path, "--only", "regimes,densities")
-    assert "regimes: skipped; warp has no gradient per score alone" in said
-    assert check_pictures(tmp_path) == {"densities"}
 
 
 def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelTable, tmp_path: Path) -> None:
@@ -199,24 +182,12 @@ def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelT
     assert check_pictures(tmp_path / "out") == {"densities"}
 
 
-def test_the_landscape_begins_where_training_ended(bce: RunFolder, folder: Path, tmp_path: Path) -> None:
-    call(bce.folder, folder / "images", "--out", tmp_path, "--only", "landscape")
-    found = json.loads((tmp_path / "landscape.json").read_text(encoding="utf-8"))
-    assert found["x"] == [-1, 0, 1]
-    assert "weights of the network" in found["on"]
-    assert min(min(line) for line in found["loss"]) > 0
-    before = Predictor(bce).model.state_dict()
-    call(bce.folder, folder / "images", "--out", tmp_path / "again", "--only", "landscape")
-    assert all(torch.equal(value, before[name]) for name, value in Predictor(bce).model.state_dict().items())
-    assert json.loads((tmp_path / "again" / "landscape.json").read_text(encoding="utf-8")) == found
-
-
 def test_wrong_requests_are_refused_with_a_fix(imcl: RunFolder, bce: RunFolder, folder: Path, tmp_path: Path) -> None:
     photos, out = folder / "images", ("--out", tmp_path / "out")
     for words, message, fix in (
-        ((imcl.folder, *out, "--only", "densities,plots"), "no figure is called 'plots'", "densities, histograms"),
+        ((imcl.folder, *out, "--only", "densities,plots"), "there is no figure 'plots'", "densities, histograms"),
         ((imcl.folder, *out, "--only", ","), "--only names no figure", "choose from"),
-        ((imcl.folder, *out, "--against", bce.folder), "another run is compared by its maps alone", "name the photos"),
+        ((imcl.folder, *out, "--against", bce.folder), "another run is compared only by its maps", "name the photos"),
         ((imcl.folder, tmp_path / "nowhere", *out), "is not a folder", "name the folder with the images"),
         ((tmp_path, *out), "is not a run", "train --out"),
         ((imcl.folder, "--out", imcl.folder / "config.yaml"), "is a file", "name a folder with --out"),

@@ -1,1 +1,1 @@
-"""The papers' figures of a run."""
+"""Figures of the papers, drawn from a finished run (`halflabel figures`)."""

@@ -1,4 +1,4 @@
-"""Pictures of what a method has learned to be similar: images with their neighbours, and labels with theirs."""
+"""Figures of similarities that a method has learned: similar images, and edges between labels (Huynh 2020)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LabelEdge", "draw_image_neighbours", "draw_label_neighbours", "spread_queries", "strongest_edges"]
 
-LONGEST = 22  # letters of a name that fit above a picture
+MAX_TITLE = 22  # characters of a name that fit above a photo
 Pixels = NDArray[np.uint8]
 
 
@@ -29,17 +29,17 @@ class LabelEdge(NamedTuple):
     label: str
     neighbour: str
     weight: float
-    before: float  # the weight it started with
+    start_weight: float  # before training
 
 
 def strongest_edges(before: Edges, after: Edges, classes: Names | Sequence[str], n: int = 20) -> list[LabelEdge]:
-    """The n edges of the largest weight between different labels, largest first; equal ones by class number.
+    """The n edges with the largest weights between different labels, largest first; ties by class number.
 
-    `before` and `after` are the same edges in one order, as they start and as they are learned. Edges of weight 0,
-    which learning has removed, are left out.
+    `before` and `after` are the same edges in the same order, before and after training. Edges of weight 0, which
+    training has removed, are left out.
     """
-    apart = np.flatnonzero((after.rows != after.cols) & (after.weights > 0))
-    order = apart[np.lexsort((after.cols[apart], after.rows[apart], -after.weights[apart]))][:n]
+    between = np.flatnonzero((after.rows != after.cols) & (after.weights > 0))
+    order = between[np.lexsort((after.cols[between], after.rows[between], -after.weights[between]))][:n]
     return [
         LabelEdge(
             classes[int(after.rows[e])], classes[int(after.cols[e])], float(after.weights[e]), float(before.weights[e])
@@ -49,11 +49,12 @@ def strongest_edges(before: Edges, after: Edges, classes: Names | Sequence[str],
 
 
 def spread_queries(similar: Similar, most: int = 6) -> list[int]:
-    """The numbers of some images that have a neighbour, spread evenly over them."""
-    having = np.flatnonzero((similar.index >= 0).any(1).cpu().numpy())
-    if not len(having):
+    """Row numbers of at most `most` images that have a neighbour, evenly spread."""
+    with_neighbour = np.flatnonzero((similar.index >= 0).any(1).cpu().numpy())
+    if not len(with_neighbour):
         raise UserError("not one image has a neighbour", "train longer")
-    return [int(i) for i in having[np.unique(np.linspace(0, len(having) - 1, most).astype(int))]]
+    places = np.unique(np.linspace(0, len(with_neighbour) - 1, most).astype(int))
+    return [int(i) for i in with_neighbour[places]]
 
 
 def draw_image_neighbours(
@@ -64,10 +65,10 @@ def draw_image_neighbours(
     path: Path,
     caption: str = "",
 ) -> None:
-    """One row per query: the image, then its neighbours in the order of choice, with c (labels) and c̄ (features).
+    """Draw one row per query: the image, then its neighbours in order of choice, with c (labels) and c̄ (features).
 
-    photos: (H, W, 3) of each image that is asked for or chosen, by its row number in `similar`; where one is missing
-    its place stays blank. titles: what stands above each.
+    photos: (H, W, 3) of the query and neighbour images, by their row number in `similar`; a missing photo leaves its
+    place blank. titles: the text above each photo.
     """
     from matplotlib.figure import Figure
 
@@ -75,51 +76,51 @@ def draw_image_neighbours(
     weights = [part.cpu() for part in similar.weights]
     columns = 1 + max(int((index[list(queries)] >= 0).sum(1).max()), 1)
     figure = Figure(figsize=(1.9 * columns, 2.05 * len(queries)), layout="constrained")
-    for line, axes in zip(queries, figure.subplots(len(queries), columns, squeeze=False), strict=True):
+    for query, axes in zip(queries, figure.subplots(len(queries), columns, squeeze=False), strict=True):
         for panel in axes:
             panel.axis("off")
             panel.set_anchor("N")
-        _show(axes[0], photos.get(line), titles[line])
+        _show_photo(axes[0], photos.get(query), titles[query])
         axes[0].axis("on")
         axes[0].set(xticks=[], yticks=[])
         for spine in axes[0].spines.values():
             spine.set(visible=True, color=BLUE, linewidth=2.5)
-        for place, other in enumerate(index[line, : columns - 1].tolist()):
-            if other >= 0:
-                said = " · ".join(
-                    f"{name} {float(part[line, place]):.2f}" for name, part in zip(("c", "c̄"), weights, strict=False)
+        for place, neighbour in enumerate(index[query, : columns - 1].tolist()):
+            if neighbour >= 0:
+                text = " · ".join(
+                    f"{name} {float(part[query, place]):.2f}" for name, part in zip(("c", "c̄"), weights, strict=False)
                 )
-                _show(axes[1 + place], photos.get(other), f"{titles[other]}\n{said}")
+                _show_photo(axes[1 + place], photos.get(neighbour), f"{titles[neighbour]}\n{text}")
     save_figure(figure, path, caption=caption)
 
 
 def draw_label_neighbours(
     before: Edges, after: Edges, classes: Names | Sequence[str], path: Path, n: int = 30, caption: str = ""
 ) -> None:
-    """Bars of the n strongest edges between different labels, and the weights they started with."""
+    """Draw bars of the n strongest edges between different labels, with the weights before training."""
     from matplotlib.figure import Figure
 
-    shown = strongest_edges(before, after, classes, n)[::-1]
-    if not shown:
+    edges = strongest_edges(before, after, classes, n)[::-1]
+    if not edges:
         raise UserError("no label is connected to another one", "use a label graph other than the identity")
-    figure = Figure(figsize=(6.5, 1.4 + 0.24 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(6.5, 1.4 + 0.24 * len(edges)), layout="constrained")
     axes = figure.subplots()
-    places = np.arange(len(shown))
-    axes.barh(places, [edge.weight for edge in shown], color=BLUE, label="learned")
-    axes.plot([edge.before for edge in shown], places, "|", color="black", ms=9, mew=2, label="at the start")
-    axes.set_yticks(places, [f"{literal(edge.label)} ← {literal(edge.neighbour)}" for edge in shown], fontsize="small")
-    axes.set_ylim(-0.7, len(shown) - 0.3)
+    places = np.arange(len(edges))
+    axes.barh(places, [edge.weight for edge in edges], color=BLUE, label="learned")
+    axes.plot([edge.start_weight for edge in edges], places, "|", color="black", ms=9, mew=2, label="at the start")
+    axes.set_yticks(places, [f"{literal(edge.label)} ← {literal(edge.neighbour)}" for edge in edges], fontsize="small")
+    axes.set_ylim(-0.7, len(edges) - 0.3)
     axes.set_xlim(left=0)
     axes.set_xlabel("weight of the edge")
     axes.grid(axis="x", color=GREY, alpha=0.3)
     axes.legend(loc="lower right", fontsize="small")
-    apart = int(((after.rows != after.cols) & (after.weights > 0)).sum())
-    axes.set_title(f"the {len(shown)} strongest of {apart:,} edges between labels", fontsize="medium")
+    total = int(((after.rows != after.cols) & (after.weights > 0)).sum())
+    axes.set_title(f"the {len(edges)} strongest of {total:,} edges between labels", fontsize="medium")
     save_figure(figure, path, caption=caption)
 
 
-def _show(axes: Any, picture: Pixels | None, title: str) -> None:
-    if picture is not None:
-        axes.imshow(picture)
-    lines = [line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…" for line in title.splitlines()]
+def _show_photo(axes: Any, photo: Pixels | None, title: str) -> None:
+    if photo is not None:
+        axes.imshow(photo)
+    lines = [line if len(line) <= MAX_TITLE else f"{line[: MAX_TITLE - 1]}…" for line in title.splitlines()]
     axes.set_title(literal("\n".join(lines)), fontsize="small")

@@ -1,0 +1,160 @@
+"""Score densities of positives and negatives (Zhou 2022) and score histograms by label (Wang 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from halflabel.errors import UserError
+from halflabel.papers.figures.canvas import BLUE, GREY, literal, save_figure
+
+__all__ = [
+    "ScoreDensities",
+    "ScoreHistograms",
+    "draw_probability_histograms",
+    "draw_score_densities",
+    "probability_histograms",
+    "score_densities",
+]
+
+Floats = NDArray[np.float64]
+_COLOURS = {"present": "#2a9d5c", "absent": "#d1495b", "unknown": GREY}
+
+
+class ScoreDensities(NamedTuple):
+    """Score densities of true positives and true negatives, and the distance between the two."""
+
+    edges: Floats  # (bins + 1,)
+    present: Floats  # (bins,) density over all classes; integrates to 1, NaN without any positive
+    absent: Floats  # (bins,)
+    distance: float  # Wasserstein distance over all classes
+    per_class: Floats  # (C,) Wasserstein distance per class; NaN for classes without positives or without negatives
+
+
+class ScoreHistograms(NamedTuple):
+    """Number of entries per score bin, by their label."""
+
+    edges: Floats  # (bins + 1,)
+    present: NDArray[np.int64]  # (bins,)
+    absent: NDArray[np.int64]
+    unknown: NDArray[np.int64]
+
+
+def score_densities(scores: ArrayLike, truth: ArrayLike, bins: int = 50) -> ScoreDensities:
+    """Score densities of positives and negatives, and their Wasserstein distance W₁ = ∫ |F⁺(s) − F⁻(s)| ds.
+
+    scores (N, C) in [0, 1], NaN for unreadable images; truth (N, C) in {−1, 0, +1}, entries of value 0 are ignored.
+    W₁ is 0 for equal distributions and 1 for perfect scores. Zhou 2022 compares methods by it.
+    """
+    scores, truth = _check_entries(scores, truth)
+    present, absent = truth > 0, truth < 0
+    edges = np.linspace(0, 1, bins + 1)
+    return ScoreDensities(
+        edges,
+        _density(scores[present], edges),
+        _density(scores[absent], edges),
+        float(_wasserstein(scores.reshape(-1, 1), present.reshape(-1, 1), absent.reshape(-1, 1))[0]),
+        _wasserstein(scores, present, absent),
+    )
+
+
+def probability_histograms(scores: ArrayLike, labels: ArrayLike, bins: int = 50) -> ScoreHistograms:
+    """Count entries per score bin, separately for known present, known absent and unknown (Wang 2023, figure 5).
+
+    scores (N, C) in [0, 1], NaN for unreadable images; labels (N, C) in {−1, 0, +1}.
+    """
+    scores, labels = _check_entries(scores, labels)
+    edges = np.linspace(0, 1, bins + 1)
+    readable = ~np.isnan(scores)
+    counts = [np.histogram(scores[readable & (labels == value)], edges)[0].astype(np.int64) for value in (1, -1, 0)]
+    return ScoreHistograms(edges, *counts)
+
+
+def draw_score_densities(
+    densities: ScoreDensities, path: Path, classes: Sequence[str], most: int = 40, caption: str = ""
+) -> None:
+    """Draw the two densities over all classes, and bars of the `most` smallest distances per class."""
+    from matplotlib.figure import Figure
+
+    measured = np.flatnonzero(~np.isnan(densities.per_class))
+    shown = measured[np.argsort(densities.per_class[measured], kind="stable")][:most][::-1]
+    figure = Figure(figsize=(10, max(3.6, 1 + 0.2 * len(shown))), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for meaning, density in (("present", densities.present), ("absent", densities.absent)):
+        left.stairs(density, densities.edges, fill=True, alpha=0.45, color=_COLOURS[meaning], label=f"truly {meaning}")
+    left.set_yscale("symlog", linthresh=1)
+    left.set_ylim(bottom=0)
+    left.set_xlim(0, 1)
+    left.set_xlabel("score")
+    left.set_ylabel("density")
+    left.legend(loc="upper center")
+    left.set_title(f"all classes: Wasserstein distance {densities.distance:.3f}", fontsize="medium")
+    names = [literal(classes[c]) for c in shown]
+    right.barh(np.arange(len(shown)), densities.per_class[shown], color=BLUE)
+    right.set_yticks(np.arange(len(shown)), names, fontsize="small")
+    right.axvline(densities.distance, color=GREY, lw=1)
+    right.set_xlim(0, 1)
+    right.set_xlabel("Wasserstein distance")
+    title = f"the {len(shown)} smallest of {len(measured)} classes" if len(measured) > len(shown) else "per class"
+    right.set_title(title, fontsize="medium")
+    save_figure(figure, path, caption=caption)
+
+
+def draw_probability_histograms(histograms: Mapping[str, ScoreHistograms], path: Path, caption: str = "") -> None:
+    """Draw one column per set of images: histograms of present, absent and unknown entries, on a log scale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 4.6 * len(histograms), 6), layout="constrained")
+    columns = figure.subplots(3, len(histograms), sharex=True, sharey="row", squeeze=False).T
+    for panels, (title, histogram) in zip(columns, histograms.items(), strict=True):
+        for axes, meaning in zip(panels, ("present", "absent", "unknown"), strict=True):
+            entries: NDArray[np.int64] = getattr(histogram, meaning)
+            axes.stairs(entries, histogram.edges, fill=True, color=_COLOURS[meaning])
+            axes.set_yscale("symlog", linthresh=1)
+            axes.set_xlim(0, 1)
+            axes.set_title(f"{meaning}: {int(entries.sum()):,} entries", fontsize="medium")
+        panels[0].set_title(f"{literal(title)}\n{panels[0].get_title()}", fontsize="medium")
+        panels[-1].set_xlabel("score")
+    for axes in columns[0]:  # the other columns share these axes
+        axes.set_ylabel("entries")
+        axes.set_ylim(bottom=0)
+    save_figure(figure, path, caption=caption)
+
+
+def _check_entries(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int8]]:
+    scores, labels = np.asarray(scores, np.float64), np.asarray(labels)
+    if scores.shape != labels.shape or scores.ndim != 2:
+        raise UserError(
+            f"scores have shape {scores.shape}, labels {labels.shape}",
+            "give both as images × classes, in the same order",
+        )
+    outside = (scores < 0) | (scores > 1)
+    if outside.any():
+        raise UserError(f"{scores[outside].flat[0]:g} is not a score", "give scores in [0, 1]: the sigmoid of logits")
+    return scores, labels.astype(np.int8)
+
+
+def _density(scores: Floats, edges: Floats) -> Floats:
+    scores = scores[~np.isnan(scores)]
+    if not len(scores):
+        return np.full(len(edges) - 1, np.nan)
+    return np.histogram(scores, edges, density=True)[0].astype(np.float64)
+
+
+def _wasserstein(scores: Floats, present: NDArray[np.bool_], absent: NDArray[np.bool_]) -> Floats:
+    """W₁ per column, exactly: both distribution functions are step functions, constant between adjacent scores."""
+    readable = ~np.isnan(scores)
+    positive, negative = present & readable, absent & readable
+    positives, negatives = positive.sum(axis=0), negative.sum(axis=0)
+    weight = positive / np.maximum(positives, 1) - negative / np.maximum(negatives, 1)
+    scores = np.where(readable, scores, 1.0)  # unreadable images have weight 0, so any value will do
+    order = np.argsort(scores, axis=0, kind="stable")
+    difference = np.cumsum(np.take_along_axis(weight, order, axis=0), axis=0)[:-1]
+    gaps = np.diff(np.take_along_axis(scores, order, axis=0), axis=0)
+    distance: Floats = (np.abs(difference) * gaps).sum(axis=0)
+    distance[(positives == 0) | (negatives == 0)] = np.nan
+    return distance
