@@ -101,24 +101,24 @@ def test_pseudo_labels_never_touch_known_labels_nor_change():
     relabel = APL(0.5, 0.9, 1, 4)
     relabel.start(LabelTable.from_dense(labels.numpy()))
     for epoch in range(1, 4):
-        before = relabel.soft.clone()
+        before = relabel.labels.values.clone()
         logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(epoch))
         relabel.absorb(Sweep(logits, logits), epoch)
         frozen = before >= 0
-        assert torch.equal(relabel.soft[frozen], before[frozen])
-        assert torch.equal(relabel.soft == -1, labels != 0)
+        assert torch.equal(relabel.labels.values[frozen], before[frozen])
+        assert torch.equal(relabel.labels.values == -1, labels != 0)
     quota = np.floor(0.9 * (labels.numpy() == 0).sum(0) / 3)
-    assert ((relabel.soft >= 0).sum(0).numpy() == 3 * quota).all()
+    assert ((relabel.labels.values >= 0).sum(0).numpy() == 3 * quota).all()
 
 
 def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
     labels = make_labels(40, 6)
     exact, coarse = APL(0.5, 0.9, 1, 4), APL(0.5, 0.9, 1, 4)
     exact.start(LabelTable.from_dense(labels.numpy()))
-    monkeypatch.setattr("halflabel.methods.em._BYTES_FROM", 900)
+    monkeypatch.setattr("halflabel.methods.parts.label_store.FLOAT32_BELOW", 900)
     coarse.start(LabelTable.from_dense(labels.numpy()))
-    assert exact.bytes is None
-    assert coarse.soft is None
+    assert exact.labels.codes is None
+    assert coarse.labels.values is None
     for epoch in range(1, 4):
         logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(epoch))
         assert exact.absorb(Sweep(logits, logits), epoch) == coarse.absorb(Sweep(logits, logits), epoch)
@@ -141,7 +141,7 @@ def test_unreadable_images_stay_unknown_and_known_labels_known_when_the_quota_ex
     log = relabel.absorb(Sweep(logits, logits), 1)
     assert log == {"pseudo_labels": 1, "pseudo_share": pytest.approx(1 / 3)}
     expected = torch.tensor([0.5, math.nan, math.nan, -1, -1, -1, -1, -1, -1])[:, None]
-    torch.testing.assert_close(relabel.soft, expected, equal_nan=True)
+    torch.testing.assert_close(relabel.labels.values, expected, equal_nan=True)
 
 
 def test_quota_survives_floating_point():
@@ -158,11 +158,11 @@ def test_sweeping_class_by_class_gives_the_same_pseudo_labels(monkeypatch):
     def sweep(relabel: APL) -> Tensor:
         relabel.start(LabelTable.from_dense(labels.numpy()))
         relabel.absorb(Sweep(logits, logits), 1)
-        return relabel.soft
+        return relabel.labels.values
 
     whole, parts = APL(0.5, 0.9, 1, 3), APL(0.5, 0.9, 1, 3)
     expected = sweep(whole)
-    monkeypatch.setattr("halflabel.methods.em._WIDE", 3)
+    monkeypatch.setattr("halflabel.methods.parts.selection._CLASSES", 3)
     torch.testing.assert_close(sweep(parts), expected, equal_nan=True)
 
 
@@ -177,7 +177,7 @@ def test_the_order_of_the_table_does_not_matter():
         relabel = APL(0.5, 0.5, 1, 2)
         relabel.start(LabelTable.from_dense(labels[rows], images=[names[i] for i in rows]))
         relabel.absorb(Sweep(logits, logits), 1)
-        found.append(relabel.soft)
+        found.append(relabel.labels.values)
     torch.testing.assert_close(found[0][order], found[1], equal_nan=True)
     assert (found[0] >= 0).any()
 
@@ -206,7 +206,7 @@ def test_golden(file):
         method.start(LabelTable.from_dense(labels.numpy()))
         if file == "em_apl":
             soft = torch.tensor(case["soft_labels"], dtype=torch.float64)
-            method.relabel.soft = soft.where(torch.tensor(case["soft_mask"]) == 1, math.nan)
+            method.relabel.labels.values = soft.where(torch.tensor(case["soft_mask"]) == 1, math.nan)
         loss, grad = run(method, torch.tensor(case["logits"], dtype=torch.float64), labels)
         assert loss.item() == pytest.approx(case["loss"], abs=1e-10), case["name"]
         torch.testing.assert_close(grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=0, atol=1e-10)
@@ -246,10 +246,10 @@ LOGITS = {
 @pytest.mark.parametrize("place", ["memory", "file"])
 def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_path):
     """Class by class: still unknown and readable entries in the order of logit, then of name; the first of them."""
-    for name, value in (("_BLOCK", 37), ("_WIDE", 4), ("_DIGIT", 5)):
-        monkeypatch.setattr(f"halflabel.methods.em.{name}", value)
+    for name, value in (("_BLOCK_ENTRIES", 37), ("_CLASSES", 4), ("_DIGIT_BITS", 5)):
+        monkeypatch.setattr(f"halflabel.methods.parts.selection.{name}", value)
     if place == "file":
-        monkeypatch.setattr("halflabel.methods.em._BYTES_FROM", 1)
+        monkeypatch.setattr("halflabel.methods.parts.label_store.FLOAT32_BELOW", 1)
         monkeypatch.setattr("halflabel.system.scratch._LARGE", 1)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     labels = make_labels(50, 9)
@@ -273,8 +273,8 @@ def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_p
         log = relabel.absorb(Sweep(swept, swept), epoch)
         assert log["pseudo_labels"] == int((expected >= 0).sum())
         assert log["pseudo_share"] == log["pseudo_labels"] / int((labels == 0).sum())
-    found = relabel.bytes.rows(torch.arange(50)) if place == "file" else relabel.soft
-    assert (relabel.bytes is not None and relabel.bytes.mapped) == (place == "file")
+    found = relabel.labels.rows(torch.arange(50)) if place == "file" else relabel.labels.values
+    assert (relabel.labels.is_mapped) == (place == "file")
     torch.testing.assert_close(
         found, expected, rtol=0, atol=1 / 506 + 1e-6 if place == "file" else 1e-7, equal_nan=True
     )
@@ -286,8 +286,8 @@ def test_soft_labels_take_one_byte_from_256_mb_on():
     for images, large in ((67_107, False), (67_109, True)):
         relabel = APL(0.5, 0.9, 1, 4)
         relabel.start(LabelTable.from_entries(Names.numbered(images), Names.numbered(1000), nothing, nothing, nothing))
-        assert (relabel.bytes is not None) == large
-        assert (relabel.soft is None) == large
+        assert (relabel.labels.codes is not None) == large
+        assert (relabel.labels.values is None) == large
 
 
 def test_few_known_negatives_are_charged_little_and_many_in_full():
@@ -326,7 +326,7 @@ def test_no_sweep_where_nothing_is_unknown():
 
 def test_it_can_start_again_on_a_table_of_another_size(monkeypatch):
     small, large = make_labels(5, 4), make_labels(40, 6)
-    monkeypatch.setattr("halflabel.methods.em._BYTES_FROM", 900)
+    monkeypatch.setattr("halflabel.methods.parts.label_store.FLOAT32_BELOW", 900)
     relabel = APL(0.5, 0.9, 1, 4)
     for labels in (small, large, small):
         relabel.start(LabelTable.from_dense(labels.numpy()))

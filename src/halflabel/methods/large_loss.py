@@ -10,7 +10,7 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.label_store import Hard
+from halflabel.methods.parts.label_store import PackedLabels
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler, never_starts
 from halflabel.system.validate import between
@@ -42,7 +42,7 @@ class LargeLoss(Relabeler):
     Memory: none; for "keep" 1/4 byte per image and class, in `flipped`.
     """
 
-    flipped: Hard  # (N, C): present where flipped
+    flipped: PackedLabels  # (N, C): present where flipped
 
     def __init__(self, scheme: str, delta: float) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class LargeLoss(Relabeler):
                 f"remembering flips for {images} images × {classes} classes takes {images * classes / 4e9:.1f} GB",
                 "use ll-ct, which flips for one step at a time and remembers nothing",
             )
-        self.flipped = Hard()
+        self.flipped = PackedLabels()
         self.flipped.start(table, "ll-cp", known=False)
 
     def idle(self, epochs: int) -> str:

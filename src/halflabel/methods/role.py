@@ -100,9 +100,9 @@ def _role(positives: float, theta_rate: float, theta_seed: int) -> Method:
 class Estimates(Relabeler):
     """θ, a free logit per training image and class; half the known labels and half the estimates are charged.
 
-    known + → ½ (1 + θ̂, 1 − θ̂), known − → ½ (θ̂, 2 − θ̂), unknown → ½ (θ̂, 1 − θ̂). Memory: 4 bytes per image and class, and
-    12 more for its gradient and Adam's two averages. To start again with the same labels, as after LinearInit, keeps
-    what was learned.
+    known + → ½ (1 + θ̂, 1 − θ̂), known − → ½ (θ̂, 2 − θ̂), unknown → ½ (θ̂, 1 − θ̂). Memory: 4 bytes per image and
+    class, and 12 more for its gradient and Adam's two averages. To start again with the same labels, as after
+    LinearInit, keeps what was learned.
     """
 
     theta: nn.Parameter  # (N, C) float32

@@ -332,7 +332,7 @@ def test_scratch_files_are_labelled_as_memory_is(strategy, monkeypatch, tmp_path
     monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK", 33)
     found = Curriculum(strategy, before="2,3", redecide=True)
     found.start(make_table(labels))
-    assert found.labels.mapped
+    assert found.labels.is_mapped
     tables = [scratch.zeros(values.shape).copy_(values) for values in sweep]
     assert found.absorb(Sweep(*tables), 1) == told
     assert torch.equal(found.guesses(), expected.guesses())

@@ -16,8 +16,8 @@ from torch import nn
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.methods.parts import label_store as weak
-from halflabel.methods.parts.label_store import Hard, Soft
+from halflabel.methods.parts import label_store
+from halflabel.methods.parts.label_store import PackedLabels, SoftLabels
 from halflabel.system import scratch
 
 
@@ -35,12 +35,12 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.parametrize("classes", [1, 3, 4, 5, 17])
 def test_packed_against_a_plain_table(classes: int, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weak, "_PIECE", 7)  # several pieces, none of whole images
+    monkeypatch.setattr(label_store, "_BLOCK_ENTRIES", 7)  # several pieces, none of whole images
     labels = make_labels(23, classes)
     table = LabelTable.from_dense(labels)
-    store = Hard()
+    store = PackedLabels()
     store.start(table)
-    assert store.mapped == (place == "file")
+    assert store.is_mapped == (place == "file")
     assert store.codes.shape == (23, math.ceil(classes / 4))
     plain = torch.from_numpy(labels.copy())
     generator = torch.Generator().manual_seed(classes)
@@ -63,19 +63,21 @@ def test_packed_against_a_plain_table(classes: int, place: str, monkeypatch: pyt
 
 @given(st.integers(0, 5), st.integers(0, 9), st.integers(0, 99))
 def test_packed_of_any_shape(images: int, classes: int, seed: int) -> None:
-    store = Hard()
+    store = PackedLabels()
     labels = make_labels(images, classes, seed)
     store.start(LabelTable.from_dense(labels))
     assert np.array_equal(store.dense().numpy(), labels)
 
 
-@pytest.mark.parametrize("kind", [Hard, Soft])
-def test_state_comes_back(kind: type[Hard | Soft], place: str) -> None:
+@pytest.mark.parametrize("kind", [PackedLabels, SoftLabels])
+def test_state_comes_back(kind: type[PackedLabels | SoftLabels], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if place == "file":
+        monkeypatch.setattr(label_store, "FLOAT32_BELOW", 1)
     table = LabelTable.from_dense(make_labels(6, 5))
     ours, theirs = kind(), kind()
     for store in (ours, theirs):
         store.start(table)
-    if isinstance(ours, Hard):
+    if isinstance(ours, PackedLabels):
         ours.set_rows(torch.tensor([3]), torch.tensor([[1, -1, 0, 1, 1]]))
     else:
         ours.put(slice(None), slice(2, 3), torch.ones(6, 1, dtype=torch.bool), torch.full((6, 1), 0.25))
@@ -88,28 +90,29 @@ def test_state_comes_back(kind: type[Hard | Soft], place: str) -> None:
 def test_the_scratch_file_has_no_name_and_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     table = LabelTable.from_dense(make_labels(6, 5))
-    inside = nn.ModuleDict({"small": Hard()})
+    inside = nn.ModuleDict({"small": PackedLabels()})
     inside["small"].start(table)
     monkeypatch.setattr(scratch, "_LARGE", 1)
-    inside["large"] = Hard()
+    inside["large"] = PackedLabels()
     inside["large"].start(table)
     assert not list(tmp_path.iterdir())
     inside.to("meta")
     assert inside["small"].codes.device.type == "meta"
     assert inside["large"].codes.device.type == "cpu"
-    monkeypatch.setattr(weak, "LARGEST", 11)
-    with pytest.raises(UserError, match=r"ll-cp would remember 0\.0 GB about 6 images.*such as em"):
+    monkeypatch.setattr(label_store, "LARGEST", 11)
+    with pytest.raises(UserError, match=r"ll-cp would need 0\.0 GB to store labels of 6 images.*such as em"):
         inside["large"].start(table, "ll-cp")
-    monkeypatch.setattr(weak, "LARGEST", 12)
+    monkeypatch.setattr(label_store, "LARGEST", 12)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=11))
     with pytest.raises(UserError, match=r"ll-cp would remember 0\.0 GB in scratch files.*TMPDIR.*such as em"):
         inside["large"].start(table, "ll-cp")
 
 
 def test_soft_labels_are_right_to_one_in_506(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weak, "_PIECE", 7)
+    monkeypatch.setattr(label_store, "FLOAT32_BELOW", 1)
+    monkeypatch.setattr(label_store, "_BLOCK_ENTRIES", 7)
     labels = make_labels(40, 6)
-    store = Soft()
+    store = SoftLabels()
     store.start(LabelTable.from_dense(labels))
     known = torch.from_numpy(labels) != 0
     index, everything = torch.arange(40), slice(None)
@@ -135,6 +138,6 @@ def test_soft_labels_are_right_to_one_in_506(place: str, monkeypatch: pytest.Mon
 
 def test_two_bits_for_many_images() -> None:
     nothing = np.zeros(0, np.int64)
-    store = Hard()
+    store = PackedLabels()
     store.start(LabelTable.from_entries(Names.numbered(100_000), Names.numbered(1000), nothing, nothing, nothing))
     assert store.codes.nbytes == 25_000_000

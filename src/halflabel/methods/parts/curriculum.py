@@ -11,7 +11,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.methods.parts.label_store import Hard
+from halflabel.methods.parts.label_store import PackedLabels
 from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
 from halflabel.system.rng import hash_names
 from halflabel.types import Batch, Passes, Sweep, Targets
@@ -57,7 +57,7 @@ class Curriculum(Relabeler):
     that of the blocks.
     """
 
-    labels: Hard  # (N, C): known and weak labels
+    labels: PackedLabels  # (N, C): known and weak labels
     summed: Tensor  # (N, C) float32: logits added up over snapshots
     snapshots_taken: Tensor  # () int64
     order: Tensor  # (N,) int64: images by the hash of their names
@@ -103,7 +103,7 @@ class Curriculum(Relabeler):
         if strategy == "e":
             self.passes = Passes(passes, cast(Literal["logit", "score"], of))
         self.plan(20)
-        self.labels = Hard()
+        self.labels = PackedLabels()
         for name in ("summed", "snapshots_taken"):
             self.register_buffer(name, None)
         self.register_buffer("order", None, persistent=False)

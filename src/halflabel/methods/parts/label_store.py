@@ -1,4 +1,8 @@
-"""Weak labels in little memory: what a method makes up about N images × C classes, two bits or one byte per entry."""
+"""Compact storage of the labels that a method makes up for N images × C classes.
+
+`PackedLabels` keeps ±1 labels in two bits each (curriculum labelling, ll-cp), `SoftLabels` labels in [0, 1] in one byte
+each, or in float32 where the table is small (em-apl).
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,17 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.system import scratch
 
-__all__ = ["Hard", "Soft"]
+__all__ = ["PackedLabels", "SoftLabels", "fits_float32"]
 
-LARGEST = 2 * 10**10  # bytes that a store may take, on disk
-_PIECE = 1 << 22  # entries looked at together
+LARGEST = 2 * 10**10  # most bytes of a store, in memory or on disk
+FLOAT32_BELOW = 1 << 28  # bytes; tables of soft labels from this size on use one byte per entry
+_BLOCK_ENTRIES = 1 << 22  # entries processed at a time
 
 
-class _Store(nn.Module):
-    """A table of bytes in one buffer, so that checkpoint and resume need no code; large ones lie in a scratch file.
+class _ByteStore(nn.Module):
+    """A table of bytes in one buffer, so that checkpoints contain it; large tables are memory-mapped scratch files.
 
-    A large store stays in main memory's reach also where the rest of the method moves to another device.
+    A memory-mapped table stays on the CPU when the method moves to another device.
     """
 
     codes: Tensor  # (N, width) uint8
@@ -31,36 +36,36 @@ class _Store(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("codes", None)
-        self.mapped = False
+        self.is_mapped = False
 
-    def _make(self, rows: int, width: int, what: str) -> None:
+    def _allocate(self, rows: int, width: int, method: str) -> None:
         size = rows * width
         if size > LARGEST:
             raise UserError(
-                f"{what} would remember {size / 1e9:.1f} GB about {rows} images",
-                "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes",
+                f"{method} would need {size / 1e9:.1f} GB to store labels of {rows} images",
+                "use a method that stores nothing per image, such as em or wan; or train on fewer images or classes",
             )
-        self.mapped = scratch.is_large(size)
-        self.codes = scratch.zeros((rows, width), torch.uint8, f"{what} would remember")
+        self.is_mapped = scratch.is_large(size)
+        self.codes = scratch.zeros((rows, width), torch.uint8, f"{method} would remember")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        return self if self.mapped else super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self if self.is_mapped else super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
-    def _pieces(self) -> list[slice]:
-        step = max(_PIECE // max(self.codes.shape[1], 1), 1)
+    def _blocks(self) -> list[slice]:
+        step = max(_BLOCK_ENTRIES // max(self.codes.shape[1], 1), 1)
         return [slice(first, first + step) for first in range(0, len(self.codes), step)]
 
 
-class Hard(_Store):
-    """Labels +1, −1 or 0 of N images × C classes, four to a byte.
+class PackedLabels(_ByteStore):
+    """Labels +1, −1 or 0 (unknown) of N images × C classes, four to a byte.
 
-    Code 0 is unknown, 1 present, 2 absent; class c of an image stands in byte ⌊c/4⌋ of its row, bits 2 (c mod 4) on.
-    Memory: ⌈C/4⌉ bytes per image; from 256 MB on in a scratch file.
+    Codes: 0 unknown, 1 present, 2 absent. Class c of an image is in byte ⌊c/4⌋ of its row, at bit 2·(c mod 4).
+    Memory: ⌈C/4⌉ bytes per image; tables of 256 MB or more are in a scratch file.
 
-    >>> weak = Hard()
-    >>> weak.start(LabelTable.from_dense([[1, 0, -1], [0, 0, 0]]))
-    >>> weak.set_rows(torch.tensor([1]), torch.tensor([[0, 1, -1]]))
-    >>> weak.rows(torch.tensor([1, 0])).tolist(), weak.counts()
+    >>> labels = PackedLabels()
+    >>> labels.start(LabelTable.from_dense([[1, 0, -1], [0, 0, 0]]))
+    >>> labels.set_rows(torch.tensor([1]), torch.tensor([[0, 1, -1]]))
+    >>> labels.rows(torch.tensor([1, 0])).tolist(), labels.counts()
     ([[0, 1, -1], [1, 0, -1]], (2, 2))
     """
 
@@ -68,94 +73,117 @@ class Hard(_Store):
         super().__init__()
         self.classes = 0
 
-    def start(self, table: LabelTable, what: str = "this method", *, known: bool = True) -> None:
-        """Make room for a table, with its known labels in place or (`known` false) with nothing at all."""
+    def start(self, table: LabelTable, method: str = "this method", *, known: bool = True) -> None:
+        """Allocate the store for a label table; fill in its known labels unless `known` is False."""
         images, self.classes = table.shape
-        self._make(images, -(-self.classes // 4), what)
+        self._allocate(images, -(-self.classes // 4), method)
         if known:
-            self._put(table)
+            self._add_known(table)
 
     def reset(self, table: LabelTable) -> None:
-        """Back to what is known."""
+        """Forget all labels but the known ones."""
         self.codes.zero_()
-        self._put(table)
+        self._add_known(table)
 
     def rows(self, index: Tensor) -> Tensor:
         """(B,) image numbers -> (B, C) int8 in {−1, 0, +1}, on the device of `index`."""
         return self._unpack(self.codes[index.to(self.codes.device)].to(index.device))
 
     def set_rows(self, index: Tensor, labels: Tensor) -> None:
-        """Put (B, C) labels in the place of those of (B,) images, which must be distinct."""
+        """Replace the labels of (B,) images, which must be distinct, by (B, C) labels."""
         code = (labels > 0).to(torch.uint8) + 2 * (labels < 0).to(torch.uint8)
         code = nn.functional.pad(code, (0, -self.classes % 4)).view(len(labels), -1, 4)
         packed = (code << self._shift(code.device)).sum(2, dtype=torch.uint8)
         self.codes[index.to(self.codes.device)] = packed.to(self.codes.device)
 
     def counts(self) -> tuple[int, int]:
-        """How many entries are present, and how many absent."""
-        found = torch.zeros(256, dtype=torch.int64, device=self.codes.device)
-        for piece in self._pieces():
-            found += torch.bincount(self.codes[piece].flatten(), minlength=256)
+        """Return how many entries are present, and how many absent."""
+        histogram = torch.zeros(256, dtype=torch.int64, device=self.codes.device)
+        for block in self._blocks():
+            histogram += torch.bincount(self.codes[block].flatten(), minlength=256)
         labels = torch.arange(256)[:, None] >> torch.tensor([0, 2, 4, 6]) & 3
-        return tuple(int((found.cpu() * (labels == code).sum(1)).sum()) for code in (1, 2))  # type: ignore[return-value]
+        return tuple(int((histogram.cpu() * (labels == code).sum(1)).sum()) for code in (1, 2))  # type: ignore[return-value]
 
     def dense(self) -> Tensor:
-        """All labels as (N, C) int8: one byte per entry, so for small tables only."""
-        out = torch.empty(len(self.codes), self.classes, dtype=torch.int8, device=self.codes.device)
-        for piece in self._pieces():
-            out[piece] = self._unpack(self.codes[piece])
-        return out
+        """Return all labels as (N, C) int8: one byte per entry, so only for small tables."""
+        labels = torch.empty(len(self.codes), self.classes, dtype=torch.int8, device=self.codes.device)
+        for block in self._blocks():
+            labels[block] = self._unpack(self.codes[block])
+        return labels
 
     def _unpack(self, packed: Tensor) -> Tensor:
         code = (packed.unsqueeze(2) >> self._shift(packed.device) & 3).flatten(1)[:, : self.classes]
         return (code & 1).to(torch.int8) - (code >> 1).to(torch.int8)
 
-    def _put(self, table: LabelTable) -> None:
+    def _add_known(self, table: LabelTable) -> None:
         flat, width = self.codes.view(-1), self.codes.shape[1]
-        for first in range(0, len(table), _PIECE):
-            part = slice(first, min(first + _PIECE, len(table)))
-            start = table.start[part.start : part.stop + 1]
-            image = np.repeat(np.arange(part.start, part.stop), np.diff(start))
+        for first in range(0, len(table), _BLOCK_ENTRIES):
+            last = min(first + _BLOCK_ENTRIES, len(table))
+            start = table.start[first : last + 1]
+            image = np.repeat(np.arange(first, last), np.diff(start))
             column, value = table.column[start[0] : start[-1]].astype(np.int64), table.value[start[0] : start[-1]]
             code = np.where(value > 0, 1, 2) << 2 * (column & 3)
-            at = torch.from_numpy(image * width + (column >> 2)).to(flat.device)
-            # Entries have bits of their own, so to add is to set.
-            flat.index_add_(0, at, torch.from_numpy(code.astype(np.uint8)).to(flat.device))
+            place = torch.from_numpy(image * width + (column >> 2)).to(flat.device)
+            # Every entry has its own bits, so adding sets them.
+            flat.index_add_(0, place, torch.from_numpy(code.astype(np.uint8)).to(flat.device))
 
     @staticmethod
     def _shift(device: torch.device) -> Tensor:
         return torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=device)
 
 
-class Soft(_Store):
-    """Soft labels in [0, 1] of N images × C classes, one byte each; or unknown (NaN), or known (−1).
+def fits_float32(table: LabelTable) -> bool:
+    """Whether `SoftLabels` of this table are stored in float32: below 256 MB."""
+    return 4 * len(table) * len(table.classes) < FLOAT32_BELOW
 
-    A soft label s is kept as the nearest of the 254 multiples of 1/253: it comes back wrong by at most 1/506, 0.002.
-    Memory: 1 byte per image and class; from 256 MB on in a scratch file.
+
+class SoftLabels(_ByteStore):
+    """Soft labels in [0, 1] of N images × C classes; NaN marks an unknown entry, −1 a known one.
+
+    Small tables (`fits_float32`) are float32. Larger ones take one byte per entry: a soft label is rounded to a
+    multiple of 1/253, an error of at most 1/506 = 0.002; tables of 256 MB or more of these bytes are in a scratch file.
     """
 
+    values: Tensor | None  # (N, C) float32; None where `codes` are used
     _STEPS, _KNOWN, _UNKNOWN = 253, 254, 255
 
-    def start(self, table: LabelTable, what: str = "this method") -> None:
-        """Unknown everywhere but where the table knows."""
-        self._make(*table.shape, what)
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("values", None)
+
+    def start(self, table: LabelTable, method: str = "this method") -> None:
+        """Allocate the store for a label table and mark its known entries."""
+        self.values, self.codes, self.is_mapped = None, None, False  # type: ignore[assignment]
+        if fits_float32(table):
+            self.values = torch.full(table.shape, math.nan)
+            image, column, _ = table.entries()
+            self.values[torch.from_numpy(image), torch.from_numpy(column.astype(np.int64))] = -1.0
+            return
+        self._allocate(*table.shape, method)
         self.codes.fill_(self._UNKNOWN)
-        step = max(_PIECE // max(table.shape[1], 1), 1)
+        step = max(_BLOCK_ENTRIES // max(table.shape[1], 1), 1)
         for first in range(0, len(table), step):
             index = np.arange(first, min(first + step, len(table)))
             known = torch.from_numpy(table.rows(index)) != 0
             self.codes[first : first + step].masked_fill_(known, self._KNOWN)
 
     def rows(self, index: Tensor) -> Tensor:
-        """(B,) image numbers -> (B, C) float32, on the device of `index`."""
+        """(B,) image numbers -> (B, C) floating-point labels, on the device of `index`."""
+        if self.values is not None:
+            return self.values[index]
         return self._decode(self.codes[index.to(self.codes.device)].to(index.device))
 
     def unknown(self, rows: slice, classes: slice) -> Tensor:
-        """Which entries of a part of the table are unknown: (n, c) bool."""
+        """Return which entries of a part of the table are unknown: (n, c) bool."""
+        if self.values is not None:
+            return self.values[rows, classes].isnan()
         return self.codes[rows, classes] == self._UNKNOWN
 
     def put(self, rows: slice, classes: slice, chosen: Tensor, soft: Tensor) -> None:
-        """Give the chosen entries of a part of the table their soft labels: (n, c) bool and (n, c)."""
+        """Set the chosen entries of a part of the table: (n, c) bool and (n, c) soft labels."""
+        if self.values is not None:
+            self.values[rows, classes] = torch.where(chosen, soft, self.values[rows, classes])
+            return
         part = self.codes[rows, classes]
         code = (soft * self._STEPS).round().to(part)
         part.copy_(torch.where(chosen.to(part.device), code, part))

@@ -10,7 +10,7 @@ from halflabel.system import distributed as processes
 from halflabel.system import scratch
 from halflabel.types import Batch, Passes, Sweep, Targets, at_least_float32
 
-__all__ = ["AssumeNegative", "Ignore", "Relabeler", "check_size", "never_starts"]
+__all__ = ["AssumeNegative", "FewAbsent", "Ignore", "Relabeler", "check_size", "never_starts"]
 
 LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
 
@@ -74,6 +74,27 @@ class AssumeNegative(Relabeler):
         absent = (batch.labels < 0).to(dtype)
         unknown = (batch.labels == 0).to(dtype)
         return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)
+
+
+class FewAbsent(Relabeler):
+    """Known + → (1, 0), unknown → (0, 0), known − → (0, 1), or (0, weight) where known positives outnumber them.
+
+    With all labels known the weight is 1: there is no entropy term that they could outweigh.
+    """
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.absent_weight = 1.0
+
+    def start(self, table: LabelTable) -> None:
+        stats = table.stats()
+        few = stats.positives.sum() > stats.negatives.sum() and stats.unknown.sum() > 0
+        self.absent_weight = self.weight if few else 1.0
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        dtype = at_least_float32(logits).dtype
+        return Targets((batch.labels > 0).to(dtype), self.absent_weight * (batch.labels < 0).to(dtype))
 
 
 def never_starts(what: str, first: int, epochs: int, earlier: str = "") -> str:
