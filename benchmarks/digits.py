@@ -30,10 +30,10 @@ from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.system.memory import keep_freed_memory
 from halflabel.training.config import make_views
 from halflabel.training.loop import Settings, fit
@@ -54,7 +54,7 @@ def load(images: int, seed: int, cache: Path, network: bool) -> tuple[LabelTable
         views = {"plain": Plain(size), "weak": Weak(size, least=1.0, flip=0.0), "strong": Strong(size, flip=0.0)}
         kept = [Resident(s.images, Names(s.names), views) for s in (made, test)]
         return table, kept[0], kept[1], truth
-    backbone = build()
+    backbone = build_backbone()
     usual = make_views(SIZE, "squash", backbone) | {"strong": Strong(SIZE, flip=0.0)}
     found = [
         cache_features(backbone, Arrays(s.images, Names(s.names), usual), cache / str(seed), maps=True, copies=copies)
@@ -88,7 +88,7 @@ def main() -> None:
         train = full.subset(np.arange(asked.images))
         if asked.protocol != "all":
             train = drop.apply(asked.protocol, train, seed=seed, **OPTIONS.get(asked.protocol, {}))
-        backbone = build("tiny") if asked.network else None
+        backbone = build_backbone("tiny") if asked.network else None
         head = seeded(seed, lambda: method.head(backbone.channels if backbone else 1280, len(full.classes)))
         model = Model(backbone, head)
         inside = Part(source, np.arange(asked.images))
@@ -97,9 +97,9 @@ def main() -> None:
         fit(model, method, inside, train, settings)
         more = Part(source, np.arange(asked.images, asked.images + 500))
         chosen_by = metrics.mean_average_precision(
-            score(model, more, device=asked.device).logits, full.rows(np.arange(500) + asked.images)
+            score_source(model, more, device=asked.device).logits, full.rows(np.arange(500) + asked.images)
         )
-        return chosen_by, metrics.mean_average_precision(score(model, test, device=asked.device).logits, truth)
+        return chosen_by, metrics.mean_average_precision(score_source(model, test, device=asked.device).logits, truth)
 
     rows = []
     print(f"{asked.protocol}, {asked.images} scenes, {asked.seeds} seeds")

@@ -26,7 +26,7 @@ from halflabel.data.views import Plain, Strong, Weak
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Model
 from halflabel.training.cuda_graphs import quicken
 from halflabel.training.loop import Settings, fit
@@ -35,7 +35,7 @@ CLASSES = 20
 
 
 def model_of(name: str, method: Any) -> Model:
-    backbone = build(name, pretrained=False)
+    backbone = build_backbone(name, pretrained=False)
     head = seeded(0, lambda: method.head(backbone.channels, CLASSES))
     return Model(backbone, head)
 

@@ -24,7 +24,7 @@ from halflabel.data.sources import Features, Fetched, Plan
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Linear, Model
 from halflabel.runs.evaluate import Judge
 from halflabel.system.memory import keep_freed_memory
@@ -68,7 +68,7 @@ def network(steps: int, batch: int = 32, classes: int = 20) -> dict[str, float]:
     def fresh() -> Model:
         head = seeded(0, lambda: Linear(1280, classes))
         assert isinstance(head, Linear)
-        return Model(build(), head).to(memory_format=torch.channels_last)
+        return Model(build_backbone(), head).to(memory_format=torch.channels_last)
 
     settings = Settings(epochs=1, batch_size=batch, schedule="constant", device="cpu", backbone_lr=1.0)
     ours, theirs = [], []

@@ -25,7 +25,7 @@ from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.review.questions import choose
 from halflabel.system.rng import bits, hash_names
 from halflabel.training.loop import Settings, fit
@@ -53,7 +53,7 @@ def at_random(known: LabelTable, count: int, seed: int) -> Entries:
 
 def by_next(known: LabelTable, model: Model, source: Features, count: int, seed: int) -> Entries:
     """What `halflabel next` asks for."""
-    scores = torch.sigmoid(score(model, source, batch_size=512).logits).numpy()
+    scores = torch.sigmoid(score_source(model, source, batch_size=512).logits).numpy()
     cuts = np.full(len(known.classes), 0.5)
     found = choose(scores, known, cuts, count, features=np.asarray(source.values), seed=seed)
     return np.array([(question.image, question.column) for question in found])
@@ -88,7 +88,7 @@ def main() -> None:
             start = drop.apply("single-positive", full, seed=seed)
 
             def measure(model: Model) -> float:
-                return 100 * metrics.mean_average_precision(score(model, test, batch_size=512).logits, hidden)
+                return 100 * metrics.mean_average_precision(score_source(model, test, batch_size=512).logits, hidden)
 
             first = train(method, start, source, seed, asked.epochs)
             row = {"method": method, "seed": seed, "before": measure(first)}

@@ -33,7 +33,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.heads import Linear, Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.training.loop import Settings, fit
 
 OUT = Path(__file__).parent / "out" / "noise.json"
@@ -94,7 +94,7 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
     head = seeded(seed, partial(Linear, data.train.values.shape[1], len(table.classes)))
     model = Model(None, head)
     fit(model, chosen.make(), data.train, table, settings)
-    logits = score(model, data.test).logits
+    logits = score_source(model, data.test).logits
     top = metrics.precision_recall_f1(logits, data.test_labels, top_k=3)
     found = {name: float(getattr(top, name)) for name in MEASURES if name != "mAP"}
     return {**found, "mAP": metrics.mean_average_precision(logits, data.test_labels)}
@@ -104,11 +104,11 @@ def digits(images: int, cache: Path) -> Data:
     """Features of the demo's scenes, computed once."""
     from halflabel.cli.demo import SIZE
     from halflabel.data.datasets.digits import CLASSES, scenes
-    from halflabel.models.backbones import build
+    from halflabel.models.backbones import build_backbone
     from halflabel.models.feature_cache import cache_features
     from halflabel.training.config import make_views
 
-    backbone = build()
+    backbone = build_backbone()
     made, other = scenes(images), scenes(max(images // 2, 1), split="test")
     views = make_views(SIZE, "squash", backbone)
     train, test = (cache_features(backbone, Arrays(x.images, Names(x.names), views), cache) for x in (made, other))

@@ -18,7 +18,7 @@ import torch
 
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipes, seeded
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Model
 from halflabel.system.memory import keep_freed_memory
 from halflabel.types import Batch
@@ -65,7 +65,7 @@ def main() -> None:
     full = table_of("full", 1000, classes)
     bce.start(full)
     labels = torch.from_numpy(full.rows(index.numpy()))
-    network = Model(build(), head_of(bce)).to(memory_format=torch.channels_last).train()
+    network = Model(build_backbone(), head_of(bce)).to(memory_format=torch.channels_last).train()
     whole = step_seconds(bce, network, Batch(index, (images,), labels), 5)
     base = step_seconds(bce, Model(None, head_of(bce)), Batch(index, (maps,), labels), asked.repeats)
     print(f"a bce step of the whole network: {whole:.3f} s; of its head alone: {1e3 * base:.2f} ms")

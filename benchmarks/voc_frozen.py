@@ -28,10 +28,10 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Judge
 from halflabel.training.config import Config, make_views, open_images
 from halflabel.training.loop import Settings, fit
@@ -43,7 +43,7 @@ def read(labels: Path, split: str) -> LabelTable:
 
 
 def features(table: LabelTable, photos: Path, cache: Path, maps: bool, copies: int = 0) -> Features:
-    backbone = build()
+    backbone = build_backbone()
     views = make_views(backbone.preprocess.size, "squash", backbone)
     source = open_images(table.images, photos, views, Config(workers=0))
 
@@ -96,7 +96,7 @@ def train_once(
         judge=Judge(torch.from_numpy(judged.dense())),
     )
     best = max(line["select"] for line in fitted.log)
-    logits = score(model, test, batch_size=512).logits
+    logits = score_source(model, test, batch_size=512).logits
     return best, metrics.mean_average_precision(logits, truth), fitted.best_epoch
 
 

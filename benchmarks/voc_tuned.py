@@ -32,9 +32,9 @@ from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import Backbone, Preprocess, build
+from halflabel.models.backbones import Backbone, Preprocess, build_backbone
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Judge
 from halflabel.training.config import Config, make_views, open_images
 from halflabel.training.loop import Settings, fit
@@ -48,7 +48,7 @@ def prepare(asked: argparse.Namespace) -> None:
     found = {}
     for split in ("train", "val"):
         table = read(asked.labels, split)
-        views = make_views(asked.size, "squash", build("tiny"))
+        views = make_views(asked.size, "squash", build_backbone("tiny"))
         files = open_images(table.images, asked.photos, views, Config(workers=asked.workers))
         found[split] = load_images(files, "cpu").images
     save_file(found, asked.out)
@@ -117,7 +117,7 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     }
     train = Resident(data["train"], full.images, views)
     test = Resident(data["val"], data["test_names"], views)
-    backbone = resnet50(job["weights"], size) if job.get("backbone") == "resnet50" else build()
+    backbone = resnet50(job["weights"], size) if job.get("backbone") == "resnet50" else build_backbone()
     head = seeded(seed, lambda: method.head(backbone.channels, len(full.classes)))
     model = Model(backbone, head)
     seen: Source = train
@@ -151,9 +151,11 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     )
     trained = time.perf_counter() - began
     truth = data["truth"]
-    found = {"mAP": metrics.mean_average_precision(score(model, shown, device=device, batch_size=256).logits, truth)}
+    found = {
+        "mAP": metrics.mean_average_precision(score_source(model, shown, device=device, batch_size=256).logits, truth)
+    }
     if model.backbone is not None:
-        both = score(model, shown, device=device, batch_size=256, mirror=True).logits
+        both = score_source(model, shown, device=device, batch_size=256, mirror=True).logits
         found["mirror"] = metrics.mean_average_precision(both, truth)
     rates = [line["images_per_s"] for line in fitted.log]
     extra = ("label_proportion", "tp_rate", "tn_rate")

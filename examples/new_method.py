@@ -16,7 +16,7 @@ from halflabel.labels import drop
 from halflabel.methods.base import method, recipe
 from halflabel.methods.parts.relabel import AssumeNegative
 from halflabel.models.heads import Linear, Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 
 
 class Bounded(Loss):
@@ -49,7 +49,7 @@ def main(images: int = 400, epochs: int = 10) -> None:
         torch.manual_seed(0)
         model = Model(None, Linear(20, 5))
         fit(model, recipe(name).make(**options), train, known, Settings(epochs=epochs, lr=0.05, device="cpu"))
-        logits, truth = score(model, test).logits, labels[images:]
+        logits, truth = score_source(model, test).logits, labels[images:]
         present, absent = (float(torch.sigmoid(logits)[truth == value].mean()) for value in (1, -1))
         print(f"  {name} {options}: {metrics.mean_average_precision(logits, truth):.3f}, {present:.2f}, {absent:.2f}")
 

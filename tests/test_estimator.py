@@ -29,7 +29,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods import base as registry
 from halflabel.methods.base import Method, recipe, recipes
 from halflabel.methods.parts.losses import BCE
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Linear, pool
 from halflabel.types import Output
 
@@ -448,7 +448,7 @@ def test_files_and_arrays_of_images_give_the_same(folder: Path) -> None:
 def test_images_go_through_the_backbone() -> None:
     made = scenes(8, size=32)
     model = tiny().fit(made.images, made.labels)
-    features = pool(build("tiny")(made.images)).half().float()
+    features = pool(build_backbone("tiny")(made.images)).half().float()
     head = model.model_.head
     assert isinstance(head, Linear)
     torch.testing.assert_close(torch.from_numpy(model.decision_function(made.images)), head.linear(features).detach())
@@ -518,7 +518,7 @@ def test_a_fitted_image_classifier_is_whole_without_its_files(folder: Path, monk
     files, labels = sorted(folder.iterdir())[:6], scenes(6, size=32).labels
     model = tiny().fit(files, labels)
     wanted, kept = model.predict_proba(files), pickle.dumps(model)
-    monkeypatch.setattr(module, "build", None)
+    monkeypatch.setattr(module, "build_backbone", None)
     again = pickle.loads(kept).set_params(size=64)  # of the next fit
     np.testing.assert_array_equal(again.predict_proba(files), wanted)
 
@@ -559,7 +559,7 @@ def test_heads_that_need_maps_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "recipe", lambda name: peak)
     made = scenes(4, size=32)
     model = tiny().fit(made.images, made.labels)
-    maps = build("tiny")(made.images).half().float()
+    maps = build_backbone("tiny")(made.images).half().float()
     torch.testing.assert_close(
         torch.from_numpy(model.decision_function(made.images)), model.model_.head(maps).logits.detach()
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["LabelError", "NothingRead", "OwnHead", "UserError"]
+__all__ = ["LabelError", "NothingRead", "UserError", "WrongHead"]
 
 _LONGEST = 2000  # characters: a name in a damaged file may have millions
 
@@ -51,5 +51,5 @@ class NothingRead(UserError):
     """Of all images asked for not one can be read; of a part of them that may be no fault."""
 
 
-class OwnHead(UserError):
+class WrongHead(UserError):
     """A method's step asks for more than the output, and the model has another head than the method makes."""

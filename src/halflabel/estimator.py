@@ -28,10 +28,10 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, Recipe, recipe, seeded
-from halflabel.models.backbones import Backbone, build
+from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.system import scratch
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
@@ -150,7 +150,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.threshold == "fitted" and not (table.value < 0).any():
             raise UserError("no threshold can be fitted: nothing is known to be absent", "use threshold=0.5")
 
-        backbone = None if pictures is None else build(self.backbone, size=self.size)
+        backbone = None if pictures is None else build_backbone(self.backbone, size=self.size)
         channels = X.shape[1] if backbone is None else backbone.channels
         head = seeded(self.seed, lambda: method.head(channels, len(table.classes)))
         if backbone is None and head.needs_maps:
@@ -185,7 +185,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.log_ = fitted.log
         self.thresholds_ = np.full(len(table.classes), 0.5 if self.threshold == "fitted" else float(self.threshold))
         if self.threshold == "fitted":
-            logits = score(head_alone, source).logits
+            logits = score_source(head_alone, source).logits
             seen = ~torch.isnan(logits).any(1)
             found = metrics.best_thresholds(torch.sigmoid(logits[seen]), torch.from_numpy(known.labels)[seen])
             self.thresholds_ = found.numpy()
@@ -279,7 +279,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise UserError("this classifier was fitted on images", "give image files, or uint8 images, as X")
             assert isinstance(backbone, Backbone)
             source = self._look(backbone, pictures, maps=self.model_.head.needs_maps)
-        return score(Model(None, self.model_.head), source).logits
+        return score_source(Model(None, self.model_.head), source).logits
 
     def _look(self, backbone: Backbone, pictures: _Pictures, *, maps: bool, copies: int = 0) -> Features:
         """The features of each image, numbered as in X. An image that is there twice is looked at once.

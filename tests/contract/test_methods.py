@@ -21,7 +21,7 @@ from halflabel.methods import base as registry
 from halflabel.methods.base import REGIMES, Method, method, recipe, recipes, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Sweep
@@ -87,7 +87,7 @@ class Case:
 
     def finish_epoch(self, epoch: int) -> None:
         if self.method.relabel.wants_sweep(epoch):
-            sweep: Sweep = score(self.model, self.source, passes=self.method.relabel.passes)
+            sweep: Sweep = score_source(self.model, self.source, passes=self.method.relabel.passes)
             assert bool(sweep.logits[UNREAD].isnan().all())
             told = self.method.relabel.absorb(sweep, epoch)
             assert all(np.isfinite(value) for value in told.values()), told

@@ -18,7 +18,7 @@ from halflabel.data.views import Strong, make_views
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
 from halflabel.labels.table import LabelTable
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
 from halflabel.training.config import STRONG, Config
 
@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_settings_are_those_of_the_view() -> None:
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     preprocess = backbone.preprocess
     assert Config().views(32, backbone) == make_views(32, "squash", preprocess.interpolation, preprocess.crop_pct)
     asked = Config(strong_ops=3, strong_magnitude=20, cutout=0.0, crop=0.9).views(32, backbone)
@@ -54,7 +54,7 @@ def test_settings_are_those_of_the_view() -> None:
 @pytest.mark.parametrize(("name", "value"), [("strong_ops", -1), ("strong_magnitude", 31), ("cutout", 1.5)])
 def test_what_no_view_can_have_is_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=name) as refused:
-        Config(**{name: value}).views(32, build("tiny", size=32))  # type: ignore[arg-type]
+        Config(**{name: value}).views(32, build_backbone("tiny", size=32))  # type: ignore[arg-type]
     assert name in refused.value.fix
     flag = "--" + name.replace("_", "-")
     for command in ("train", "compare"):
@@ -77,7 +77,7 @@ def test_the_ends_of_the_ranges_make_views_on_either_side(more: dict[str, Any]) 
 
 
 def test_nothing_but_the_weak_view_is_left_without_operations_and_cutout() -> None:
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     views = Config(strong_ops=0, cutout=0.0).views(32, backbone)
     image = torch.randint(0, 256, (3, 40, 36), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert all(torch.equal(views["weak"](image, key), views["strong"](image, key)) for key in range(20))
@@ -108,9 +108,9 @@ def test_a_run_remembers_them_and_caches_are_kept_apart(
     for name in STRONG:
         found.pop(name)
     (usual / "config.yaml").write_text(yaml.safe_dump(found))
-    assert Config.from_dict(RunFolder(usual).read_config()).views(32, build("tiny", size=32)) == Config().views(
-        32, build("tiny", size=32)
-    )
+    assert Config.from_dict(RunFolder(usual).read_config()).views(
+        32, build_backbone("tiny", size=32)
+    ) == Config().views(32, build_backbone("tiny", size=32))
     done("train", "--resume", usual)
     assert (usual / "best.safetensors").read_bytes() == weights[usual]
 

@@ -28,7 +28,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.models.heads import Head, Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.system import distributed as processes
 from halflabel.system import scratch
 from halflabel.training import fsdp as shard
@@ -146,7 +146,7 @@ def sweep() -> dict[str, Tensor]:
     net = model(method, backbone=True)
     return {
         name: value
-        for name, value in score(net, images(), batch_size=5, passes=Passes(4), seed=3)._asdict().items()
+        for name, value in score_source(net, images(), batch_size=5, passes=Passes(4), seed=3)._asdict().items()
         if value is not None
     }
 
@@ -158,7 +158,7 @@ def sweep_of_few() -> dict[str, Tensor]:
     large, sent = scratch._LARGE, processes._SENT
     scratch._LARGE, processes._SENT = 1, 50  # two rows of logits at a time
     try:
-        found = score(net, features((1, *bad)), batch_size=5)
+        found = score_source(net, features((1, *bad)), batch_size=5)
     finally:
         scratch._LARGE, processes._SENT = large, sent
     return {"logits": found.logits, "features": found.features}

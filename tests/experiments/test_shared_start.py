@@ -19,7 +19,7 @@ from halflabel.experiments.grid import Candidate, LabelMask, Task
 from halflabel.experiments.shared_start import Start, begin, kept
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, seeded
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Linear, Model
 from halflabel.training.config import Config
 
@@ -97,12 +97,12 @@ def test_a_head_of_another_kind_begins_as_it_was_made() -> None:
 
 
 def test_the_backbone_goes_over_where_it_is_tuned() -> None:
-    first = Model(build("tiny", pretrained=False, size=32), Linear(CHANNELS, CLASSES))
+    first = Model(build_backbone("tiny", pretrained=False, size=32), Linear(CHANNELS, CLASSES))
     with torch.no_grad():
         for value in first.parameters():
             value.add_(1.0)
     method = recipe("lsep").make()
-    other = Model(build("tiny", pretrained=False, size=32), method.head(CHANNELS, CLASSES))
+    other = Model(build_backbone("tiny", pretrained=False, size=32), method.head(CHANNELS, CLASSES))
     begin(first.state_dict(), other, method, labels())
     for name, value in other.state_dict().items():
         assert torch.equal(value, first.state_dict()[name]), name

@@ -17,7 +17,7 @@ from halflabel.experiments.bench import Bench
 from halflabel.experiments.grid import Candidate, LabelMask, Task
 from halflabel.experiments.study import study
 from halflabel.labels.names import Names
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.training.checkpoint import save_tensors
 from halflabel.training.config import Config
 
@@ -81,7 +81,7 @@ def test_other_weights_in_the_same_file_are_another_comparison(
     go: Any, config: Config, tmp_path: Path, trained: list[Task]
 ) -> None:
     path = tmp_path / "weights.safetensors"
-    state = build("tiny", size=32).model.state_dict()
+    state = build_backbone("tiny", size=32).model.state_dict()
     save_tensors(state, path)
     given = dataclasses.replace(config, weights=str(path))
     go(config=given, seeds=1)

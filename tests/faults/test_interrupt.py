@@ -22,7 +22,7 @@ from halflabel.methods.base import Method, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.models import feature_cache as cache
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Linear, Model
 from halflabel.system import signals as interrupt
 from halflabel.system.signals import Stopped
@@ -203,8 +203,8 @@ def images(folder: Path, workers: int = 0) -> Images:
 def test_a_stopped_cache_goes_on_after_the_last_whole_batch(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = cache.cache_features(build("tiny", size=32), images(pictures), tmp_path / "whole", batch_size=2)
-    backbone = build("tiny", size=32)
+    expected = cache.cache_features(build_backbone("tiny", size=32), images(pictures), tmp_path / "whole", batch_size=2)
+    backbone = build_backbone("tiny", size=32)
     with monkeypatch.context() as patch:
         at_call(patch, backbone, "forward", 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with interrupt.heeded(), pytest.raises(Stopped):
@@ -219,8 +219,8 @@ def test_a_stopped_cache_goes_on_after_the_last_whole_batch(
 def test_a_half_built_cache_that_is_damaged_is_built_anew(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    expected = cache.cache_features(build("tiny", size=32), images(pictures), tmp_path / "whole", batch_size=2)
-    backbone = build("tiny", size=32)
+    expected = cache.cache_features(build_backbone("tiny", size=32), images(pictures), tmp_path / "whole", batch_size=2)
+    backbone = build_backbone("tiny", size=32)
     with monkeypatch.context() as patch:
         at_call(patch, backbone, "forward", 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with interrupt.heeded(), pytest.raises(Stopped):
@@ -261,7 +261,7 @@ def test_weights_do_not_depend_on_the_number_of_workers(pictures: Path) -> None:
     table = LabelTable.from_dense(np.random.default_rng(0).choice([-1, 0, 1], size=(12, C)))
     found = []
     for workers in (0, 2):
-        model = Model(build("tiny", size=32), seeded(1, lambda: Linear(build("tiny").channels, C)))
+        model = Model(build_backbone("tiny", size=32), seeded(1, lambda: Linear(build_backbone("tiny").channels, C)))
         settings = Settings(epochs=2, batch_size=4, lr=0.01, device="cpu")
         found.append(fit(model, Method(BCE(), Sweeping()), images(pictures, workers), table, settings).weights)
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())

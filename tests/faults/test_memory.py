@@ -20,10 +20,10 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Linear, Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.system.gpu_memory import Room
 from halflabel.training.callbacks import Callback
 from halflabel.training.loop import Fitted, Settings, _Training, fit
@@ -244,10 +244,10 @@ def test_the_optimizers_own_memory_is_not_a_matter_of_images(monkeypatch: pytest
 
 def test_scores_are_the_same_however_many_images_fit() -> None:
     source, _ = data()
-    expected = score(model(N), source, batch_size=8, passes=Passes(3, "score"), mirror=True)
+    expected = score_source(model(N), source, batch_size=8, passes=Passes(3, "score"), mirror=True)
     small = model(3)
     with pytest.warns(UserWarning, match="out of GPU memory") as caught:
-        found = score(small, source, batch_size=8, passes=Passes(3, "score"), mirror=True)
+        found = score_source(small, source, batch_size=8, passes=Passes(3, "score"), mirror=True)
     assert len(caught) == 2  # 8 -> 4 -> 2, and no more for the other batches
     for name in ("logits", "features", "mean", "spread"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
@@ -258,8 +258,8 @@ def test_scores_are_the_same_however_many_images_fit() -> None:
 def test_a_cache_is_the_same_however_many_images_fit(tmp_path: Path) -> None:
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (10, 3, 32, 32), np.uint8))
     source = Arrays(images, Names.numbered(10), {"plain": Plain(32)})
-    expected = cache_features(build("tiny", size=32), source, tmp_path / "a", batch_size=8)
-    backbone = build("tiny", size=32)
+    expected = cache_features(build_backbone("tiny", size=32), source, tmp_path / "a", batch_size=8)
+    backbone = build_backbone("tiny", size=32)
     forward, given = backbone.forward, list[int]()
 
     def limited(view: Tensor) -> Tensor:

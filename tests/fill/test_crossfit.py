@@ -11,7 +11,7 @@ import pytest
 from halflabel.data.sources import Features
 from halflabel.errors import NothingRead, UserError
 from halflabel.labels.table import LabelTable
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.runs import crossfit
 from halflabel.runs.crossfit import cross_fit, score_run
 from halflabel.runs.folder import RunFolder
@@ -46,7 +46,7 @@ def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPat
     def fails(*_: Any, **__: Any) -> Any:
         raise UserError("not one image fits into memory", "take fewer")
 
-    monkeypatch.setattr(crossfit, "score", fails)
+    monkeypatch.setattr(crossfit, "score_source", fails)
     values, table = made()
     with pytest.raises(UserError, match="fits into memory"):
         cross_fit(Features(values, table.images), table, CONFIG, folds=2)
@@ -56,7 +56,7 @@ def test_a_source_of_which_nothing_can_be_read_is_refused_in_its_own_class() -> 
     values, table = made(4)
     model = crossfit._train(Features(values, table.images), table, CONFIG, 5)
     with pytest.raises(NothingRead, match="not one image could be read"):
-        score(model, Features(values, table.images, range(4)))
+        score_source(model, Features(values, table.images, range(4)))
 
 
 def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,9 +65,9 @@ def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spy(model: Any, source: Any, **more: Any) -> Any:
         asked.append(len(source))
-        return score(model, source, **more)
+        return score_source(model, source, **more)
 
-    monkeypatch.setattr(crossfit, "score", spy)
+    monkeypatch.setattr(crossfit, "score_source", spy)
     values, table = made(3000)
     cross_fit(Features(values, table.images), table, CONFIG, folds=2)
     assert len(asked) == 2

@@ -22,7 +22,7 @@ def models(place: Path) -> Iterator[Reader]:
     import torch
 
     from halflabel.labels.table import LabelTable
-    from halflabel.models.backbones import build
+    from halflabel.models.backbones import build_backbone
     from halflabel.runs.export.hub import export_hub
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
@@ -48,7 +48,7 @@ def models(place: Path) -> Iterator[Reader]:
         tensors = {"a": torch.ones(3, 2), "b": torch.zeros(0), "c": torch.tensor([1, 2])}
         save(place / "last", step, Checkpoint(tensors, {"step": step, "log": [{"epoch": 1}]}))
     yield Reader("checkpoint", gather(place / "last"), read_checkpoint)
-    weights = build("tiny").model.state_dict()
+    weights = build_backbone("tiny").model.state_dict()
     torch.save({"state_dict": weights}, place / "w.pt")
     save_tensors(weights, place / "w.safetensors")
     both = {name: (place / name).read_bytes() for name in ("w.pt", "w.safetensors")}
@@ -115,9 +115,9 @@ def read_checkpoint(folder: Path, rng: Rng) -> None:
 
 
 def read_weights(folder: Path, rng: Rng) -> None:
-    from halflabel.models.backbones import build
+    from halflabel.models.backbones import build_backbone
 
-    build("tiny", weights=folder / rng.choice(("w.pt", "w.safetensors")))
+    build_backbone("tiny", weights=folder / rng.choice(("w.pt", "w.safetensors")))
 
 
 # ---- servers: the files are bodies of requests

@@ -20,7 +20,7 @@ import halflabel
 from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
 from halflabel.labels import formats
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.runs.exported_predictor import open_predictor
 from halflabel.runs.folder import RunFolder
 from halflabel.training.checkpoint import newest
@@ -66,17 +66,17 @@ def test_weights_that_are_pickles(tmp_path: Path, mark: Path, form: str, ending:
     path = tmp_path / f"weights{ending}"
     path.write_bytes(pickles(mark)[form])
     with pytest.raises(UserError):
-        build("tiny", weights=path)
+        build_backbone("tiny", weights=path)
 
 
 def test_an_archive_with_another_pickle_inside(tmp_path: Path, mark: Path) -> None:
-    torch.save(build("tiny").model.state_dict(), tmp_path / "good.pt")
+    torch.save(build_backbone("tiny").model.state_dict(), tmp_path / "good.pt")
     with zipfile.ZipFile(tmp_path / "good.pt") as good, zipfile.ZipFile(tmp_path / "bad.pt", "w") as bad:
         for item in good.infolist():
             evil = item.filename.endswith("data.pkl")
             bad.writestr(item.filename, pickle.dumps(Evil(mark)) if evil else good.read(item))
     with pytest.raises(UserError, match="could run code"):
-        build("tiny", weights=tmp_path / "bad.pt")
+        build_backbone("tiny", weights=tmp_path / "bad.pt")
 
 
 @pytest.mark.parametrize("form", ["bare", "archive", "old", "array"])

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 
 Failed = pytest.fail.Exception
 
@@ -69,4 +69,4 @@ def test_a_name_that_cannot_exist_is_an_ordinary_error() -> None:
 
 
 def test_a_model_is_built_without_the_network() -> None:
-    assert build("tiny").channels == 64
+    assert build_backbone("tiny").channels == 64

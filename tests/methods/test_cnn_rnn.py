@@ -15,8 +15,8 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.cnn_rnn import Ordered
 from halflabel.models.heads import Model
-from halflabel.models.recurrent_head import Recurrent
-from halflabel.models.scoring import score
+from halflabel.models.recurrent_head import RecurrentHead
+from halflabel.models.scoring import score_source
 from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch
 
@@ -31,7 +31,7 @@ SMALL = {"dimensions": 4, "hidden": 3, "dropout": 0.0}
 
 def _head(classes, channels=5, seed=0, **options):
     torch.manual_seed(seed)
-    head = Recurrent(channels, classes, **{**SMALL, **options}).double()
+    head = RecurrentHead(channels, classes, **{**SMALL, **options}).double()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return head
@@ -198,7 +198,7 @@ def test_it_learns_that_one_label_brings_another():
     model = Model(None, method.head(2, 3))
     source = Features(features, table.images)
     fit(model, method, source, table, Settings(epochs=12, lr=0.02, device="cpu"))
-    found = torch.sigmoid(score(model, source).logits)
+    found = torch.sigmoid(score_source(model, source).logits)
     assert ((found > 0.5).numpy() == (labels > 0)).mean() > 0.97
 
 

@@ -14,7 +14,7 @@ from halflabel.methods import fast0tag as module
 from halflabel.methods.base import recipe
 from halflabel.methods.fast0tag import RankNet
 from halflabel.methods.parts import label_vectors as vectors_module
-from halflabel.models.embedding_heads import Semantic
+from halflabel.models.embedding_heads import LabelVectorHead
 from halflabel.models.heads import Model
 from halflabel.types import Batch, Targets
 
@@ -73,8 +73,8 @@ def _table(classes=4):
 @pytest.mark.parametrize("hidden", [(), (5,), (5, 3)])
 def test_scores_are_inner_products_with_the_label_vectors(hidden):
     torch.manual_seed(0)
-    head = Semantic(6, 4, 7, hidden, 0.5).double().eval()
-    head.place(torch.randn(4, 7))
+    head = LabelVectorHead(6, 4, 7, hidden, 0.5).double().eval()
+    head.set_vectors(torch.randn(4, 7))
     features = torch.randn(3, 6, dtype=torch.float64)
     layers = [(part.weight.tolist(), part.bias.tolist()) for part in head.to_space if hasattr(part, "weight")]
     assert len(layers) == len(hidden) + 1

@@ -12,7 +12,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.models.heads import Model
-from halflabel.models.noise_head import LatentNoise, relevance
+from halflabel.models.noise_head import LatentNoiseHead, relevance
 from halflabel.types import Batch
 
 _file = Path(__file__).parent.parent / "reference" / "latent_noise.py"
@@ -76,7 +76,7 @@ def test_the_whole_step(images, classes):
 
 def test_training_scores_relevance_and_evaluation_what_was_asked_for():
     features = _logits(3, 4, 6).float()
-    head = LatentNoise(6, 3)
+    head = LatentNoiseHead(6, 3)
     for parameter in (head.present.weight, head.absent.bias):
         torch.nn.init.normal_(parameter)
     reported = head.train()(features).logits
@@ -92,7 +92,7 @@ def test_training_scores_relevance_and_evaluation_what_was_asked_for():
 
 
 def test_at_first_nearly_all_is_reported_as_it_is():
-    head = LatentNoise(6, 3, score="relevance", first=20.0).eval()
+    head = LatentNoiseHead(6, 3, score="relevance", first=20.0).eval()
     features = _logits(4, 4, 6).float()
     torch.testing.assert_close(head(features).logits, head.visual(features), rtol=1e-4, atol=1e-4)
 
@@ -103,7 +103,7 @@ def test_the_noise_finds_how_much_is_kept_back():
     there = torch.rand(4000, 1, generator=generator) < 0.5
     reported = there & (torch.rand(4000, 1, generator=generator) < 1 / 3)
     features = torch.where(there, 1.0, -1.0)
-    head = LatentNoise(1, 1).train()
+    head = LatentNoiseHead(1, 1).train()
     torch.nn.init.constant_(head.visual.weight, 10.0)
     torch.nn.init.zeros_(head.visual.bias)
     head.visual.requires_grad_(False)

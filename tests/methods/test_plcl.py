@@ -18,7 +18,7 @@ from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.losses import ByShare
 from halflabel.methods.parts.relabel import Ignore
-from halflabel.models.gnn_head import Graph
+from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Linear, Model, Weldon
 from halflabel.report.relabelling import relabellings
 from halflabel.training.loop import Settings, fit
@@ -233,7 +233,7 @@ def test_each_member_has_its_own_loss():
 def test_every_part_can_be_switched_off(options, kind, graphs, relabel):
     method = recipe("plcl").make(**options)
     head = method.head(4, 5)
-    assert isinstance(head, Graph) == graphs
+    assert isinstance(head, GnnHead) == graphs
     assert isinstance(head.inner if graphs else head, kind)
     assert type(method.relabel) is relabel
 

@@ -15,8 +15,8 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.rlsd import Regional, windows
 from halflabel.models.heads import Model
-from halflabel.models.recurrent_head import Recurrent
-from halflabel.models.scoring import score
+from halflabel.models.recurrent_head import RecurrentHead
+from halflabel.models.scoring import score_source
 from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch
 
@@ -131,7 +131,7 @@ def test_a_region_that_names_nothing_has_no_second_step():
 
 def test_one_window_and_one_step_are_the_first_step_of_cnn_rnn():
     head, maps = _head(4, levels=1, length=1), _maps(3)
-    other = Recurrent(5, 4, **SMALL).double().train()
+    other = RecurrentHead(5, 4, **SMALL).double().train()
     other.load_state_dict(head.state_dict())
     torch.testing.assert_close(head(maps).logits, other(maps).logits, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(head.class_maps(maps), other.class_maps(maps))
@@ -163,7 +163,7 @@ def test_it_finds_a_small_object_that_the_mean_hides():
         torch.manual_seed(0)
         model = Model(None, method.head(2, 2))
         fit(model, method, source, table, Settings(epochs=12, lr=0.03, device="cpu"))
-        right[levels] = ((score(model, source).logits[:, 0] > 0).numpy() == there).mean()
+        right[levels] = ((score_source(model, source).logits[:, 0] > 0).numpy() == there).mean()
     assert right[6] > right[1] + 0.02
     assert right[6] > 0.9
 

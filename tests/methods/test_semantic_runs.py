@@ -13,7 +13,7 @@ from halflabel.data.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
@@ -79,5 +79,5 @@ def test_it_learns_what_is_to_be_seen(name: str) -> None:
     model = Model(None, seeded(0, lambda: method.head(8, 4)))
     fit(model, method, Features(maps, table.images), table, Settings(epochs=12, batch_size=16, lr=0.01, device="cpu"))
     others, truth = blocks(160, 1)
-    logits = score(model, Features(others, table.images)).logits
+    logits = score_source(model, Features(others, table.images)).logits
     assert mean_average_precision(logits, torch.from_numpy(truth)) > 0.8

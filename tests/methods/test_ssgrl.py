@@ -14,7 +14,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.semantic import SemanticHead, TaughtHead
-from halflabel.models.heads import Model, own_head
+from halflabel.models.heads import Model, find_head
 from halflabel.types import Batch
 
 _spec = importlib.util.spec_from_file_location(
@@ -172,9 +172,9 @@ def test_dropout_takes_channels_at_all_places():
 def test_the_head_is_found_behind_wrappers():
     model = Model(None, SemanticHead(4, 2))
     wrapped = torch.nn.DataParallel(model)
-    assert own_head(wrapped, SemanticHead) is model.head
+    assert find_head(wrapped, SemanticHead) is model.head
     with pytest.raises(UserError, match="a head of the kind SemanticHead"):
-        own_head(torch.nn.Linear(2, 2), SemanticHead)
+        find_head(torch.nn.Linear(2, 2), SemanticHead)
 
 
 def test_half_precision_is_finite():

@@ -19,13 +19,13 @@ from halflabel.data.sources import Images
 from halflabel.data.views import Plain
 from halflabel.labels.names import Names
 from halflabel.models import feature_cache as cache
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 
 
 def work(folder: Path, name: str, most: int) -> None:
     cache._KEEP, cache._LOOK = 2, 0.05
     torch.set_num_threads(1)
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     seen = 0
 
     def count(module: Any, args: tuple[torch.Tensor, ...]) -> None:

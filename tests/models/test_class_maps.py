@@ -11,8 +11,8 @@ from halflabel.data.views import Plain
 from halflabel.errors import UserError
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.srcr import Saliency
-from halflabel.models.backbones import build
-from halflabel.models.class_maps import activations, heat, overlay, placed, seen
+from halflabel.models.backbones import build_backbone
+from halflabel.models.class_maps import compute_class_maps, heat_map, heat_map_on_photo, overlay, visible_box
 from halflabel.models.heads import Head, Linear, Model
 from halflabel.types import Output
 
@@ -51,7 +51,7 @@ PLACES = [(0, 0), (5, 7), (2, 3), (3, 0)]
 
 
 def test_the_hottest_place_is_where_the_map_is_largest():
-    hot = heat(spots(PLACES), (48, 64))
+    hot = heat_map(spots(PLACES), (48, 64))
     assert hot.shape == (1, 4, 48, 64)
     for number, (row, column) in enumerate(PLACES):
         picture = overlay(np.zeros((48, 64, 3), np.uint8), hot[0, number])
@@ -65,7 +65,7 @@ def test_the_hottest_place_is_where_the_map_is_largest():
 
 def test_heat_is_the_slow_loop_where_nothing_is_enlarged():
     maps = np.random.default_rng(1).normal(size=(2, 3, 4, 5)).astype(np.float32)
-    found = heat(maps, (4, 5))
+    found = heat_map(maps, (4, 5))
     for i in range(2):
         for c in range(3):
             positive = [[max(float(cell), 0.0) for cell in row] for row in maps[i, c]]
@@ -77,28 +77,28 @@ def test_heat_is_the_slow_loop_where_nothing_is_enlarged():
 
 def test_what_is_nowhere_positive_leaves_the_photo_as_it_was():
     given = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    assert (overlay(given, heat(np.full((2, 2), -3.0), (16, 16))) == given).all()
-    assert not (overlay(given, heat(np.ones((2, 2)), (16, 16))) == given).all()
+    assert (overlay(given, heat_map(np.full((2, 2), -3.0), (16, 16))) == given).all()
+    assert not (overlay(given, heat_map(np.ones((2, 2)), (16, 16))) == given).all()
 
 
 def test_heat_lies_where_the_model_looked():
     whole, crop = Plain(32, "squash"), Plain(32, "crop", crop_pct=0.5)
-    assert seen(whole, 40, 80) == (0, 0, 1, 1)
-    left, top, right, bottom = seen(crop, 40, 80)  # a square of 20 pixels in the middle
+    assert visible_box(whole, 40, 80) == (0, 0, 1, 1)
+    left, top, right, bottom = visible_box(crop, 40, 80)  # a square of 20 pixels in the middle
     assert (left * 80, top * 40, right * 80, bottom * 40) == (30, 10, 50, 30)
-    found = placed(np.ones((3, 3)), (40, 80), seen(crop, 40, 80))
+    found = heat_map_on_photo(np.ones((3, 3)), (40, 80), visible_box(crop, 40, 80))
     inside = np.zeros((40, 80))
     inside[10:30, 30:50] = 1
     np.testing.assert_allclose(found, inside, atol=1e-6)
-    np.testing.assert_allclose(placed(np.ones((3, 3)), (40, 80), seen(whole, 40, 80)), 1, atol=1e-6)
+    np.testing.assert_allclose(heat_map_on_photo(np.ones((3, 3)), (40, 80), visible_box(whole, 40, 80)), 1, atol=1e-6)
 
 
 def test_activations_are_the_heads_class_maps_in_the_order_asked_for():
-    backbone = build("tiny", size=48)
+    backbone = build_backbone("tiny", size=48)
     for head in (seeded(0, lambda: Saliency(64, 5)), seeded(0, lambda: Linear(64, 5, dropout=0.5))):
         model = Model(backbone, head).train()
         given = photos(18, 48, 48)  # more than are looked at together
-        found = activations(model, given, [3, 0, 3])
+        found = compute_class_maps(model, given, [3, 0, 3])
         assert found.shape == (18, 3, 6, 6)
         assert found.dtype == np.float32
         assert model.training
@@ -106,14 +106,14 @@ def test_activations_are_the_heads_class_maps_in_the_order_asked_for():
             wanted = head.eval().class_maps(backbone.eval()(given))[:, [3, 0, 3]]
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-5)
         model.eval()
-        activations(model, given[:1], [0])
+        compute_class_maps(model, given[:1], [0])
         assert not model.training
 
 
 def test_activations_of_cached_maps():
     head = seeded(0, lambda: Saliency(4, 3))
     maps = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
-    found = activations(Model(None, head), maps, [1])
+    found = compute_class_maps(Model(None, head), maps, [1])
     np.testing.assert_allclose(found[:, 0], head.class_maps(maps)[:, 1].detach().numpy(), rtol=1e-6)
 
 
@@ -123,9 +123,14 @@ def test_a_head_without_class_maps_is_refused():
             return Output(features, features)
 
     with pytest.raises(UserError, match="Blind has no class maps"):
-        activations(Model(build("tiny", size=32), Blind()), photos(1, 32, 32), [0])
+        compute_class_maps(Model(build_backbone("tiny", size=32), Blind()), photos(1, 32, 32), [0])
 
 
 def test_a_trained_method_has_maps():
     head = seeded(0, lambda: recipe("srcr").make().head(64, 2))
-    assert activations(Model(build("tiny", size=32), head), photos(1, 32, 32), [1]).shape == (1, 1, 4, 4)
+    assert compute_class_maps(Model(build_backbone("tiny", size=32), head), photos(1, 32, 32), [1]).shape == (
+        1,
+        1,
+        4,
+        4,
+    )

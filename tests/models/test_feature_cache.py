@@ -19,7 +19,7 @@ from halflabel.data.views import Plain, Strong, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.models import feature_cache as cache
-from halflabel.models.backbones import Backbone, build
+from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features
 
 N = 7
@@ -40,7 +40,7 @@ class Counting:
 
 
 def tiny() -> tuple[Backbone, Counting]:
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     return backbone, Counting(backbone)
 
 
@@ -68,7 +68,7 @@ def values(found: Features) -> np.ndarray[Any, Any]:
 
 
 def by_hand(maps: bool = False) -> np.ndarray[Any, Any]:
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     with torch.inference_mode():
         found = backbone(torch.stack([Plain(32)(picture) for picture in pictures()]))
     return (found if maps else found.mean((2, 3))).half().numpy()
@@ -178,7 +178,7 @@ def test_a_build_that_broke_off_goes_on_where_it_stopped(
     monkeypatch.setattr(cache, "_KEEP", 2)
     folder = tmp_path / "images"
     images(folder, bad=(1,))
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     Counting(backbone, most=3)
     with pytest.raises(KeyboardInterrupt):
         cache_features(backbone, images(folder), tmp_path / "cache", batch_size=2)
@@ -201,7 +201,7 @@ def test_a_broken_off_build_of_other_weights_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_KEEP", 1)
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     Counting(backbone, most=4)
     with pytest.raises(KeyboardInterrupt):
         cache_features(backbone, arrays(), tmp_path, batch_size=2)
@@ -392,7 +392,7 @@ def test_a_damaged_strong_view_is_made_good_alone(tmp_path: Path) -> None:
 
 def test_strong_views_that_broke_off_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_KEEP", 2)
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     whole = copies_of(cache_features(backbone, with_strong(), tmp_path / "whole", copies=2))
     Counting(backbone, most=2 * N + 4)
     with pytest.raises(KeyboardInterrupt):
@@ -425,7 +425,7 @@ def test_a_cache_of_an_earlier_version_is_gone_on_with(
 ) -> None:
     """Its folders had no digest of what they were made of in their names."""
     monkeypatch.setattr(cache, "_KEEP", 2)
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     if how == "whole":
         cache_features(backbone, with_strong(), tmp_path, copies=2)
         left = 0

@@ -18,7 +18,7 @@ from halflabel.data.sources import Arrays
 from halflabel.data.views import Plain, Strong
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.feature_cache_admin import ABANDONED, Cache, chosen, find_caches, remove
 from halflabel.system.lock import Lock
@@ -34,7 +34,7 @@ def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(folder: Path, *, weights: int = 0, number: int = N, copies: int = 0, **more: Any) -> None:
     """Cache the features of some pictures by a backbone whose weights are as different as the number."""
     pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, 3, 40, 40), dtype=np.uint8))
-    backbone = build("tiny", size=32)
+    backbone = build_backbone("tiny", size=32)
     with torch.no_grad():
         next(backbone.parameters()).add_(weights)
     views: dict[str, Any] = {"plain": Plain(32)} | ({"strong": Strong(32)} if copies else {})

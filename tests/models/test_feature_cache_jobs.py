@@ -23,7 +23,7 @@ from halflabel.data.sources import Arrays, Features
 from halflabel.data.views import Plain
 from halflabel.labels.names import Names
 from halflabel.models import feature_cache as cache
-from halflabel.models.backbones import Backbone, build
+from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.system import lock
 from halflabel.system.lock import Lock
@@ -41,7 +41,7 @@ def pictures() -> Tensor:
 
 def by_hand() -> np.ndarray[Any, Any]:
     with torch.inference_mode():
-        found = build("tiny", size=32)(torch.stack([Plain(32)(picture) for picture in pictures()]))
+        found = build_backbone("tiny", size=32)(torch.stack([Plain(32)(picture) for picture in pictures()]))
     return found.mean((2, 3)).half().numpy()
 
 
@@ -52,12 +52,12 @@ def assert_right(values: Any) -> None:
 
 def get(folder: Path, backbone: Backbone | None = None, **more: Any) -> Features:
     source = Arrays(pictures(), Names.numbered(N), {"plain": Plain(32)})
-    return cache_features(backbone or build("tiny", size=32), source, folder, batch_size=2, **more)
+    return cache_features(backbone or build_backbone("tiny", size=32), source, folder, batch_size=2, **more)
 
 
 def looks(folder: Path) -> int:
     """How many images have to be looked at to get what is cached there."""
-    backbone, seen = build("tiny", size=32), list[int]()
+    backbone, seen = build_backbone("tiny", size=32), list[int]()
     backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     assert_right(get(folder, backbone).values)
     return sum(seen)

@@ -11,7 +11,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.methods.base import seeded
 from halflabel.models import gnn_head as graph
-from halflabel.models.gnn_head import MOST_CLASSES, Graph
+from halflabel.models.gnn_head import MAX_CLASSES, GnnHead
 from halflabel.models.heads import Ensemble, Linear, Weldon
 
 _spec = importlib.util.spec_from_file_location("reference_graph", Path(__file__).parents[1] / "reference" / "graph.py")
@@ -20,7 +20,7 @@ _spec.loader.exec_module(slow)
 
 
 def make(classes, steps=3, readout="node", channels=4):
-    return seeded(classes, lambda: Graph(Linear(channels, classes), classes, steps, readout)).double()
+    return seeded(classes, lambda: GnnHead(Linear(channels, classes), classes, steps, readout)).double()
 
 
 def expected(head, x):
@@ -108,7 +108,7 @@ def test_parts_give_what_all_at_once_gives(monkeypatch, images):
 
 def test_training_keeps_what_the_docstring_says_per_image():
     classes, steps = 30, 3
-    head = seeded(0, lambda: Graph(Linear(4, classes), classes, steps))
+    head = seeded(0, lambda: GnnHead(Linear(4, classes), classes, steps))
     weights = {parameter.untyped_storage().data_ptr() for parameter in head.parameters()}
     kept = {}
 
@@ -135,23 +135,23 @@ def test_starts_from_the_scores_of_the_inner_head(classes):
 
 def test_wraps_heads_of_every_kind():
     maps = torch.randn(2, 4, 3, 3)
-    weldon = seeded(0, lambda: Graph(Weldon(4, 5), 5))
+    weldon = seeded(0, lambda: GnnHead(Weldon(4, 5), 5))
     assert weldon.needs_maps
     output = weldon(maps)
     torch.testing.assert_close(output.logits, weldon.propagate(weldon.inner(maps).logits))
     torch.testing.assert_close(output.maps, weldon.inner(maps).maps)
     torch.testing.assert_close(weldon.class_maps(maps), weldon.inner.class_maps(maps))
     torch.testing.assert_close(output.features, maps.mean(dim=(2, 3)))
-    linear = Graph(Linear(4, 5), 5)
+    linear = GnnHead(Linear(4, 5), 5)
     assert not linear.needs_maps
     assert linear(maps.mean(dim=(2, 3))).maps is None
-    both = Ensemble([Graph(Linear(4, 5), 5) for _ in range(2)])
+    both = Ensemble([GnnHead(Linear(4, 5), 5) for _ in range(2)])
     assert both(maps).members.shape == (2, 2, 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_is_finite_in_half_precision(dtype):
-    head = seeded(0, lambda: Graph(Linear(4, 40), 40)).to(dtype)
+    head = seeded(0, lambda: GnnHead(Linear(4, 40), 40)).to(dtype)
     x = torch.full((2, 40), 1e4, dtype=dtype)
     x[1] = -x[1]
     x.requires_grad_()
@@ -164,8 +164,8 @@ def test_is_finite_in_half_precision(dtype):
 
 def test_refusals_say_what_to_do():
     with pytest.raises(UserError, match=r"2401 classes.*--gnn false"):
-        Graph(Linear(1, 1), MOST_CLASSES + 1)
+        GnnHead(Linear(1, 1), MAX_CLASSES + 1)
     with pytest.raises(UserError, match="node or linear"):
-        Graph(Linear(1, 2), 2, readout="mean")
+        GnnHead(Linear(1, 2), 2, readout="mean")
     with pytest.raises(UserError, match="passes nothing on"):
-        Graph(Linear(1, 2), 2, steps=0)
+        GnnHead(Linear(1, 2), 2, steps=0)

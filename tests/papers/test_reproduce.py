@@ -226,13 +226,13 @@ def test_s3_random_weights_trials_and_noise(
     cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []
-    original = halflabel.models.backbones.build
+    original = halflabel.models.backbones.build_backbone
 
     def build(*words: Any, **more: Any) -> Any:
         calls.append(more["pretrained"])
         return original(*words, **more)
 
-    monkeypatch.setattr("halflabel.experiments.bench.build", build)
+    monkeypatch.setattr("halflabel.experiments.bench.build_backbone", build)
     monkeypatch.setitem(TABLES, "S3-table1", _small_cifar(TABLES["S3-table1"]))
     monkeypatch.setitem(TABLES, "S3-noise", _small_cifar(TABLES["S3-noise"]))
     changes = Changes(backbone="tiny", size=32, epochs=1, batch_size=8, device="cpu", workers=0)

@@ -24,7 +24,7 @@ from halflabel.errors import UserError
 from halflabel.labels import drop, formats
 from halflabel.labels.table import LabelTable
 from halflabel.metrics import best_thresholds, calibration_error
-from halflabel.models.class_maps import seen
+from halflabel.models.class_maps import visible_box
 from halflabel.papers.figures import canvas
 from halflabel.report import gallery, judged
 from halflabel.report import layout as sections
@@ -451,8 +451,8 @@ def test_heat_is_opaque_where_it_is_hot() -> None:
 def test_only_the_part_that_was_seen_is_covered() -> None:
     from halflabel.data.views import Plain
 
-    assert seen(Plain(32), 100, 50) == (0, 0, 1, 1)
-    left, top, right, bottom = seen(Plain(32, "crop", crop_pct=0.8), 100, 50)
+    assert visible_box(Plain(32), 100, 50) == (0, 0, 1, 1)
+    left, top, right, bottom = visible_box(Plain(32, "crop", crop_pct=0.8), 100, 50)
     assert (left, right) == pytest.approx((0.1, 0.9))
     assert (top, bottom) == pytest.approx((0.3, 0.7))
 

@@ -17,7 +17,7 @@ from halflabel.data.datasets.digits import CLASSES, scenes
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Model
 from halflabel.review import scores as kept
 from halflabel.review.scores import cross_scores, score_run
@@ -36,7 +36,7 @@ def untrained(folder, config, table):
     """A run whose head was never trained: weights, settings and labels are all that scores need."""
     run = RunFolder(folder / "runs" / "first")
     run.start(table, config.as_dict())
-    backbone = build(config.backbone, size=config.size)
+    backbone = build_backbone(config.backbone, size=config.size)
     make = recipe(config.method).make(**config.options).head
     head = seeded(0, lambda: make(backbone.channels, len(table.classes)))
     _write_model(run, Model(backbone, head), table.classes, config, config.size)
@@ -127,7 +127,7 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
         return score(model, source, **more)
 
     monkeypatch.setattr(crossfit, "fit", spy_fit)
-    monkeypatch.setattr(crossfit, "score", spy_score)
+    monkeypatch.setattr(crossfit, "score_source", spy_score)
     found = cross_scores(run, images, folds=3)
     assert found is not None
     assert found.shape == (24, 10)
@@ -205,7 +205,7 @@ def test_maps_have_the_shape_of_the_photo_and_a_cold_one_is_said_to_be(small, mo
     run, images = small
     pictures = Pictures(images, [f"train-{k:06}.png" for k in range(24)])
     cells = np.full((1, 1, 2, 2), -1.0, np.float32)
-    monkeypatch.setattr(drawn, "activations", lambda *_: cells)
+    monkeypatch.setattr(drawn, "compute_class_maps", lambda *_: cells)
     with pytest.raises(NothingSeen, match="no place"):
         Maps(run, pictures).png(0, 3)
     cells[0, 0, 0, 1] = 2.0  # hot on the right, above

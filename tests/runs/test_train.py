@@ -16,7 +16,7 @@ from PIL import Image
 from halflabel.errors import UserError
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor, predict_files
 from halflabel.runs.train import train
@@ -499,7 +499,7 @@ DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
 def save_plain(path: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(build("tiny").state_dict(), path)
+    save_file(build_backbone("tiny").state_dict(), path)
 
 
 @pytest.mark.parametrize(("harm", "says"), DAMAGE.values(), ids=DAMAGE)

@@ -20,7 +20,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.relabel import check_size
 from halflabel.models.heads import Linear, Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.system import distributed as processes
 from halflabel.system import scratch
 from halflabel.types import Passes
@@ -120,15 +120,15 @@ def test_scores_are_the_same_in_a_file_and_unread_images_are_nan(folder: Path, m
     source = Features(values, Names.numbered(23), bad)
     with monkeypatch.context() as there:
         there.setattr(scratch, "_LARGE", 1 << 28)
-        expected = score(model, source, batch_size=5, passes=Passes(3), seed=1)
+        expected = score_source(model, source, batch_size=5, passes=Passes(3), seed=1)
         assert not open_files(folder)
-    found = score(model, source, batch_size=5, passes=Passes(3), seed=1)
+    found = score_source(model, source, batch_size=5, passes=Passes(3), seed=1)
     assert len(open_files(folder)) == 4
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
         assert mine.isnan().all(1).nonzero().squeeze(1).tolist() == bad
         assert mine.isnan().any(1).sum() == len(bad)
-    plain = score(model, source, batch_size=5, features=False)
+    plain = score_source(model, source, batch_size=5, features=False)
     assert torch.equal(plain.logits.nan_to_num(7), found.logits.nan_to_num(7))
     assert plain.features.shape == (23, 0)
 

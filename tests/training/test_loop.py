@@ -22,9 +22,9 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore, Relabeler
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Linear, Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.training import loop as training
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.loop import Settings, fit
@@ -258,7 +258,7 @@ def test_the_average_is_what_is_judged() -> None:
 
     model = linear()
     fit(model, bce(), source, table, replace(PLAIN, ema=0.9), validation=source, judge=judge)
-    torch.testing.assert_close(score(model, source).logits, seen[-1])
+    torch.testing.assert_close(score_source(model, source).logits, seen[-1])
 
 
 def test_clipping_is_torchs() -> None:
@@ -294,7 +294,7 @@ def small_pictures(n: int = 12) -> tuple[Arrays, LabelTable]:
 
 def test_parameter_groups_have_their_own_rates() -> None:
     source, table = small_pictures()
-    backbone = build("tiny")
+    backbone = build_backbone("tiny")
     model = Model(backbone, Linear(backbone.channels, 10))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     method = TwoParts()
@@ -303,7 +303,7 @@ def test_parameter_groups_have_their_own_rates() -> None:
     rates = [(len(group["params"]), group["lr"]) for group in run.optimizer.param_groups]
     assert rates == [(2, 0.5), (len(list(backbone.parameters())), 0.05), (1, 1.5)]
 
-    reference = Model(build("tiny"), Linear(backbone.channels, 10))
+    reference = Model(build_backbone("tiny"), Linear(backbone.channels, 10))
     reference.load_state_dict(before)
     run.run(False)
     index = planned(settings, source, 1)[0]
@@ -372,7 +372,7 @@ def test_channels_last_changes_the_layout_not_the_result() -> None:
             return super().forward(features)
 
     def model() -> Model:
-        backbone = build("tiny")
+        backbone = build_backbone("tiny")
         head = seeded(0, lambda: Spy(backbone.channels, 10))
         assert isinstance(head, Head)
         return Model(backbone, head)
@@ -436,7 +436,7 @@ def test_scores_are_those_of_evaluation_mode_and_leave_the_mode_alone() -> None:
     source, _ = data()
     model = linear(dropout=0.5)
     model.train()
-    found = score(model, source, batch_size=7)
+    found = score_source(model, source, batch_size=7)
     assert model.training
     model.eval()
     with torch.no_grad():
@@ -450,10 +450,10 @@ def test_a_batch_without_one_readable_image_is_passed_over() -> None:
     bad = Features(source.values, table.images, bad=order[:16])  # the whole first batch
     found = fit(linear(), bce(), bad, table, replace(PLAIN, epochs=1))
     assert found.log[0]["loss"] > 0
-    logits = score(linear(), bad, batch_size=1).logits
+    logits = score_source(linear(), bad, batch_size=1).logits
     assert logits.isnan().all(1).sum() == 16
     with pytest.raises(UserError, match="not one image could be read"):
-        score(linear(), Part(Empty(source), np.arange(3)))
+        score_source(linear(), Part(Empty(source), np.arange(3)))
 
 
 class Empty:
@@ -626,7 +626,7 @@ def test_two_views_and_dropout_are_functions_of_the_seed() -> None:
 
     def go(seed: int) -> dict[str, Tensor]:
         source, table = small_pictures()
-        backbone = build("tiny")
+        backbone = build_backbone("tiny")
         head = seeded(0, lambda: Linear(backbone.channels, 10, 0.5))
         assert isinstance(head, Head)
         method = Twice(BCE(), views=("weak", "strong"))
@@ -652,11 +652,11 @@ def test_passes_are_the_heads_own_with_its_dropout_on():
     features = torch.randn(7, 6)
     source = Features(features, Names.numbered(7))
     model = Model(None, Dropping(6, 3))
-    plain = score(model, source)
+    plain = score_source(model, source)
     assert plain.mean is None
     assert plain.spread is None
     for of in ("logit", "score"):
-        found = score(model, source, batch_size=3, passes=Passes(400, of), seed=1)
+        found = score_source(model, source, batch_size=3, passes=Passes(400, of), seed=1)
         assert found.mean is not None
         assert found.spread is not None
         assert torch.equal(found.logits, plain.logits)
@@ -668,8 +668,8 @@ def test_passes_are_the_heads_own_with_its_dropout_on():
         else:
             assert found.mean.min() > 0
             assert found.mean.max() < 1
-    again = score(model, source, batch_size=3, passes=Passes(400, "score"), seed=1)
-    other = score(model, source, batch_size=3, passes=Passes(400, "score"), seed=2)
+    again = score_source(model, source, batch_size=3, passes=Passes(400, "score"), seed=1)
+    other = score_source(model, source, batch_size=3, passes=Passes(400, "score"), seed=2)
     assert torch.equal(again.spread, found.spread)
     assert not torch.equal(other.spread, found.spread)
     assert model.training
@@ -719,14 +719,14 @@ def test_ways_to_compile_are_named_and_graphs_need_a_gpu():
 
 
 def test_mirror_images_are_scored_too_and_the_mean_taken() -> None:
-    model = Model(build("tiny"), Linear(build("tiny").channels, 2))
+    model = Model(build_backbone("tiny"), Linear(build_backbone("tiny").channels, 2))
     images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     views = {"plain": Plain(32)}
     plain, flipped = (
-        score(model, Arrays(given, Names.numbered(5), views)).logits for given in (images, images.flip(-1))
+        score_source(model, Arrays(given, Names.numbered(5), views)).logits for given in (images, images.flip(-1))
     )
-    both = score(model, Arrays(images, Names.numbered(5), views), mirror=True)
+    both = score_source(model, Arrays(images, Names.numbered(5), views), mirror=True)
     assert_close({"logits": both.logits}, {"logits": (plain + flipped) / 2})
     assert not torch.allclose(plain, flipped)
     with pytest.raises(ValueError, match="mirror"):
-        score(Model(None, Linear(4, 2)), Features(torch.randn(3, 4), Names.numbered(3)), mirror=True)
+        score_source(Model(None, Linear(4, 2)), Features(torch.randn(3, 4), Names.numbered(3)), mirror=True)

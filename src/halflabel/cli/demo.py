@@ -18,10 +18,10 @@ from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipes
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.report.demo import draw_demo, draw_scenes
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -67,7 +67,7 @@ def run_demo(
     draw_scenes(made, out / "plots" / "scenes.png")
 
     say("Computing the features of EfficientNet-Lite0 once: every method trains its head on them")
-    backbone = build()
+    backbone = build_backbone()
     preprocess = backbone.preprocess
     views = make_views(SIZE, "squash", preprocess.interpolation, preprocess.crop_pct)
     source = Arrays(other.images, Names(other.names), views)
@@ -81,7 +81,7 @@ def run_demo(
         settings = Settings(epochs=20, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=seed)
         config = Config(method=method, size=SIZE, held_out=0, settings=settings)
         train(table, made.images, config, run, cache=out / "cache", progress=progress)
-        logits = score(Model(None, Predictor(run).model.head), test).logits
+        logits = score_source(Model(None, Predictor(run).model.head), test).logits
         value = metrics.mean_average_precision(logits, hidden)
         row = Row(known, method, value, None, time.perf_counter() - started)
         say(f"  {known}, {method}: test mAP {points(value)}")

@@ -30,10 +30,10 @@ from halflabel.labels.split import assign
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build, fingerprint
+from halflabel.models.backbones import build_backbone, fingerprint
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Judge
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import STRONG, Config, device_of
@@ -289,7 +289,7 @@ class Bench:
                     begin(start.weights, model, method, training)
                 fitted = fit_on(model, parts, settings, folder)
             size = 512 if cached else 64
-            logits = score(model.to(self.device), parts.test, device=self.device, batch_size=size).logits
+            logits = score_source(model.to(self.device), parts.test, device=self.device, batch_size=size).logits
         best = fitted.log[fitted.best_epoch - 1]
         outcome = Outcome(
             select=float(best.get("select", math.nan)),
@@ -326,7 +326,7 @@ class Bench:
         config = self.config
         if "backbone" not in self._opened:
             weights = Path(config.weights) if config.weights else None
-            self._opened["backbone"] = build(
+            self._opened["backbone"] = build_backbone(
                 config.backbone, weights=weights, pretrained=self.pretrained, size=config.size
             )
         return self._opened["backbone"]

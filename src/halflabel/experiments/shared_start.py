@@ -17,9 +17,9 @@ from halflabel.errors import UserError
 from halflabel.experiments.grid import Candidate, Options, Task
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.models.embedding_heads import Bilinear, Semantic
+from halflabel.models.embedding_heads import Bilinear, LabelVectorHead
 from halflabel.models.heads import Linear, Model
-from halflabel.models.noise_head import LatentNoise
+from halflabel.models.noise_head import LatentNoiseHead
 from halflabel.system.files import plain
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpoint import save_tensors
@@ -116,7 +116,7 @@ def begin(weights: Mapping[str, Tensor], model: Model, method: Method, table: La
     weight, bias = (weights[f"head.linear.{name}"].cpu() for name in ("weight", "bias"))
     head = model.head
     with torch.no_grad():
-        if isinstance(head, (Linear, LatentNoise)):
+        if isinstance(head, (Linear, LatentNoiseHead)):
             layer = head.linear if isinstance(head, Linear) else head.visual
             layer.weight.copy_(weight)
             layer.bias.copy_(bias)
@@ -128,7 +128,7 @@ def begin(weights: Mapping[str, Tensor], model: Model, method: Method, table: La
             head.labels.zero_()
             head.labels[:, :rank] = (left[:, :rank] * root).to(head.labels)
             head.images[:rank] = (root[:, None] * right[:rank]).to(head.images)
-        elif isinstance(head, Semantic) and len(head.to_space) == 1:
+        elif isinstance(head, LabelVectorHead) and len(head.to_space) == 1:
             method.start(table)  # which tells the head its vectors
             inverse = torch.linalg.pinv(head.vectors.cpu().double())
             last = head.to_space[0]

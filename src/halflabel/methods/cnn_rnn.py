@@ -13,8 +13,8 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.models.heads import HeadMaker, Model, own_head
-from halflabel.models.recurrent_head import Recurrent, path_loss
+from halflabel.models.heads import HeadMaker, Model, find_head
+from halflabel.models.recurrent_head import RecurrentHead, path_loss
 from halflabel.system.validate import MOST, below_one, between
 from halflabel.types import Batch, Output, at_least_float32
 
@@ -73,7 +73,7 @@ def cnn_rnn(
     between(1, MOST, dimensions=dimensions, hidden=hidden, beam=beam, length=length)
     below_one(dropout=dropout)
     head = partial(
-        Recurrent, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score
+        RecurrentHead, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score
     )
     return Paths(Ordered(order, unknown), head)
 
@@ -127,7 +127,7 @@ class Paths(Method):
         targets = self.relabel(batch, output.logits.detach(), epoch)
         path = self.relabel.path(targets.pos > 0, output.logits.detach())
         rows = (path < targets.pos.shape[1]).any(1)
-        head = own_head(model, Recurrent)
+        head = find_head(model, RecurrentHead)
         later = head.unroll(output.features[rows], path[rows])
         loss = path_loss(output.logits, later, targets.pos > 0, targets.neg > 0, path)
         return loss.sum() / max(len(loss), 1)

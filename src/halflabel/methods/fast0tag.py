@@ -14,7 +14,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.models.embedding_heads import Semantic
+from halflabel.models.embedding_heads import LabelVectorHead
 from halflabel.models.heads import Head
 from halflabel.system.validate import MOST, below_one, between
 from halflabel.types import Targets, at_least_float32
@@ -76,7 +76,7 @@ class Fast0Tag(Method):
         self.hidden, self.rate = hidden, dropout
         self.vectors: Tensor | None = None
         # Heads are told the vectors whichever comes first, head or labels; they belong to models, not to the method.
-        self.made: list[weakref.ref[Semantic]] = []
+        self.made: list[weakref.ref[LabelVectorHead]] = []
 
     def start(self, table: LabelTable) -> None:
         from halflabel.methods.parts.label_vectors import label_vectors
@@ -88,12 +88,12 @@ class Fast0Tag(Method):
             head = made()
             # A model that goes on from another run has learned its way among that run's vectors: they stay.
             if head is not None and (not head.vectors.any() or _same(head.vectors, before)):
-                head.place(self.vectors)
+                head.set_vectors(self.vectors)
 
     def _make_head(self, channels: int, classes: int) -> Head:
-        head = Semantic(channels, classes, self.vector_size, self.hidden, self.rate)
+        head = LabelVectorHead(channels, classes, self.vector_size, self.hidden, self.rate)
         if self.vectors is not None:
-            head.place(self.vectors)
+            head.set_vectors(self.vectors)
         self.made.append(weakref.ref(head))
         return head
 

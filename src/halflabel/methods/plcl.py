@@ -6,7 +6,7 @@ from halflabel.errors import UserError
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
-from halflabel.models.gnn_head import Graph
+from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Head, Linear, Weldon
 from halflabel.system.validate import MOST, above, at_least, between
 
@@ -163,7 +163,7 @@ def plcl(
             plain = Weldon(channels, classes, k_plus, k_minus, dropout)
         else:
             plain = Linear(channels, classes, dropout)
-        return Graph(plain, classes, steps, readout) if gnn else plain
+        return GnnHead(plain, classes, steps, readout) if gnn else plain
 
     def make_head(channels: int, classes: int) -> Head:
         members = [make_member(channels, classes) for _ in range(seeds)]

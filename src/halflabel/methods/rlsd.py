@@ -12,7 +12,7 @@ from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.heads import pool
-from halflabel.models.recurrent_head import Recurrent
+from halflabel.models.recurrent_head import RecurrentHead
 from halflabel.system.validate import MOST, below_one, between
 from halflabel.types import Output, at_least_float32
 
@@ -69,8 +69,8 @@ def rlsd(
     return Method(BCE(), UnknownAs(unknown), head=head, reduce=over_known)
 
 
-class Regional(Recurrent):
-    """`Recurrent` in every window of the map, each path following its own best label; the maximum over windows.
+class Regional(RecurrentHead):
+    """`RecurrentHead` in every window of the map, each path following its own best label; the maximum over windows.
 
         x_c = max_r max_t m_rc(t),   m_rc(t) = (u_c − u_end) · ReLU(U_o LSTM(u_{l_r(t−1)}) + U_I f_r)
 
@@ -78,8 +78,8 @@ class Regional(Recurrent):
     that it has not named. The first step always counts. Training and evaluation are alike.
 
     (B, D, h, w) -> logits (B, C); pooled features (B, D) are maps of one cell, where all windows are the same. Memory:
-    weights as `Recurrent`; R = Σ n² windows take about 20·R·C bytes per image and step in training: 14 windows, 4 steps
-    and 80 classes 90 kB.
+    weights as `RecurrentHead`; R = Σ n² windows take about 20·R·C bytes per image and step in training: 14 windows, 4
+    steps and 80 classes 90 kB.
     """
 
     needs_maps = True

@@ -12,7 +12,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
 from halflabel.methods.parts.transfer import Blend, Prototypes, Warm, blend_images, blend_prototypes, contrast
-from halflabel.models.heads import Model, own_head
+from halflabel.models.heads import Model, find_head
 from halflabel.system.validate import MOST, at_least, between
 from halflabel.types import Batch, Output, Targets
 
@@ -73,7 +73,7 @@ class Blending(SemanticMethod):
             self.prototypes.refresh(epoch, self.warm + 1, self.every)
             for share in (self.alpha, self.beta):
                 share.data.clamp_(0, 1)
-            head = own_head(model, SemanticHead)
+            head = find_head(model, SemanticHead)
             partner = torch.randperm(len(labels), device=labels.device)
             instance = blend_images(found, labels, partner, self.alpha)
             loss = loss + self.instance_weight * self._charged(head, instance)

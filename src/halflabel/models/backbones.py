@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from halflabel.errors import UserError
 
-__all__ = ["Backbone", "Preprocess", "build", "fingerprint", "load_lite"]
+__all__ = ["Backbone", "Preprocess", "build_backbone", "fingerprint", "load_lite"]
 
 DEFAULT = "efficientnet-lite0"
 SMALLEST, LARGEST = 32, 8192
@@ -126,7 +126,7 @@ class _Tiny(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]
 
 
-def build(
+def build_backbone(
     name: str = DEFAULT, *, weights: Path | None = None, pretrained: bool = True, size: int | None = None
 ) -> Backbone:
     """The backbone called `name`, on the CPU and in evaluation mode.

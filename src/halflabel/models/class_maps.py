@@ -1,4 +1,7 @@
-"""Class-activation maps: where in an image a model sees a class."""
+"""Class-activation maps: the places of an image that speak for a class.
+
+The gallery of the run page, the review page and the papers' figures show them as heat maps.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,20 @@ if TYPE_CHECKING:
 
     from halflabel.models.heads import Model
 
-__all__ = ["activations", "heat", "overlay", "placed", "seen"]
+__all__ = ["compute_class_maps", "heat_map", "heat_map_on_photo", "overlay", "visible_box"]
 
 Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
 
-_COLOURS = "plasma"
-_STRENGTH = 0.75  # of the colour at the hottest place; the photo shows through
-_AT_ONCE = 16
+_COLORMAP = "plasma"
+_OPACITY = 0.75  # of the colour at the hottest pixel
+_BATCH_SIZE = 16
 
 
-def activations(model: Model, images: Tensor, classes: Sequence[int]) -> Floats:
-    """The class maps A_c of a model: (B, 3, H, W) uint8 images -> (B, K, h, w), for K chosen classes in their order.
+def compute_class_maps(model: Model, images: Tensor, classes: Sequence[int]) -> Floats:
+    """Compute the class maps A_c of a model: (B, 3, H, W) uint8 images -> (B, K, h, w), for the K given classes.
 
-    In evaluation mode, as the model scores plain views; without a backbone `images` are cached maps (B, D, h, w).
+    The model runs in evaluation mode, on plain views. Without a backbone, `images` are cached maps (B, D, h, w).
     Memory: the maps of all C classes for 16 images at a time.
     """
     import torch
@@ -38,70 +41,71 @@ def activations(model: Model, images: Tensor, classes: Sequence[int]) -> Floats:
     head = model.head
     if type(head).class_maps is Head.class_maps:
         raise UserError(
-            f"the head {type(head).__name__} has no class maps", "train by a method whose head scores places, or bce"
+            f"the head {type(head).__name__} has no class maps",
+            "train by bce, or by another method whose head scores places",
         )
-    chosen = torch.as_tensor(list(classes), dtype=torch.long)
+    columns = torch.as_tensor(list(classes), dtype=torch.long)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            found = []
-            for first in range(0, len(images), _AT_ONCE):
-                features = model.features(images[first : first + _AT_ONCE].to(device))
-                found.append(head.class_maps(features)[:, chosen.to(device)].float().cpu())
+            batches = []
+            for first in range(0, len(images), _BATCH_SIZE):
+                features = model.features(images[first : first + _BATCH_SIZE].to(device))
+                batches.append(head.class_maps(features)[:, columns.to(device)].float().cpu())
     finally:
         model.train(was_training)
-    maps: Floats = torch.cat(found).numpy()
+    maps: Floats = torch.cat(batches).numpy()
     return maps
 
 
-def heat(maps: NDArray[Any], size: tuple[int, int]) -> Floats:
-    """How hot each pixel is, from 0 to 1: (..., h, w) class maps -> (..., H, W).
+def heat_map(maps: NDArray[Any], size: tuple[int, int]) -> Floats:
+    """Scale class maps to heat in [0, 1] and enlarge them: (..., h, w) -> (..., H, W).
 
         M_c = ReLU(A_c) / max ReLU(A_c)    (Wang 2023, eq. 1), enlarged bilinearly
 
-    A map that is nowhere positive is cold all over: nothing there speaks for the class.
+    A map without a positive value gives 0 everywhere: no place speaks for the class.
     """
     import torch
     from torch.nn.functional import interpolate
 
     positive = np.maximum(np.asarray(maps, dtype=np.float32), 0)
-    most = positive.max(axis=(-2, -1), keepdims=True)
-    scaled = positive / np.where(most > 0, most, 1)
+    highest = positive.max(axis=(-2, -1), keepdims=True)
+    scaled = positive / np.where(highest > 0, highest, 1)
     flat = torch.from_numpy(scaled.reshape(-1, 1, *scaled.shape[-2:]))
     enlarged: Floats = interpolate(flat, size=size, mode="bilinear", align_corners=False).numpy()
     return enlarged.reshape(*scaled.shape[:-2], *size).clip(0, 1)
 
 
-def overlay(photo: Pixels, hot: Floats) -> Pixels:
-    """A photo with its heat on top: (H, W, 3) uint8 and (H, W) in [0, 1] -> (H, W, 3) uint8.
+def overlay(photo: Pixels, heat: Floats) -> Pixels:
+    """Lay a heat map over a photo: (H, W, 3) uint8 and (H, W) in [0, 1] -> (H, W, 3) uint8.
 
-    The hotter a place, the more of the colour; where nothing is hot, the photo is as it was.
+    The opacity of the colour grows with the heat; where the heat is 0, the photo is unchanged.
     """
     from matplotlib import colormaps
 
-    weight = _STRENGTH * np.sqrt(hot)[..., None]  # the root: what is lukewarm shows too
-    colours = colormaps[_COLOURS](hot)[..., :3] * 255
+    weight = _OPACITY * np.sqrt(heat)[..., None]  # the square root makes weak heat visible too
+    colours = colormaps[_COLORMAP](heat)[..., :3] * 255
     mixed: Pixels = np.rint((1 - weight) * photo + weight * colours).astype(np.uint8)
     return mixed
 
 
-def seen(view: Any, high: int, wide: int) -> tuple[float, float, float, float]:
+def visible_box(view: Any, height: int, width: int) -> tuple[float, float, float, float]:
     """The part of a photo that a plain view shows the model: left, top, right, bottom as shares of its sides."""
     if view.resize == "squash":
         return 0.0, 0.0, 1.0, 1.0
-    side = view.crop_pct * min(high, wide)
-    left, top = (wide - side) / 2 / wide, (high - side) / 2 / high
+    side = view.crop_pct * min(height, width)
+    left, top = (width - side) / 2 / width, (height - side) / 2 / height
     return left, top, 1 - left, 1 - top
 
 
-def placed(maps: NDArray[Any], size: tuple[int, int], box: tuple[float, float, float, float]) -> Floats:
-    """The heat of one class map (h, w) on a photo of H × W pixels, of which the model saw the `box`: (H, W)."""
+def heat_map_on_photo(maps: NDArray[Any], size: tuple[int, int], box: tuple[float, float, float, float]) -> Floats:
+    """The heat map (H, W) of a photo from one class map (h, w) of its part `box`; 0 outside of the box."""
     left, top, right, bottom = (
         round(share * side) for share, side in zip(box, (size[1], size[0], size[1], size[0]), strict=True)
     )
-    found = np.zeros(size, np.float32)
-    inner = max(1, bottom - top), max(1, right - left)
-    found[top : top + inner[0], left : left + inner[1]] = heat(maps, inner)
-    return found
+    heat = np.zeros(size, np.float32)
+    box_size = max(1, bottom - top), max(1, right - left)
+    heat[top : top + box_size[0], left : left + box_size[1]] = heat_map(maps, box_size)
+    return heat

@@ -9,10 +9,10 @@ from halflabel.errors import UserError
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output
 
-__all__ = ["Bilinear", "Semantic", "within"]
+__all__ = ["Bilinear", "LabelVectorHead", "clip_norm"]
 
 
-def within(vectors: Tensor, most: float, dim: int) -> Tensor:
+def clip_norm(vectors: Tensor, most: float, dim: int) -> Tensor:
     """Vectors along `dim` longer than `most` are cut to that length; 0 = no bound."""
     if not most:
         return vectors
@@ -42,18 +42,18 @@ class Bilinear(Head):
 
     def forward(self, features: Tensor) -> Output:
         pooled = pool(features)
-        return Output(pooled @ within(self.images, self.norm, 0).T @ within(self.labels, self.norm, 1).T, pooled)
+        return Output(pooled @ clip_norm(self.images, self.norm, 0).T @ clip_norm(self.labels, self.norm, 1).T, pooled)
 
     def class_maps(self, maps: Tensor) -> Tensor:
-        weight = within(self.labels, self.norm, 1) @ within(self.images, self.norm, 0)
+        weight = clip_norm(self.labels, self.norm, 1) @ clip_norm(self.images, self.norm, 0)
         return torch.einsum("cd,bdhw->bchw", weight, maps)
 
 
-class Semantic(Head):
+class LabelVectorHead(Head):
     """x_c = t_c · φ(f): images are mapped among given label vectors t_c, which stay as they are. Zhang 2016 (Fast0Tag).
 
     φ is a network of ReLU layers of the sizes `hidden`, each with dropout, and a linear one; of no sizes, a linear map.
-    The vectors are set by `place`, once they are known; until then all scores are 0.
+    The vectors are set by `set_vectors`, once they are known; until then all scores are 0.
 
     (B, D) or (B, D, h, w) -> logits (B, C). Memory: 4·size bytes per class (not learned), 4 per weight of φ.
     """
@@ -71,7 +71,7 @@ class Semantic(Head):
         self.to_space = nn.Sequential(*layers, nn.Linear(channels, size))
         self.register_buffer("vectors", torch.zeros(classes, size))
 
-    def place(self, vectors: Tensor) -> None:
+    def set_vectors(self, vectors: Tensor) -> None:
         """Set the label vectors: (C, size)."""
         self.vectors.copy_(vectors)
 

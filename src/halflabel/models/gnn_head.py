@@ -10,13 +10,13 @@ from halflabel.errors import UserError
 from halflabel.models.heads import Head
 from halflabel.types import Output
 
-__all__ = ["MOST_CLASSES", "Graph"]
+__all__ = ["MAX_CLASSES", "GnnHead"]
 
-MOST_CLASSES = 2400  # beyond, training would take more than 1 GB for a single image
+MAX_CLASSES = 2400  # beyond, training would take more than 1 GB for a single image
 _TOGETHER = 1 << 23  # node states, B·C², above which a batch goes through in parts
 
 
-class Graph(Head):
+class GnnHead(Head):
     """Graph neural network on the logits of another head. Durand 2019, section 3.2 and algorithm 2.
 
         h_v⁰ = x_v e_v ∈ R^C                                                      (eq. 12)
@@ -40,9 +40,9 @@ class Graph(Head):
 
     def __init__(self, inner: Head, classes: int, steps: int = 3, readout: str = "node") -> None:
         super().__init__()
-        if classes > MOST_CLASSES:
+        if classes > MAX_CLASSES:
             raise UserError(
-                f"a graph over {classes} classes has {classes}² states per image; {MOST_CLASSES} classes are the most",
+                f"a graph over {classes} classes has {classes}² states per image; {MAX_CLASSES} classes are the most",
                 "switch the graph off (--gnn false), or train on fewer classes",
             )
         if readout not in ("node", "linear"):

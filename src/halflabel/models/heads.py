@@ -8,10 +8,10 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from halflabel.errors import OwnHead, UserError
+from halflabel.errors import UserError, WrongHead
 from halflabel.types import Output, at_least_float32
 
-__all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "own_head", "pool", "said"]
+__all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "find_head", "pool", "run_head"]
 
 
 def pool(features: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _cells(k: float, cells: int) -> int:
     return min(max(round(k * cells), 1) if k < 1 else int(k), cells)
 
 
-def said(head: nn.Module, features: Tensor) -> Output:
+def run_head(head: nn.Module, features: Tensor) -> Output:
     """What a head says of features or maps; an error if that is no Output."""
     output = head(features)
     if isinstance(output, Output):
@@ -124,7 +124,7 @@ class Ensemble(Head):
         self.needs_maps = any(head.needs_maps for head in members)
 
     def forward(self, features: Tensor) -> Output:
-        outputs = [said(head, features) for head in self.heads]
+        outputs = [run_head(head, features) for head in self.heads]
         members = torch.stack([output.logits for output in outputs])
         maps = [output.maps for output in outputs if output.maps is not None]
         shown = torch.stack(maps).mean(0) if len(maps) == len(outputs) else None
@@ -134,12 +134,12 @@ class Ensemble(Head):
         return torch.stack([cast(Head, head).class_maps(maps) for head in self.heads]).mean(0)
 
 
-def own_head(model: nn.Module, kind: type[H]) -> H:
+def find_head(model: nn.Module, kind: type[H]) -> H:
     """The head of that kind of a model, whatever training has wrapped around it."""
     for part in model.modules():
         if isinstance(part, kind):
             return part
-    raise OwnHead(f"the step needs a head of the kind {kind.__name__}", "use the head that the method makes")
+    raise WrongHead(f"the step needs a head of the kind {kind.__name__}", "use the head that the method makes")
 
 
 class Model(nn.Module):
@@ -157,5 +157,5 @@ class Model(nn.Module):
 
     def forward(self, view: Tensor) -> Output:
         """What the head says, in float32 at least: methods then reckon alike in every precision."""
-        output = said(self.head, self.features(view))
+        output = run_head(self.head, self.features(view))
         return Output(*(None if part is None else at_least_float32(part) for part in output))  # type: ignore[arg-type]

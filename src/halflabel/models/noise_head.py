@@ -10,7 +10,7 @@ from halflabel.errors import UserError
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output, at_least_float32
 
-__all__ = ["LatentNoise", "relevance"]
+__all__ = ["LatentNoiseHead", "relevance"]
 
 
 def relevance(visual: Tensor, present: Tensor, absent: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def relevance(visual: Tensor, present: Tensor, absent: Tensor) -> Tensor:
     return reported - kept_back
 
 
-class LatentNoise(Head):
+class LatentNoiseHead(Head):
     """Visual classifier v, and relevance h: what is reported, given what is there and the image. Misra 2016.
 
         v = σ(W f + b),   h = r₁ v + r₀ (1 − v)

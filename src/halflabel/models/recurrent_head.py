@@ -11,12 +11,12 @@ from halflabel.errors import UserError
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output, at_least_float32
 
-__all__ = ["Recurrent", "path_loss"]
+__all__ = ["RecurrentHead", "path_loss"]
 
 _LEAST = math.log(1e-6)  # paths less likely than this, all of an image together, are not followed any further
 
 
-class Recurrent(Head):
+class RecurrentHead(Head):
     """A path of labels: an LSTM reads those named so far, and the image joins in before the next is scored. Wang 2016.
 
         o(t) = LSTM(u_{l(t−1)}),   u_{l(0)} = u_start

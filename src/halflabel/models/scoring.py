@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from halflabel.data.sources import Source, agree_on_bad, sequential
 from halflabel.errors import NothingRead
-from halflabel.models.heads import Model, said
+from halflabel.models.heads import Model, run_head
 from halflabel.system import distributed as processes
 from halflabel.system import scratch
 from halflabel.system.gpu_memory import Room
 from halflabel.system.rng import bits
 from halflabel.types import Passes, Sweep
 
-__all__ = ["PASSES", "score", "seed_generators"]
+__all__ = ["PASSES", "score_source", "seed_generators"]
 
 PASSES = 3  # a tag that keeps the random numbers of dropout passes apart from others
 
 
-def score(
+def score_source(
     model: Model,
     source: Source,
     *,
@@ -79,7 +79,7 @@ def score(
             view = views[0].to(device, non_blocking=True)
             with autocast():
                 body = room.run(model.features, view)
-                output = said(model.head, body)
+                output = run_head(model.head, body)
                 logits = output.logits
                 if mirror:
                     logits = (logits + model.head(room.run(model.features, view.flip(-1))).logits) / 2

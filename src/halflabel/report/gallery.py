@@ -245,7 +245,7 @@ class _Shelf:
         import torch
 
         from halflabel.data.decode import BadImage, read_image
-        from halflabel.models.class_maps import seen
+        from halflabel.models.class_maps import visible_box
 
         number = int(self.found.images[pick.row])
         try:
@@ -260,7 +260,7 @@ class _Shelf:
         hot = self._heat(torch.as_tensor(view(image, 0)), pick.column)
         over = None
         if hot is not None:
-            left, top, right, bottom = seen(view, high, wide)
+            left, top, right, bottom = visible_box(view, high, wide)
             box = {
                 "x": round(left * width, 1),
                 "y": round(top * height, 1),
@@ -300,13 +300,13 @@ class _Shelf:
 
     def _heat(self, view: torch.Tensor, column: int) -> str | None:
         """The class map as a small transparent picture; None where the head has none."""
-        from halflabel.models.class_maps import activations, heat
+        from halflabel.models.class_maps import compute_class_maps, heat_map
 
         try:
-            maps = activations(self.predictor.model, view[None], [column])
+            maps = compute_class_maps(self.predictor.model, view[None], [column])
         except UserError:
             return None
-        return _png(heat(maps, (MAP_SIDE, MAP_SIDE))[0, 0])
+        return _png(heat_map(maps, (MAP_SIDE, MAP_SIDE))[0, 0])
 
 
 def _jpeg(image: torch.Tensor, width: int, height: int) -> str:

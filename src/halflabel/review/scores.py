@@ -114,17 +114,19 @@ def _compute(
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.data.decode import locate
     from halflabel.models.heads import Model
-    from halflabel.models.scoring import score
+    from halflabel.models.scoring import score_source
     from halflabel.runs.predictor import Predictor
 
     predictor = Predictor(run)
     source = _source(table, folder, predictor)
     if predictor.config.tune == "head":
         cached = _features(run, predictor, source, progress, train=False)
-        found = score(Model(None, predictor.model.head), cached, device=predictor.device, batch_size=256)
+        found = score_source(Model(None, predictor.model.head), cached, device=predictor.device, batch_size=256)
     else:
         mirror = predictor.config.mirror
-        found = score(predictor.model, source, device=predictor.device, batch_size=32, mirror=mirror, progress=progress)
+        found = score_source(
+            predictor.model, source, device=predictor.device, batch_size=32, mirror=mirror, progress=progress
+        )
     wide = found.features.flatten(1).numpy()
     features = _project(wide)
     scores = _calibrated(predictor, found.logits)

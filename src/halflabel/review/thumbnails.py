@@ -168,7 +168,7 @@ class Maps:
         from PIL import Image
 
         from halflabel.data.decode import BadImage, read_image
-        from halflabel.models.class_maps import activations, placed, seen
+        from halflabel.models.class_maps import compute_class_maps, heat_map_on_photo, visible_box
         from halflabel.runs.predictor import Predictor
 
         if self._predictor is None:
@@ -179,7 +179,7 @@ class Maps:
             raise NoPicture(error.reason) from None
         view: Any = self._predictor.views["plain"]
         try:
-            maps = activations(self._predictor.model, torch.as_tensor(view(pixels, 0))[None], [column])
+            maps = compute_class_maps(self._predictor.model, torch.as_tensor(view(pixels, 0))[None], [column])
         except UserError as error:
             raise NoPicture(error.message) from None
         if maps.max() <= 0:
@@ -187,7 +187,7 @@ class Maps:
         high, wide = int(pixels.shape[1]), int(pixels.shape[2])
         scale = 256 / max(high, wide)
         size = max(1, round(wide * scale)), max(1, round(high * scale))
-        hot = placed(maps[0, 0], (size[1], size[0]), seen(view, high, wide))
+        hot = heat_map_on_photo(maps[0, 0], (size[1], size[0]), visible_box(view, high, wide))
         alpha = np.rint(200 * hot).astype(np.uint8)
         picture = Image.new("RGB", size, _HEAT)
         picture.putalpha(Image.fromarray(alpha))

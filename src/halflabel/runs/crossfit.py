@@ -20,10 +20,10 @@ from halflabel.labels.names import Names
 from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import Backbone, build
+from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import scratch
@@ -70,7 +70,9 @@ def score_run(
     if folds is not None and folds < 2:
         raise UserError(f"--folds {folds} holds nothing out", "use 2 or more")
     if config.tune == "head":
-        backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
+        backbone = build_backbone(
+            config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size
+        )
         count = folds or _FOLDS
         protocol = f"{count}-fold cross-fitting: each image scored by a head that saw none of its labels"
     else:
@@ -142,7 +144,7 @@ def cross_fit(
         model = _train(Part(features, inside), table.subset(inside), config, wide)
         at = torch.from_numpy(outside)
         try:
-            found = score(model, Part(features, outside), device=_device(config), batch_size=512, features=False)
+            found = score_source(model, Part(features, outside), device=_device(config), batch_size=512, features=False)
             logits[at] = found.logits
         except NothingRead:  # of one fold that is no fault
             logits[at] = torch.nan

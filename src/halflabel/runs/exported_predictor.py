@@ -16,7 +16,7 @@ from halflabel.data.views import Plain, View
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.methods.base import recipe
-from halflabel.models.backbones import LARGEST, SMALLEST, build
+from halflabel.models.backbones import LARGEST, SMALLEST, build_backbone
 from halflabel.models.heads import Model
 from halflabel.runs.export.about import About
 from halflabel.runs.folder import RunFolder, model_kind
@@ -50,7 +50,7 @@ class HubPredictor(Predictor):
         weights = folder / "model.safetensors"
         if not weights.is_file():
             raise UserError(f"{folder} has no model.safetensors", "export the run again, or download the whole folder")
-        backbone = build(about.backbone, pretrained=False, size=about.view.size)
+        backbone = build_backbone(about.backbone, pretrained=False, size=about.view.size)
         # What it was trained with, whatever this version of timm takes for right.
         for buffer, values in ((backbone.mean, about.mean), (backbone.std, about.std)):
             buffer.copy_(torch.tensor(values).view(3, 1, 1))

@@ -22,9 +22,9 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.system import distributed as processes
@@ -64,7 +64,7 @@ class Predictor:
             self.classes = Names(json.loads(about["halflabel"])["classes"])
         except (KeyError, TypeError, ValueError, RecursionError):
             raise UserError(f"{run.weights} does not say its classes", "train again") from None
-        backbone = build(self.config.backbone, pretrained=False, size=self.config.size)
+        backbone = build_backbone(self.config.backbone, pretrained=False, size=self.config.size)
         try:
             method = recipe(self.config.method).make(**self.config.options)
             self.model = Model(backbone, method.head(backbone.channels, len(self.classes)))
@@ -95,7 +95,7 @@ class Predictor:
 
     def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
         """Logits of every image of a source (N, C); NaN for unreadable ones."""
-        return score(
+        return score_source(
             self.model,
             source,
             device=self.device,

@@ -30,10 +30,10 @@ from halflabel.labels.split import assign
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.metrics.calibration import fit_platt
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Head, Model
-from halflabel.models.scoring import score
+from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, Judge, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -75,7 +75,9 @@ def train(
     how.check_regime(table.stats().regime)
     device = device_of(config.settings)
 
-    backbone = build(config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size)
+    backbone = build_backbone(
+        config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size
+    )
     size = config.size or backbone.preprocess.size
     views = config.views(size, backbone)
     raw: Images | Arrays
@@ -183,7 +185,7 @@ def train(
         return None
     if config.mirror:  # features of mirror images are not cached
         tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
-    logits = score(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
+    logits = score_source(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
     left_out = table.subset(outside).known - hidden.known
     return processes.on_first(lambda: _finish(run, logits, hidden, log, config, known.stats().annotations, left_out))
 

@@ -29,7 +29,7 @@ from halflabel.methods.checks import absorbed, checked_step
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.metrics import completion_rates
 from halflabel.models.heads import Model
-from halflabel.models.scoring import PASSES, score, seed_generators
+from halflabel.models.scoring import PASSES, score_source, seed_generators
 from halflabel.system import distributed as processes
 from halflabel.system import signals as interrupt
 from halflabel.system.gpu_memory import Kept, Room, no_room
@@ -405,7 +405,7 @@ class _Training:
         device, autocast = self.engine.device, self.autocast
         if self.sharded is not None:  # the whole takes room on the device while it scores
             model.to(device)
-        found = score(
+        found = score_source(
             model,
             source,
             device=device,

@@ -495,7 +495,7 @@ def test_blocks_are_read_in_turn_and_mixed_within_a_window(monkeypatch: pytest.M
 def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from halflabel.labels.table import LabelTable
     from halflabel.methods.base import recipe
-    from halflabel.models.backbones import build
+    from halflabel.models.backbones import build_backbone
     from halflabel.models.heads import Linear, Model
     from halflabel.training.loop import Settings, fit
 
@@ -512,7 +512,7 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Packed, "fetch", watched)
     table = LabelTable.from_dense(np.ones((N, 2), np.int8))
-    backbone = build("tiny")
+    backbone = build_backbone("tiny")
     model = Model(backbone, Linear(backbone.channels, 2))
     fit(model, recipe("bce").make(), Part(pack, np.arange(N)), table, Settings(epochs=2, batch_size=5, device="cpu"))
     assert asked == [np.asarray(pack.order(0, epoch)).tolist() for epoch in (1, 2)]

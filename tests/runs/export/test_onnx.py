@@ -24,12 +24,12 @@ from halflabel.methods.parts.semantic import GraphClassifier, SemanticHead, Taug
 from halflabel.methods.rlsd import Regional
 from halflabel.methods.srcr import Saliency
 from halflabel.metrics.calibration import Platt
-from halflabel.models.backbones import build
+from halflabel.models.backbones import build_backbone
 from halflabel.models.embedding_heads import Bilinear
-from halflabel.models.gnn_head import Graph
+from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Head, Linear, Model, Weldon
-from halflabel.models.noise_head import LatentNoise
-from halflabel.models.recurrent_head import Recurrent
+from halflabel.models.noise_head import LatentNoiseHead
+from halflabel.models.recurrent_head import RecurrentHead
 from halflabel.runs.export.about import About
 from halflabel.runs.export.onnx import Parity, Served, export_onnx, need, probes, write_onnx
 from halflabel.runs.exported_predictor import OnnxPredictor, open_predictor
@@ -96,7 +96,7 @@ def test_the_file_computes_what_the_run_computes(run: RunFolder, exported: Path)
 
 
 def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
-    model = Model(build("tiny", size=32), spread(Linear(64, 4))).eval()
+    model = Model(build_backbone("tiny", size=32), spread(Linear(64, 4))).eval()
     write_onnx(model, replace(about_of(model, 32), mirror=True), tmp_path / "both.onnx")
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
@@ -113,9 +113,9 @@ def told(head: TaughtHead) -> Head:
 
 HEADS: dict[str, Callable[[], Head]] = {
     "maps": lambda: Ensemble([BoostedMaps(64, 4), Saliency(64, 4)]),
-    "graph": lambda: Graph(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
-    "noise": lambda: Ensemble([LatentNoise(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
-    "paths": lambda: Recurrent(64, 4, dimensions=8, hidden=8, beam=3, length=2),
+    "graph": lambda: GnnHead(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
+    "noise": lambda: Ensemble([LatentNoiseHead(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
+    "paths": lambda: RecurrentHead(64, 4, dimensions=8, hidden=8, beam=3, length=2),
     "regions": lambda: Regional(64, 4, levels=2, length=3, dimensions=8, hidden=8),
     "labels": lambda: Ensemble(
         [told(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), told(GraphClassifier(64, 4))]
@@ -126,7 +126,7 @@ HEADS: dict[str, Callable[[], Head]] = {
 @pytest.mark.parametrize("name", HEADS)
 def test_every_head(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)  # near a tie, beams may part by rounding
-    model = Model(build("tiny", size=32), spread(HEADS[name]())).eval()
+    model = Model(build_backbone("tiny", size=32), spread(HEADS[name]())).eval()
     before = [parameter.clone() for parameter in model.parameters()]
     parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
     assert parity.images == 8
@@ -140,7 +140,7 @@ def test_every_head(name: str, tmp_path: Path) -> None:
 
 def test_a_backbone_of_timm(tmp_path: Path) -> None:
     """timm's own small model for tests: the blocks of the bundled backbone, a few of each."""
-    backbone = build("test_efficientnet", pretrained=False, size=64)
+    backbone = build_backbone("test_efficientnet", pretrained=False, size=64)
     model = Model(backbone, spread(Linear(backbone.channels, 4))).eval()
     parity = write_onnx(model, about_of(model, 64), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
@@ -212,7 +212,7 @@ class Stubborn(Head):
 
 
 def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
-    model = Model(build("tiny"), Stubborn()).eval()
+    model = Model(build_backbone("tiny"), Stubborn()).eval()
     with pytest.raises(UserError, match="Stubborn on this backbone cannot be put into ONNX") as caught:
         write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
     assert "hub" in caught.value.fix

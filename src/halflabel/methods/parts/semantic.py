@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 from torch.utils.checkpoint import checkpoint
 
-from halflabel.errors import OwnHead, UserError
+from halflabel.errors import UserError, WrongHead
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.parts.label_graph import Edges, from_cooccurrence, from_file, from_wordnet, identity
@@ -322,7 +322,7 @@ def label_edges(source: str, table: LabelTable) -> Edges:
 def label_features(output: Output) -> Tensor:
     """(B, C, D) features of each label, in float32 at least."""
     if output.per_class is None:
-        raise OwnHead("the step needs features of each label", "use the head that the method makes")
+        raise WrongHead("the step needs features of each label", "use the head that the method makes")
     return at_least_float32(output.per_class)
 
 

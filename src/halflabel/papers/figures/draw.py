@@ -193,7 +193,7 @@ def _model_maps(
     photos: dict[int, NDArray[np.uint8]],
 ) -> tuple[list[NDArray[np.float32]], list[dict[str, Any]]]:
     """One model's map for each picked image and class: as heat over the photo, and as an entry of maps.json."""
-    from halflabel.models.class_maps import activations, placed, seen
+    from halflabel.models.class_maps import compute_class_maps, heat_map_on_photo, visible_box
 
     classes = inputs.facts.table.classes
     columns = predictor.classes.index([classes[column] for _, column in picks])
@@ -204,12 +204,12 @@ def _model_maps(
     view, logits = inputs.logits(predictor, numbers)
     try:
         distinct, which = np.unique(columns, return_inverse=True)
-        maps = activations(predictor.model, view, distinct.tolist())[np.arange(len(columns)), which]
+        maps = compute_class_maps(predictor.model, view, distinct.tolist())[np.arange(len(columns)), which]
     except UserError as error:
         raise FigureUnavailable(f"{title}: {error.message}") from None
     shapes = [photos[number].shape[:2] for number in numbers]
-    boxes = [seen(predictor.views["plain"], *shape) for shape in shapes]
-    heat = [placed(*each) for each in zip(maps, shapes, boxes, strict=True)]
+    boxes = [visible_box(predictor.views["plain"], *shape) for shape in shapes]
+    heat = [heat_map_on_photo(*each) for each in zip(maps, shapes, boxes, strict=True)]
     entries = [
         {
             "run": title,

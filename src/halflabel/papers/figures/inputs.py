@@ -87,11 +87,11 @@ class FigureInputs:
     def sweep(self) -> Sweep:
         """Logits and features of the sampled training images."""
         from halflabel.data.sources import Part
-        from halflabel.models.scoring import score
+        from halflabel.models.scoring import score_source
 
         part = Part(self.source(), self.facts.training[self.sample])
         predictor = self.predictor
-        return score(
+        return score_source(
             predictor.model, part, device=predictor.device, mirror=predictor.config.mirror, progress=self.progress
         )
 
