@@ -388,7 +388,7 @@ def test_rates_are_the_methods_unless_given() -> None:
         ({"optimizer": "lion"}, "no optimizer is called 'lion'"),
         ({"zero": "absnt"}, "zero='absnt'"),
         ({"threshold": 1.5}, "no threshold"),
-        ({"device": "gpu"}, "'gpu' is no device"),
+        ({"device": "gpu"}, "'gpu' is not a device"),
         ({"threshold": "best"}, "no threshold"),
     ],
 )

@@ -35,6 +35,7 @@ from halflabel.models.scoring import score_source
 from halflabel.system import scratch
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
+from halflabel.training.device import choose_device
 from halflabel.training.loop import Settings, fit
 
 __all__ = ["HalfLabelClassifier"]
@@ -264,7 +265,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             optimizer=self.optimizer,
             schedule=self.schedule,
             seed=self.seed,
-            device=_device(self.device),
+            device=choose_device(self.device),
         )
 
     def _logits(self, X: Any) -> Tensor:
@@ -297,7 +298,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             source = Arrays(torch.from_numpy(pictures.pixels[first]), names, views)
         with TemporaryDirectory() as temporary:
             place = Path(temporary if self.cache is None else self.cache)
-            device = _device(self.device)
+            device = choose_device(self.device)
             found = cache_features(
                 backbone,
                 source,
@@ -305,7 +306,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 maps=maps,
                 copies=copies,
                 device=device,
-                batch_size=_AT_ONCE,
                 say=print if self.verbose else None,
             )
             assert found.strong is not None  # the views above have a strong one
@@ -427,16 +427,6 @@ def _check_read(logits: Tensor) -> None:
 def _first_bad(X: Any, source: Features) -> str:
     number = int(source.bad[0])
     return f"X[{number}], {list(X)[number]}"
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda", "mps"):
-        raise UserError(f"{name!r} is no device", 'use device="auto", "cpu", "cuda" or "mps"')
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no CUDA device here", 'use device="auto"')
-    return name
 
 
 @contextmanager

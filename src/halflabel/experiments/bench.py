@@ -36,7 +36,8 @@ from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Judge
 from halflabel.training.callbacks import Callback
-from halflabel.training.config import STRONG, Config, device_of
+from halflabel.training.config import STRONG, Config
+from halflabel.training.device import choose_device
 from halflabel.training.loop import Fitted, Settings, fit
 
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
@@ -136,7 +137,7 @@ class Bench:
 
     @property
     def device(self) -> str:
-        return device_of(self.config.settings)
+        return choose_device(self.config.settings.device)
 
     def divide(self, label_mask: LabelMask, seed: int) -> Division:
         """What a label mask leaves known of the images that are not for the test, and which of them are for validation."""
@@ -381,7 +382,6 @@ class Bench:
                     maps=maps,
                     copies=copies,
                     device=self.device,
-                    batch_size=128 if self.device == "cuda" else 16,
                     progress=self._tell,
                     say=self.say,
                 )

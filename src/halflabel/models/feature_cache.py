@@ -59,7 +59,7 @@ def cache_features(
     maps: bool = False,
     copies: int = 0,
     device: torch.device | str = "cpu",
-    batch_size: int = 16,
+    batch_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Features:
@@ -77,6 +77,8 @@ def cache_features(
     """
     if copies and "strong" not in source.views:
         raise UserError("these images have no strong view to keep copies of", "give the source one, or copies=0")
+    if batch_size is None:
+        batch_size = 128 if torch.device(device).type == "cuda" else 16
     weights, images = fingerprint(backbone), _stamp(source)
     made_of = {"weights": weights, "view": source.views["plain"].describe(), "images": images}
     shelves = [_Shelf.find(folder, _name(backbone, source, maps), "plain", 0, made_of)]

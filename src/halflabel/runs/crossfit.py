@@ -28,6 +28,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import scratch
 from halflabel.training.config import Config
+from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
 
 __all__ = ["Scores", "cross_fit", "run_features", "score_run"]
@@ -108,7 +109,7 @@ def run_features(
     With `train` there are also the strong views that its method asks for; scoring does without them.
     """
     method = recipe(config.method).make(**config.options)
-    device = _device(config)
+    device = choose_device(config.settings.device, fall_back=True)
     return cache_features(
         backbone,
         source,
@@ -116,7 +117,6 @@ def run_features(
         maps=method.head(backbone.channels, classes).needs_maps,
         copies=copies_for(method.views, config.copies) if train else 0,
         device=device,
-        batch_size=128 if device == "cuda" else 16,
         progress=progress,
         say=say,
     )
@@ -144,7 +144,13 @@ def cross_fit(
         model = _train(Part(features, inside), table.subset(inside), config, wide)
         at = torch.from_numpy(outside)
         try:
-            found = score_source(model, Part(features, outside), device=_device(config), batch_size=512, features=False)
+            found = score_source(
+                model,
+                Part(features, outside),
+                device=choose_device(config.settings.device, fall_back=True),
+                batch_size=512,
+                features=False,
+            )
             logits[at] = found.logits
         except NothingRead:  # of one fold that is no fault
             logits[at] = torch.nan
@@ -157,7 +163,9 @@ def _train(source: Source, table: LabelTable, config: Config, channels: int) -> 
     model = Model(None, head)
     # Without a validation part the last epoch counts: no label of the fold has any say in it.
     # A run that was trained on a GPU is scored on a machine without one too.
-    settings = dataclasses.replace(config.settings, save_every=0, patience=0, device=_device(config))
+    settings = dataclasses.replace(
+        config.settings, save_every=0, patience=0, device=choose_device(config.settings.device, fall_back=True)
+    )
     fit(model, method, source, table, settings)
     return model
 
@@ -183,10 +191,6 @@ def _held_out(
         "images it was trained on may be scored more boldly"
     )
     return Scores(logits, part, protocol)
-
-
-def _device(config: Config) -> str:
-    return "cuda" if config.settings.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:

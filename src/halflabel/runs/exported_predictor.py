@@ -24,6 +24,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed as processes
 from halflabel.system.files import check_fields, read_json
 from halflabel.training.config import Config
+from halflabel.training.device import choose_device
 
 __all__ = ["HubPredictor", "OnnxPredictor", "open_predictor"]
 
@@ -61,7 +62,7 @@ class HubPredictor(Predictor):
         except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"{weights} does not fit {where.name} ({reason})", "export the run again") from None
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = choose_device("auto")
         self.model.to(self.device).to(memory_format=torch.channels_last).eval()
 
 

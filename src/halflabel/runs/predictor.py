@@ -28,8 +28,8 @@ from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.system import distributed as processes
-from halflabel.training.config import Config, device_of
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config
+from halflabel.training.device import choose_device
 
 __all__ = ["Prediction", "Predictor", "predict_files"]
 
@@ -72,9 +72,7 @@ class Predictor:
         except (RuntimeError, TypeError, ValueError) as error:  # options of other kinds fail in their own ways
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"{run.weights} is of another model ({reason})", "train again") from None
-        # A run that was trained on a GPU serves on a machine without one.
-        asked = self.config.settings
-        self.device = device_of(Settings() if asked.device == "cuda" else asked)
+        self.device = choose_device(self.config.settings.device, fall_back=True)
         self.model.to(self.device).to(memory_format=torch.channels_last).eval()
         size = self.config.size or backbone.preprocess.size
         self.views = self.config.views(size, backbone)

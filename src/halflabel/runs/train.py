@@ -40,7 +40,8 @@ from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed as processes
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
 from halflabel.training.checkpoint import newest, save_tensors
-from halflabel.training.config import Config, device_of
+from halflabel.training.config import Config
+from halflabel.training.device import choose_device
 from halflabel.training.loop import Settings, fit
 
 __all__ = ["train"]
@@ -73,7 +74,7 @@ def train(
     # Some methods have weights of their own: they are the seed's too, whatever this process did before.
     method = seeded(config.settings.seed, lambda: how.make(**config.options))
     how.check_regime(table.stats().regime)
-    device = device_of(config.settings)
+    device = choose_device(config.settings.device)
 
     backbone = build_backbone(
         config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size
@@ -142,7 +143,6 @@ def train(
             maps=head.needs_maps,
             copies=copies_for(method.views, config.copies),
             device=device,
-            batch_size=128 if device == "cuda" else 16,
             progress=progress,
             say=say,
         )

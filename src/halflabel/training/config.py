@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-
 from halflabel.data.views import View, make_views
 from halflabel.errors import UserError
 from halflabel.models.backbones import Backbone
@@ -16,7 +14,7 @@ from halflabel.system.files import check_fields
 from halflabel.system.validate import between
 from halflabel.training.loop import Settings
 
-__all__ = ["STRONG", "Config", "device_of"]
+__all__ = ["STRONG", "Config"]
 
 STRONG = ("strong_ops", "strong_magnitude", "cutout")  # the settings of strong views
 MOST_OPS, MOST_MAGNITUDE = 10, 30
@@ -71,11 +69,3 @@ class Config:
             return cls(**{**found, "settings": Settings(**found["settings"])})
         except (TypeError, KeyError, AttributeError) as error:
             raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
-
-
-def device_of(settings: Settings) -> str:
-    """The device that the settings ask for: a GPU where there is one and nothing else is said."""
-    has_gpu = torch.cuda.is_available()
-    if settings.device == "cuda" and not has_gpu:
-        raise UserError("there is no CUDA device here", "use --device cpu")
-    return "cuda" if has_gpu and settings.device != "cpu" else "cpu"
