@@ -25,7 +25,7 @@ from halflabel import metrics
 from halflabel.data.sources import Features, Part
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
-from halflabel.labels.split import assign
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import build_backbone
@@ -78,7 +78,7 @@ def train_once(
     """(what the held-out part says, test mAP, best epoch)."""
     how = recipe(name)
     method = how.make(**options)
-    part = assign(full, (0.8, 0.2), seed=seed)
+    part = assign_parts(full, (0.8, 0.2), seed=seed)
     inside, outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
     judged = (full if asked.select == "clean" else known).subset(outside)
     channels = int(train.values.shape[1])

@@ -29,7 +29,7 @@ from halflabel import metrics
 from halflabel.data.gpu_views import Resident, load_images
 from halflabel.data.sources import Features, Part, Source, sequential
 from halflabel.data.views import Plain, Strong, View, Weak
-from halflabel.labels.split import assign
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import Backbone, Preprocess, build_backbone
@@ -105,7 +105,7 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     method = how.make(**job.get("options", {}))
     seed = job.get("seed", 0)
     known = hide(full, job["protocol"], single, seed)
-    part = assign(full, (0.8, 0.2), seed=seed)
+    part = assign_parts(full, (0.8, 0.2), seed=seed)
     inside, outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
     if job.get("all_images"):
         inside = np.arange(len(full))

@@ -1,4 +1,4 @@
-"""Read a label file, see what became of its values, hide some labels, and count what is left."""
+"""Read a label file, see how its values were read, hide some labels, and count what is left."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> None:
 
         found = read_labels(file, Policy(values={"maybe": "unknown"}))
         print(f"\nread as {found.audit.format!r}:")
-        for raw, meaning, entries in found.audit.became:
+        for raw, meaning, entries in found.audit.value_counts:
             print(f"  {raw:6} -> {meaning:8} {entries} entries")
 
         table = found.table()

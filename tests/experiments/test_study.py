@@ -28,7 +28,7 @@ from halflabel.experiments.result import Interval, Scored
 from halflabel.experiments.store import Store
 from halflabel.experiments.study import Gap, grow, study
 from halflabel.labels import drop
-from halflabel.labels.split import assign
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.report.comparison_facts import read_comparison
 from halflabel.report.run_facts import is_comparison
@@ -107,7 +107,7 @@ def test_the_same_budget_is_spent_in_four_ways(
     }
     assert len(trained) == 2 * 7  # all labels are one run for all strategies
     # The labels are those of the protocols, on the images that are not for the test, and as many are clean.
-    rest = table.subset(np.flatnonzero(assign(table, (0.8, 0.2)) == 0))
+    rest = table.subset(np.flatnonzero(assign_parts(table, (0.8, 0.2)) == 0))
     truth = rest.dense()
     by_task = dict(zip(((task.label_mask.name, task.seed) for task in trained), tables, strict=True))
     assert by_task["25 %", 1] == drop.partial(rest, 0.25, seed=1)
@@ -119,7 +119,7 @@ def test_the_same_budget_is_spent_in_four_ways(
     (plus,) = [point for point in found.points if point.strategy == "noisy+"]
     assert plus.share == pytest.approx((by_task["noisy+", 0].dense() == truth).mean())
     # A point is the mean over seeds of the mAP of the scores that are kept.
-    test = table.subset(np.flatnonzero(assign(table, (0.8, 0.2)) == 1)).dense()
+    test = table.subset(np.flatnonzero(assign_parts(table, (0.8, 0.2)) == 1)).dense()
     kept = [np.load(path) for path in sorted((tmp_path / "tasks").glob("bn-bce-25_-seed*.npy"))]
     assert len(kept) == 2
     point = next(point for point in found.points if (point.strategy, point.share) == ("partial", 0.25))

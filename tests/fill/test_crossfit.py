@@ -34,7 +34,7 @@ def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     monkeypatch.setattr("halflabel.system.scratch._LARGE", large)
     values, table = made()
     part = np.repeat(np.arange(4, dtype=np.int8), 10)
-    monkeypatch.setattr(crossfit, "assign", lambda *_, **__: part)
+    monkeypatch.setattr(crossfit, "assign_parts", lambda *_, **__: part)
     bad = [3, *range(20, 30)]
     found = cross_fit(Features(values, table.images, bad), table, CONFIG, folds=4)
     assert np.flatnonzero(np.isnan(found.logits).all(1)).tolist() == bad

@@ -218,7 +218,7 @@ def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
 
 def score_run_with_parts(run: RunFolder, pictures: Path, table: LabelTable, part: np.ndarray) -> Scores:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halflabel.runs.crossfit.assign", lambda *a, **k: part)
+        patch.setattr("halflabel.runs.crossfit.assign_parts", lambda *a, **k: part)
         return score_run(run, pictures / "images", table, folds=3)
 
 

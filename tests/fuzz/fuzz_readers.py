@@ -52,7 +52,7 @@ def labels(place: Path) -> Iterator[Reader]:
             path = made / ("labels" + ending if name != "imagefolder" or not ending else f"metadata{ending}")
             with contextlib.suppress(UserError):
                 formats.write(small_table(), path, format=name)
-                if formats.find_format(path) == name:
+                if formats.detect_format(path) == name:
                     found.setdefault(tuple(sorted(gather(made).values())), made)
         for number, folder in enumerate(found.values()):
             ways = list(_ways(name, folder))
@@ -117,7 +117,7 @@ def read_labels(name: str, ways: list[tuple[str, dict[str, Any]]], folder: Path,
     table = found.table()
     table.stats()
     table.digest()
-    said = [found.audit.notes, found.audit.became, list(table.images), list(table.classes)]
+    said = [found.audit.notes, found.audit.value_counts, list(table.images), list(table.classes)]
     json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 

@@ -144,7 +144,7 @@ class TestAll:
 
     def test_every_protocol_is_listed_and_described(self) -> None:
         assert set(drop.PROTOCOLS) == {name.split(",")[0] for name in CALLS}
-        for sentence in drop.describe().values():
+        for sentence in drop.protocol_summaries().values():
             assert sentence.endswith(".")
             assert sentence[0].isupper()
 

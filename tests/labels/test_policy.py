@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.labels.policy import Policy, Undecided, read_value
+from halflabel.labels.policy import Policy, UndecidedValue, read_value
 
 BINARY = frozenset({"0", "1"})
 TERNARY = frozenset({"-1", "0", "1"})
@@ -30,7 +30,7 @@ def test_unknown(raw: str) -> None:
 
 @pytest.mark.parametrize("raw", ["-1", "-1.0", "−1", " -1"])
 def test_minus_one_is_never_guessed(raw: str) -> None:
-    with pytest.raises(Undecided) as caught:
+    with pytest.raises(UndecidedValue) as caught:
         read_value(raw, Policy(), TERNARY)
     assert "--minus-one" in caught.value.fix
     assert read_value(raw, Policy(minus_one="absent"), TERNARY) == "absent"
@@ -39,7 +39,7 @@ def test_minus_one_is_never_guessed(raw: str) -> None:
 
 @pytest.mark.parametrize("policy", [Policy(minus_one="absent"), Policy(values={"-1": "absent"})])
 def test_zero_beside_an_absent_minus_one_has_to_be_stated(policy: Policy) -> None:
-    with pytest.raises(Undecided) as caught:
+    with pytest.raises(UndecidedValue) as caught:
         read_value("0", policy, TERNARY)
     assert "--zero" in caught.value.fix
     assert read_value("0", policy, BINARY) == "absent"
@@ -55,7 +55,7 @@ def test_further_values_come_first() -> None:
     policy = Policy(values={"maybe": "unknown", "1": "absent"})
     assert read_value("maybe ", policy, BINARY) == "unknown"
     assert read_value("1", policy, BINARY) == "absent"
-    with pytest.raises(Undecided) as caught:
+    with pytest.raises(UndecidedValue) as caught:
         read_value("perhaps", policy, BINARY)
     assert "'perhaps'" in caught.value.message
     assert "--value perhaps=present" in caught.value.fix
@@ -63,7 +63,7 @@ def test_further_values_come_first() -> None:
 
 @pytest.mark.parametrize("text", ["dog, cat", "it's", "a & b", "$HOME", "x;y|z", "-", "café"])
 def test_what_is_suggested_can_be_copied_into_a_shell(text: str) -> None:
-    with pytest.raises(Undecided) as caught:
+    with pytest.raises(UndecidedValue) as caught:
         read_value(text, Policy(), BINARY)
     words = shlex.split(caught.value.fix.split("means: ")[1].split(" (or")[0])
     assert words == ["--value", f"{text}=present"]
@@ -71,7 +71,7 @@ def test_what_is_suggested_can_be_copied_into_a_shell(text: str) -> None:
 
 def test_what_cannot_be_copied_is_shortened_and_not_suggested() -> None:
     for text in ("dog\nand a cat", "x" * 500):
-        with pytest.raises(Undecided) as caught:
+        with pytest.raises(UndecidedValue) as caught:
             read_value(text, Policy(), BINARY)
         assert "--value" not in caught.value.fix
         assert "…" in caught.value.message
@@ -81,7 +81,7 @@ def test_what_cannot_be_copied_is_shortened_and_not_suggested() -> None:
 
 @pytest.mark.parametrize("raw", ["2", "0.5", "-2", "11", "cat"])
 def test_other_values_are_no_labels(raw: str) -> None:
-    with pytest.raises(Undecided, match="is not a label"):
+    with pytest.raises(UndecidedValue, match="is not a label"):
         read_value(raw, Policy(), BINARY)
 
 

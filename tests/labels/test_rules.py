@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from halflabel.errors import LabelError
 from halflabel.labels.names import Names
-from halflabel.labels.rules import Rules, breaches, read_rules, suggest, write_suggestions
+from halflabel.labels.rules import Rules, find_contradictions, format_suggestions, read_rules, suggest_rules
 from halflabel.labels.table import LabelTable
 
 CLASSES = Names(["dog", "animal", "living", "day", "night", "car"])
@@ -70,7 +70,7 @@ def test_contradictions_are_marked_and_say_nothing(tmp_path: Path) -> None:
     assert found.contradiction[0].tolist() == [True, True, False, False, False, False]
     assert not found.present[0, 1]
     table = LabelTable.from_dense([[1, -1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]], ["a", "b"], CLASSES)
-    assert breaches(rules, table) == (2, ["a: dog", "a: animal"])
+    assert find_contradictions(rules, table) == (2, ["a: dog", "a: animal"])
 
 
 @given(st.integers(0, 10_000))
@@ -186,7 +186,7 @@ def known_pairs() -> LabelTable:
 
 def test_suggestions_are_the_rules_that_hold_with_their_counts() -> None:
     table = known_pairs()
-    found = suggest(table, bound=0.9)
+    found = suggest_rules(table, bound=0.9)
     pairs = {(rule.first, rule.kind, rule.second): rule for rule in found}
     assert ("dog", "implies", "animal") in pairs
     assert ("animal", "implies", "living") in pairs
@@ -197,25 +197,25 @@ def test_suggestions_are_the_rules_that_hold_with_their_counts() -> None:
     seen = (dense[:, 0] > 0) & (dense[:, 1] != 0)
     assert (rule.seen, rule.holds) == (seen.sum(), (dense[seen, 1] > 0).sum())
     assert 0.9 <= rule.bound < rule.holds / rule.seen
-    assert "dog,implies,animal\n" in write_suggestions(found)
+    assert "dog,implies,animal\n" in format_suggestions(found)
 
 
 def test_few_pairs_or_no_negative_suggest_nothing() -> None:
     table = known_pairs()
-    assert suggest(table.subset(np.arange(12)), bound=0.9) == []
-    assert suggest(table.keep(table.value > 0)) == []
+    assert suggest_rules(table.subset(np.arange(12)), bound=0.9) == []
+    assert suggest_rules(table.keep(table.value > 0)) == []
     # A class that nearly every image has is implied by everything, which says nothing.
     usual = np.ones((300, 2), np.int8)
     usual[:150, 0] = -1
     usual[0, 1] = -1
-    assert suggest(LabelTable.from_dense(usual)) == []
+    assert suggest_rules(LabelTable.from_dense(usual)) == []
 
 
 def test_the_bound_of_many_images_is_that_of_few_but_closer() -> None:
     """30,000 images, of which the square does not fit 32 bits; Wilson's bound of n out of n is n / (n + z²)."""
     count = 30_000
     labels = np.where(np.arange(2 * count)[:, None] < [count, count + 1], 1, -1)
-    rule = next(rule for rule in suggest(LabelTable.from_dense(labels, classes=["dog", "animal"])))
+    rule = next(rule for rule in suggest_rules(LabelTable.from_dense(labels, classes=["dog", "animal"])))
     assert (rule.first, rule.kind, rule.second, rule.holds, rule.seen) == ("dog", "implies", "animal", count, count)
     assert rule.bound == pytest.approx(count / (count + 1.645**2), abs=1e-12)
 

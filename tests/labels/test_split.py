@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.names import Names
-from halflabel.labels.split import assign
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 
 # Shared machines stall: a deadline would measure them instead of the code.
@@ -55,7 +55,7 @@ VIEWS = {
 @pytest.mark.parametrize("view", VIEWS)
 def test_sizes_and_class_shares_and_better_than_chance(view: str) -> None:
     table = VIEWS[view]()
-    part = assign(table, SHARES)
+    part = assign_parts(table, SHARES)
     assert part.dtype == np.int8
     np.testing.assert_allclose(np.bincount(part) / len(table), SHARES, rtol=0.02)
     positives = counts(table, part)[:, :20]
@@ -70,7 +70,7 @@ def test_rare_classes_reach_every_part() -> None:
     labels[:10, 0] = 1
     labels[5:45, 1] = 1
     for seed in range(20):
-        found = counts(LabelTable.from_dense(labels), assign(LabelTable.from_dense(labels), SHARES, seed=seed))
+        found = counts(LabelTable.from_dense(labels), assign_parts(LabelTable.from_dense(labels), SHARES, seed=seed))
         assert found[:, 0].tolist() == [8, 1, 1]
         assert found[:, 1].tolist() == [32, 4, 4]
 
@@ -80,7 +80,7 @@ def test_unknown_is_not_absent() -> None:
     labels = np.zeros((400, 2), int)
     labels[:40, 0] = np.where(np.arange(40) < 20, 1, -1)
     labels[40:, 1] = 1
-    found = counts(LabelTable.from_dense(labels), assign(LabelTable.from_dense(labels), (0.5, 0.5)), 2)
+    found = counts(LabelTable.from_dense(labels), assign_parts(LabelTable.from_dense(labels), (0.5, 0.5)), 2)
     assert found.tolist() == [[10, 180, 10, 0], [10, 180, 10, 0]]
 
 
@@ -99,8 +99,8 @@ def test_order_of_images_and_classes_does_not_matter(
     shuffle.shuffle(images)  # type: ignore[attr-defined]
     shuffle.shuffle(classes)  # type: ignore[attr-defined]
     groups = np.arange(len(table)) // 3 if grouped else None
-    part = assign(table, SHARES, groups=groups, seed=seed)
-    moved = assign(
+    part = assign_parts(table, SHARES, groups=groups, seed=seed)
+    moved = assign_parts(
         table.subset(images, classes), SHARES, groups=None if groups is None else (-groups)[images], seed=seed
     )
     np.testing.assert_array_equal(part[images], moved)
@@ -115,7 +115,7 @@ def test_order_of_images_and_classes_does_not_matter(
 )
 def test_sizes_without_groups_are_as_asked(labels: NDArray[np.int8], weights: list[int]) -> None:
     shares = np.array(weights) / sum(weights)
-    size = np.bincount(assign(LabelTable.from_dense(labels), shares.tolist()), minlength=len(shares))
+    size = np.bincount(assign_parts(LabelTable.from_dense(labels), shares.tolist()), minlength=len(shares))
     assert size.sum() == len(labels)
     # Each stratum rounds to whole images at most once per part.
     assert np.all(np.abs(size - shares * len(labels)) <= 1 + 2 * labels.shape[1])
@@ -123,8 +123,8 @@ def test_sizes_without_groups_are_as_asked(labels: NDArray[np.int8], weights: li
 
 def test_seed_decides() -> None:
     table = photographs(500)
-    np.testing.assert_array_equal(assign(table, SHARES, seed=3), assign(table, SHARES, seed=3))
-    assert np.any(assign(table, SHARES, seed=3) != assign(table, SHARES, seed=4))
+    np.testing.assert_array_equal(assign_parts(table, SHARES, seed=3), assign_parts(table, SHARES, seed=3))
+    assert np.any(assign_parts(table, SHARES, seed=3) != assign_parts(table, SHARES, seed=4))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_parts_never_change(groups: NDArray[np.int64] | None, expected: str) -> 
     image, column = np.indices((24, 4))
     labels = np.array([1, -1, 0, 1, -1])[(3 * image * image + 2 * column + image * column) % 5]
     table = LabelTable.from_dense(labels, [f"{i:02d}.jpg" for i in range(24)], ["a", "b", "c", "d"])
-    assert "".join(map(str, assign(table, (0.5, 0.25, 0.25), groups=groups, seed=7))) == expected
+    assert "".join(map(str, assign_parts(table, (0.5, 0.25, 0.25), groups=groups, seed=7))) == expected
 
 
 @pytest.mark.parametrize("kind", ["numbers", "texts", "objects"])
@@ -146,29 +146,29 @@ def test_groups_stay_together(kind: str) -> None:
         "texts": [f"video {n}" for n in number],
         "objects": [("video", int(n)) for n in number],
     }
-    part = assign(table, SHARES, groups=groups[kind])
+    part = assign_parts(table, SHARES, groups=groups[kind])
     for group in np.unique(number):
         assert len(set(part[number == group])) == 1
     np.testing.assert_allclose(np.bincount(part) / len(table), SHARES, atol=0.02)
     random = [distance(table, np.random.default_rng(s).choice(3, 600, p=SHARES)[number]) for s in range(5)]
     assert distance(table, part) < 0.7 * float(np.median(random))
-    np.testing.assert_array_equal(part, assign(table, SHARES, groups=groups["numbers"]))
+    np.testing.assert_array_equal(part, assign_parts(table, SHARES, groups=groups["numbers"]))
 
 
 def test_no_group_means_an_image_by_itself() -> None:
     table = photographs(200)
-    np.testing.assert_array_equal(assign(table, SHARES, groups=[None] * 200), assign(table, SHARES))
+    np.testing.assert_array_equal(assign_parts(table, SHARES, groups=[None] * 200), assign_parts(table, SHARES))
     some = ["a" if i < 100 else None for i in range(200)]
-    part = assign(table, (0.5, 0.5), groups=some)
+    part = assign_parts(table, (0.5, 0.5), groups=some)
     assert len(set(part[:100])) == 1
     assert np.bincount(part).tolist() == [100, 100]
 
 
 def test_no_labels_and_no_images() -> None:
-    part = assign(LabelTable.from_dense(np.zeros((10, 2))), (0.5, 0.3, 0.2))
+    part = assign_parts(LabelTable.from_dense(np.zeros((10, 2))), (0.5, 0.3, 0.2))
     assert np.bincount(part).tolist() == [5, 3, 2]
-    assert assign(LabelTable.from_dense(np.zeros((0, 2))), (0.5, 0.5)).shape == (0,)
-    assert assign(photographs(20), [1.0]).tolist() == [0] * 20
+    assert assign_parts(LabelTable.from_dense(np.zeros((0, 2))), (0.5, 0.5)).shape == (0,)
+    assert assign_parts(photographs(20), [1.0]).tolist() == [0] * 20
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_no_labels_and_no_images() -> None:
 )
 def test_shares_must_make_a_whole(shares: tuple[float, ...]) -> None:
     with pytest.raises(UserError) as caught:
-        assign(photographs(10), shares)
+        assign_parts(photographs(10), shares)
     assert caught.value.fix
 
 
 @pytest.mark.parametrize("groups", [[1] * 9, [[1]] * 10], ids=["too few", "not hashable"])
 def test_bad_groups(groups: list[object]) -> None:
     with pytest.raises(UserError, match="groups"):
-        assign(photographs(10), SHARES, groups=groups)
+        assign_parts(photographs(10), SHARES, groups=groups)
 
 
 def test_large_tables_take_seconds() -> None:
@@ -192,6 +192,6 @@ def test_large_tables_take_seconds() -> None:
     value = np.where(random.random(2_000_000) < 0.3, 1, -1)
     table = LabelTable.from_entries(Names.numbered(200_000), Names.numbered(500), image, column, value)
     begun = time.process_time()
-    part = assign(table, SHARES)
+    part = assign_parts(table, SHARES)
     assert time.process_time() - begun < 10
     np.testing.assert_allclose(np.bincount(part) / len(table), SHARES, rtol=0.005)

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from halflabel.labels import drop
-from halflabel.labels.stats import conditional, describe, top_pairs
+from halflabel.labels.stats import compute_stats, conditional_probabilities, top_pairs
 from halflabel.labels.table import LabelTable
 
 # Shared machines stall: a deadline would measure them instead of the code.
@@ -21,7 +21,7 @@ labels_of = arrays(np.int8, st.tuples(st.integers(0, 10), st.integers(0, 5)), el
 @quick
 @given(labels_of)
 def test_counts_equal_those_of_the_dense_array(labels: NDArray[np.int8]) -> None:
-    stats = describe(LabelTable.from_dense(labels))
+    stats = compute_stats(LabelTable.from_dense(labels))
     assert (stats.images, stats.classes) == labels.shape
     assert stats.known == np.count_nonzero(labels)
     assert stats.positives.tolist() == (labels > 0).sum(0).tolist()
@@ -60,11 +60,11 @@ def test_regime(labels: list[list[int]], regime: str, unlabelled: float) -> None
 def test_regimes_of_the_protocols() -> None:
     random = np.random.default_rng(0)
     table = LabelTable.from_dense(np.where(random.random((60, 8)) < 0.4, 1, -1))
-    assert describe(table).regime == "full"
-    assert describe(drop.partial(table, 0.5)).regime == "partial"
-    assert describe(drop.single_positive(table)).regime == "single-positive"
-    assert describe(drop.positives(table, number=2)).regime == "positives-only"
-    hidden = describe(drop.semi_supervised(table, number=15))
+    assert compute_stats(table).regime == "full"
+    assert compute_stats(drop.partial(table, 0.5)).regime == "partial"
+    assert compute_stats(drop.single_positive(table)).regime == "single-positive"
+    assert compute_stats(drop.positives(table, number=2)).regime == "positives-only"
+    hidden = compute_stats(drop.semi_supervised(table, number=15))
     assert (hidden.regime, hidden.unlabelled_share) == ("full", 0.25)
 
 
@@ -72,7 +72,7 @@ def test_regimes_of_the_protocols() -> None:
 @given(labels_of)
 def test_pairs_by_the_slow_reference(labels: NDArray[np.int8]) -> None:
     table = LabelTable.from_dense(labels)
-    probability, together, seen = (matrix.toarray() for matrix in conditional(table))
+    probability, together, seen = (matrix.toarray() for matrix in conditional_probabilities(table))
     for i in range(labels.shape[1]):
         for j in range(labels.shape[1]):
             both = sum(1 for row in labels if row[i] == 1 and row[j] == 1)
@@ -89,13 +89,13 @@ def test_unknown_does_not_pull_towards_absence() -> None:
     second = np.where(first, random.random(20_000) < 0.8, random.random(20_000) < 0.1)
     table = LabelTable.from_dense(np.where(np.stack([first, second], 1), 1, -1))
     hidden = drop.partial(table, 0.5, exact=False)
-    assert conditional(hidden).probability[0, 1] == pytest.approx(0.8, abs=0.03)
-    assert conditional(hidden).together[0, 1] < 0.3 * conditional(table).together[0, 1]
+    assert conditional_probabilities(hidden).probability[0, 1] == pytest.approx(0.8, abs=0.03)
+    assert conditional_probabilities(hidden).together[0, 1] < 0.3 * conditional_probabilities(table).together[0, 1]
 
 
 def test_counts_do_not_overflow() -> None:
     table = LabelTable.from_dense(np.ones((300, 2), np.int8))
-    assert conditional(table).together.toarray().tolist() == [[300, 300], [300, 300]]
+    assert conditional_probabilities(table).together.toarray().tolist() == [[300, 300], [300, 300]]
 
 
 def test_top_pairs() -> None:

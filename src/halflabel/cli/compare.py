@@ -41,7 +41,7 @@ from halflabel.training.callbacks import Callback, EpochLog
 if TYPE_CHECKING:
     from halflabel.experiments import Comparison, Row, Task
     from halflabel.experiments.grid import Outcome
-    from halflabel.labels.audit import Import
+    from halflabel.labels.audit import LabelImport
     from halflabel.labels.table import LabelTable
 
 TRAINING, JUDGING = "How all are trained", "How they are judged"
@@ -140,7 +140,7 @@ def compare(
     for name in _words(methods):
         if name != "auto":
             check_method(name.partition(":")[0])
-    found: Import = read(labels)
+    found: LabelImport = read(labels)
     table = said_by_people(found)
     other = said_by_people(read(test)) if test is not None else None
     show_audit(found.audit, table)
@@ -262,7 +262,7 @@ def print_table(table: Table) -> None:
         Console(file=console.file, width=_NO_EDGE, highlight=False).print(table)
 
 
-def said_by_people(found: Import) -> LabelTable:
+def said_by_people(found: LabelImport) -> LabelTable:
     """The labels less those that a model made: a method that learnt from them would be judged by its own kind."""
     from halflabel.labels.provenance import training_and_evaluation_tables
 

@@ -20,7 +20,7 @@ from halflabel.system import distributed as processes
 
 if TYPE_CHECKING:
     from halflabel.fill import Filling, Tally
-    from halflabel.labels.rules import Suggestion
+    from halflabel.labels.rules import RuleSuggestion
 
 
 @app.command()
@@ -79,7 +79,7 @@ def fill(
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
     from halflabel.fill.ending import check_ending
-    from halflabel.labels.formats._csv import existing
+    from halflabel.labels.formats._csv import existing_path
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
@@ -92,7 +92,7 @@ def fill(
     if not images.is_dir():
         raise UserError(f"{images} is not a folder", "name the folder with the images")
     if rules is not None:
-        existing(rules)
+        existing_path(rules)
     rows = read(labels).rows if labels is not None else None
 
     from halflabel.fill import fill_run, write_filled
@@ -239,12 +239,12 @@ def suggest_rules(
 
     Example: halflabel rules suggest labels.csv --out rules.csv
     """
-    from halflabel.labels.rules import suggest, write_suggestions
+    from halflabel.labels.rules import format_suggestions, suggest_rules
     from halflabel.system.files import replacing
 
     if out is not None and out.exists() and not force:
         raise UserError(f"{out} is there already", "choose another name, or add --force to overwrite it")
-    found: list[Suggestion] = suggest(read(labels).table(), bound=bound, top=top)
+    found: list[RuleSuggestion] = suggest_rules(read(labels).table(), bound=bound, top=top)
     if not found:
         console.print(
             "No rule is borne out by the known labels. Pairs of known labels, present and absent, are needed."
@@ -261,7 +261,7 @@ def suggest_rules(
     console.print(rows)
     if out is not None:
         with replacing(out) as temporary:
-            temporary.write_text(write_suggestions(found), encoding="utf-8")
+            temporary.write_text(format_suggestions(found), encoding="utf-8")
         console.print(
             f"Wrote [bold]{escape(str(out))}[/]. Remove what is not always so, then:  "
             f"halflabel fill RUN IMAGES --rules {escape(shlex.quote(str(out)))}",
@@ -280,7 +280,7 @@ def check_rules(
 
     Example: halflabel rules check rules.csv labels.csv
     """
-    from halflabel.labels.rules import breaches, read_rules
+    from halflabel.labels.rules import find_contradictions, read_rules
 
     table = read(labels).table()
     found = read_rules(rules, table.classes)
@@ -291,7 +291,7 @@ def check_rules(
     if found.ignored:
         left = counted(found.ignored, "class of the hierarchy is", "classes of the hierarchy are")
         console.print(f"{left} not among the labels")
-    count, examples = breaches(found, table)
+    count, examples = find_contradictions(found, table)
     console.print(
         f"{counted(count, 'entry', 'entries')} where known labels break them"
         + (f": {escape('; '.join(examples))}" if examples else "")

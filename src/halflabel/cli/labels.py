@@ -18,7 +18,7 @@ from halflabel.cli.terminal import console, counted, show_advice, show_audit, sh
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.labels.audit import Import
+    from halflabel.labels.audit import LabelImport
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it is there.")]
 
@@ -39,7 +39,7 @@ def inspect(
     from halflabel.labels.stats import top_pairs
     from halflabel.methods.advice import advise
 
-    found: Import = read(labels)
+    found: LabelImport = read(labels)
     table = found.table()
     stats = table.stats()
     advice = advise(stats)
@@ -67,14 +67,14 @@ def import_labels(
     images: Annotated[Path | None, typer.Option(help="Also check that each image has a file in this folder.")] = None,
     force: Force = False,
 ) -> None:
-    """Read labels of any format into halflabel's own long rows, with an audit of what became what.
+    """Read labels of any format into halflabel's own long rows, with an audit of how each raw value was read.
 
     Example: halflabel import instances_train.json labels.csv --unlisted absent
     """
     from halflabel.labels import formats
 
     _check_free(out, force)
-    found: Import = read(labels)
+    found: LabelImport = read(labels)
     table = found.table()
     if images is not None:
         _check_files(table.images, images)
@@ -105,8 +105,8 @@ def convert(
     from halflabel.labels import formats
 
     _check_free(out, force)
-    to = formats.format_for(out) if to == "auto" else to
-    found: Import = read(labels)
+    to = formats.default_format(out) if to == "auto" else to
+    found: LabelImport = read(labels)
     formats.write(found.rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
     show_audit(found.audit, found.table())
     console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
@@ -157,12 +157,12 @@ def drop(
     }
     options = _protocol_options(protocol, {flag: value for flag, value in given.items() if value is not None})
     _check_free(out, force)
-    found: Import = read(labels)
+    found: LabelImport = read(labels)
     before = found.table()
     after = protocols.apply(protocol, before, seed=seed, **options)
     formats.write(after, out)
     show_audit(found.audit, before)
-    console.print(f"\n{protocols.describe()[protocol]} (seed {seed})")
+    console.print(f"\n{protocols.protocol_summaries()[protocol]} (seed {seed})")
     show_counts(after)
     _say_written(out)
 
@@ -216,7 +216,7 @@ def _check_files(images: Any, folder: Path) -> None:
         )
 
 
-def _as_json(found: Import, advice: Any) -> dict[str, Any]:
+def _as_json(found: LabelImport, advice: Any) -> dict[str, Any]:
     table = found.table()
     stats = table.stats()
     return {
@@ -225,7 +225,7 @@ def _as_json(found: Import, advice: Any) -> dict[str, Any]:
         "classes": stats.classes,
         "known": stats.known,
         "regime": stats.regime,
-        "became": [item._asdict() for item in found.audit.became],
+        "became": [item._asdict() for item in found.audit.value_counts],
         "notes": found.audit.notes,
         "per_class": {
             name: {"present": int(p), "absent": int(n), "unknown": int(u)}

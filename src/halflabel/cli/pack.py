@@ -18,7 +18,7 @@ from halflabel.cli.terminal import console, counted
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.labels.audit import Import
+    from halflabel.labels.audit import LabelImport
 
 __all__ = ["pack"]
 
@@ -77,7 +77,7 @@ def pack(
     stored = Stored(size=size, quality=quality, **choices)
     ids = None
     if labels is not None:
-        found: Import = read(labels)
+        found: LabelImport = read(labels)
         ids = found.table().images
 
     from halflabel.cli.progress import Bar

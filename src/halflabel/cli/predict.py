@@ -23,7 +23,7 @@ from halflabel.system.files import read_json, write_json
 from halflabel.system.format import points
 
 if TYPE_CHECKING:
-    from halflabel.labels.audit import Import
+    from halflabel.labels.audit import LabelImport
     from halflabel.runs.predictor import Prediction
 
 Shape = StrEnum("Shape", ["table", "json", "csv"])
@@ -62,7 +62,7 @@ def evaluate(
         raise UserError(
             f"{out} is there already and holds no evaluation", "choose another --out, or add --force to overwrite it"
         )
-    found: Import = read(labels)
+    found: LabelImport = read(labels)
     table = found.table()
 
     from halflabel.cli.progress import Bar

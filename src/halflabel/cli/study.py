@@ -39,7 +39,7 @@ from halflabel.system.format import points
 
 if TYPE_CHECKING:
     from halflabel.experiments.study import Growth, Study
-    from halflabel.labels.audit import Import
+    from halflabel.labels.audit import LabelImport
 
 TRAINING, JUDGING = "How all are trained", "How they are judged"
 
@@ -109,7 +109,7 @@ def study(
         if folder is not None and not folder.is_dir():
             raise UserError(f"{folder} is not a folder", "name the folder with the images")
     shares = shares_in(budgets, "--budgets") if budgets is not None else None
-    found: Import = read(labels)
+    found: LabelImport = read(labels)
     table = said_by_people(found)
     other = said_by_people(read(test)) if test is not None else None
     show_audit(found.audit, table)

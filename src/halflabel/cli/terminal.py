@@ -120,7 +120,7 @@ def show_audit(audit: Audit, table: LabelTable) -> None:
     rows.add_column()
     rows.add_column()
     rows.add_column(justify="right")
-    for raw, meaning, entries in audit.became:
+    for raw, meaning, entries in audit.value_counts:
         rows.add_row(escape(repr(raw)), "→", Text(meaning, SHADES.get(meaning, "")), number(entries))
     console.print(rows)
     for note in audit.notes:

@@ -36,7 +36,7 @@ from halflabel.system import distributed as processes
 from halflabel.system import signals as interrupt
 
 if TYPE_CHECKING:
-    from halflabel.labels.audit import Import
+    from halflabel.labels.audit import LabelImport
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
     from halflabel.methods.base import Recipe
@@ -235,7 +235,7 @@ def train(
     if method != "auto":
         check_method(method)
     run = processes.on_first(lambda: RunFolder.create(out or Path("runs") / method, force=force))
-    found: Import = read(labels)
+    found: LabelImport = read(labels)
     table = found.table()
     show_audit(found.audit, table)
 

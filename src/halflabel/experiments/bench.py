@@ -26,7 +26,7 @@ from halflabel.errors import UserError
 from halflabel.experiments.grid import LabelMask, Outcome, Task
 from halflabel.experiments.meter import Meter
 from halflabel.experiments.shared_start import OutOfTime, Start, StopAtDeadline, begin, keep, kept, place_of
-from halflabel.labels.split import assign
+from halflabel.labels.split import assign_parts
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
@@ -119,7 +119,7 @@ class Bench:
         self.pretrained, self.truth = pretrained, truth
         self.labelled_only, self.start = labelled_only, start
         if test is None:
-            part = assign(table, (1 - test_share, test_share))
+            part = assign_parts(table, (1 - test_share, test_share))
             self.inside, self.outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
             self.rest, self.test = table.subset(self.inside), table.subset(self.outside)
         else:
@@ -145,7 +145,7 @@ class Bench:
             known = label_mask.apply(self.rest, seed)
             part = np.zeros(len(known), np.int8)
             if self.config.held_out and self.validation is None:
-                part = assign(known, (1 - self.config.held_out, self.config.held_out), seed=seed)
+                part = assign_parts(known, (1 - self.config.held_out, self.config.held_out), seed=seed)
             found = Division(known, np.flatnonzero(part == 0), np.flatnonzero(part == 1))
             # Only the latest is kept: tasks come in rounds, and tables can be large.
             self._divisions = {(label_mask, seed): found.labelled() if self.labelled_only else found}

@@ -1,4 +1,7 @@
-"""Audit: what an import made of a file: which raw value became what, how often, and what was left out."""
+"""Audit: what a reader did with a label file: how each raw value was read, how often, and what was left out.
+
+Readers return a `LabelImport`; the commands print its audit so that a person can check the import.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import NamedTuple
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-__all__ = ["Audit", "Became", "Import"]
+__all__ = ["Audit", "LabelImport", "ValueCount"]
 
 
-class Became(NamedTuple):
-    """`entries` entries written `raw` in the file were read as `meaning`."""
+class ValueCount(NamedTuple):
+    """`entries` entries of the file had the text `raw` and were read as `meaning`."""
 
     raw: str
     meaning: str
@@ -21,26 +24,29 @@ class Became(NamedTuple):
 
 @dataclass
 class Audit:
-    """What was read, for a person to check at a glance."""
+    """How a label file was read: the files, the meaning of each raw value, and notes for the user."""
 
     format: str
     files: list[str]
-    became: list[Became] = field(default_factory=list)
+    value_counts: list[ValueCount] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, raw: str, meaning: str, count: int) -> None:
+        """Record that `count` entries with the text `raw` were read as `meaning`; nothing for a count of 0."""
         if count:
-            self.became.append(Became(raw, meaning, int(count)))
+            self.value_counts.append(ValueCount(raw, meaning, int(count)))
 
     def note(self, text: str) -> None:
+        """Add a note for the user."""
         self.notes.append(text)
 
 
-class Import(NamedTuple):
-    """The result of reading a label file."""
+class LabelImport(NamedTuple):
+    """The result of reading a label file: the rows, and the audit of how they were read."""
 
     rows: Rows
     audit: Audit
 
     def table(self) -> LabelTable:
+        """The table of labels that hold."""
         return self.rows.resolve()

@@ -25,13 +25,13 @@ __all__ = [
     "apply",
     "corrupt",
     "dense",
-    "describe",
     "noisy",
     "noisy_plus",
     "one_positive_all_negatives",
     "partial",
     "per_class",
     "positives",
+    "protocol_summaries",
     "semi_supervised",
     "single_positive",
 ]
@@ -210,10 +210,10 @@ PROTOCOLS: dict[str, Callable[..., LabelTable]] = {
 }
 
 
-def describe() -> dict[str, str]:
+def protocol_summaries() -> dict[str, str]:
     """What each protocol does, in the first sentence of its docstring.
 
-    >>> describe()["noisy+"]
+    >>> protocol_summaries()["noisy+"]
     'Keep one known positive per image and turn the others into negatives.'
     """
     return {name: (protocol.__doc__ or "").split("\n", 1)[0] for name, protocol in PROTOCOLS.items()}

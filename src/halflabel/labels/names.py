@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 
-__all__ = ["Names", "class_number", "repeated"]
+__all__ = ["Names", "class_number", "first_duplicate"]
 
 _PIECE = 1 << 16
 
@@ -125,10 +125,10 @@ class Names:
         return Names._trusted(pa.concat_arrays([self.array, new]))
 
 
-def repeated(names: Iterable[str]) -> str | None:
+def first_duplicate(names: Iterable[str]) -> str | None:
     """The first name that has been there before, None where all differ.
 
-    >>> repeated(["cat", "dog", "cow", "dog"]), repeated(["cat", "dog"])
+    >>> repeated(["cat", "dog", "cow", "dog"]), first_duplicate(["cat", "dog"])
     ('dog', None)
     """
     seen: set[str] = set()

@@ -10,35 +10,35 @@ from typing import Literal
 from halflabel.errors import UserError
 
 __all__ = [
+    "LABEL_VALUES",
     "MINUS_ONE",
     "ONE",
-    "VALUE",
-    "WORDS",
+    "VALUE_WORDS",
     "ZERO",
     "Meaning",
     "Policy",
-    "Undecided",
+    "UndecidedValue",
+    "quote_option",
     "read_value",
-    "shown",
-    "stating",
+    "shorten",
 ]
 
 Meaning = Literal["present", "absent", "unknown"]
 
-VALUE: dict[Meaning, int] = {"present": 1, "absent": -1, "unknown": 0}
+LABEL_VALUES: dict[Meaning, int] = {"present": 1, "absent": -1, "unknown": 0}
 
 ONE = ("1", "1.0")
 ZERO = ("0", "0.0", "-0.0")
 MINUS_ONE = ("-1", "-1.0", "−1")
 
-WORDS: dict[str, Meaning] = {
+VALUE_WORDS: dict[str, Meaning] = {
     **dict.fromkeys((*ONE, "+1", "true", "t", "yes", "y", "present", "x"), "present"),
     **dict.fromkeys(("false", "f", "no", "n", "absent"), "absent"),
     **dict.fromkeys(("", "?", "nan", "na", "n/a", "null", "none", "unknown"), "unknown"),
 }
 
 
-class Undecided(Exception):
+class UndecidedValue(Exception):
     """A raw value whose meaning nobody has stated; `message` and `fix` are for the user."""
 
     def __init__(self, message: str, fix: str) -> None:
@@ -102,7 +102,7 @@ def read_value(raw: str, policy: Policy, among: frozenset[str]) -> Meaning:
         return policy.values[text]
     if text in MINUS_ONE:
         if policy.minus_one is None:
-            raise Undecided(
+            raise UndecidedValue(
                 "value -1 may mean absent, unknown or unsure, and the file does not say which",
                 "add --minus-one absent or --minus-one unknown",
             )
@@ -112,34 +112,34 @@ def read_value(raw: str, policy: Policy, among: frozenset[str]) -> Meaning:
             return policy.zero
         stripped = {other.strip() for other in among}
         if "absent" in {policy.values.get(other, policy.minus_one) for other in stripped.intersection(MINUS_ONE)}:
-            raise Undecided(
+            raise UndecidedValue(
                 "value 0 stands beside -1 = absent, so it may mean unknown",
                 "add --zero unknown or --zero absent",
             )
         return "absent"
-    meaning = WORDS.get(text.lower())
+    meaning = VALUE_WORDS.get(text.lower())
     if meaning is None:
         fix = "use 1, 0 or blank"
-        if shown(text) == text:
-            fix += f", or state what it means: {stating('--value', text + '=present')} (or absent, or unknown)"
-        raise Undecided(f"value {shown(text)!r} is not a label", fix)
+        if shorten(text) == text:
+            fix += f", or state what it means: {quote_option('--value', text + '=present')} (or absent, or unknown)"
+        raise UndecidedValue(f"value {shorten(text)!r} is not a label", fix)
     return meaning
 
 
-def shown(text: str, most: int = 60) -> str:
+def shorten(text: str, most: int = 60) -> str:
     """What a cell says; of several lines or a long text the beginning, with … for the rest.
 
-    >>> shown("a cat"), shown("a cat\\nand a dog"), shown("very long", 5)
+    >>> shown("a cat"), shown("a cat\\nand a dog"), shorten("very long", 5)
     ('a cat', 'a cat…', 'very…')
     """
     beginning = "".join(text.splitlines()[:1])[:most]
     return text if beginning == text else beginning[: most - 1] + "…"
 
 
-def stating(flag: str, text: str) -> str:
+def quote_option(flag: str, text: str) -> str:
     """An option and what it says, as it can be copied into a shell.
 
-    >>> stating("--where", "split=train"), stating("--ignore", "my notes")
+    >>> stating("--where", "split=train"), quote_option("--ignore", "my notes")
     ('--where split=train', "--ignore 'my notes'")
     """
     return f"{flag} {shlex.quote(text)}"

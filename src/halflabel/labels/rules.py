@@ -15,12 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import csv_line, delimiter_of, existing, first_line, records
+from halflabel.labels.formats._csv import csv_line, detect_delimiter, existing_path, first_line, read_records
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.wilson import wilson
 
-__all__ = ["Consequences", "Kind", "Rules", "Suggestion", "breaches", "read_rules", "suggest", "write_suggestions"]
+__all__ = [
+    "Consequences",
+    "Kind",
+    "RuleSuggestion",
+    "Rules",
+    "find_contradictions",
+    "format_suggestions",
+    "read_rules",
+    "suggest_rules",
+]
 
 Kind = Literal["implies", "excludes"]
 Mask = NDArray[np.bool_]
@@ -120,7 +129,7 @@ def read_rules(path: str | Path, classes: Names) -> Rules:
     counted in `ignored`, and a child of theirs implies the next ancestor that is a class. A circle of implications, a
     rule against itself, and a class that its own consequences exclude are errors with file and line.
     """
-    path = existing(path)
+    path = existing_path(path)
     return _hierarchy(path, classes) if path.suffix == ".json" else _csv(path, classes)
 
 
@@ -135,7 +144,7 @@ def _csv(path: Path, classes: Names) -> Rules:
     number = {name: position for position, name in enumerate(classes)}
     given: list[_Given] = []
     seen: dict[tuple[int, str, int], int] = {}
-    for place, (line, record) in enumerate(records(path, delimiter_of(first_line(path)))):
+    for place, (line, record) in enumerate(read_records(path, detect_delimiter(first_line(path)))):
         fields = [field.strip() for field in record]
         if len(fields) != 3:
             raise LabelError(f"{len(fields)} fields", "write class,rule,class, as dog,implies,animal", path, line=line)
@@ -173,7 +182,7 @@ def _hierarchy(path: Path, classes: Names) -> Rules:
     number = {name: position for position, name in enumerate(classes)}
     for file in sorted(path.parent.glob("*class-descriptions*.csv")):
         if file.is_file() and file.stat().st_size:
-            described = (record for _, record in records(file, ",") if len(record) == 2)
+            described = (record for _, record in read_records(file, ",") if len(record) == 2)
             for mid, name in described:
                 for shown in (name, f"{name} ({mid})"):
                     if shown in number:
@@ -267,7 +276,7 @@ def _raise_impossible(given: list[_Given], which: int, implied: Any, classes: Na
     )
 
 
-def breaches(rules: Rules, table: LabelTable, *, most: int = 5) -> tuple[int, list[str]]:
+def find_contradictions(rules: Rules, table: LabelTable, *, most: int = 5) -> tuple[int, list[str]]:
     """How many entries known labels and what follows from them disagree about, and some of them: "image: class".
 
     Images are looked at in blocks of about two million entries.
@@ -285,7 +294,7 @@ def breaches(rules: Rules, table: LabelTable, *, most: int = 5) -> tuple[int, li
     return count, examples
 
 
-class Suggestion(NamedTuple):
+class RuleSuggestion(NamedTuple):
     """A rule that the known labels speak for: in `holds` of `seen` images, and in at least `bound` of all, with 95 %
     confidence. `usual` is what would be expected if the two classes had nothing to do with each other."""
 
@@ -298,7 +307,7 @@ class Suggestion(NamedTuple):
     usual: float
 
 
-def suggest(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> list[Suggestion]:
+def suggest_rules(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> list[RuleSuggestion]:
     """Rules that the known labels speak for, strongest first; they are for a person to judge and never applied.
 
     For a → b: of the images where a is present and b is known, those where b is present; for a × b: where b is absent.
@@ -340,11 +349,11 @@ def suggest(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> list[Su
         a, kind, b = item[:3]
         once.setdefault((kind, a, b) if kind == "implies" else (kind, min(a, b), max(a, b)), item)
     return [
-        Suggestion(table.classes[a], kind, table.classes[b], holds, seen, low, usual)
+        RuleSuggestion(table.classes[a], kind, table.classes[b], holds, seen, low, usual)
         for a, kind, b, holds, seen, low, usual in list(once.values())[:top]
     ]
 
 
-def write_suggestions(found: list[Suggestion]) -> str:
+def format_suggestions(found: list[RuleSuggestion]) -> str:
     """The suggestions as a rules file, each line ready to be kept or removed."""
     return "".join(csv_line((rule.first, rule.kind, rule.second)) for rule in found)

@@ -12,13 +12,13 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.system.rng import bits, hash_names
 
-__all__ = ["assign"]
+__all__ = ["assign_parts"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def assign(
+def assign_parts(
     table: LabelTable, shares: Sequence[float], *, groups: Sequence[Any] | NDArray[Any] | None = None, seed: int = 0
 ) -> NDArray[np.int8]:
     """The part number of each image, (N,) int8, so that every part has its share of each class's known labels.

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable, count_before
 
-__all__ = ["Conditional", "Pair", "Regime", "Stats", "conditional", "describe", "top_pairs"]
+__all__ = [
+    "ConditionalProbabilities",
+    "Pair",
+    "Regime",
+    "Stats",
+    "compute_stats",
+    "conditional_probabilities",
+    "top_pairs",
+]
 
 _PIECE = 1 << 22  # entries counted at a time
 
@@ -77,7 +85,7 @@ class Stats:
         return "single-positive" if len(self.positives_per_image) == 2 else "positives-only"
 
 
-def describe(table: LabelTable) -> Stats:
+def compute_stats(table: LabelTable) -> Stats:
     """Count what is known of each class and each image."""
     images, classes = table.shape
     present = table.value > 0
@@ -100,7 +108,7 @@ def describe(table: LabelTable) -> Stats:
     )
 
 
-class Conditional(NamedTuple):
+class ConditionalProbabilities(NamedTuple):
     """P(j | i) with its counts, sparse (C, C), row i and column j: probability = together / seen.
 
     What is not stored in `seen` has never been seen, so its probability is unknown rather than 0.
@@ -111,7 +119,7 @@ class Conditional(NamedTuple):
     seen: Any
 
 
-def conditional(table: LabelTable) -> Conditional:
+def conditional_probabilities(table: LabelTable) -> ConditionalProbabilities:
     """How likely class j is where class i is present, from the images where j is known.
 
     P(j | i) = #(i present, j present) / #(i present, j known)
@@ -129,7 +137,7 @@ def conditional(table: LabelTable) -> Conditional:
         matrix.sort_indices()
     probability = together.astype(np.float64)
     probability.data /= of.data
-    return Conditional(probability, together, seen)
+    return ConditionalProbabilities(probability, together, seen)
 
 
 class Pair(NamedTuple):
@@ -148,7 +156,7 @@ def top_pairs(table: LabelTable, n: int = 20) -> list[Pair]:
     `first` is the class with fewer known positives, so that P is the larger of the two where all is known. P(second) is
     the share of positives among its known labels. Equal counts come in the order of the classes.
     """
-    stats = describe(table)
+    stats = compute_stats(table)
     i, j, count = _most_frequent(_together(table), n)
     if not len(i):
         return []

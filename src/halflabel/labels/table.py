@@ -215,18 +215,18 @@ class LabelTable:
     ) -> tuple[LabelTable, ...]:
         """Parts of the given shares, stratified by what is known; images of one group stay together.
 
-        See `halflabel.labels.split.assign`, which gives the part number of each image instead.
+        See `halflabel.labels.split.assign_parts`, which gives the part number of each image instead.
         """
-        from halflabel.labels.split import assign
+        from halflabel.labels.split import assign_parts
 
-        part = assign(self, shares, groups=groups, seed=seed)
+        part = assign_parts(self, shares, groups=groups, seed=seed)
         return tuple(self.subset(np.flatnonzero(part == number)) for number in range(len(shares)))
 
     def stats(self) -> Stats:
         """Counts of what is known, per class and per image."""
-        from halflabel.labels.stats import describe
+        from halflabel.labels.stats import compute_stats
 
-        return describe(self)
+        return compute_stats(self)
 
     def digest(self) -> str:
         """A sha256 of names and labels: equal for equal tables, on every machine and for ever."""

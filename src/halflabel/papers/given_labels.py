@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.experiments.grid import LabelMask
 from halflabel.labels import formats
-from halflabel.labels.audit import Import
+from halflabel.labels.audit import LabelImport
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.papers.plan import Group
@@ -155,7 +155,7 @@ def read_given(path: Path, full: LabelTable, others: Sequence[Names] = ()) -> Pu
     return Published(labels, path.name, len(table.images), int(elsewhere.sum()), int(strange.sum()))
 
 
-def _read(path: Path) -> Import:
+def _read(path: Path) -> LabelImport:
     """A label file of any format; what its reader wants stated, this command cannot be told, but `import` can."""
     try:
         return formats.read(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.labels.stats import conditional
+from halflabel.labels.stats import conditional_probabilities
 from halflabel.labels.table import LabelTable
 from halflabel.papers.figures.canvas import literal, save_figure
 
@@ -36,7 +36,7 @@ def draw_labels(table: LabelTable, path: Path) -> None:
     shown = f"the {len(order)} most frequent of " if stats.classes > len(order) else ""
     bars.set_title(f"known: {100 * stats.share_known:.1f} % ({shown}{stats.classes} classes)", fontsize="medium")
 
-    known = conditional(table)
+    known = conditional_probabilities(table)
     seen = known.seen[order][:, order].toarray()
     together = known.together[order][:, order].toarray().astype(float)
     # Where nothing is known to be absent, P is 1 by construction; the counts themselves are shown then.

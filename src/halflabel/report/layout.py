@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.labels.stats import conditional, top_pairs
+from halflabel.labels.stats import conditional_probabilities, top_pairs
 from halflabel.report import svg as charts
 from halflabel.report.run_facts import Facts
 from halflabel.report.svg import Series, figure
@@ -286,7 +286,7 @@ def pairs(facts: Facts) -> Html | None:
     at = table.classes.index(chosen)
     at = at[np.argsort(-stats.positives[at], kind="stable")]
     names = [table.classes[int(c)] for c in at]
-    known_of = conditional(table)
+    known_of = conditional_probabilities(table)
     seen = known_of.seen[at][:, at].toarray()
     together = known_of.together[at][:, at].toarray().astype(np.float64)
     if certain:

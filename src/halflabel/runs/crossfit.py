@@ -17,7 +17,7 @@ from halflabel.data.pack.source import open_packed
 from halflabel.data.sources import Features, Images, Part, Source
 from halflabel.errors import NothingRead, UserError
 from halflabel.labels.names import Names
-from halflabel.labels.split import assign
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import Backbone, build_backbone
@@ -137,7 +137,7 @@ def cross_fit(
     how = recipe(config.method)
     how.check_regime(table.stats().regime)
     wide = int(features.values.shape[1]) if channels is None else channels
-    part = assign(table, [1 / folds] * folds, seed=config.settings.seed)
+    part = assign_parts(table, [1 / folds] * folds, seed=config.settings.seed)
     logits = scratch.zeros(table.shape, what=f"the scores of {len(table)} images take")
     for number in range(folds):
         inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
@@ -183,7 +183,7 @@ def _held_out(
     part = np.full(len(table), -1, np.int8)
     held = np.flatnonzero(judges)
     few = min(_FOLDS, len(held))
-    part[held] = assign(table.subset(held), [1 / few] * few, seed=0) if few > 1 else 0
+    part[held] = assign_parts(table.subset(held), [1 / few] * few, seed=0) if few > 1 else 0
     source = _files(table.images, images, predictor.config, predictor.views)
     logits = predictor.logits(source, progress).numpy()
     protocol = (

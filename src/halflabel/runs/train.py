@@ -26,7 +26,7 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
-from halflabel.labels.split import assign
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.metrics.calibration import fit_platt
@@ -92,7 +92,7 @@ def train(
 
     # Dealt by the labels that judge: each class is to have its share of them on either side.
     shares = (1 - config.held_out, config.held_out)
-    part = assign(judged, shares, seed=config.settings.seed) if config.held_out else None
+    part = assign_parts(judged, shares, seed=config.settings.seed) if config.held_out else None
     if part is not None and config.begin_from is not None:
         part = _keep_split(RunFolder.open(config.begin_from), table.images, part)
     inside = np.arange(len(table)) if part is None else np.flatnonzero(part == 0)

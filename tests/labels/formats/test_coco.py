@@ -68,12 +68,12 @@ def test_golden_unlisted_absent() -> None:
 
 def test_audit_says_what_became_what() -> None:
     audit = coco.read(GOLDEN, UNKNOWN).audit
-    assert [tuple(line) for line in audit.became] == [("annotation", "present", 4), ("not listed", "unknown", 8)]
+    assert [tuple(line) for line in audit.value_counts] == [("annotation", "present", 4), ("not listed", "unknown", 8)]
     assert "1 images have no annotation: empty or unfinished?" in audit.notes
     assert any(note.startswith("1 further annotations") for note in audit.notes)
     assert any(note.startswith("1 annotations are crowds") for note in audit.notes)
     audit = coco.read(GOLDEN, ABSENT).audit
-    assert ("not listed", "absent", 8) in [tuple(line) for line in audit.became]
+    assert ("not listed", "absent", 8) in [tuple(line) for line in audit.value_counts]
 
 
 def test_unlisted_must_be_stated() -> None:
@@ -84,7 +84,7 @@ def test_unlisted_must_be_stated() -> None:
 
 
 def test_recognised_and_read_by_name(tmp_path: Path) -> None:
-    assert formats.find_format(GOLDEN) == "coco"
+    assert formats.detect_format(GOLDEN) == "coco"
     assert formats.read(GOLDEN, UNKNOWN).table() == coco.read(GOLDEN, UNKNOWN).table()
     other = tmp_path / "annotations"
     other.write_bytes(GOLDEN.read_bytes())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Became
+from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import cub
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -48,15 +48,15 @@ def test_golden() -> None:
     assert [rows.sources[number] for number in rows.source] == [
         *("probably", "definitely", "guessing", "definitely", "guessing", "probably", "definitely")
     ]
-    assert audit.became == [
-        Became("is_present 1, definitely", "present", 1),
-        Became("is_present 0, definitely", "absent", 2),
-        Became("is_present 1, probably", "present", 1),
-        Became("is_present 0, probably", "absent", 1),
-        Became("is_present 1, guessing", "present", 1),
-        Became("is_present 0, guessing", "absent", 1),
-        Became("is_present 1, not visible", "unknown", 1),
-        Became("is_present 0, not visible", "unknown", 1),
+    assert audit.value_counts == [
+        ValueCount("is_present 1, definitely", "present", 1),
+        ValueCount("is_present 0, definitely", "absent", 2),
+        ValueCount("is_present 1, probably", "present", 1),
+        ValueCount("is_present 0, probably", "absent", 1),
+        ValueCount("is_present 1, guessing", "present", 1),
+        ValueCount("is_present 0, guessing", "absent", 1),
+        ValueCount("is_present 1, not visible", "unknown", 1),
+        ValueCount("is_present 0, not visible", "unknown", 1),
     ]
     assert audit.notes == ["2 lines do not have five fields: the first four were read"]
 

@@ -59,7 +59,7 @@ def test_golden_folder_is_written_and_read(tmp_path: Path) -> None:
         for i, c, s, x in zip(found.rows.image, found.rows.column, found.rows.source, found.rows.score, strict=True)
     }
     assert told == {(0, 0): ("model", 0.7), (0, 2): ("", None), (1, 1): ("person", None)}
-    assert [tuple(line) for line in found.audit.became] == [
+    assert [tuple(line) for line in found.audit.value_counts] == [
         ("target", "present", 2),
         ("target in negatives.json", "absent", 1),
         ("not listed", "unknown", 6),
@@ -68,7 +68,7 @@ def test_golden_folder_is_written_and_read(tmp_path: Path) -> None:
 
 def test_golden_targets_of_every_kind() -> None:
     path = GOLDEN / "foreign"
-    assert formats.find_format(path) == formats.find_format(path / "labels.json") == "fiftyone"
+    assert formats.detect_format(path) == formats.detect_format(path / "labels.json") == "fiftyone"
     assert "--unlisted" in refusal(path).fix
     unknown = fiftyone.read(path, UNKNOWN)
     assert list(unknown.rows.images) == ["u1", "u2", "u3", "u4", "u5"]

@@ -56,7 +56,7 @@ def test_boxes_of_pascal_voc(tmp_path: Path) -> None:
     (main / "dog_train.txt").write_text("a 1\n")
     for path in (boxes, boxes / "a.xml"):
         assert f"name the folder above, {tmp_path / 'VOC2007'}" in refusal(path).fix
-    assert formats.find_format(tmp_path / "VOC2007") == "voc"
+    assert formats.detect_format(tmp_path / "VOC2007") == "voc"
 
 
 def test_a_folder_per_class(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_what_is_not_known(tmp_path: Path) -> None:
     (tmp_path / "x.xml").write_text("<other/>")
     assert "no label format we know" in refusal(tmp_path / "x.xml").message
     (tmp_path / "empty").mkdir()
-    assert foreign.recognised(tmp_path / "empty") is None
-    assert foreign.recognised(tmp_path / "nowhere.json") is None
+    assert foreign.unsupported_format_error(tmp_path / "empty") is None
+    assert foreign.unsupported_format_error(tmp_path / "nowhere.json") is None
 
 
 def test_no_golden_file_is_taken_for_foreign() -> None:
     for path in (*GOLDEN.rglob("*.json"), *GOLDEN.rglob("*.csv"), *GOLDEN.rglob("*.jsonl")):
-        assert foreign.recognised(path) is None, path
+        assert foreign.unsupported_format_error(path) is None, path

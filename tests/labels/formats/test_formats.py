@@ -9,7 +9,7 @@ import pytest
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
-from halflabel.labels.audit import Import
+from halflabel.labels.audit import LabelImport
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -55,13 +55,13 @@ def test_every_format_has_golden_data() -> None:
 def test_golden_data_is_recognised_and_read(name: str) -> None:
     pattern, policy = PLACES[name]
     for path in places(name, pattern):
-        assert formats.find_format(path) == name
+        assert formats.detect_format(path) == name
         found = formats.read(str(path), policy)
-        assert isinstance(found, Import)
+        assert isinstance(found, LabelImport)
         assert found.audit.format == name
         assert found.audit.files
         assert len(found.rows)
-        assert sum(entry.entries for entry in found.audit.became) >= found.table().known > 0
+        assert sum(entry.entries for entry in found.audit.value_counts) >= found.table().known > 0
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_everything_golden_is_told_apart(name: str, pattern: str) -> None:
     found = places(name, pattern)
     assert len(found) > 2
     for path in found:
-        assert formats.find_format(path) == name, path
+        assert formats.detect_format(path) == name, path
 
 
 @pytest.mark.parametrize("folder", ["verified", "mixed"])
 def test_a_folder_of_open_images(folder: str) -> None:
-    assert formats.find_format(GOLDEN / "open_images" / folder) == "open-images"
+    assert formats.detect_format(GOLDEN / "open_images" / folder) == "open-images"
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
@@ -103,7 +103,7 @@ def test_every_format_keeps_the_contract(name: str, tmp_path: Path) -> None:
 
 def test_nothing_we_know(tmp_path: Path) -> None:
     with pytest.raises(LabelError, match="--format"):
-        formats.find_format(tmp_path)
+        formats.detect_format(tmp_path)
     (tmp_path / "x.bin").write_bytes(b"\x00\x01")
     with pytest.raises(LabelError, match="no label format we know"):
         formats.read(tmp_path / "x.bin")
@@ -125,7 +125,7 @@ def test_what_means_nothing_for_the_format_is_refused() -> None:
 def test_a_stated_format_goes_before_the_recognised_one() -> None:
     """A file of long rows is a wide table too, if one says so: its class cells are then no labels."""
     path = GOLDEN / "long" / "semicolon_bom_crlf.csv"
-    assert formats.find_format(path) == "long"
+    assert formats.detect_format(path) == "long"
     with pytest.raises(LabelError, match="'café' is not a label") as caught:
         formats.read(path, format="wide")
     assert (caught.value.line, caught.value.column) == (2, "label")

@@ -68,7 +68,7 @@ def test_golden_lists() -> None:
     assert list(table.images) == ["0001.png", "0002.png", "0003.png", "0004.png"]
     assert list(table.classes) == ["dog", "cat", "NA"]
     assert table.dense().tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]]
-    assert [tuple(line) for line in found.audit.became] == [
+    assert [tuple(line) for line in found.audit.value_counts] == [
         ("in labels", "present", 4),
         ("not listed", "unknown", 8),
     ]
@@ -78,7 +78,7 @@ def test_golden_lists() -> None:
 def test_an_image_without_a_list_stays_unknown() -> None:
     found = imagefolder.read(GOLDEN / "lists" / "metadata.jsonl", ABSENT)
     assert found.table().dense().tolist() == [[1, 1, -1], [-1, -1, -1], [0, 0, 0], [1, -1, 1]]
-    assert ("not listed", "absent", 5) in [tuple(line) for line in found.audit.became]
+    assert ("not listed", "absent", 5) in [tuple(line) for line in found.audit.value_counts]
     assert any(note.startswith("1 images have null instead of a list") for note in found.audit.notes)
 
 
@@ -95,7 +95,7 @@ def test_golden_lists_of_present_and_absent() -> None:
     assert table.dense().tolist() == [[1, 1, -1], [-1, -1, 0], [0, 0, 1]]
     assert found.rows.count_conflicts() == 1
     assert any("1 entries are in both lists" in note for note in found.audit.notes)
-    assert [tuple(line) for line in found.audit.became] == [
+    assert [tuple(line) for line in found.audit.value_counts] == [
         ("in labels", "present", 3),
         ("in absent", "absent", 4),
         ("not listed", "unknown", 3),
@@ -122,7 +122,7 @@ def test_lists_in_parquet(tmp_path: Path) -> None:
 
 def test_audit_of_columns() -> None:
     audit = imagefolder.read(GOLDEN / "jsonl" / "metadata.jsonl", Policy()).audit
-    assert sorted(tuple(line) for line in audit.became) == [
+    assert sorted(tuple(line) for line in audit.value_counts) == [
         ("0", "absent", 1),
         ("1", "present", 1),
         ("1.0", "present", 1),

@@ -68,7 +68,7 @@ def test_golden_file_is_written_and_read(name: str, tmp_path: Path) -> None:
     assert found.audit.format == "imagefolder-lists"
     assert told(found.rows) == told(rows)
     assert list(found.rows.images) == list(rows.images)
-    assert [tuple(line) for line in found.audit.became] == [
+    assert [tuple(line) for line in found.audit.value_counts] == [
         ("in labels", "present", 3),
         ("in absent", "absent", 2),
         ("not listed", "unknown", 4),

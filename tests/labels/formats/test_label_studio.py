@@ -90,7 +90,7 @@ def test_golden_answers() -> None:
     ]
     assert list(found.rows.images) == ["a b#1.jpg", "00012.jpg", "c.jpg", "d.jpg"]
     assert found.table().dense().tolist() == [[1, -1, 0], [-1, 0, 1], [0, 0, 0], [0, 0, 0]]
-    assert [tuple(line) for line in found.audit.became] == [
+    assert [tuple(line) for line in found.audit.value_counts] == [
         ("yes", "present", 3),
         ("no", "absent", 2),
         ("unsure", "retracted", 1),
@@ -201,7 +201,7 @@ def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known
 
 def test_other_projects_name_the_classes_present() -> None:
     path = GOLDEN / "foreign" / "choices.json"
-    assert formats.find_format(path) == "label-studio"
+    assert formats.detect_format(path) == "label-studio"
     assert "--unlisted" in refusal(path).fix
     unknown = label_studio.read(path, Policy(unlisted="unknown")).table()
     assert list(unknown.images) == ["beach.jpg", "street.jpg", "skipped.jpg", "dune one.jpg"]
@@ -209,7 +209,7 @@ def test_other_projects_name_the_classes_present() -> None:
     # Handed in empty is not the same as skipped: only what somebody has looked at is absent.
     absent = label_studio.read(path, Policy(unlisted="absent"))
     assert absent.table().dense().tolist() == [[1, 1], [-1, -1], [0, 0], [-1, 1]]
-    assert ("not chosen", "absent", 3) in [tuple(line) for line in absent.audit.became]
+    assert ("not chosen", "absent", 3) in [tuple(line) for line in absent.audit.value_counts]
     assert "--unlisted" in refusal(GOLDEN / "answers.json", Policy(unlisted="absent")).fix
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Became
+from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import long
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -63,7 +63,11 @@ def test_own_file() -> None:
     assert source_of(rows) == ["ann", "ann", "model", "ann", "model", "ann"]
     assert np.array_equal(rows.score, np.float32([np.nan, 0.25, 0.75, np.nan, 0.5, np.nan]), equal_nan=True)
     assert rows.resolve().dense().tolist() == [[1, -1, 0, 0], [0, 0, 0, 0], [-1, 0, 0, 0]]
-    assert audit.became == [Became("1", "present", 3), Became("-1", "absent", 2), Became("0", "retracted", 1)]
+    assert audit.value_counts == [
+        ValueCount("1", "present", 3),
+        ValueCount("-1", "absent", 2),
+        ValueCount("0", "retracted", 1),
+    ]
     assert audit.notes == ["1 entries were called both present and absent: the last row wins, all rows are kept"]
 
 
@@ -104,10 +108,10 @@ def test_quotes_sources_scores_and_unlisted() -> None:
     assert source_of(rows) == ["eve", "", "bob"]
     assert np.array_equal(rows.score, np.float32([0.5, np.nan, 1]), equal_nan=True)
     assert rows.resolve().dense().tolist() == [[1, 0, 1], [0, 1, 0]]
-    assert audit.became == [Became("listed", "present", 3)]
+    assert audit.value_counts == [ValueCount("listed", "present", 3)]
     rows, audit = long.read(path, Policy(unlisted="absent"))
     assert rows.resolve().dense().tolist() == [[1, -1, 1], [-1, 1, -1]]
-    assert audit.became == [Became("listed", "present", 3), Became("not listed", "absent", 3)]
+    assert audit.value_counts == [ValueCount("listed", "present", 3), ValueCount("not listed", "absent", 3)]
     assert source_of(rows)[3:] == ["unlisted"] * 3
 
 
@@ -292,7 +296,7 @@ def test_source_and_score_may_be_left_out(file: Path) -> None:
     file.write_text("image,class,value\na,cat,1\na,dog,-1\n")
     rows, audit = long.read(file, Policy())
     assert rows.resolve().dense().tolist() == [[1, -1]]
-    assert Became("-1", "absent", 1) in audit.became
+    assert ValueCount("-1", "absent", 1) in audit.value_counts
     assert long.read(file, Policy(minus_one="unknown")).table().dense().tolist() == [[1, 0]]
     error = refusal(file, "image,class,value\na,cat,1\na,dog,0\n")  # 0 retracts in our files, others mean absent
     assert (error.line, error.column) == (3, "value")

@@ -63,7 +63,7 @@ def test_contradiction_keeps_both_rows_and_present_wins() -> None:
 
 def test_audit_says_what_became_what() -> None:
     audit = lvis.read(GOLDEN, Policy()).audit
-    assert [tuple(line) for line in audit.became] == [
+    assert [tuple(line) for line in audit.value_counts] == [
         ("annotation", "present", 3),
         ("neg_category_ids", "absent", 3),
         ("neither", "unknown", 7),
@@ -82,12 +82,12 @@ def test_file_name_comes_before_coco_url_and_id(tmp_path: Path) -> None:
 
 
 def test_recognised_before_coco_even_when_the_key_comes_late(tmp_path: Path) -> None:
-    assert formats.find_format(GOLDEN) == "lvis"
+    assert formats.detect_format(GOLDEN) == "lvis"
     content = golden()
     content["annotations"][0]["segmentation"] = [[1.5] * 400_000]
     path = save(content, tmp_path)
     assert path.stat().st_size > 1 << 20
-    assert formats.find_format(path) == "lvis"
+    assert formats.detect_format(path) == "lvis"
     assert not lvis.sniff(tmp_path)
     assert not lvis.sniff(tmp_path / "not there.json")
 
@@ -107,7 +107,7 @@ def test_round_trip_of_golden(tmp_path: Path) -> None:
     found = lvis.read(GOLDEN, Policy())
     lvis.write(found.rows, tmp_path / "out.json")
     assert lvis.read(tmp_path / "out.json", Policy()).table() == found.table()
-    assert formats.find_format(tmp_path / "out.json") == "lvis"
+    assert formats.detect_format(tmp_path / "out.json") == "lvis"
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Became
+from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import nus_wide
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -45,7 +45,7 @@ def test_golden(split: str | None) -> None:
     assert list(table.images) == IMAGES
     assert list(table.classes) == ["animal", "blue_sky", "sky"]
     assert table.dense().tolist() == [[-1, 1, 1], [-1, -1, -1], [1, -1, 1]]
-    assert audit.became == [Became("1", "present", 4), Became("0", "absent", 5)]
+    assert audit.value_counts == [ValueCount("1", "present", 4), ValueCount("0", "absent", 5)]
 
 
 @pytest.mark.parametrize(("split", "numbers"), [("Train", [1, 2]), ("train", [1, 2]), ("TEST", [0])])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
-from halflabel.labels.audit import Became
+from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import open_images
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -48,7 +48,7 @@ def test_golden_verified(path: Path) -> None:
     assert table.dense().tolist() == [[1, -1, 0, 0], [0, 1, 1, 0], [-1, 0, 0, -1]]
     assert source_of(rows) == ["verification", "verification", "crowdsource-verification", *["verification"] * 3]
     assert np.isnan(rows.score).all()
-    assert audit.became == [Became("1", "present", 3), Became("0", "absent", 3)]
+    assert audit.value_counts == [ValueCount("1", "present", 3), ValueCount("0", "absent", 3)]
     assert audit.notes == ["1 classes have no description and keep their id as name"]
 
 
@@ -57,10 +57,10 @@ def test_guesses_are_unknown_by_default_and_keep_their_places() -> None:
     assert list(rows.images) == ["00aa", "00bb", "00cc"]
     assert list(rows.classes) == ["/m/a", "/m/b", "/m/c"]
     assert rows.resolve().dense().tolist() == [[0, 1, 0], [-1, 0, 0], [0, 0, 0]]
-    assert audit.became == [
-        Became("1", "present", 1),
-        Became("0", "absent", 1),
-        Became("a machine's guess", "unknown", 4),
+    assert audit.value_counts == [
+        ValueCount("1", "present", 1),
+        ValueCount("0", "absent", 1),
+        ValueCount("a machine's guess", "unknown", 4),
     ]
     assert any("--machine" in note for note in audit.notes)
 
@@ -72,8 +72,8 @@ def test_guesses_from_the_stated_confidence_on_are_present_but_never_beat_a_pers
     assert source_of(rows) == ["machine", "machine", "machine", "verification", "verification"]
     assert rows.score[:3].tolist() == pytest.approx([0.7, 0.9, 1.0])
     assert np.isnan(rows.score[3:]).all()
-    assert Became("a machine's guess of 0.7 or more", "present", 3) in audit.became
-    assert Became("a machine's guess below 0.7", "unknown", 1) in audit.became
+    assert ValueCount("a machine's guess of 0.7 or more", "present", 3) in audit.value_counts
+    assert ValueCount("a machine's guess below 0.7", "unknown", 1) in audit.value_counts
     assert any(note.startswith("1 entries were called both") for note in audit.notes)
 
 

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import ParquetSheet, Sheet, delimiter_of, existing, first_line, lines, records
+from halflabel.labels.formats._csv import (
+    CsvTable,
+    ParquetTable,
+    detect_delimiter,
+    existing_path,
+    first_line,
+    read_lines,
+    read_records,
+)
 
 
 @pytest.fixture
@@ -24,19 +32,19 @@ def file(tmp_path: Path) -> Path:
 def refusal(path: Path, content: bytes, **options: str) -> LabelError:
     path.write_bytes(content)
     with pytest.raises(LabelError) as caught:
-        Sheet(path, **options)  # type: ignore[arg-type]
+        CsvTable(path, **options)  # type: ignore[arg-type]
     assert caught.value.fix
     assert caught.value.file == str(path)
     return caught.value
 
 
-def columns(sheet: Sheet) -> dict[str, list[str]]:
+def columns(sheet: CsvTable) -> dict[str, list[str]]:
     return {name: sheet.column(name).to_pylist() for name in sheet.header}
 
 
 def test_everything_stays_text(file: Path) -> None:
     file.write_text("image,a, b \n007,NA,1.50\n 8 ,None,\n")
-    assert columns(Sheet(file)) == {"image": ["007", " 8 "], "a": ["NA", "None"], "b": ["1.50", ""]}
+    assert columns(CsvTable(file)) == {"image": ["007", " 8 "], "a": ["NA", "None"], "b": ["1.50", ""]}
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -45,7 +53,7 @@ def test_everything_stays_text(file: Path) -> None:
 def test_delimiters_line_ends_byte_order_marks(file: Path, delimiter: str, end: str, start: str) -> None:
     rows = [["image", "é"], ["x", "1"], [], ["y", ""]]
     file.write_text(start + end.join(map(delimiter.join, rows)) + end, encoding="utf-8", newline="")
-    sheet = Sheet(file)
+    sheet = CsvTable(file)
     assert columns(sheet) == {"image": ["x", "y"], "é": ["1", ""]}
     shift = start.count("\n")
     assert [sheet.line(0), sheet.line(1)] == [2 + shift, 4 + shift]
@@ -53,7 +61,7 @@ def test_delimiters_line_ends_byte_order_marks(file: Path, delimiter: str, end: 
 
 def test_quoted_fields_with_everything_in_them(file: Path) -> None:
     file.write_bytes(b'image;"a, b, c and d"\r\n"x;y";"say ""hi"""\r\n"two\r\nlines";2\r\nlast;3\r\n')
-    sheet = Sheet(file)
+    sheet = CsvTable(file)
     assert columns(sheet) == {"image": ["x;y", "two\r\nlines", "last"], "a, b, c and d": ['say "hi"', "2", "3"]}
     assert [sheet.line(row) for row in range(3)] == [2, 3, 5]
 
@@ -61,14 +69,14 @@ def test_quoted_fields_with_everything_in_them(file: Path) -> None:
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "UTF16", "utf-16-le", "utf_32", "utf-8-sig"])
 def test_encodings(file: Path, encoding: str) -> None:
     file.write_bytes("image,é\nü,1\n\nz,0\n".encode(encoding))
-    sheet = Sheet(file, encoding=encoding)
+    sheet = CsvTable(file, encoding=encoding)
     assert columns(sheet) == {"image": ["ü", "z"], "é": ["1", "0"]}
     assert sheet.line(1) == 4
 
 
 def test_a_header_given_by_the_caller(file: Path) -> None:
     file.write_text("a,1\n\nb,2\n")
-    sheet = Sheet(file, header=["image", "value"])
+    sheet = CsvTable(file, header=["image", "value"])
     assert columns(sheet) == {"image": ["a", "b"], "value": ["1", "2"]}
     assert [sheet.line(0), sheet.line(1)] == [1, 3]
 
@@ -112,7 +120,7 @@ def test_bytes_cut_off_in_utf_16(file: Path) -> None:
 
 def test_a_missing_column_names_those_there_are(file: Path) -> None:
     file.write_text("image,cat\na,1\n")
-    sheet = Sheet(file)
+    sheet = CsvTable(file)
     assert "cat" in sheet
     assert "dog" not in sheet
     with pytest.raises(LabelError, match="found: 'image', 'cat'") as caught:
@@ -122,7 +130,7 @@ def test_a_missing_column_names_those_there_are(file: Path) -> None:
 
 def test_filter(file: Path) -> None:
     file.write_text("image,split,fold\na,train,1\nb,val,1\nc,train,2\n")
-    sheet = Sheet(file)
+    sheet = CsvTable(file)
     assert sheet.filter({"split": "train"}).tolist() == [0, 2]
     assert sheet.filter({"split": "train", "fold": "2"}).tolist() == [2]
     assert sheet.filter({}).tolist() == [0, 1, 2]
@@ -161,7 +169,7 @@ def test_parquet_columns_as_text(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table, path)
-    sheet = ParquetSheet(path)
+    sheet = ParquetTable(path)
     assert columns(sheet) == {
         "image": ["007", ""],
         "cat": ["1", ""],
@@ -176,24 +184,24 @@ def test_parquet_faults(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1 and then nonsense")
     with pytest.raises(LabelError, match="cannot be read as Parquet"):
-        ParquetSheet(path)
+        ParquetTable(path)
     pq.write_table(pa.table({"image": [["a"]]}), path)
     with pytest.raises(LabelError, match="cannot hold labels") as caught:
-        ParquetSheet(path)
+        ParquetTable(path)
     assert caught.value.column == "image"
     pq.write_table(pa.table({"image": pa.array([], pa.string())}), path)
     with pytest.raises(LabelError, match="not one row"):
-        ParquetSheet(path)
+        ParquetTable(path)
     pq.write_table(pa.table({"": ["a"]}), path)
     with pytest.raises(LabelError, match="has no name"):
-        ParquetSheet(path)
+        ParquetTable(path)
 
 
 def test_existing(tmp_path: Path) -> None:
     (tmp_path / "full").write_text("x")
     (tmp_path / "empty").touch()
-    assert existing(tmp_path / "full") == tmp_path / "full"
-    assert existing(str(tmp_path), folder=True) == tmp_path
+    assert existing_path(tmp_path / "full") == tmp_path / "full"
+    assert existing_path(str(tmp_path), folder=True) == tmp_path
     for place, folder, words in (
         ("nowhere", False, "no such"),
         ("y" * 300, False, "no such"),
@@ -202,7 +210,7 @@ def test_existing(tmp_path: Path) -> None:
         ("full", True, "a folder is needed"),
     ):
         with pytest.raises(LabelError, match=words):
-            existing(tmp_path / place, folder=folder)
+            existing_path(tmp_path / place, folder=folder)
 
 
 def test_first_line_never_fails(tmp_path: Path) -> None:
@@ -228,16 +236,16 @@ def test_first_line_never_fails(tmp_path: Path) -> None:
     [("a,b", ","), ("a;b,c;d", ";"), ('a;"b,c,d"', ";"), ("a\tb", "\t"), ("a|b", "|"), ("a", ","), ('"a,b', ",")],
 )
 def test_delimiter_of(line: str, delimiter: str) -> None:
-    assert delimiter_of(line) == delimiter
+    assert detect_delimiter(line) == delimiter
 
 
 def test_lines_and_records(file: Path) -> None:
     file.write_bytes(b'\xef\xbb\xbfa,b\r\n"c\nd",e\r\n\r\nf,g')
-    assert list(lines(file)) == ["a,b\r\n", '"c\n', 'd",e\r\n', "\r\n", "f,g"]
-    assert list(records(file, ",")) == [(1, ["a", "b"]), (2, ["c\nd", "e"]), (5, ["f", "g"])]
+    assert list(read_lines(file)) == ["a,b\r\n", '"c\n', 'd",e\r\n', "\r\n", "f,g"]
+    assert list(read_records(file, ",")) == [(1, ["a", "b"]), (2, ["c\nd", "e"]), (5, ["f", "g"])]
     file.write_bytes(b"a,b\n" + b"x" * (1 << 18) + b",1\n")
     with pytest.raises(LabelError, match="not CSV") as caught:
-        list(records(file, ","))
+        list(read_records(file, ","))
     assert caught.value.line == 2
 
 
@@ -253,9 +261,9 @@ def test_what_csv_writes_comes_back_with_its_lines(rows: list[tuple[str, str]], 
             writer = csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
             writer.writerow(["image", "value"])
             writer.writerows(rows)
-        sheet = Sheet(path)
+        sheet = CsvTable(path)
         assert list(zip(sheet.columns[0].to_pylist(), sheet.columns[1].to_pylist(), strict=True)) == rows
-        text = list(records(path, delimiter))
+        text = list(read_records(path, delimiter))
         assert [sheet.line(row) for row in range(len(rows))] == [line for line, _ in text[1:]]
 
 
@@ -269,7 +277,7 @@ def test_the_separator_that_excel_states(tmp_path: Path, mark: str, end: str, en
     text = [f"sep={mark}", f"image{mark}a{other}b{other}c", f"1.jpg{mark}2", f"3.jpg{mark}4"]
     path.write_bytes((end.join(text) + end).encode(encoding))
     assert first_line(path) == text[1]
-    sheet = Sheet(path, encoding="utf-16" if encoding == "utf-16" else None)
+    sheet = CsvTable(path, encoding="utf-16" if encoding == "utf-16" else None)
     assert sheet.header == ["image", f"a{other}b{other}c"]
     assert sheet.column("image").to_pylist() == ["1.jpg", "3.jpg"]
     assert sheet.line(1) == 4
@@ -279,5 +287,5 @@ def test_a_fault_below_excels_separator(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("sep=;\nimage;cat\na;1\nb;1;0\n")
     with pytest.raises(LabelError, match="3 fields where the first line has 2") as caught:
-        Sheet(path)
+        CsvTable(path)
     assert caught.value.line == 4

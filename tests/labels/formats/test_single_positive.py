@@ -54,7 +54,7 @@ def test_golden_observed() -> None:
     assert list(table.images) == IMAGES
     assert list(table.classes) == ["cat", "None", "dog"]
     assert table.dense().tolist() == [[1, 0, 0], [0, -1, 1], [0, 1, 0]]
-    assert [tuple(line) for line in found.audit.became] == [
+    assert [tuple(line) for line in found.audit.value_counts] == [
         ("1", "present", 3),
         ("-1", "absent", 1),
         ("0", "unknown", 5),
@@ -66,7 +66,7 @@ def test_golden_complete() -> None:
     found = single_positive.read(GOLDEN, VAL)
     assert list(found.rows.images) == ["0001.jpg", "0002.jpg"]
     assert found.table().dense().tolist() == [[-1, 1, -1], [-1, -1, -1]]
-    assert [tuple(line) for line in found.audit.became] == [("1", "present", 1), ("0", "absent", 5)]
+    assert [tuple(line) for line in found.audit.value_counts] == [("1", "present", 1), ("0", "absent", 5)]
 
 
 def test_the_complete_file_can_be_named_although_an_observed_one_is_there() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
-from halflabel.labels.audit import Became, Import
+from halflabel.labels.audit import LabelImport, ValueCount
 from halflabel.labels.formats import tags
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "labels.csv"
 
 
-def made(path: Path, content: str, policy: Policy = UNKNOWN) -> Import:
+def made(path: Path, content: str, policy: Policy = UNKNOWN) -> LabelImport:
     path.write_text(content, encoding="utf-8", newline="")
     return formats.read(path, policy)
 
@@ -42,7 +42,7 @@ def refusal(path: Path, content: str, policy: Policy = UNKNOWN, format: str = "t
     return caught.value
 
 
-def listed(found: Import) -> dict[str, list[str]]:
+def listed(found: LabelImport) -> dict[str, list[str]]:
     """Image -> the classes present, in the order of the classes."""
     table = found.table()
     return {
@@ -58,11 +58,11 @@ def test_comma() -> None:
     rows, audit = formats.read(path, UNKNOWN)
     assert (list(rows.images), list(rows.classes)) == (["0001.jpg", "0002.jpg", "0003.jpg"], ["dog", "cat"])
     assert rows.resolve().dense().tolist() == [[1, 1], [1, 0], [0, 0]]
-    assert audit.became == [Became("in tags", "present", 3), Became("not listed", "unknown", 3)]
+    assert audit.value_counts == [ValueCount("in tags", "present", 3), ValueCount("not listed", "unknown", 3)]
     assert audit.notes == ["tags split at ','", "nothing is listed for 1 images"]
     found = formats.read(path, ABSENT)
     assert found.table().dense().tolist() == [[1, 1], [1, -1], [-1, -1]]
-    assert found.audit.became == [Became("in tags", "present", 3), Became("not listed", "absent", 3)]
+    assert found.audit.value_counts == [ValueCount("in tags", "present", 3), ValueCount("not listed", "absent", 3)]
 
 
 def test_semicolon_byte_order_mark_crlf() -> None:
@@ -81,10 +81,10 @@ def test_a_list_of_what_is_absent() -> None:
     found = formats.read(GOLDEN / "own.csv")
     assert list(found.rows.classes) == ["dog", "cat", "cow"]
     assert found.table().dense().tolist() == [[1, 1, -1], [-1, 0, -1], [0, 0, 0]]
-    assert found.audit.became == [
-        Became("in tags", "present", 2),
-        Became("in absent", "absent", 3),
-        Became("not listed", "unknown", 4),
+    assert found.audit.value_counts == [
+        ValueCount("in tags", "present", 2),
+        ValueCount("in absent", "absent", 3),
+        ValueCount("not listed", "unknown", 4),
     ]
     assert formats.read(GOLDEN / "own.csv", ABSENT).table().known == 9
 
@@ -175,7 +175,7 @@ def test_columns_go_by_many_names(file: Path, name: str, image: str) -> None:
 )
 def test_cells_tell_tags_from_other_tables(file: Path, content: str, name: str) -> None:
     file.write_text(content)
-    assert formats.find_format(file) == name
+    assert formats.detect_format(file) == name
 
 
 def test_other_columns_are_named_by_the_user(file: Path) -> None:
@@ -246,7 +246,7 @@ def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
     assert listed(made(metadata, 'file_name,tags\na.jpg,"dog, cat"\n')) == {"a.jpg": ["dog", "cat"]}
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).touch()
-    assert formats.find_format(tmp_path) == "imagefolder"
+    assert formats.detect_format(tmp_path) == "imagefolder"
     found = formats.read(tmp_path, ABSENT)
     assert found.table().dense().tolist() == [[1, 1], [0, 0]]
     assert list(found.rows.images) == ["a.jpg", "b.jpg"]

@@ -10,7 +10,7 @@ import pytest
 
 from halflabel.errors import UserError
 from halflabel.labels import formats
-from halflabel.labels.audit import Audit, Became
+from halflabel.labels.audit import Audit, ValueCount
 from halflabel.labels.formats import _unlisted as unlisted
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -26,7 +26,7 @@ def test_absent_is_what_no_row_speaks_of(seed: int) -> None:
     masks = rng.random(6) < 0.7, rng.random(4) < 0.7
     of_images, of_classes = masks[0] if seed % 2 else None, masks[1] if seed % 4 > 1 else None
     audit = Audit("x", [])
-    found = unlisted.complete(rows, audit, images=of_images, classes=of_classes, raw="left")
+    found = unlisted.mark_unlisted_absent(rows, audit, images=of_images, classes=of_classes, raw="left")
 
     expected = []
     for i in range(6):
@@ -37,7 +37,7 @@ def test_absent_is_what_no_row_speaks_of(seed: int) -> None:
     said = zip(found.image.tolist(), found.column.tolist(), found.value.tolist(), found.source.tolist(), strict=True)
     added = [(i, c, v, found.sources[s]) for i, c, v, s in said][len(rows) :]
     assert added == expected
-    assert audit.became == ([Became("left", "absent", len(expected))] if expected else [])
+    assert audit.value_counts == ([ValueCount("left", "absent", len(expected))] if expected else [])
 
 
 CHOICES = {"from_name": "pick", "to_name": "image", "type": "choices", "value": {"choices": ["cat"]}}

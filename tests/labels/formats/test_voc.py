@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Became
+from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import voc
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -42,7 +42,11 @@ def test_golden_difficult_is_unknown() -> None:
     assert list(table.images) == ["000005", "000007", "2008_000015"]
     assert list(table.classes) == ["aeroplane", "cat", "dining_table"]
     assert table.dense().tolist() == [[-1, 1, 0], [1, 1, -1], [0, -1, 1]]
-    assert audit.became == [Became("1", "present", 4), Became("-1", "absent", 3), Became("0", "unknown", 2)]
+    assert audit.value_counts == [
+        ValueCount("1", "present", 4),
+        ValueCount("-1", "absent", 3),
+        ValueCount("0", "unknown", 2),
+    ]
     assert any("difficult" in note for note in audit.notes)
     assert any("test" in note for note in audit.notes)
 
@@ -51,7 +55,7 @@ def test_golden_difficult_is_unknown() -> None:
 def test_difficult_as_stated(meaning: str, value: int) -> None:
     rows, audit = voc.read(GOLDEN, Policy(split="trainval", difficult=meaning))  # type: ignore[arg-type]
     assert rows.resolve().dense().tolist() == [[-1, 1, value], [1, 1, -1], [value, -1, 1]]
-    assert Became("0", meaning, 2) in audit.became
+    assert ValueCount("0", meaning, 2) in audit.value_counts
     sources = [rows.sources[number] for number in rows.source]
     assert sources.count("difficult") == (2 if value else 0)
 

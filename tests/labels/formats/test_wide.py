@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
-from halflabel.labels.audit import Became
+from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import wide
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -42,13 +42,13 @@ def test_plain() -> None:
     assert list(table.images) == ["0001", "0002", "0010"]
     assert list(table.classes) == ["cat", "NA", "None", "null"]
     assert table.dense().tolist() == [[1, -1, 0, 0], [-1, 1, 0, 1], [0, 0, 1, -1]]
-    assert sorted(audit.became) == [
-        Became("0", "absent", 3),
-        Became("1", "present", 4),
-        Became("?", "unknown", 1),
-        Became("NA", "unknown", 1),
-        Became("blank", "unknown", 2),
-        Became("nan", "unknown", 1),
+    assert sorted(audit.value_counts) == [
+        ValueCount("0", "absent", 3),
+        ValueCount("1", "present", 4),
+        ValueCount("?", "unknown", 1),
+        ValueCount("NA", "unknown", 1),
+        ValueCount("blank", "unknown", 2),
+        ValueCount("nan", "unknown", 1),
     ]
 
 
@@ -90,7 +90,7 @@ def test_chexpert_like() -> None:
     assert list(table.images) == [f"valid/patient6454{n}/study1/view1_frontal.jpg" for n in (1, 2)]
     assert list(table.classes) == ["Edema", "Support Devices"]
     assert table.dense().tolist() == [[1, 0], [-1, 0]]
-    assert Became("-1.0", "unknown", 1) in audit.became
+    assert ValueCount("-1.0", "unknown", 1) in audit.value_counts
     assert "columns ignored: Sex, Age, No Finding" in audit.notes
 
 
@@ -249,7 +249,7 @@ def test_what_is_written_is_recognised_and_read_back(images: list[str], classes:
 )
 def test_cells_tell_long_from_wide(file: Path, content: str, name: str) -> None:
     file.write_text(content)
-    assert formats.find_format(file) == name
+    assert formats.detect_format(file) == name
 
 
 @pytest.mark.parametrize("name", ["a;b;c", "a|b|c|d", "a\tb\tc", 'a";"b";"c'])

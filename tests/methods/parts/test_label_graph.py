@@ -11,7 +11,7 @@ import torch
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
-from halflabel.labels.stats import conditional
+from halflabel.labels.stats import conditional_probabilities
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, from_wordnet, identity
 
@@ -58,7 +58,7 @@ def test_cooccurrence_is_the_slow_count(k, prior, monkeypatch):
 def test_without_prior_it_is_the_conditional_probability():
     known = table(1)
     found = from_cooccurrence(known, prior=0.0)
-    wanted = conditional(known).probability.toarray().T
+    wanted = conditional_probabilities(known).probability.toarray().T
     np.fill_diagonal(wanted, 0)
     np.testing.assert_allclose(dense(found, 8), wanted, atol=1e-12)
 

@@ -63,13 +63,13 @@ class Split:
 
     def sample(self, share: float, *, seed: int = 0) -> Split:
         """A share of the images that keeps the share of every class, of its known positives and known negatives."""
-        from halflabel.labels.split import assign
+        from halflabel.labels.split import assign_parts
 
         if not 0 < share <= 1:
             raise UserError(f"the share {share:g} is not in (0, 1]", "give a part of the whole, such as 0.1 for 10 %")
         if share == 1:
             return self
-        return self.take(np.flatnonzero(assign(self.labels, (share, 1 - share), seed=seed) == 0))
+        return self.take(np.flatnonzero(assign_parts(self.labels, (share, 1 - share), seed=seed) == 0))
 
     def on_disk(self) -> Split:
         """The images that are there: NUS-WIDE and Open Images lose some with every download."""

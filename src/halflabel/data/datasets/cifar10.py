@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from halflabel.data.datasets.base import Dataset, Layout, Pixels, Split, single_label
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.drop import semi_supervised
-from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
 
 __all__ = ["layout", "read"]
@@ -49,7 +49,7 @@ def read(
         _refuse_pickles(folder, there)
     first = there.need(folder / _FOLDER / "data_batch_1.bin", folder / "data_batch_1.bin")
     base = first.parent
-    classes = Names([line.strip() for line in lines(there.need(base / "batches.meta.txt")) if line.strip()])
+    classes = Names([line.strip() for line in read_lines(there.need(base / "batches.meta.txt")) if line.strip()])
     splits = {}
     for role, stems in (("train", [f"data_batch_{k}" for k in range(1, _BATCHES + 1)]), ("test", ["test_batch"])):
         parts = [_records(there.need(base / f"{stem}.bin"), len(classes)) for stem in stems]
@@ -78,7 +78,7 @@ class _Pictures:
 
 
 def _records(file: Path, classes: int) -> NDArray[np.uint8]:
-    size = existing(file).stat().st_size
+    size = existing_path(file).stat().st_size
     if size % _RECORD:
         message = f"{size} bytes are not a number of whole records of {_RECORD}"
         raise LabelError(message, "download and unpack cifar-10-binary.tar.gz again", file)

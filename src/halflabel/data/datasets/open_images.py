@@ -15,8 +15,8 @@ from halflabel.data.datasets.base import Dataset, Layout, Split
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit
 from halflabel.labels.formats import open_images as reader
-from halflabel.labels.formats._csv import existing, lines
-from halflabel.labels.names import Names, repeated
+from halflabel.labels.formats._csv import existing_path, read_lines
+from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
 
@@ -78,9 +78,9 @@ def _listed(folder: Path, wanted: str | None, there: Layout) -> list[str] | None
         return None
     else:
         file = found[0]
-    ids = [line.split(",")[0].strip() for line in lines(existing(file))]
+    ids = [line.split(",")[0].strip() for line in read_lines(existing_path(file))]
     ids = [name for name in ids if name and name != "LabelName"]
-    if (twice := repeated(ids)) is not None:
+    if (twice := first_duplicate(ids)) is not None:
         raise LabelError(f"class {twice!r} is listed twice", "leave one line per class", file)
     return ids
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halflabel.data.datasets.base import Dataset, Layout, Pixels, Split, single_label
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
 
 __all__ = ["layout", "read"]
@@ -38,7 +38,7 @@ def read(folder: Path, *, fold: int | None = None, unlabelled: bool = False) -> 
     """
     there = layout()
     base = there.need(folder / _FOLDER / "train_X.bin", folder / "train_X.bin").parent
-    classes = Names([line.strip() for line in lines(there.need(base / "class_names.txt")) if line.strip()])
+    classes = Names([line.strip() for line in read_lines(there.need(base / "class_names.txt")) if line.strip()])
     splits = {}
     for role in ("train", "test"):
         pictures = _pictures(there.need(base / f"{role}_X.bin"))
@@ -74,14 +74,14 @@ class _Reader:
 
 
 def _pictures(file: Path) -> NDArray[np.uint8]:
-    size = existing(file).stat().st_size
+    size = existing_path(file).stat().st_size
     if size % _BYTES:
         raise LabelError(f"{size} bytes are not a number of whole images of {_BYTES}", _AGAIN, file)
     return np.memmap(file, np.uint8, "r").reshape(-1, 3, _SIDE, _SIDE)
 
 
 def _classes(file: Path, images: int, classes: int) -> NDArray[np.int64]:
-    found = np.fromfile(existing(file), np.uint8).astype(np.int64)
+    found = np.fromfile(existing_path(file), np.uint8).astype(np.int64)
     if len(found) != images:
         raise LabelError(f"{len(found)} classes for {images} images", _AGAIN, file)
     if not (found.min() >= 1 and found.max() <= classes):
@@ -90,7 +90,7 @@ def _classes(file: Path, images: int, classes: int) -> NDArray[np.int64]:
 
 
 def _fold(file: Path, fold: int, images: int) -> NDArray[np.int64]:
-    folds = [line.split() for line in lines(existing(file)) if line.strip()]
+    folds = [line.split() for line in read_lines(existing_path(file)) if line.strip()]
     if not 0 <= fold < len(folds):
         raise UserError(f"STL-10 has no fold {fold}", f"use 0 to {len(folds) - 1}")
     try:

@@ -16,9 +16,9 @@ import numpy as np
 
 from halflabel.data.datasets.base import Dataset, Layout, Split
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import existing, lines
-from halflabel.labels.formats._json import load
-from halflabel.labels.names import Names, repeated
+from halflabel.labels.formats._csv import existing_path, read_lines
+from halflabel.labels.formats._json import load_object
+from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.table import LabelTable
 
 __all__ = ["layout", "read"]
@@ -40,7 +40,7 @@ def read(folder: Path) -> Dataset:
     there = layout()
     file = there.need(folder / _LABELS)
     there.need(folder / "VG_100K")
-    present = load(file)
+    present = load_object(file)
     splits = {
         role: Split(_table(there.need(folder / f"{role}_list_500.txt"), present, file), folder)
         for role in ("train", "test")
@@ -49,7 +49,7 @@ def read(folder: Path) -> Dataset:
 
 
 def _table(listing: Path, present: dict[str, Any], file: Path) -> LabelTable:
-    names = [line.strip() for line in lines(existing(listing)) if line.strip()]
+    names = [line.strip() for line in read_lines(existing_path(listing)) if line.strip()]
     labels = np.full((len(names), _CLASSES), -1, np.int8)
     for number, name in enumerate(names):
         found = present.get(name)
@@ -59,6 +59,6 @@ def _table(listing: Path, present: dict[str, Any], file: Path) -> LabelTable:
             message = f"the entry is not a list of numbers from 0 to {_CLASSES - 1}"
             raise LabelError(message, "download the file again", file, column=name)
         labels[number, found] = 1
-    if (twice := repeated(names)) is not None:
+    if (twice := first_duplicate(names)) is not None:
         raise LabelError(f"image {twice!r} is listed twice", "download the file again", listing)
     return LabelTable.from_dense(labels, names, Names.numbered(_CLASSES))

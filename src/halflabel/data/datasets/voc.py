@@ -6,7 +6,7 @@ from pathlib import Path
 
 from halflabel.data.datasets.base import Dataset, Layout, Split, one_of
 from halflabel.labels.formats import voc as reader
-from halflabel.labels.policy import VALUE, Meaning, Policy
+from halflabel.labels.policy import LABEL_VALUES, Meaning, Policy
 
 __all__ = ["layout", "read"]
 
@@ -32,7 +32,7 @@ def read(
     entries out of the evaluation ("unknown"); the released code of the single-positive and partial-label literature
     takes them as "absent".
     """
-    one_of("difficult", difficult, tuple(VALUE))
+    one_of("difficult", difficult, tuple(LABEL_VALUES))
     there = layout(year)
     kit = Path("VOCdevkit") / f"VOC{year}"
     main = Path("ImageSets") / "Main"

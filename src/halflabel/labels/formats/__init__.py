@@ -8,13 +8,13 @@ from types import ModuleType
 from typing import Any
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Import
+from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats import unsupported as foreign
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-__all__ = ["FORMATS", "find_format", "format_for", "read", "write"]
+__all__ = ["FORMATS", "default_format", "detect_format", "read", "write"]
 
 # Name -> what a user would call it. The order is that of recognition: the particular before the general.
 FORMATS = {
@@ -42,7 +42,7 @@ def _module(name: str) -> ModuleType:
     return import_module(f"halflabel.labels.formats.{name.replace('-', '_')}")
 
 
-def find_format(path: Path) -> str:
+def detect_format(path: Path) -> str:
     """The name of the format that a file or folder is in."""
     _check_there(path)
     if path.is_file() and path.stat().st_size == 0:
@@ -50,7 +50,7 @@ def find_format(path: Path) -> str:
     name = next((name for name in FORMATS if _module(name).sniff(path)), None)
     if name is not None and name != "coco":  # which any JSON file may be
         return name
-    if (known := foreign.recognised(path)) is not None:
+    if (known := foreign.unsupported_format_error(path)) is not None:
         raise known
     if name is not None:
         return name
@@ -68,18 +68,18 @@ def _check_there(path: Path) -> None:
         raise LabelError("this is a pipe or a device", "name a file or a folder", path)
 
 
-def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> Import:
-    """Read a label file or folder of any known format, with an audit of what became what."""
+def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> LabelImport:
+    """Read a label file or folder of any known format, with an audit of how each raw value was read."""
     path, policy = Path(path), policy or Policy()
-    name = find_format(path) if format == "auto" else format
+    name = detect_format(path) if format == "auto" else format
     module = _module(name)
     _check_there(path)
     policy.check(module.USES, name)
-    found: Import = module.read(path, policy)
+    found: LabelImport = module.read(path, policy)
     return found
 
 
-def format_for(path: str | Path) -> str:
+def default_format(path: str | Path) -> str:
     """The format that labels are written in where none is named: binary for a name in .labels, long for any other."""
     return "binary" if Path(path).suffix == ".labels" else "long"
 
@@ -90,9 +90,9 @@ def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "auto", 
     "auto" goes by the ending of the name: .labels is the binary form, any other long rows. `options` are the format's
     own, such as `image_url` of label-studio; those of another format are refused.
     """
-    format = format_for(path) if format == "auto" else format
+    format = default_format(path) if format == "auto" else format
     module = _module(format)
-    if format != "binary" and format_for(path) == "binary":
+    if format != "binary" and default_format(path) == "binary":
         ending = "a name that ends in .labels says that it is binary"
         raise UserError(f"{path} cannot be written as {format}: {ending}", "choose another ending, or --to binary")
     for name in options:

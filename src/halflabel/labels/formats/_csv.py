@@ -19,19 +19,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
-from halflabel.labels.policy import stating
+from halflabel.labels.policy import quote_option
 from halflabel.system.memory import physical
 
 __all__ = [
-    "ParquetSheet",
-    "Sheet",
+    "CsvTable",
+    "ParquetTable",
     "csv_line",
-    "delimiter_of",
-    "existing",
+    "detect_delimiter",
+    "existing_path",
     "first_line",
-    "lines",
+    "read_lines",
     "read_parquet",
-    "records",
+    "read_records",
 ]
 
 _DELIMITERS = ",;\t|"
@@ -48,7 +48,7 @@ _PICTURE = re.compile(r".+\.(jpe?g|png|gif|bmp|webp|tiff?|heic|avif)", re.IGNORE
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
 
 
-def existing(path: str | Path, *, folder: bool = False) -> Path:
+def existing_path(path: str | Path, *, folder: bool = False) -> Path:
     """The path, if a readable, non-empty file (or a folder) is there; else a clear error."""
     path = Path(path)
     try:
@@ -93,10 +93,10 @@ def _beginning(path: Path) -> Iterator[str]:
         return
 
 
-def delimiter_of(line: str) -> str:
+def detect_delimiter(line: str) -> str:
     """The delimiter (comma, semicolon, tab or bar) that is most frequent outside quotes.
 
-    >>> delimiter_of('image;"cat, dog, or both"')
+    >>> detect_delimiter('image;"cat, dog, or both"')
     ';'
     """
     bare = re.sub(r'"[^"]*("|$)', "", line)
@@ -106,7 +106,7 @@ def delimiter_of(line: str) -> str:
 def csv_line(fields: Iterable[str]) -> str:
     """One line of a CSV file, with quotes where a field has a delimiter, a quote or a line end in it.
 
-    Any delimiter, so that `delimiter_of` the line is the comma; any line end, which csv.writer sees to only partly.
+    Any delimiter, so that `detect_delimiter` the line is the comma; any line end, which csv.writer sees to only partly.
 
     >>> csv_line(["a;b", "c, d", "e"]).strip()
     '"a;b","c, d",e'
@@ -115,7 +115,7 @@ def csv_line(fields: Iterable[str]) -> str:
     return ",".join(quoted) + "\n"
 
 
-def lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
+def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
     """The lines of a text file with their line ends; a byte that does not decode is an error with its line."""
     number = 0
     if not path.is_file():  # a pipe would be waited for
@@ -131,9 +131,9 @@ def lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
             raise _not_text("some bytes are", encoding, path, number + 1) from None
 
 
-def records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
+def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
     """(line number, fields) of each record of a CSV file that is not blank: slow, for headers and error messages."""
-    reader = csv.reader(lines(path, encoding), delimiter=delimiter)
+    reader = csv.reader(read_lines(path, encoding), delimiter=delimiter)
     line = 1
     try:
         for record in reader:
@@ -153,7 +153,7 @@ def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
     )
 
 
-class Sheet:
+class CsvTable:
     """Columns of strings from a CSV file.
 
     The delimiter (comma, semicolon, tab or bar) is taken from the header, or from Excel's `sep=;` above it.
@@ -162,10 +162,10 @@ class Sheet:
 
     def __init__(self, path: str | Path, *, encoding: str | None = None, header: list[str] | None = None) -> None:
         """Read the whole file. `header` names the columns of a file that has no header line."""
-        self.path = existing(path)
+        self.path = existing_path(path)
         self.encoding = self._check_text(encoding or "utf-8")
         stated = _STATED.fullmatch(next(_beginning(self.path), ""))
-        self.delimiter = stated[1] if stated else delimiter_of(first_line(self.path))
+        self.delimiter = stated[1] if stated else detect_delimiter(first_line(self.path))
         self._above = 1 if stated else 0
         self._skip = 1 if header is None else 0
         self.header = [name.strip() for name in (header or next(self._records(), (1, []))[1])]
@@ -201,7 +201,7 @@ class Sheet:
                 values = pc.unique(self.column(name)).to_pylist()[:8]
                 raise self.error(
                     f"no row has {value!r} here; found: {', '.join(map(repr, values))}",
-                    f"use {stating('--where', name + '=VALUE')} with one of these",
+                    f"use {quote_option('--where', name + '=VALUE')} with one of these",
                     column=name,
                 )
             keep &= match
@@ -285,7 +285,7 @@ class Sheet:
     def _check_quotes(self, last: pa.ChunkedArray) -> None:
         """A quote that is never closed takes the rest of the file into one cell, the last: that cell is looked at."""
         if len(last) and "\n" in last[-1].as_py():
-            reader = csv.reader(lines(self.path, self.encoding), delimiter=self.delimiter, strict=True)
+            reader = csv.reader(read_lines(self.path, self.encoding), delimiter=self.delimiter, strict=True)
             line = 1
             try:
                 for _ in reader:
@@ -312,14 +312,14 @@ class Sheet:
         return LabelError(f"cannot be read as CSV ({reason})", "check the quoting and the encoding", self.path)
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
-        return records(self.path, self.delimiter, self.encoding)
+        return read_records(self.path, self.delimiter, self.encoding)
 
 
-class ParquetSheet(Sheet):
+class ParquetTable(CsvTable):
     """Columns of strings from a Parquet file; a "line" is the row's number, from 1."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = existing(path)
+        self.path = existing_path(path)
         table = read_parquet(self.path)
         self.header = list(table.column_names)
         self.columns = [self._text(name, column) for name, column in zip(self.header, table.columns, strict=True)]

@@ -16,10 +16,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import Sheet, existing
-from halflabel.labels.names import repeated
+from halflabel.labels.formats._csv import CsvTable, existing_path
+from halflabel.labels.names import first_duplicate
 
-__all__ = ["Id", "JsonLines", "Record", "as_score", "head_and_tail", "identifier", "load", "name", "records"]
+__all__ = [
+    "Id",
+    "JsonLines",
+    "Record",
+    "check_name",
+    "head_and_tail",
+    "load_object",
+    "read_score",
+    "record_id",
+    "record_list",
+]
 
 Id: TypeAlias = int | str
 Record: TypeAlias = dict[str, Any]
@@ -42,9 +52,9 @@ def head_and_tail(path: Path) -> str:
         return ""
 
 
-def load(path: str | Path, without: Collection[str] = ()) -> Record:
+def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
     """The object in a JSON file; the keys `without` are dropped while reading, so that outlines cost no memory."""
-    path = existing(path)
+    path = existing_path(path)
     try:
         raw = path.read_bytes()
     except MemoryError:
@@ -79,7 +89,7 @@ def load(path: str | Path, without: Collection[str] = ()) -> Record:
     return document
 
 
-def records(document: Record, key: str, path: str | Path) -> list[Record]:
+def record_list(document: Record, key: str, path: str | Path) -> list[Record]:
     """The list of objects under a key of the document."""
     if key not in document:
         found = ", ".join(repr(name) for name in list(document)[:12]) or "nothing"
@@ -93,7 +103,7 @@ def records(document: Record, key: str, path: str | Path) -> list[Record]:
     return items
 
 
-def identifier(record: Record, key: str, path: str | Path, place: str) -> Id:
+def record_id(record: Record, key: str, path: str | Path, place: str) -> Id:
     """The id under a key of a record: a whole number or a text."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, str)):
@@ -102,7 +112,7 @@ def identifier(record: Record, key: str, path: str | Path, place: str) -> Id:
     return value
 
 
-def name(value: Any, path: str | Path, place: str) -> str:
+def check_name(value: Any, path: str | Path, place: str) -> str:
     """A name: text that is not empty and can be written again."""
     if not isinstance(value, str) or not value:
         message = "the name is empty" if value == "" else f"this is {_kind(value)}"
@@ -116,7 +126,7 @@ def name(value: Any, path: str | Path, place: str) -> str:
     return value
 
 
-def as_score(value: Any, path: str | Path, place: str, line: int | None = None) -> float:
+def read_score(value: Any, path: str | Path, place: str, line: int | None = None) -> float:
     """A score, NaN where there is none; a number that no float of 32 bits can hold is refused."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
@@ -125,14 +135,14 @@ def as_score(value: Any, path: str | Path, place: str, line: int | None = None) 
     return float(value)
 
 
-class JsonLines(Sheet):
+class JsonLines(CsvTable):
     """A sheet of one JSON object per line, whose columns hold single values or lists of text.
 
     Numbers keep their spelling, so that ids and 1.0 stay as written; true and false are words, null is blank.
     """
 
     def __init__(self, path: Path, encoding: str | None) -> None:
-        self.path = existing(path)
+        self.path = existing_path(path)
         self.records: list[dict[str, Any]] = []
         self.lines: list[int] = []
         decoder = json.JSONDecoder(object_pairs_hook=_no_key_twice, parse_int=str, parse_float=str, parse_constant=str)
@@ -231,7 +241,7 @@ class _Twice(Exception):
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> Record:
     record = dict(pairs)
     if len(record) < len(pairs):
-        raise _Twice(repeated(key for key, _ in pairs))
+        raise _Twice(first_duplicate(key for key, _ in pairs))
     return record
 
 

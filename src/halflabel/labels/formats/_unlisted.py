@@ -9,12 +9,12 @@ from halflabel.errors import UserError
 from halflabel.labels.audit import Audit
 from halflabel.labels.rows import Rows
 
-__all__ = ["complete"]
+__all__ = ["mark_unlisted_absent"]
 
 _MOST_ENTRIES = 1_000_000_000  # spelled out, absent entries take 16 bytes each
 
 
-def complete(
+def mark_unlisted_absent(
     rows: Rows,
     audit: Audit,
     *,

@@ -1,4 +1,4 @@
-"""Cells: tables with one column per class, raw values in them, as labels."""
+"""Decode tables with one column per class: raw cell values to labels (used by wide and imagefolder)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit
-from halflabel.labels.policy import VALUE, Meaning, Policy, Undecided, read_value
+from halflabel.labels.policy import LABEL_VALUES, Meaning, Policy, UndecidedValue, read_value
 
-__all__ = ["decode"]
+__all__ = ["decode_columns"]
 
 
-def decode(
+def decode_columns(
     columns: Iterable[tuple[str, pa.Array]],
     policy: Policy,
     audit: Audit,
-    fault: Callable[[Undecided, str, str, int], LabelError],
+    make_error: Callable[[UndecidedValue, str, str, int], LabelError],
     *,
     blank: str,
 ) -> NDArray[np.int8]:
-    """C columns (name, N raw values) -> (N, C) labels, with what became of each value in the audit, the usual first.
+    """Turn C columns (name, N raw values) into (N, C) labels, and add the meaning of each value to the audit.
 
-    `fault` makes the error from (what is undecided, the column, the raw value, the first row that has it); `blank` is
-    the audit's word for a cell with nothing in it.
+    `make_error` builds the error from (the problem, the column, the raw value, the first row with it). `blank` is the
+    audit's word for an empty cell. The audit lists the most frequent value first.
     """
     coded = {name: pc.dictionary_encode(column) for name, column in columns}
-    among = frozenset(raw for column in coded.values() for raw in column.dictionary.to_pylist())
+    all_values = frozenset(raw for column in coded.values() for raw in column.dictionary.to_pylist())
     labels = np.zeros((max(map(len, coded.values()), default=0), len(coded)), np.int8)
     counts: Counter[tuple[str, Meaning]] = Counter()
     for number, (name, column) in enumerate(coded.items()):
@@ -40,10 +40,10 @@ def decode(
         value_of = np.zeros(len(raws), np.int8)
         for code, (raw, count) in enumerate(zip(raws, np.bincount(codes, minlength=len(raws)), strict=True)):
             try:
-                meaning = read_value(raw, policy, among)
-            except Undecided as problem:
-                raise fault(problem, name, raw, int(np.argmax(codes == code))) from None
-            value_of[code] = VALUE[meaning]
+                meaning = read_value(raw, policy, all_values)
+            except UndecidedValue as undecided:
+                raise make_error(undecided, name, raw, int(np.argmax(codes == code))) from None
+            value_of[code] = LABEL_VALUES[meaning]
             counts[raw.strip(), meaning] += int(count)
         labels[:, number] = value_of[codes]
     for (raw, meaning), count in sorted(counts.items(), key=lambda item: -item[1]):

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import existing
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import existing_path
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -82,7 +82,7 @@ class _Opened(Rows):
         table: LabelTable = vars(self)["table"]
         return table
 
-    def conflicts(self) -> int:
+    def count_conflicts(self) -> int:
         return 0
 
 
@@ -91,7 +91,7 @@ def sniff(path: Path) -> bool:
     return path.suffix == ENDING and path.is_file()
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Open a binary file in place; a damaged one is refused. What was known of sources and scores comes back too."""
     table, arrays, sources = _open(Path(path))
     known = table.known
@@ -101,7 +101,7 @@ def read(path: Path, policy: Policy) -> Import:
     audit = Audit("binary", [str(path)])
     audit.add("1", "present", present)
     audit.add("-1", "absent", known - present)
-    return Import(_Opened(table, source, score, sources), audit)
+    return LabelImport(_Opened(table, source, score, sources), audit)
 
 
 def open_table(path: str | Path) -> LabelTable:
@@ -158,7 +158,7 @@ def _arrays(rows: Rows) -> dict[str, NDArray[Any]]:
 
 
 def _open(path: Path) -> tuple[LabelTable, dict[str, NDArray[Any]], tuple[str, ...]]:
-    path = existing(path)
+    path = existing_path(path)
     with open(path, "rb") as file:
         arrays = _map(file, path)
     try:

@@ -11,9 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._json import Id, Record, as_score, head_and_tail, identifier, load, name, records
-from halflabel.labels.formats._unlisted import complete
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._json import (
+    Id,
+    Record,
+    check_name,
+    head_and_tail,
+    load_object,
+    read_score,
+    record_id,
+    record_list,
+)
+from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -70,7 +79,7 @@ def sniff(path: Path) -> bool:
     return text.lstrip("\ufeff \t\r\n").startswith("{") and '"annotations"' in text and '"categories"' in text
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read annotations as present, several of one class in one image as one; `unlisted` must be stated."""
     parsed = parse(path)
     if any("neg_category_ids" in record for record in parsed.image_records):
@@ -88,12 +97,12 @@ def read(path: Path, policy: Policy) -> Import:
     present = np.ones(len(image), np.int8)
     rows = Rows.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
     if policy.unlisted == "absent":
-        rows = complete(rows, audit)
+        rows = mark_unlisted_absent(rows, audit)
     else:
         audit.add("not listed", "unknown", len(parsed.images) * len(parsed.classes) - len(image))
     if empty := len(parsed.images) - len(np.unique(image)):
         audit.note(f"{empty} images have no annotation: empty or unfinished?")
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -113,9 +122,9 @@ def write(rows: Rows, path: Path) -> None:
 
 def parse(path: str | Path) -> Parsed:
     """Read and check the three lists; ids need be neither contiguous nor in order."""
-    content = load(path, without=_GEOMETRY)
+    content = load_object(path, without=_GEOMETRY)
     image_records, category_records, annotations = (
-        records(content, key, path) for key in ("images", "categories", "annotations")
+        record_list(content, key, path) for key in ("images", "categories", "annotations")
     )
     for key, items in (("images", image_records), ("categories", category_records)):
         if not items:
@@ -126,15 +135,15 @@ def parse(path: str | Path) -> Parsed:
     class_names: dict[str, int] = {}
     for number, record in enumerate(image_records):
         place = f"images[{number}]"
-        _enter(image_at, identifier(record, "id", path, place), number, path, f"{place}.id")
+        _enter(image_at, record_id(record, "id", path, place), number, path, f"{place}.id")
         _enter(image_names, _image_name(record, path, place), number, path, f"{place}.file_name")
     for number, record in enumerate(category_records):
         place = f"categories[{number}]"
-        _enter(class_at, identifier(record, "id", path, place), number, path, f"{place}.id")
-        _enter(class_names, name(record.get("name"), path, f"{place}.name"), number, path, f"{place}.name")
+        _enter(class_at, record_id(record, "id", path, place), number, path, f"{place}.id")
+        _enter(class_names, check_name(record.get("name"), path, f"{place}.name"), number, path, f"{place}.name")
     for number, record in enumerate(annotations):
         if "score" in record:
-            as_score(record["score"], path, f"annotations[{number}].score")
+            read_score(record["score"], path, f"annotations[{number}].score")
     return Parsed(
         Names(image_names),
         Names(class_names),
@@ -175,11 +184,11 @@ def note_annotations(parsed: Parsed, pairs: int, audit: Audit) -> None:
 def _image_name(record: Record, path: str | Path, place: str) -> str:
     """The file_name, else the last part of coco_url (LVIS v1 has no file_name), else the id."""
     if record.get("file_name") is not None:
-        return name(record["file_name"], path, f"{place}.file_name")
+        return check_name(record["file_name"], path, f"{place}.file_name")
     if record.get("coco_url") is not None:
-        url = name(record["coco_url"], path, f"{place}.coco_url")
-        return name(url.rsplit("/", 1)[-1], path, f"{place}.coco_url")
-    return name(str(record["id"]), path, f"{place}.id")
+        url = check_name(record["coco_url"], path, f"{place}.coco_url")
+        return check_name(url.rsplit("/", 1)[-1], path, f"{place}.coco_url")
+    return check_name(str(record["id"]), path, f"{place}.id")
 
 
 def _enter(known: dict[Any, int], key: Id, number: int, path: str | Path, place: str) -> None:
@@ -197,7 +206,7 @@ def _numbers(items: list[Record], key: str, known: dict[Id, int], which: str, pa
     except (KeyError, TypeError):
         for number, item in enumerate(items):
             place = f"annotations[{number}]"
-            if (wanted := identifier(item, key, path, place)) not in known:
+            if (wanted := record_id(item, key, path, place)) not in known:
                 raise LabelError(
                     f"no entry of {which!r} has the id {wanted!r}",
                     f"add it to {which!r}, or remove the annotation",

@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -43,13 +43,13 @@ def sniff(path: Path) -> bool:
         return False
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read the attributes of all images, or of the split train or test; images and classes in the order of their lists.
 
     Only the first four fields of a line count: the public file has lines with stray fields before the time.
     """
-    base = existing(path, folder=True)
-    file = existing(base / _LABELS)
+    base = existing_path(path, folder=True)
+    file = existing_path(base / _LABELS)
     image_ids, images = numbered(base / "images.txt")
     class_ids, classes = numbered(attributes_file(base))
     _check_certainties(base / "attributes" / "certainties.txt")
@@ -90,7 +90,7 @@ def read(path: Path, policy: Policy) -> Import:
         certainty[known] - 2,
         sources=CERTAINTIES[1:],
     )
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -142,7 +142,7 @@ def numbered(file: Path) -> tuple[NDArray[np.int64], list[str]]:
     """The numbers and names of a list with lines of `number name`."""
     line_of: dict[int | str, int] = {}
     ids, names = [], []
-    for number, line in enumerate(lines(existing(file)), 1):
+    for number, line in enumerate(read_lines(existing_path(file)), 1):
         if not line.strip():
             continue
         key, name = (*line.strip().split(None, 1), "")[:2]
@@ -177,7 +177,7 @@ def _split(base: Path, wanted: str | None, image_ids: NDArray[np.int64]) -> NDAr
         raise LabelError(f"no split is called {wanted!r}", "use --split train or --split test, or leave it out", base)
     file = base / "train_test_split.txt"
     training = np.full(len(image_ids), -1)
-    for number, line in enumerate(lines(existing(file)), 1):
+    for number, line in enumerate(read_lines(existing_path(file)), 1):
         fields = line.split()
         if not fields:
             continue

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._json import Record, as_score, head_and_tail, load, name
-from halflabel.labels.formats._unlisted import complete
-from halflabel.labels.names import Names, repeated
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._json import Record, check_name, head_and_tail, load_object, read_score
+from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import replacing
@@ -53,7 +53,7 @@ def sniff(path: Path) -> bool:
     return starts and _MAPPING.search(text) is not None and _LISTS.search(text) is None
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read labels.json as present and negatives.json beside it as absent; without the latter `unlisted` must be stated.
 
     An image whose target is null says nothing, also where what is not listed is absent.
@@ -79,13 +79,13 @@ def read(path: Path, policy: Policy) -> Import:
         audit.note(f"{conflicts} entries are in both files: present wins, both rows are kept")
     entries = len(rows.images) * len(rows.classes)
     if policy.unlisted == "absent":
-        rows = complete(rows, audit, images=~np.isin(np.arange(len(rows.images)), list(silent)))
+        rows = mark_unlisted_absent(rows, audit, images=~np.isin(np.arange(len(rows.images)), list(silent)))
     else:
         pairs = rows.image.astype(np.int64) * len(rows.classes) + rows.column
         audit.add("not listed", "unknown", entries - len(np.unique(pairs)))
     if silent:
         audit.note(f"{len(silent)} images have null instead of labels: nothing is taken from that")
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -94,7 +94,7 @@ def write(rows: Rows, path: Path) -> None:
         raise UserError(f"FiftyOne reads a folder, not {path.name}", "name a folder to write")
     names = list(rows.images)
     keys = [_key(name) for name in names]
-    if (again := repeated(keys)) is not None:
+    if (again := first_duplicate(keys)) is not None:
         both = [name for name, key in zip(names, keys, strict=True) if key == again][:2]
         raise UserError(
             f"FiftyOne names images without their ending, and {both[0]!r} and {both[1]!r} differ in nothing else",
@@ -149,11 +149,11 @@ class _Reading:
 
     def file(self, path: Path, sign: int) -> set[int]:
         """Read one file; the numbers of the images that it says nothing of."""
-        content = load(path)
+        content = load_object(path)
         listed = content.get("classes")
         if listed is not None and not isinstance(listed, list):
             raise LabelError("this is no list", "list the classes' names", path, column="classes")
-        classes = [name(item, path, f"classes[{k}]") for k, item in enumerate(listed or ())]
+        classes = [check_name(item, path, f"classes[{k}]") for k, item in enumerate(listed or ())]
         for item in classes:
             self.classes.setdefault(item, len(self.classes))
         labels, files = content.get("labels"), content.get("file_names")
@@ -163,7 +163,7 @@ class _Reading:
         silent = set()
         for key, target in labels.items():
             place = f"labels[{key!r}]"
-            title = name(files.get(key, key), path, place)
+            title = check_name(files.get(key, key), path, place)
             image = self.images.setdefault(title, len(self.images))
             if target is None:
                 silent.add(image)
@@ -181,8 +181,8 @@ class _Reading:
                 raise LabelError(message, "complete the list 'classes'", path, column=place)
             label = classes[target]
         else:
-            label = name(target, path, place)
-        confidence, attributes = as_score(more.get("confidence"), path, place), more.get("attributes")
+            label = check_name(target, path, place)
+        confidence, attributes = read_score(more.get("confidence"), path, place), more.get("attributes")
         source = attributes.get("source") if isinstance(attributes, dict) else None
         column = self.classes.setdefault(label, len(self.classes))
         by = self.sources.setdefault(source if isinstance(source, str) else "", len(self.sources))

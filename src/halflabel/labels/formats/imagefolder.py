@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
+from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import Sheet, existing, first_line, read_parquet
+from halflabel.labels.formats._csv import CsvTable, existing_path, first_line, read_parquet
 from halflabel.labels.formats._json import JsonLines
-from halflabel.labels.formats._unlisted import complete
-from halflabel.labels.formats._wide_values import decode
+from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.names import Names
-from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, Undecided, stating
+from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, quote_option
 from halflabel.labels.rows import Rows
 from halflabel.system.files import replacing
 
@@ -56,7 +56,7 @@ class Columns(Protocol):
     def error(self, message: str, fix: str, *, row: int | None = None, **place: Any) -> LabelError: ...
 
 
-class _Csv(Sheet):
+class _Csv(CsvTable):
     """Columns of a CSV file, which has no lists."""
 
     def is_list(self, name: str) -> bool:
@@ -84,14 +84,14 @@ def sniff(path: Path) -> bool:
     return False
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read the metadata, and from a folder also the images it forgets: Hugging Face would drop those in silence."""
     path = Path(path)
     file = _metadata_file(path)
     if file.suffix == ".csv" and tags.sniff(file):
         policy.check(tags.USES, "imagefolder, with a column of tags")
         rows, audit = tags.read(file, policy)
-        return Import(_add_forgotten(rows, path, audit) if path.is_dir() else rows, audit)
+        return LabelImport(_add_forgotten(rows, path, audit) if path.is_dir() else rows, audit)
     metadata = _open(file, policy.encoding)
     if IMAGE not in metadata.header:
         raise metadata.error(
@@ -100,7 +100,9 @@ def read(path: Path, policy: Policy) -> Import:
         )
     for name in policy.ignore:
         if name not in metadata.header:
-            raise metadata.error(f"there is no column {name!r} to ignore", f"leave out {stating('--ignore', name)}")
+            raise metadata.error(
+                f"there is no column {name!r} to ignore", f"leave out {quote_option('--ignore', name)}"
+            )
     images = _images(metadata)
     audit = Audit("imagefolder", [str(file)])
     columns = [name for name in metadata.header if name != IMAGE and name not in policy.ignore]
@@ -117,7 +119,7 @@ def read(path: Path, policy: Policy) -> Import:
         rows = _read_columns(metadata, images, columns, policy, audit)
     if path.is_dir():
         rows = _add_forgotten(rows, path, audit)
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -136,7 +138,7 @@ def write(rows: Rows, path: Path) -> None:
 def _metadata_file(path: Path) -> Path:
     """The one metadata file of a folder, or the file itself."""
     if not path.is_dir():
-        return existing(path)
+        return existing_path(path)
     found = [name for name in FILES if (path / name).is_file()]
     if len(found) == 1:
         return path / found[0]
@@ -180,12 +182,12 @@ def _read_columns(metadata: Columns, images: Names, classes: list[str], policy: 
         message = "every class has its own column here, so nothing is unlisted"
         raise metadata.error(message, "leave --unlisted out: null is unknown, false is absent")
 
-    def fault(problem: Undecided, name: str, raw: str, row: int) -> LabelError:
-        fix = f"{problem.fix}; if {name!r} is not a class, add {stating('--ignore', name)}"
+    def fault(problem: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
+        fix = f"{problem.fix}; if {name!r} is not a class, add {quote_option('--ignore', name)}"
         return metadata.error(problem.message, fix, row=row, column=name)
 
     columns = ((name, metadata.column(name)) for name in classes)
-    labels = decode(columns, policy, audit, fault, blank="null or blank")
+    labels = decode_columns(columns, policy, audit, fault, blank="null or blank")
     image, column = np.nonzero(labels)
     return Rows.build(images, Names(classes), image, column, labels[image, column])
 
@@ -230,7 +232,7 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
             f"{int(silent.sum())} images have null instead of a list: nothing is known of them from {positive[0]}"
         )
     if policy.unlisted == "absent":
-        rows = complete(rows, audit, images=~silent)
+        rows = mark_unlisted_absent(rows, audit, images=~silent)
     else:
         listed = len(np.unique(np.concatenate(keys)))
         audit.add("not listed", "unknown", len(images) * len(classes) - listed)
@@ -288,11 +290,11 @@ def _pictures(folder: Path) -> tuple[list[str], int]:
     return found, unreadable
 
 
-class _Parquet(Sheet):
+class _Parquet(CsvTable):
     """Columns of a Parquet file, of single values or of lists; a line is the row's number, from 1."""
 
     def __init__(self, path: Path) -> None:
-        self.path = existing(path)
+        self.path = existing_path(path)
         self.table = read_parquet(self.path)
         self.header = list(self.table.column_names)
         self._check_header()
@@ -329,7 +331,7 @@ class _Parquet(Sheet):
         except pa.ArrowException:
             message = f"a column of type {column.type} cannot hold labels"
             raise self.error(
-                message, f"store text, numbers, true or false, or add {stating('--ignore', name)}", column=name
+                message, f"store text, numbers, true or false, or add {quote_option('--ignore', name)}", column=name
             ) from None
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
+from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line
-from halflabel.labels.formats._json import JsonLines, as_score
+from halflabel.labels.formats._json import JsonLines, read_score
 from halflabel.labels.formats.imagefolder import IMAGE
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -45,7 +45,7 @@ def sniff(path: Path) -> bool:
     return f'"{IMAGE}"' in line and any(mark in line for mark in _MARKS)
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read the lists with what stands beside them; what neither list names is unknown."""
     file = path / FILE if path.is_dir() else path
     if file.suffix != ".jsonl":
@@ -84,7 +84,7 @@ def read(path: Path, policy: Policy) -> Import:
     audit.add("not listed", "unknown", len(images) * len(classes) - len(np.unique(pairs)))
     if conflicts := result.count_conflicts():
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
-    return Import(result, audit)
+    return LabelImport(result, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -144,6 +144,6 @@ def _entries(sheet: JsonLines, row: int, name: str) -> list[tuple[str, str, floa
     except (TypeError, ValueError):
         fix = "use numbers or null"
         raise sheet.error("a score is not a number", fix, row=row, column=f"{name}_score") from None
-    scores = [as_score(score, sheet.path, f"{name}_score", sheet.line(row)) for score in given]
+    scores = [read_score(score, sheet.path, f"{name}_score", sheet.line(row)) for score in given]
     sources = ["" if source is None else str(source) for source in beside["source"]]
     return list(zip(labels, sources, scores, strict=True))

@@ -23,10 +23,10 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import existing
-from halflabel.labels.formats._json import Record, as_score, head_and_tail
-from halflabel.labels.formats._unlisted import complete
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import existing_path
+from halflabel.labels.formats._json import Record, head_and_tail, read_score
+from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import model_source
@@ -60,7 +60,7 @@ def sniff(path: Path) -> bool:
     return is_list and '"data"' in text and ('"annotations"' in text or '"predictions"' in text)
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read people's answers; from tasks that nobody has answered, the predictions, with their source and score.
 
     What another model has predicted, model_version M, is of the source "model:M".
@@ -86,7 +86,7 @@ def read(path: Path, policy: Policy) -> Import:
         raise LabelError(message, "leave --unlisted out: an open question is unknown", path)
     if not found.classes:
         raise LabelError("not one choice is in the file", "export the project again, as JSON", path)
-    return Import(_rows(found, policy, answered), audit)
+    return LabelImport(_rows(found, policy, answered), audit)
 
 
 def write(rows: Rows, path: Path, image_url: str = LOCAL_FILES) -> None:
@@ -233,7 +233,7 @@ def _read_task(found: _Found, task: Record, number: int, policy: Policy, answere
         own = "name" in data and version in ("", _WRITER)
         by = "" if own else model_source(version)
         for group, answer, result in _answers(found, prediction, where):
-            given = as_score(result.get("score"), found.path, f"{where}.result")
+            given = read_score(result.get("score"), found.path, f"{where}.result")
             _say(found, image, group, answer, str(sources.get(group, by)) if own else by, given)
 
 
@@ -295,7 +295,7 @@ def _rows(found: _Found, policy: Policy, answered: bool) -> Rows:
         looked = set(found.looked) if answered else set(images)
         seen = np.array([name in looked for name in images], bool)
         named = np.array([name in found.named for name in classes], bool)
-        rows = complete(rows, audit, images=seen, classes=named, raw="not chosen")
+        rows = mark_unlisted_absent(rows, audit, images=seen, classes=named, raw="not chosen")
     asked = len(rows.images) * len(rows.classes)
     audit.add("no answer", "unknown", asked - len(set(zip(rows.image.tolist(), rows.column.tolist(), strict=True))))
     notes = {
@@ -407,7 +407,7 @@ def _list(record: Record, key: str, path: Path, place: str) -> list[Any]:
 
 def _load(path: Path) -> list[Record]:
     """The tasks of a file, each an object."""
-    path = existing(path)
+    path = existing_path(path)
     try:
         tasks = json.loads(path.read_bytes())
     except OSError as error:

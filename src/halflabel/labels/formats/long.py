@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import ParquetSheet, Sheet, csv_line, delimiter_of, first_line, records
-from halflabel.labels.formats._unlisted import complete
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import CsvTable, ParquetTable, csv_line, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.names import Names
-from halflabel.labels.policy import MINUS_ONE, ONE, VALUE, ZERO, Policy, Undecided, read_value, shown
+from halflabel.labels.policy import LABEL_VALUES, MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, read_value, shorten
 from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.system.files import replacing
 
@@ -80,7 +80,7 @@ def sniff(path: Path) -> bool:
     line = first_line(path)
     if not _fits([name.strip() for name in _fields(line)]):
         return False
-    rows = records(path, delimiter_of(line))
+    rows = read_records(path, detect_delimiter(line))
     try:
         header = [name.strip() for name in next(rows)[1]]  # the first line may end within quotes
         if not _fits(header) or has_values(header):
@@ -101,9 +101,9 @@ def has_values(header: list[str]) -> bool:
     return _fits(header) and "value" in _roles(header, None)
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read long rows, in their order. Values of our own files are exact; others go by the stated policy."""
-    sheet = ParquetSheet(path) if Path(path).suffix == ".parquet" else Sheet(path, encoding=policy.encoding)
+    sheet = ParquetTable(path) if Path(path).suffix == ".parquet" else CsvTable(path, encoding=policy.encoding)
     own = set(COLUMNS) <= set(sheet.header)
     if own:  # these files say what their values mean
         policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
@@ -146,7 +146,7 @@ def read(path: Path, policy: Policy) -> Import:
     image, column, value, source, score = (part[spoken] for part in (image, column, value, source, score))
     rows = Rows.build(images, classes, image, column, value, source, score, sources)
     if policy.unlisted == "absent":
-        rows = complete(rows, audit)
+        rows = mark_unlisted_absent(rows, audit)
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries were called both present and absent: the last row wins, all rows are kept")
     if own:
@@ -157,7 +157,7 @@ def read(path: Path, policy: Policy) -> Import:
     unused = [name for name in sheet.header if name not in roles.values() and name not in policy.where]
     if unused:
         audit.note(f"columns not used: {', '.join(unused)}")
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -202,7 +202,7 @@ def _role(name: str) -> str | None:
 
 def _fields(line: str) -> list[str]:
     try:
-        return next(csv.reader([line], delimiter=delimiter_of(line)), [])
+        return next(csv.reader([line], delimiter=detect_delimiter(line)), [])
     except csv.Error:
         return []
 
@@ -236,7 +236,7 @@ def _note_twins(names: Names, several: str, audit: Audit) -> None:
 
 
 def _check_declarations(
-    sheet: Sheet,
+    sheet: CsvTable,
     roles: dict[str, str],
     taken: dict[str, pa.Array],
     keep: np.ndarray,
@@ -250,7 +250,7 @@ def _check_declarations(
             if says.any():
                 at = int(np.argmax(says))
                 missing = "class" if has_image[at] else "image"
-                message = f"{role} {shown(taken[role][at].as_py())!r} is said of no {missing}"
+                message = f"{role} {shorten(taken[role][at].as_py())!r} is said of no {missing}"
                 fix = f"name the {missing}, or leave {', '.join(roles[r] for r in COLUMNS[2:] if r in roles)} blank"
                 raise sheet.error(message, fix, row=int(keep[at]), column=roles[missing])
 
@@ -259,7 +259,7 @@ def _note_lists(classes: Names, audit: Audit) -> None:
     """Names with a separator in them may be lists of names: that is for the user to say."""
     lists = classes.array.filter(pc.match_substring_regex(classes.array, "[^,;|]+[,;|][^,;|]+"))
     if len(lists):
-        one = shown(lists[0].as_py())
+        one = shorten(lists[0].as_py())
         audit.note(f"{len(lists)} classes look like lists, such as {one!r}: if they are, add --format tags")
 
 
@@ -275,7 +275,7 @@ def _encode(column: pa.Array, present: np.ndarray) -> tuple[Names, np.ndarray]:
 
 
 def _values(
-    sheet: Sheet,
+    sheet: CsvTable,
     name: str,
     column: pa.Array,
     keep: np.ndarray,
@@ -295,21 +295,23 @@ def _values(
             continue
         try:
             if not own and policy.zero is None and raw.strip() in ZERO and raw.strip() not in policy.values:
-                raise Undecided(
+                raise UndecidedValue(
                     "value 0 may mean absent, or unknown (as in halflabel's own files)",
                     "add --zero absent or --zero unknown",
                 )
             meaning = read_value(raw, stated, frozenset(raws))
-        except Undecided as problem:
+        except UndecidedValue as problem:
             row = int(keep[np.flatnonzero(spoken & (codes == code))[0]])
             fix = "use 1 (present), -1 (absent) or 0 (takes back what was said before)" if own else problem.fix
             raise sheet.error(problem.message, fix, row=row, column=name) from None
-        value_of[code] = VALUE[meaning]
+        value_of[code] = LABEL_VALUES[meaning]
         audit.add(raw, "retracted" if own and meaning == "unknown" else meaning, counts[code])
     return np.asarray(value_of[codes])
 
 
-def _sources(sheet: Sheet, name: str | None, column: pa.Array | None, count: int) -> tuple[tuple[str, ...], np.ndarray]:
+def _sources(
+    sheet: CsvTable, name: str | None, column: pa.Array | None, count: int
+) -> tuple[tuple[str, ...], np.ndarray]:
     if column is None:
         return ("",), np.zeros(count, np.int16)
     coded = pc.dictionary_encode(column)
@@ -318,7 +320,7 @@ def _sources(sheet: Sheet, name: str | None, column: pa.Array | None, count: int
     return tuple(coded.dictionary.to_pylist()), np.asarray(coded.indices).astype(np.int16)
 
 
-def _scores(sheet: Sheet, name: str | None, column: pa.Array | None, keep: np.ndarray) -> np.ndarray:
+def _scores(sheet: CsvTable, name: str | None, column: pa.Array | None, keep: np.ndarray) -> np.ndarray:
     if column is None:
         return np.full(len(keep), np.nan, np.float32)
     given = pc.if_else(pc.equal(column, ""), None, column)
@@ -333,7 +335,7 @@ def _scores(sheet: Sheet, name: str | None, column: pa.Array | None, keep: np.nd
     return score
 
 
-def _scores_one_by_one(sheet: Sheet, name: str | None, column: pa.Array, keep: np.ndarray) -> np.ndarray:
+def _scores_one_by_one(sheet: CsvTable, name: str | None, column: pa.Array, keep: np.ndarray) -> np.ndarray:
     """Python reads numbers that Arrow does not, such as those with blanks around them."""
     score = np.full(len(keep), np.nan)
     for position, text in enumerate(column.to_pylist()):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
-from halflabel.labels.audit import Audit, Import
+from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import coco
 from halflabel.labels.formats._json import head_and_tail
 from halflabel.labels.policy import Policy
@@ -30,7 +30,7 @@ def sniff(path: Path) -> bool:
     return path.suffix.lower() == ".json" and '"neg_category_ids"' in head_and_tail(path)
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read the negative lists as absent, then the boxes as present; both rows stay where they contradict."""
     parsed = coco.parse(path)
     if not any("neg_category_ids" in record for record in parsed.image_records):
@@ -66,7 +66,7 @@ def read(path: Path, policy: Policy) -> Import:
         audit.note(f"{present} entries are not exhaustive: not every instance has a box, so they stay present")
     if boxless := len(boxed) - present:
         audit.note(f"{boxless} entries are called not exhaustive but have no box: nothing is taken from that")
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -38,9 +38,9 @@ def sniff(path: Path) -> bool:
     return truth is not None and bool(_find(truth, "AllLabels") or _find(truth, "TrainTestLabels"))
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read all labels, or those of the split Train or Test. Classes are in the order of their names."""
-    base = existing(path, folder=True)
+    base = existing_path(path, folder=True)
     split = _choose(base, policy.split)
     files = _class_files(base, split)
     listing = _needed(base, "ImageList", "Imagelist.txt" if split == "all" else f"{split}Imagelist.txt")
@@ -59,7 +59,7 @@ def read(path: Path, policy: Policy) -> Import:
     audit.add("0", "absent", labels.size - present)
     image = np.repeat(np.arange(len(images), dtype=np.int32), len(files))
     column = np.tile(np.arange(len(files), dtype=np.int32), len(images))
-    return Import(Rows.build(Names(images), Names(files), image, column, labels.reshape(-1)), audit)
+    return LabelImport(Rows.build(Names(images), Names(files), image, column, labels.reshape(-1)), audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -155,8 +155,8 @@ def _class_files(base: Path, split: str) -> dict[str, Path]:
 
 def _image_list(file: Path) -> list[str]:
     """Image names as written, with / for the backslash of the public lists."""
-    existing(file)
-    names = [line.strip().replace("\\", "/") for line in lines(file)]
+    existing_path(file)
+    names = [line.strip().replace("\\", "/") for line in read_lines(file)]
     while names and not names[-1]:
         names.pop()
     line_of: dict[str, int] = {}
@@ -175,13 +175,13 @@ def _image_list(file: Path) -> list[str]:
 
 def _column(file: Path) -> NDArray[np.int8]:
     """The 0 or 1 of each line of a class file."""
-    existing(file)
+    existing_path(file)
     data = np.frombuffer(file.read_bytes().rstrip() + b"\n", np.uint8)
     digit, end = (plain := data[~np.isin(data, _BLANKS)])[0::2], plain[1::2]
     if len(digit) == len(end) and np.all(end == ord("\n")) and np.all((digit == ord("0")) | (digit == ord("1"))):
         return (digit - ord("0")).astype(np.int8)
     # Something is odd: read line by line to say where, or to find that only the line ends are unusual.
-    texts = [line.strip() for line in lines(file)]
+    texts = [line.strip() for line in read_lines(file)]
     while texts and not texts[-1]:
         texts.pop()
     for number, text in enumerate(texts, 1):

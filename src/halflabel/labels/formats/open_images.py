@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import existing, first_line, records
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import existing_path, first_line, read_records
 from halflabel.labels.formats.long import csv_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -43,7 +43,7 @@ def sniff(path: Path) -> bool:
     return set(NEEDED) <= {name.strip().strip('"') for name in first_line(path).split(",")}
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read verified labels; a machine's guess is unknown, or present from the confidence `policy.machine` on.
 
     A guess never stands against a verified label: guesses come first in the rows, so that the verified ones win.
@@ -87,7 +87,7 @@ def read(path: Path, policy: Policy) -> Import:
     rows = _guesses_first(Rows.build(images, classes, number, column, value, *_sources(path, source, score)))
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries were called both present and absent: the last verified row wins")
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -161,10 +161,10 @@ def _annotations(folder: Path) -> list[Path]:
 
 def _file(path: Path) -> Path:
     if not path.is_dir():
-        return existing(path)
+        return existing_path(path)
     found = _annotations(path)
     if len(found) == 1:
-        return existing(found[0])
+        return existing_path(found[0])
     if found:
         message = f"several label files are here: {', '.join(file.name for file in found)}"
         raise LabelError(message, "name one of them", path)
@@ -175,7 +175,7 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
     """The needed columns of each block: names as dictionaries, Confidence as float64."""
     import pyarrow.csv as pa_csv
 
-    header = [name.strip() for name in next(records(path, ","), (1, []))[1]]
+    header = [name.strip() for name in next(read_records(path, ","), (1, []))[1]]
     for name in NEEDED:
         if header.count(name) != 1:
             problem = f"there is no column {name!r}" if name not in header else f"the column {name!r} is there twice"
@@ -208,7 +208,7 @@ def _diagnose(path: Path, header: list[str], reason: str) -> LabelError:
     """Find the first faulty line by reading the file slowly."""
     at = header.index("Confidence")
     try:
-        for row, (line, record) in enumerate(records(path, ",")):
+        for row, (line, record) in enumerate(read_records(path, ",")):
             if len(record) != len(header):
                 message = f"{len(record)} fields where the first line has {len(header)}"
                 return LabelError(message, "add or remove ',' on this line", path, line=line)
@@ -229,7 +229,7 @@ def _is_number(text: str) -> bool:
 
 def _line(path: Path, row: int) -> int:
     """The line on which a row stands (slow, for error messages)."""
-    for number, (line, _) in enumerate(records(path, ",")):
+    for number, (line, _) in enumerate(read_records(path, ",")):
         if number == row + 1:
             return line
     return row + 2
@@ -327,7 +327,7 @@ def display_names(path: Path, mids: pa.Array, audit: Audit) -> list[str]:
 def _descriptions(path: Path) -> dict[str, str]:
     """Class id -> display name; the header line, where there is one, names no class that occurs."""
     name_of: dict[str, str] = {}
-    for line, record in records(path, ","):
+    for line, record in read_records(path, ","):
         if len(record) != 2 or not all(record):
             fix = "put the class's id and its name on each line, quoted where it contains a comma"
             raise LabelError(f"{len(record)} fields where there must be 2 filled ones", fix, path, line=line)

@@ -19,8 +19,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import existing
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import existing_path
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -41,7 +41,7 @@ def sniff(path: Path) -> bool:
         return False
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read what was observed where that is there, else the complete labels; or the very file of labels named."""
     path = Path(path)
     split, labels_file = _choose(path, policy.split)
@@ -71,7 +71,7 @@ def read(path: Path, policy: Policy) -> Import:
     audit.add("0", "unknown", int((labels == 0).sum()) if observed else 0)
     image, column = np.nonzero(present | absent)
     value = np.where(present[image, column], 1, -1)
-    return Import(Rows.build(images, classes, image, column, value), audit)
+    return LabelImport(Rows.build(images, classes, image, column, value), audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -158,7 +158,7 @@ def _split_of(name: str, splits: list[str]) -> str | None:
 
 def _array(path: Path) -> NDArray[Any]:
     """The array in an .npy file, never unpickled and never larger than the file."""
-    existing(path)
+    existing_path(path)
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # headers written by Python 2 are read all the same

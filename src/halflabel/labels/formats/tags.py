@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import Sheet, csv_line, delimiter_of, first_line, records
-from halflabel.labels.formats._unlisted import complete
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import CsvTable, csv_line, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
-from halflabel.labels.policy import MINUS_ONE, WORDS, ZERO, Policy
+from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import replacing
 
@@ -43,7 +43,7 @@ _BRACKETS, _AROUND_BRACKETS = r"(?s)^\[.*\]$", r"^\s*\[|\]\s*$"
 _QUOTED, _AROUND_QUOTED = r"""(?s)^\[\s*(['"].*['"])?\s*\]$""", r"""^\s*\[\s*['"]?|['"]?\s*\]\s*$"""
 
 # A cell that says yes or no of one class, not which classes there are.
-_VALUES = frozenset((*WORDS, *ZERO, *MINUS_ONE))
+_VALUES = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
 
 
 class _Split(NamedTuple):
@@ -62,7 +62,7 @@ def sniff(path: Path) -> bool:
     line = first_line(path)
     if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not any(name in line.lower() for name in LISTS):
         return False
-    delimiter = delimiter_of(line)
+    delimiter = detect_delimiter(line)
     try:
         header = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
     except csv.Error:
@@ -75,7 +75,7 @@ def sniff(path: Path) -> bool:
         _image_at(header, lists[0])
     }
     values: set[int] = set()
-    rows = records(path, delimiter)
+    rows = read_records(path, delimiter)
     try:
         next(rows, None)
         for _, record in rows:
@@ -89,9 +89,9 @@ def sniff(path: Path) -> bool:
     return header.index(lists[0]) not in unclear and not unclear & values
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read the lists: a tag is present, once however often it stands there; `unlisted` must be stated."""
-    sheet = Sheet(path, encoding=policy.encoding)
+    sheet = CsvTable(path, encoding=policy.encoding)
     image_column, lists = _columns(sheet, policy)
     keep = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
     index = pa.array(keep)
@@ -131,13 +131,13 @@ def read(path: Path, policy: Policy) -> Import:
     rows = Rows.build(images, classes, key // len(classes), key % len(classes), value)
     _note(audit, sheet, rows, len(keep), sum(len(keys[name]) - len(once[name]) for name in lists))
     if policy.unlisted == "absent":
-        rows = complete(rows, audit)
+        rows = mark_unlisted_absent(rows, audit)
     else:
         audit.add("not listed", "unknown", len(images) * len(classes) - len(_distinct(key)))
     known = {image_column, *lists, *policy.ignore, *policy.where}
     if unused := [name for name in sheet.header if name not in known]:
         audit.note(f"columns not used: {', '.join(unused)}")
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -175,7 +175,7 @@ def _image_at(header: list[str], lists: str) -> int:
     return found if found is not None else int(header[0] == lists)
 
 
-def _columns(sheet: Sheet, policy: Policy) -> tuple[str, dict[str, int]]:
+def _columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
     """The column of images, and the lists with what they say: present first, then perhaps absent."""
     for name in (*policy.ignore, *((policy.image_column,) if policy.image_column else ())):
         sheet.column(name)  # raises, when the user names a column that is not there
@@ -259,13 +259,13 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return keys[np.diff(keys, prepend=-1) > 0]
 
 
-def _refuse_values(sheet: Sheet, name: str, items: pa.Array) -> None:
+def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
     if len(items) and set(pc.unique(pc.utf8_lower(items)).to_pylist()) <= _VALUES:
         message = f"the cells are values, such as {items[0].as_py()!r}, and not lists of tags"
         raise sheet.error(message, "add --format wide, where every column is a class", column=name)
 
 
-def _note(audit: Audit, sheet: Sheet, rows: Rows, lines: int, again: int) -> None:
+def _note(audit: Audit, sheet: CsvTable, rows: Rows, lines: int, again: int) -> None:
     """What a person should see: rows left out, lines put together, tags said twice, contradictions, odd classes."""
     if lines < len(sheet):
         audit.note(f"{len(sheet) - lines} of {len(sheet)} rows left out by --where")

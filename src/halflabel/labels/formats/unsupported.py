@@ -9,7 +9,7 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.formats._json import head_and_tail
 
-__all__ = ["recognised"]
+__all__ = ["unsupported_format_error"]
 
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _LOOKED_AT = 200  # entries of a folder: enough to see what it holds
@@ -20,7 +20,7 @@ _MINIMAL = ('"choices"', '"annotation_id"', '"annotator"', '"lead_time"', '"imag
 _WRITE = "write a CSV file with the header image,tags and one line per image, such as"
 
 
-def recognised(path: Path) -> LabelError | None:
+def unsupported_format_error(path: Path) -> LabelError | None:
     """The error that says what a file or folder is and what to do with it; None where it is not known."""
     found = _folder(path) if path.is_dir() else _file(path)
     return found and LabelError(*found, path)

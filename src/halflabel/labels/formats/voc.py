@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import existing, lines
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
-from halflabel.labels.policy import VALUE, Policy
+from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import replacing
 
@@ -38,9 +38,9 @@ def sniff(path: Path) -> bool:
         return False
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read one split. Classes are in the order of their names, which is the same for every split."""
-    main = _main(existing(path, folder=True))
+    main = _main(existing_path(path, folder=True))
     splits = _class_files(main)
     split = _choose(main, splits, policy.split)
     files = splits[split]
@@ -60,13 +60,13 @@ def read(path: Path, policy: Policy) -> Import:
         audit.note("flag 0 means difficult objects only: taken as unknown; --difficult present or absent decides it")
     if others := [name for name in splits if name != split]:
         audit.note(f"splits not read: {', '.join(others)}")
-    labels = np.where(difficult, VALUE[meaning], flags).astype(np.int8)
+    labels = np.where(difficult, LABEL_VALUES[meaning], flags).astype(np.int8)
     image, column = np.nonzero(labels)
     source = difficult[image, column].astype(np.int16)
     rows = Rows.build(
         Names(images), Names(files), image, column, labels[image, column], source, sources=("", "difficult")
     )
-    return Import(rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -137,7 +137,7 @@ def _choose(main: Path, splits: dict[str, dict[str, Path]], wanted: str | None) 
 def _image_list(file: Path) -> list[str]:
     """The images of a split, from the list or from the first field of a class file."""
     line_of: dict[str, int] = {}
-    for number, line in enumerate(lines(file), 1):
+    for number, line in enumerate(read_lines(file), 1):
         fields = line.split()
         if not fields:
             continue
@@ -157,7 +157,7 @@ def _flags(file: Path, listing: Path, images: list[str]) -> NDArray[np.int8]:
     """The flags of one class file, in the order of `images`: {−1, 0, 1}."""
     flags: list[int] = []
     number = 0
-    for number, line in enumerate(lines(file), 1):
+    for number, line in enumerate(read_lines(file), 1):
         fields = line.split()
         if not fields:
             continue

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, Import
-from halflabel.labels.formats._csv import Sheet, csv_line, first_line
-from halflabel.labels.formats._wide_values import decode
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import CsvTable, csv_line, first_line
+from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
 from halflabel.labels.formats.open_images import NEEDED
 from halflabel.labels.formats.tags import LISTS
 from halflabel.labels.names import Names
-from halflabel.labels.policy import Policy, Undecided, shown, stating
+from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorten
 from halflabel.labels.rows import Rows
 from halflabel.system.files import replacing
 
@@ -32,9 +32,9 @@ def sniff(path: Path) -> bool:
     return path.suffix.lower() in (".csv", ".tsv", ".txt") and any(d in first_line(path) for d in ",;\t|")
 
 
-def read(path: Path, policy: Policy) -> Import:
+def read(path: Path, policy: Policy) -> LabelImport:
     """Read a wide table: blank, NaN and ? are unknown, 1 present, 0 absent; −1 only as stated."""
-    sheet = Sheet(path, encoding=policy.encoding)
+    sheet = CsvTable(path, encoding=policy.encoding)
     image_column = policy.image_column or _image_column(sheet.header)
     keep = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
     index = pa.array(keep)
@@ -47,12 +47,12 @@ def read(path: Path, policy: Policy) -> Import:
         raise sheet.error("no column is left that could be a class", "check the header line", line=1)
     _check_images(sheet, names, keep, image_column)
 
-    def fault(problem: Undecided, name: str, raw: str, row: int) -> LabelError:
+    def fault(problem: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
         fix = problem.fix
         if "not a label" in problem.message:
-            fix += f"; if {name!r} is not a class, add {stating('--ignore', name)}"
-            if shown(raw) == raw:
-                fix += f" or {stating('--where', f'{name}={raw}')}"
+            fix += f"; if {name!r} is not a class, add {quote_option('--ignore', name)}"
+            if shorten(raw) == raw:
+                fix += f" or {quote_option('--where', f'{name}={raw}')}"
             if name.lower() in LISTS:
                 fix += "; if it lists the classes that are there, add --format tags"
             if image_column.lower() not in IMAGE_COLUMNS:
@@ -61,13 +61,13 @@ def read(path: Path, policy: Policy) -> Import:
 
     audit = Audit("wide", [str(path)])
     columns = ((name, sheet.column(name).take(index)) for name in classes)
-    labels = decode(columns, policy, audit, fault, blank="blank")
+    labels = decode_columns(columns, policy, audit, fault, blank="blank")
     if policy.ignore:
         audit.note(f"columns ignored: {', '.join(policy.ignore)}")
     if policy.where:
         audit.note(f"{len(sheet) - len(keep)} of {len(sheet)} rows left out by --where")
     image, column = np.nonzero(labels)
-    return Import(Rows.build(Names(names), Names(classes), image, column, labels[image, column]), audit)
+    return LabelImport(Rows.build(Names(names), Names(classes), image, column, labels[image, column]), audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -100,7 +100,7 @@ def _image_column(header: list[str]) -> str:
     return header[0]
 
 
-def _check_images(sheet: Sheet, names: pa.Array, keep: np.ndarray, column: str) -> None:
+def _check_images(sheet: CsvTable, names: pa.Array, keep: np.ndarray, column: str) -> None:
     blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
     if blank.any():
         raise sheet.error("the image has no name", "fill it in", row=int(keep[np.argmax(blank)]), column=column)

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.formats._csv import delimiter_of, existing, first_line, records
+from halflabel.labels.formats._csv import detect_delimiter, existing_path, first_line, read_records
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import LabelTable
 
@@ -130,7 +130,7 @@ def from_file(path: str | Path, classes: Names) -> Edges:
 
     A first line that names no class is a header. The delimiter may be a comma, a semicolon, a tab or a bar.
     """
-    path = existing(path)
+    path = existing_path(path)
     read: dict[tuple[int, int], tuple[int, float]] = {}  # (row, col) -> line, weight
     number = {name: position for position, name in enumerate(classes)}
     for line, fields in _rows(path, number):
@@ -268,7 +268,7 @@ def _by_row(rows: NDArray[np.int64], cols: NDArray[np.int64], weights: NDArray[n
 
 
 def _rows(path: Path, classes: dict[str, int]) -> Iterator[tuple[int, list[str]]]:
-    for place, (line, record) in enumerate(records(path, delimiter_of(first_line(path)))):
+    for place, (line, record) in enumerate(read_records(path, detect_delimiter(first_line(path)))):
         fields = [field.strip() for field in record]
         if len(fields) not in (2, 3):
             raise LabelError(f"{len(fields)} fields", "write class,class,weight or class,class", path, line=line)

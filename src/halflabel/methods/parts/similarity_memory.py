@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.formats._csv import delimiter_of, existing, first_line, records
+from halflabel.labels.formats._csv import detect_delimiter, existing_path, first_line, read_records
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.relabel import Ignore, never_starts
 from halflabel.types import Sweep, at_least_float32
@@ -147,11 +147,11 @@ def read_groups(path: str | Path, table: LabelTable) -> NDArray[np.int64]:
     A first line whose first field is no image is a header; images that are not in the table are passed over, and one
     whose group is blank has none.
     """
-    path = existing(path)
+    path = existing_path(path)
     names: list[str] = []
     groups: list[str] = []
     lines: list[int] = []
-    for line, fields in records(path, delimiter_of(first_line(path))):
+    for line, fields in read_records(path, detect_delimiter(first_line(path))):
         if len(fields) != 2:
             raise LabelError(f"{len(fields)} fields", "write image,group on each line", path, line=line)
         names.append(fields[0].strip())
