@@ -18,7 +18,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.matching_pursuit import Part, joint_omp
-from halflabel.methods.parts.similarity_memory import Items, impute
+from halflabel.methods.parts.similarity_memory import ImageVectors, impute
 from halflabel.models.heads import Linear, Model
 from halflabel.training.callbacks import Callback
 from halflabel.training.loop import Settings, fit
@@ -144,8 +144,8 @@ def test_gradcheck_with_similarities_held_fixed(monkeypatch):
     with torch.no_grad():
         order = torch.arange(6)
         here = [order, view[:, 4:], impute(torch.from_numpy(labels), view[:, :4])]
-        fixed = method._similar(Items(*here), None)
-    monkeypatch.setattr(method, "_similar", lambda here, recent: fixed)
+        fixed = method.find_similar(ImageVectors(*here), None)
+    monkeypatch.setattr(method, "find_similar", lambda here, recent: fixed)
     assert (fixed.index >= 0).any(1).sum() > 3
 
     def loss(view):
@@ -419,7 +419,7 @@ def test_neighbours_of_a_set(monkeypatch):
     assert not (found.index == 3).any()
     for got, want in zip(found.weights, expected.weights, strict=True):
         torch.testing.assert_close(got[read], want)
-    monkeypatch.setattr("halflabel.methods.imcl._AT_ONCE", 2)
+    monkeypatch.setattr("halflabel.methods.parts.similarity_method._QUERIES", 2)
     again = method.neighbours(features, logits, torch.from_numpy(labels))
     assert torch.equal(again.index, found.index)
     none = method.neighbours(features[:0], logits[:0], torch.from_numpy(labels[:0]))
@@ -495,15 +495,15 @@ def test_autocast_does_not_blur_similarities():
 def test_large_memories_are_refused(monkeypatch):
     view, labels = inputs(0, 6, 4)
     monkeypatch.setattr("halflabel.methods.parts.similarity_memory._LARGEST", 100)
-    with pytest.raises(UserError, match=r"dictionary 6 would remember 0.0 GB about 6 images"):
+    with pytest.raises(UserError, match=r"dictionary 6 would store 0.0 GB about 6 images"):
         step(begin(labels, dictionary=6), view, labels)
     fixed = begin(labels, image_similarity="fixed")
-    with pytest.raises(UserError, match="image_similarity fixed would remember"):
+    with pytest.raises(UserError, match="image_similarity fixed would store"):
         fixed.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
-    with pytest.raises(UserError, match="image_similarity fixed would remember"):
+    with pytest.raises(UserError, match="image_similarity fixed would store"):
         step(fixed, view, labels, 1)  # not only when the logistic epochs are over
     monkeypatch.setattr("halflabel.methods.parts.similarity_memory._LARGEST", 95)  # too little for the labels alone
-    with pytest.raises(UserError, match="image_similarity fixed would remember"):
+    with pytest.raises(UserError, match="image_similarity fixed would store"):
         begin(labels, image_similarity="fixed")
 
 
@@ -512,7 +512,7 @@ def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
     view[2] = math.nan
     found = []
     for piece in (1 << 12, 3):
-        monkeypatch.setattr("halflabel.methods.parts.similarity_memory._PIECE", piece)
+        monkeypatch.setattr("halflabel.methods.parts.similarity_memory._BLOCK_IMAGES", piece)
         method = begin(labels, image_similarity="fixed")
         method.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
         found.append((method.relabel.start_features, method.relabel.start_labels))
@@ -527,10 +527,10 @@ def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
         ({"image_similarity": "some"}, "image_similarity cannot be 'some'"),
         ({"label_similarity": "yes"}, "use off, fixed or learned"),
         ({"solve": "best"}, "use clipped or exact"),
-        ({"k": 0}, "k is 0"),
-        ({"k": 99}, "use 1 … 8"),
-        ({"lambda_f": -1.0}, "lambda_f is -1"),
-        ({"logistic_share": 1.5}, "logistic_share is 1.5"),
+        ({"k": 0}, "k cannot be 0"),
+        ({"k": 99}, "use k from 1 to 8"),
+        ({"lambda_f": -1.0}, "lambda_f cannot be -1"),
+        ({"logistic_share": 1.5}, "logistic_share cannot be 1.5"),
     ],
 )
 def test_mistaken_options(options, said):

@@ -48,7 +48,7 @@ def slow_cooccurrence(labels, k, prior):
 @pytest.mark.parametrize("k", [1, 3, 50, None])
 @pytest.mark.parametrize("prior", [0.0, 1.0])
 def test_cooccurrence_is_the_slow_count(k, prior, monkeypatch):
-    monkeypatch.setattr("halflabel.methods.parts.label_graph._BLOCK", 3)
+    monkeypatch.setattr("halflabel.methods.parts.label_graph._CLASSES", 3)
     known = table()
     found = from_cooccurrence(known, k, prior=prior)
     np.testing.assert_allclose(dense(found, 8), slow_cooccurrence(known.dense(), k, prior), atol=1e-12)
@@ -90,7 +90,7 @@ def test_loops_and_sums():
 
 @pytest.mark.parametrize("kind", ["cooccurrence", "empty rows", "identity", "none"])
 def test_graph_is_the_matrix(kind, monkeypatch):
-    monkeypatch.setattr("halflabel.methods.parts.label_graph._AT_ONCE", 16)
+    monkeypatch.setattr("halflabel.methods.parts.label_graph._PRODUCTS", 16)
     edges = {
         "cooccurrence": from_cooccurrence(table(), 3),
         "empty rows": Edges(np.array([6, 2, 2]), np.array([1, 7, 0]), np.array([0.5, 2.0, 1.0])),
@@ -169,7 +169,7 @@ def test_files_are_read(tmp_path, text):
         ("dog,cat,inf\n", r"line 1: 'inf' is not a weight"),
         ("dog,cat,1\ncat,dog,1\ndog,cat,2\n", r"line 3: the edge from 'cat' to 'dog' is already on line 1"),
         ("dog,cat,1\ncat\n", r"line 2: 1 fields. Fix: write class,class,weight"),
-        ("from,to,weight\n", r"not one edge"),
+        ("from,to,weight\n", r"no edge"),
         ("", r"the file is empty"),
     ],
 )
@@ -191,8 +191,8 @@ def test_cut_reweighted_and_turned_by_hand():
     assert dense(cut, 3).tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 1]]
     found = cut.reweighted(3, 0.2)
     np.testing.assert_allclose(found.dense(3), [[0.8, 0.1, 0.1], [0, 0.8, 0], [0, 0, 0.8]])
-    np.testing.assert_allclose(found.turned().dense(3), found.dense(3).T)
-    assert (np.diff(found.turned().rows) >= 0).all()
+    np.testing.assert_allclose(found.transposed().dense(3), found.dense(3).T)
+    assert (np.diff(found.transposed().rows) >= 0).all()
 
 
 class Meaning:
@@ -220,7 +220,7 @@ def test_wordnet_graph_is_optional(monkeypatch):
     found = from_wordnet(Names(["cat", "dog", "cow", "x y"]), least=0.1)
     assert dense(found, 4).tolist() == [[0, 0.2, 0.9, 0], [0.2, 0, 0.2, 0], [0.9, 0.2, 0, 0], [0, 0, 0, 0]]
     assert dense(from_wordnet(Names(["cat", "dog", "cow"]), 1), 3).tolist() == [[0, 0, 0.9], [0.2, 0, 0], [0.9, 0, 0]]
-    with pytest.raises(UserError, match="not one of the classes"):
+    with pytest.raises(UserError, match="none of the classes"):
         from_wordnet(Names(["x y"]))
 
     def gone():

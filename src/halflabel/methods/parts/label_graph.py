@@ -1,4 +1,4 @@
-"""Label graphs: which labels say something about which, from a label table, a file, or none but themselves. Sparse."""
+"""Sparse label graphs: which labels are inferred from which, from a label table, a CSV file or WordNet."""
 
 from __future__ import annotations
 
@@ -20,80 +20,103 @@ from halflabel.labels.formats._csv import detect_delimiter, existing_path, first
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import LabelTable
 
-__all__ = ["Edges", "LabelGraph", "from_cooccurrence", "from_file", "from_wordnet", "identity"]
+__all__ = ["Edges", "LabelGraph", "from_cooccurrence", "from_file", "from_wordnet", "identity", "read_edges"]
 
-_BLOCK = 256  # classes counted at a time
-_AT_ONCE = 1 << 23  # products of gradients and labels at a time
+_CLASSES = 256  # classes counted at a time
+_PRODUCTS = 1 << 23  # products of gradients and labels computed at a time
 
 
 class Edges(NamedTuple):
-    """Label rows[e] is inferred from label cols[e] with weight weights[e]; by row, then as they were ranked."""
+    """Label rows[e] is inferred from label cols[e] with weight weights[e]; sorted by row, then by rank."""
 
     rows: NDArray[np.int64]  # (E,)
     cols: NDArray[np.int64]  # (E,)
     weights: NDArray[np.float64]  # (E,) ≥ 0
 
     def with_loops(self, classes: int, weight: float = 1.0) -> Edges:
-        """Every label is inferred from itself too, first; loops that are there stay as they are."""
+        """Add an edge from every label to itself, first in its row; existing loops keep their weight."""
         loops = np.setdiff1d(np.arange(classes), self.rows[self.rows == self.cols])
         rows, cols = np.concatenate([loops, self.rows]), np.concatenate([loops, self.cols])
         return _by_row(rows, cols, np.concatenate([np.full(len(loops), weight), self.weights]))
 
     def without_loops(self) -> Edges:
-        """No label is inferred from itself."""
-        apart = self.rows != self.cols
-        return Edges(self.rows[apart], self.cols[apart], self.weights[apart])
+        """Remove the edges from a label to itself."""
+        no_loop = self.rows != self.cols
+        return Edges(self.rows[no_loop], self.cols[no_loop], self.weights[no_loop])
 
     def normalised(self) -> Edges:
-        """Weights divided by their sum over the row; rows of zeros stay."""
+        """Divide the weights by the sum of their row; rows of zeros stay zero."""
         total = np.bincount(self.rows, self.weights, int(self.rows.max(initial=-1)) + 1)[self.rows]
         return self._replace(weights=np.divide(self.weights, total, out=np.zeros_like(self.weights), where=total > 0))
 
     def or_else(self, others: Edges) -> Edges:
-        """Labels that are inferred from none here are inferred as they are among the others."""
-        fresh = ~np.isin(others.rows, self.rows)
-        return _by_row(*(np.concatenate([own, other[fresh]]) for own, other in zip(self, others, strict=True)))
+        """Add the edges of `others` for labels that have none here."""
+        missing = ~np.isin(others.rows, self.rows)
+        return _by_row(*(np.concatenate([here, other[missing]]) for here, other in zip(self, others, strict=True)))
 
-    def turned(self) -> Edges:
-        """Each edge the other way round."""
+    def transposed(self) -> Edges:
+        """Reverse the direction of every edge."""
         return _by_row(self.cols, self.rows, self.weights)
 
     def at_least(self, tau: float) -> Edges:
-        """The edges of weight τ or more, each with weight 1. Chen 2019 (ML-GCN), eq. 7."""
-        kept = self.weights >= tau
-        return Edges(self.rows[kept], self.cols[kept], np.ones(int(kept.sum())))
+        """Keep the edges of weight τ or more, each with weight 1. Chen 2019 (ML-GCN), eq. 7."""
+        heavy = self.weights >= tau
+        return Edges(self.rows[heavy], self.cols[heavy], np.ones(int(heavy.sum())))
 
     def reweighted(self, classes: int, p: float) -> Edges:
-        """A label keeps 1 − p of itself and takes p from the others, in proportion to their weights.
+        """Give every label weight 1 − p for itself and p for the others together, in proportion to their weights.
 
-        Chen 2019 (ML-GCN), eq. 8: with p near 1 a label's own features drown in those of its neighbours, with p near 0
-        they say nothing. A label without others keeps 1 − p.
+        Chen 2019 (ML-GCN), eq. 8: with p near 1 the label's own features are lost among those of its neighbours, with p
+        near 0 the neighbours have no effect. A label without neighbours has 1 − p only.
         """
         others = self.without_loops().normalised()
         return others._replace(weights=p * others.weights).with_loops(classes, 1 - p)
 
     def dense(self, classes: int) -> NDArray[np.float64]:
-        """The C × C matrix of the weights, 8·C² bytes; row j holds what label j is inferred from."""
-        found = np.zeros((classes, classes))
-        found[self.rows, self.cols] = self.weights
-        return found
+        """Return the C × C matrix of the weights, 8·C² bytes; label j is inferred from the labels of row j."""
+        matrix = np.zeros((classes, classes))
+        matrix[self.rows, self.cols] = self.weights
+        return matrix
 
 
 def identity(classes: int) -> Edges:
-    """Every label is inferred from itself alone, with weight 1."""
-    own = np.arange(classes)
-    return Edges(own, own, np.ones(classes))
+    """Return the graph in which every label is inferred only from itself, with weight 1."""
+    labels = np.arange(classes)
+    return Edges(labels, labels, np.ones(classes))
+
+
+def read_edges(source: str, table: LabelTable, k: int | None = None) -> Edges:
+    """Return the label graph of a `--graph` option, with at most k edges per label where it is counted or measured.
+
+    source: "cooccurrence", "identity", "wordnet", a CSV file, or "wordnet+FILE", where the file serves the labels that
+    WordNet does not know.
+    """
+    kind, _, path = source.partition("+")
+    if source == "identity":
+        return identity(len(table.classes))
+    if source == "cooccurrence":
+        return from_cooccurrence(table, k)
+    file = path if kind == "wordnet" else source
+    if file and not Path(file).exists():
+        raise UserError(
+            f"there is no label graph {file!r}",
+            "use --graph cooccurrence, wordnet or identity, or name a CSV file of rows class,class,weight",
+        )
+    if kind != "wordnet":
+        return from_file(file, table.classes)
+    edges = from_wordnet(table.classes, k)
+    return edges.or_else(from_file(file, table.classes)) if file else edges
 
 
 def from_cooccurrence(table: LabelTable, k: int | None = None, *, prior: float = 1.0) -> Edges:
-    """To each label the k others (None = all) that are most often present with it, among images where both are known.
+    """Connect each label to the k others (None = all) most often present with it, in images where both are known.
 
         rank of j' for row j:  #(j and j' present) / (#(j present, j' known) + prior), then the count, then the number
         weight of (j, j'):     #(j and j' present) / (#(j' present, j known) + prior), that is P(j | j')
 
-    Images where either is unknown say nothing, so missing labels do not pull towards absence. `prior` keeps pairs seen
-    once or twice from outranking frequent ones; with 0, weights are the plain P(j | j'). Pairs never present together
-    have no edge. Where nothing is known to be absent, all P are near 1, and the number of images that show both ranks.
+    Images where either label is unknown are not counted, so missing labels do not count as absent. `prior` keeps pairs
+    seen once or twice from outranking frequent ones; with 0, weights are the plain P(j | j'). Pairs never present
+    together have no edge. If no label is known to be absent, all P are near 1 and the count decides the rank.
 
     Memory: 8 bytes per known entry, 16 per known positive, and counts of 256 classes at a time, never C × C; time about
     2 Σ_images present · known.
@@ -101,34 +124,34 @@ def from_cooccurrence(table: LabelTable, k: int | None = None, *, prior: float =
     present, known = table.matrix(table.value > 0), table.matrix(np.ones(table.known, bool))
     columns = present.tocsc()
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))]
-    for first in range(0, len(table.classes), _BLOCK):
-        here = columns[:, first : first + _BLOCK].T
-        together = (here @ present).toarray()
-        own = np.arange(len(together))
-        together[own, own + first] = 0
+    for first in range(0, len(table.classes), _CLASSES):
+        block = columns[:, first : first + _CLASSES].T
+        together = (block @ present).toarray()
+        diagonal = np.arange(len(together))
+        together[diagonal, diagonal + first] = 0
         row, col = np.nonzero(together)
         count = together[row, col]
-        rate = count / ((here @ known).toarray()[row, col] + prior)
+        rate = count / ((block @ known).toarray()[row, col] + prior)
         order = np.lexsort((col, -count, -rate, row))
         place = np.arange(len(order)) - np.searchsorted(row[order], row[order])
-        kept = order if k is None else order[place < k]
-        parts.append((row[kept] + first, col[kept], count[kept].astype(np.int64)))
+        top = order if k is None else order[place < k]
+        parts.append((row[top] + first, col[top], count[top].astype(np.int64)))
     rows, cols, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
-    # A weight is counted from the other end of its edge, so in the block of the column: known entries by class, which
-    # would do it in one go, take as much memory again.
+    # The weights need counts by column, so they are counted in a second pass over the columns; a copy of the known
+    # entries sorted by class would allow one pass but take as much memory again.
     weights = np.zeros(len(rows))
     by_column = np.argsort(cols, kind="stable")
-    for first in range(0, len(table.classes), _BLOCK):
-        edges = by_column[slice(*np.searchsorted(cols, (first, first + _BLOCK), sorter=by_column))]
-        seen = (columns[:, first : first + _BLOCK].T @ known).toarray()
+    for first in range(0, len(table.classes), _CLASSES):
+        edges = by_column[slice(*np.searchsorted(cols, (first, first + _CLASSES), sorter=by_column))]
+        seen = (columns[:, first : first + _CLASSES].T @ known).toarray()
         weights[edges] = counts[edges] / (seen[cols[edges] - first, rows[edges]] + prior)
     return Edges(rows.astype(np.int64), cols.astype(np.int64), weights)
 
 
 def from_file(path: str | Path, classes: Names) -> Edges:
-    """Edges from CSV rows `class,class,weight`: the first is inferred from the second. No weight is weight 1.
+    """Read edges from CSV rows `class,class,weight`: the first class is inferred from the second; no weight means 1.
 
-    A first line that names no class is a header. The delimiter may be a comma, a semicolon, a tab or a bar.
+    A first line without a class name is a header. The delimiter may be a comma, a semicolon, a tab or a bar.
     """
     path = existing_path(path)
     read: dict[tuple[int, int], tuple[int, float]] = {}  # (row, col) -> line, weight
@@ -136,39 +159,40 @@ def from_file(path: str | Path, classes: Names) -> Edges:
     for line, fields in _rows(path, number):
         pair = (class_number(fields[0], number, path, line), class_number(fields[1], number, path, line))
         if pair in read:
-            said = f"the edge from {fields[1]!r} to {fields[0]!r} is already on line {read[pair][0]}"
-            raise LabelError(said, "remove one of the two lines", path, line=line)
+            message = f"the edge from {fields[1]!r} to {fields[0]!r} is already on line {read[pair][0]}"
+            raise LabelError(message, "remove one of the two lines", path, line=line)
         read[pair] = (line, _weight(fields, path, line))
     if not read:
-        raise LabelError("there is not one edge", "add rows such as dog,cat,0.5", path)
+        raise LabelError("the file contains no edge", "add rows such as dog,cat,0.5", path)
     ends = np.array(list(read), np.int64).reshape(-1, 2)
     return _by_row(ends[:, 0], ends[:, 1], np.array([weight for _, weight in read.values()]))
 
 
 def from_wordnet(classes: Names, k: int | None = None, *, least: float = 0.0) -> Edges:
-    """To each label the k others (None = all) nearest in WordNet, by the similarity of Wu and Palmer 1994.
+    """Connect each label to its k nearest others (None = all) in WordNet, by the similarity of Wu and Palmer 1994.
 
     weight = 2 · depth of the closest common ancestor / (depth of one + depth of the other), from 0 to 1, of the first
-    noun meaning of each name; pairs below `least` have no edge, and neither have names that WordNet does not know.
-    Needs the package nltk and its WordNet data. Time: C² / 2 look-ups, 200 classes in about a second.
+    noun meaning of each name. Pairs below `least` have no edge, nor do names that WordNet does not know. Needs the
+    package nltk and its WordNet data. Time: C² / 2 look-ups, 200 classes in about a second.
     """
     wordnet = _wordnet()
     meanings = []
     for name in classes:
-        found = wordnet.synsets("_".join(name.replace("_", " ").split()), pos="n")
-        meanings.append(found[0] if found else None)
+        synsets = wordnet.synsets("_".join(name.replace("_", " ").split()), pos="n")
+        meanings.append(synsets[0] if synsets else None)
     if not any(meanings):
-        raise UserError("WordNet knows not one of the classes", "use another --graph, or English nouns as names")
-    near = np.zeros((len(meanings), len(meanings)))
-    for row, one in enumerate(meanings):
+        raise UserError("WordNet knows none of the classes", "use another --graph, or English nouns as names")
+    similarity = np.zeros((len(meanings), len(meanings)))
+    for row, meaning in enumerate(meanings):
         for col in range(row):
             other = meanings[col]
-            if one is not None and other is not None:
-                near[row, col] = near[col, row] = one.wup_similarity(other) or 0.0
-    order = np.argsort(-near, axis=1, kind="stable")[:, :k]
+            if meaning is not None and other is not None:
+                similarity[row, col] = similarity[col, row] = meaning.wup_similarity(other) or 0.0
+    order = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
     rows, cols = np.repeat(np.arange(len(meanings)), order.shape[1]), order.ravel()
-    kept = (near[rows, cols] > 0) & (near[rows, cols] >= least)
-    return Edges(rows[kept], cols[kept], near[rows, cols][kept])
+    weights = similarity[rows, cols]
+    is_edge = (weights > 0) & (weights >= least)
+    return Edges(rows[is_edge], cols[is_edge], weights[is_edge])
 
 
 def _wordnet() -> Any:
@@ -187,15 +211,15 @@ def _wordnet() -> Any:
 class LabelGraph(nn.Module):
     """A, a sparse C × C matrix with learned weights on given edges: (A y)_j = Σ_j' a_j'j y_j'.
 
-    Memory: 16 bytes per edge and 8 per class; where it is learned, 12 more per edge for its gradient and Adam's two
-    averages. With C = 5,000 and 51 edges each that is 4 MB and 3 MB; C × C in full would be 100 MB and 300 MB.
+    Memory: 16 bytes per edge and 8 per class; if learned, 12 more per edge for the gradient and Adam's two averages.
+    With C = 5,000 and 51 edges per label that is 4 MB and 3 MB; a dense C × C matrix would take 100 MB and 300 MB.
     """
 
     rows: Tensor  # (E,) int32, ascending
     cols: Tensor  # (E,) int32
-    first: Tensor  # (C,) int32, where the edges of each row start
-    turned: Tensor  # (E,) int32, the edges in the order of their columns
-    turned_first: Tensor  # (C,) int32, where those of each column start
+    first: Tensor  # (C,) int32, the first edge of each row
+    turned: Tensor  # (E,) int32, the edges sorted by column
+    turned_first: Tensor  # (C,) int32, the first of them of each column
     weights: nn.Parameter  # (E,)
 
     def __init__(self, edges: Edges, classes: int, *, learned: bool = True) -> None:
@@ -213,50 +237,50 @@ class LabelGraph(nn.Module):
         self.weights = nn.Parameter(torch.from_numpy(weights).float(), requires_grad=learned)
 
     def forward(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """(B, C) -> (B, C), with the gradient for labels and weights; other `weights` (E,) may stand in."""
+        """Return A y: (B, C) -> (B, C), with gradients for labels and weights; `weights` (E,) replace those of A."""
         weights = (self.weights if weights is None else weights).to(labels.dtype)
-        found: Tensor = _Spread.apply(labels, weights, self)
-        return found
+        product: Tensor = _SparseProduct.apply(labels, weights, self)
+        return product
 
     def clip(self) -> None:
-        """Cut the weights off at 0, below which a step of the optimizer may have put them."""
-        # As data: a loss that is yet to be differentiated saw them cut off too, so this does not change what it saw.
+        """Clip the weights at 0; an optimizer step may have made them negative."""
+        # On .data: a loss that is still to be differentiated used clipped weights too, so autograd need not know.
         self.weights.data.clamp_(min=0)
 
     def edges(self) -> Edges:
-        """Labels and weights as they are now, those below 0 as 0."""
+        """Return the edges with their present weights, clipped at 0."""
         rows, cols = (numbers.cpu().numpy().astype(np.int64) for numbers in (self.rows, self.cols))
         return Edges(rows, cols, self.weights.detach().cpu().numpy().astype(np.float64).clip(0))
 
 
-class _Spread(torch.autograd.Function):
-    """A y and its gradients Aᵀ g and Σ_images g_j y_j', as sums over edges: (B, C, edges) is never spelled out."""
+class _SparseProduct(torch.autograd.Function):
+    """A y and its gradients Aᵀ g and Σ_images g_j y_j', as sums over edges, without a (B, C, edges) tensor."""
 
     @staticmethod
     def forward(ctx: Any, labels: Tensor, weights: Tensor, graph: LabelGraph) -> Tensor:
         ctx.save_for_backward(labels, weights)
         ctx.graph = graph
-        return _bags(labels, graph.cols, graph.first, weights)
+        return _weighted_sums(labels, graph.cols, graph.first, weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (labels, weights), graph = ctx.saved_tensors, ctx.graph
-        to_labels = to_weights = None
+        label_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
             turned = graph.turned
-            to_labels = _bags(gradient, graph.rows[turned], graph.turned_first, weights[turned])
+            label_gradient = _weighted_sums(gradient, graph.rows[turned], graph.turned_first, weights[turned])
         if ctx.needs_input_grad[1]:
-            of_row, of_col = gradient.T.contiguous(), labels.T.contiguous()
-            size = max(_AT_ONCE // max(len(labels), 1), 1)
+            row_values, col_values = gradient.T.contiguous(), labels.T.contiguous()
+            size = max(_PRODUCTS // max(len(labels), 1), 1)
             ends = zip(graph.rows.split(size), graph.cols.split(size), strict=True)
-            products = [(of_row.index_select(0, j) * of_col.index_select(0, i)).sum(1) for j, i in ends]
-            to_weights = torch.cat(products) if products else torch.zeros_like(weights)
-        return to_labels, to_weights, None
+            products = [(row_values.index_select(0, j) * col_values.index_select(0, i)).sum(1) for j, i in ends]
+            weight_gradient = torch.cat(products) if products else torch.zeros_like(weights)
+        return label_gradient, weight_gradient, None
 
 
-def _bags(labels: Tensor, cols: Tensor, first: Tensor, weights: Tensor) -> Tensor:
-    """Σ over the edges of each row of weight · the label at its other end: (B, C) -> (B, C)."""
+def _weighted_sums(labels: Tensor, cols: Tensor, first: Tensor, weights: Tensor) -> Tensor:
+    """Sum weight · label over the edges of each row: (B, C) -> (B, C)."""
     if not len(cols) or not len(labels):
         return torch.zeros_like(labels)
     return embedding_bag(cols, labels.T.contiguous(), first, mode="sum", per_sample_weights=weights).T

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from halflabel.errors import UserError, WrongHead
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.methods.parts.label_graph import Edges, from_cooccurrence, from_file, from_wordnet, identity
+from halflabel.methods.parts.label_graph import Edges, read_edges
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.models.heads import Head, pool
@@ -303,20 +302,9 @@ class SemanticMethod(Method):
 
 
 def label_edges(source: str, table: LabelTable) -> Edges:
-    """P(c' | c) in row c, or the edges of a source: "cooccurrence", "wordnet", "identity", or a CSV file."""
-    classes = table.classes
-    if source == "cooccurrence":
-        return from_cooccurrence(table).turned()
-    if source == "identity":
-        return identity(len(classes))
-    if source == "wordnet":
-        return from_wordnet(classes)
-    if not Path(source).exists():
-        raise UserError(
-            f"there is no label graph {source!r}",
-            "use --graph cooccurrence, wordnet or identity, or name a CSV file of rows class,class,weight",
-        )
-    return from_file(source, classes)
+    """Return the label graph of a `--graph` option; for co-occurrence row c holds P(c' | c)."""
+    edges = read_edges(source, table)
+    return edges.transposed() if source == "cooccurrence" else edges
 
 
 def label_features(output: Output) -> Tensor:
