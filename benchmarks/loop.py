@@ -26,7 +26,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Linear, Model
-from halflabel.runs.evaluate import Judge
+from halflabel.runs.evaluate import ValidationMetric
 from halflabel.system.memory import keep_freed_memory
 from halflabel.system.rng import hash_names
 from halflabel.training.loop import Settings, fit
@@ -121,7 +121,7 @@ def cached(epochs: int = 10, batch: int = 32, channels: int = 1280, classes: int
         model = Model(None, Linear(channels, classes))
         settings = Settings(epochs=epochs, batch_size=batch, schedule="constant", device="cpu")
         began = time.perf_counter()
-        fit(model, recipe("bce").make(), source, table, settings, validation=validation, judge=Judge(truth))
+        fit(model, recipe("bce").make(), source, table, settings, validation=validation, judge=ValidationMetric(truth))
         return time.perf_counter() - began
 
     ours(), theirs()  # the first run of each pays for imports and allocation

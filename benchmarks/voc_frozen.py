@@ -32,7 +32,7 @@ from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
-from halflabel.runs.evaluate import Judge
+from halflabel.runs.evaluate import ValidationMetric
 from halflabel.training.config import Config, make_views, open_images
 from halflabel.training.loop import Settings, fit
 
@@ -93,7 +93,7 @@ def train_once(
         known.subset(inside),
         settings,
         validation=Part(train, outside),
-        judge=Judge(torch.from_numpy(judged.dense())),
+        judge=ValidationMetric(torch.from_numpy(judged.dense())),
     )
     best = max(line["select"] for line in fitted.log)
     logits = score_source(model, test, batch_size=512).logits

@@ -35,7 +35,7 @@ from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import Backbone, Preprocess, build_backbone
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
-from halflabel.runs.evaluate import Judge
+from halflabel.runs.evaluate import ValidationMetric
 from halflabel.training.config import Config, make_views, open_images
 from halflabel.training.loop import Settings, fit
 from voc_frozen import hide, read
@@ -90,7 +90,7 @@ class TwoJudges:
     """Chooses by one set of labels, and notes what the others say."""
 
     def __init__(self, clean: torch.Tensor, known: torch.Tensor, select: str) -> None:
-        self.clean, self.known, self.select = Judge(clean), Judge(known), select
+        self.clean, self.known, self.select = ValidationMetric(clean), ValidationMetric(known), select
         self.epoch = 0
 
     def __call__(self, logits: torch.Tensor) -> dict[str, float]:

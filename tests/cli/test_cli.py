@@ -563,7 +563,7 @@ def test_evaluate_decides_by_one_threshold_where_asked(trained: Path, data: Path
         text = flat(done(*words, tmp_path / f"m{cut}.json", *(["--threshold", cut] if cut else [])))
         found[cut] = json.loads((tmp_path / f"m{cut}.json").read_text())
         assert found[cut]["protocol"] in text
-    assert "present or absent by each class's own threshold" in found[""]["protocol"]
+    assert "present or absent by the threshold of each class" in found[""]["protocol"]
     assert "threshold" not in found[""]
     own = RunFolder(trained).read_thresholds()
     assert {row["class"]: row["threshold"] for row in found[""]["per_class"]} == pytest.approx(own)
@@ -737,8 +737,8 @@ def test_predict_names_the_images_it_cannot_read(
     assert json.loads(result.stdout)[0]["error"]
     assert "not one image could be read" in result.stderr
     (tmp_path / "none").mkdir()
-    assert "no image to look at" in refused("predict", trained, tmp_path / "none")
-    assert "no image to look at" in refused("predict", trained, "-", stdin="\n")
+    assert "there are no images" in refused("predict", trained, tmp_path / "none")
+    assert "there are no images" in refused("predict", trained, "-", stdin="\n")
 
 
 def test_methods_lists_all_and_shows_one() -> None:

@@ -293,12 +293,12 @@ def test_choosing_on_hidden_truth_has_to_be_asked_for_and_is_said(
 
     known: list[float] = []
 
-    class Spy(bench.Judge):
+    class Spy(bench.ValidationMetric):
         def __init__(self, labels: torch.Tensor) -> None:
             known.append(float((labels != 0).float().mean()))
             super().__init__(labels)
 
-    monkeypatch.setattr(bench, "Judge", Spy)
+    monkeypatch.setattr(bench, "ValidationMetric", Spy)
     honest = go("known", shares=[0.3])
     assert max(known) < 0.4
     known.clear()

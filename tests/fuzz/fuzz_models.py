@@ -59,7 +59,7 @@ def _onnx(run: Any) -> bytes:
     """The least network with the names, types and metadata of our own exports."""
     from onnx import TensorProto, helper, numpy_helper
 
-    from halflabel.runs.export.about import About
+    from halflabel.runs.export.metadata import ModelMetadata
     from halflabel.runs.predictor import Predictor
 
     given = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", 3, 32, 32])
@@ -71,7 +71,7 @@ def _onnx(run: Any) -> bytes:
     ]
     graph = helper.make_graph(nodes, "small", [given], [gives], [axes])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    about = About.of(Predictor(run)).as_dict()
+    about = ModelMetadata.of(Predictor.from_run(run)).as_dict()
     helper.set_model_props(model, {key: json.dumps(value) for key, value in about.items()})
     return bytes(model.SerializeToString())
 
@@ -96,9 +96,9 @@ def read_model(folder: Path, rng: Rng, name: str = "") -> None:
 
     from halflabel.data.sources import Arrays
     from halflabel.labels.names import Names
-    from halflabel.runs.exported_predictor import open_predictor
+    from halflabel.runs.predictor import open_model
 
-    predictor = open_predictor(folder / name)
+    predictor = open_model(folder / name)
     size = predictor.views["plain"].size
     images = torch.zeros((1, 3, size, size), dtype=torch.uint8)
     scores = predictor.scores(Arrays(images, Names(["x"]), predictor.views))
@@ -149,7 +149,7 @@ def pages(place: Path) -> Iterator[Reader]:
     from fastapi.testclient import TestClient
     from PIL import Image
 
-    from halflabel.runs.exported_predictor import open_predictor
+    from halflabel.runs.predictor import open_model
     from halflabel.runs.serve import Limits, make_app
 
     review = review_client(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
@@ -163,7 +163,7 @@ def pages(place: Path) -> Iterator[Reader]:
         files = {f"{name}.json": json.dumps(body).encode()}
         yield Reader(f"review {name}", files, partial(read_review, review, name))
     limits = Limits(file_bytes=100_000, request_bytes=150_000, files=4, pixels=300_000, seconds=8.0)
-    service = TestClient(make_app(open_predictor(place / "runs" / "run"), "run", limits))
+    service = TestClient(make_app(open_model(place / "runs" / "run"), "run", limits))
     service.__enter__()
     photo = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(photo, "JPEG")

@@ -21,8 +21,8 @@ from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.models.backbones import build_backbone
-from halflabel.runs.exported_predictor import open_predictor
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import open_model
 from halflabel.training.checkpoint import newest
 
 SOURCE = Path(halflabel.__file__).parent
@@ -87,7 +87,7 @@ def test_runs_checkpoints_and_exports_that_are_pickles(tmp_path: Path, mark: Pat
     for name in ("best.safetensors", "labels.parquet", "calibration.json", "thresholds.json", "config.yaml"):
         (run / name).write_bytes(data)
     with pytest.raises(UserError):
-        open_predictor(run.folder)
+        open_model(run.folder)
     for read in (run.read_labels, run.read_split, run.read_config):
         with pytest.raises(UserError):
             read()
@@ -103,7 +103,7 @@ def test_runs_checkpoints_and_exports_that_are_pickles(tmp_path: Path, mark: Pat
     (tmp_path / "model.onnx").write_bytes(data)
     for path in (hub, tmp_path / "model.onnx"):
         with pytest.raises(UserError):
-            open_predictor(path)
+            open_model(path)
 
 
 def test_label_files_that_are_pickles(tmp_path: Path, mark: Path) -> None:

@@ -23,7 +23,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rules import read_rules
 from halflabel.methods.parts.label_graph import from_file
 from halflabel.review.questions import read_questions
-from halflabel.runs.export.about import About
+from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import check_fields
 from halflabel.training.config import Config
@@ -157,11 +157,11 @@ def test_what_an_export_says_of_itself(data: st.DataObject) -> None:
         "halflabel": {"layout": 1}, "classes": ["a"], "thresholds": [0.5], "calibration": {}, "preprocess": preprocess,
         "backbone": "tiny", "method": "bce", "options": {}, "tune": "head",
     }  # fmt: skip
-    About.from_dict(good, "x")
+    ModelMetadata.from_dict(good, "x")
     where = data.draw(st.sampled_from([good, preprocess]))
     where[data.draw(st.sampled_from(sorted(where)))] = data.draw(documents)
     with suppress(UserError):
-        About.from_dict(good, "x")
+        ModelMetadata.from_dict(good, "x")
 
 
 @few

@@ -48,7 +48,7 @@ def test_end_to_end_and_back(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     )
     run = RunFolder(tmp_path / "run")
     found = train(table, tmp_path, config, run)
-    again = Predictor(run)
+    again = Predictor.from_run(run)
     head = again.model.head
     assert bool(head.vectors.any())  # as it was told in training
     assert bool((head.graph != torch.eye(3)).any())

@@ -61,7 +61,7 @@ def small(tmp_path_factory):
 def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
     run, images = small
     first = score_run(run, images)
-    predictor = Predictor(run)
+    predictor = Predictor.from_run(run)
     source = kept._source(first.table, images, predictor)
     assert np.allclose(
         first.scores, predictor.scores(source).numpy(), atol=2e-3
@@ -160,7 +160,9 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     assert not np.allclose(found["cr"], found["pl"], atol=1e-3)
     # The views are those of the run's own training, not of another least crop.
     note = next((tmp_path / "cr").rglob("strong-0-*")) / "cache.json"
-    assert Predictor(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
+    assert (
+        Predictor.from_run(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
+    )
 
 
 def test_names_that_are_no_text_are_kept(project) -> None:

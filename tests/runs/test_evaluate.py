@@ -13,7 +13,7 @@ from torch import Tensor
 
 from halflabel.labels.names import Names
 from halflabel.metrics.calibration import Platt
-from halflabel.runs.evaluate import Evaluation, Judge, evaluate
+from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate
 
 N, C = 60, 4
 CLASSES = Names(["ant", "bee", "cat", "dog"])
@@ -110,18 +110,20 @@ def test_nothing_known_or_nothing_readable_is_no_crash(images: int) -> None:
 
 def test_the_judge_measures_known_entries() -> None:
     logits, labels = case()
-    found = Judge(labels)(logits)
+    found = ValidationMetric(labels)(logits)
     assert found.keys() == {"mAP", "select"}
     assert found["mAP"] == found["select"] == pytest.approx(np.mean(by_scikit_learn(logits, labels)))
     logits[3] = math.nan
     rest = [i for i in range(N) if i != 3]
-    assert Judge(labels)(logits)["select"] == pytest.approx(np.mean(by_scikit_learn(logits[rest], labels[rest])))
+    assert ValidationMetric(labels)(logits)["select"] == pytest.approx(
+        np.mean(by_scikit_learn(logits[rest], labels[rest]))
+    )
 
 
 def test_with_positives_alone_the_judge_takes_unknown_as_absent_and_says_so() -> None:
     logits, labels = case()
     labels = labels.clamp(min=0)
-    found = Judge(labels)(logits)
+    found = ValidationMetric(labels)(logits)
     assert found.keys() == {"assumed_mAP", "select"}
     assumed = torch.where(labels > 0, 1, -1)
     assert found["select"] == pytest.approx(np.mean(by_scikit_learn(logits, assumed)))
@@ -129,7 +131,7 @@ def test_with_positives_alone_the_judge_takes_unknown_as_absent_and_says_so() ->
 
 def test_without_any_readable_image_the_judge_has_no_verdict() -> None:
     _, labels = case()
-    assert math.isnan(Judge(labels)(torch.full((N, C), math.nan))["select"])
+    assert math.isnan(ValidationMetric(labels)(torch.full((N, C), math.nan))["select"])
 
 
 def test_positives_alone_are_no_evidence_of_precision() -> None:
@@ -152,7 +154,7 @@ def test_a_class_without_a_known_negative_has_no_ap_and_is_left_out_of_the_mean(
     assert found.overall["classes"] == 1
     assert found.overall["macro_f1"] == pytest.approx(2 * 2 / 5)
     assert "1 of 2 classes" in found.protocol
-    assert Judge(labels)(logits)["select"] == pytest.approx(wanted)
+    assert ValidationMetric(labels)(logits)["select"] == pytest.approx(wanted)
 
 
 def test_fifths_of_the_classes_by_the_number_of_their_training_labels() -> None:

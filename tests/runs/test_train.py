@@ -116,12 +116,12 @@ def test_the_run_read_back_says_what_training_said(tmp_path: Path, folder: Path)
     held_out = [image for image, part in zip(*pq.read_table(run / "split.parquet").to_pydict().values(), strict=True)
                 if part == "validation"]  # fmt: skip
     hidden = TABLE.subset(TABLE.images.index(held_out))
-    again = Predictor(RunFolder.open(run.folder)).evaluate(hidden, folder)
+    again = Predictor.from_run(RunFolder.open(run.folder)).evaluate(hidden, folder)
     # Training saw features in half precision, prediction whole ones.
     assert again.overall["mAP"] == pytest.approx(found.overall["mAP"], abs=1e-3)
     kept = pq.read_table(run / "predictions.parquet").to_pydict()
     assert kept["image"] == held_out
-    predictor = Predictor(run)
+    predictor = Predictor.from_run(run)
     rows = predict_files(predictor, [folder / name for name in held_out], [], all_scores=True)
     for row, image, scores in zip(rows, held_out, kept["scores"], strict=True):
         assert Path(row.image).name == image
@@ -139,7 +139,7 @@ def test_without_held_out_images_the_last_weights_are_kept(
     assert go(tmp_path / "run", images, config) is None
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert (tmp_path / "run" / "split.parquet").exists()
-    (row,) = predict_files(Predictor(RunFolder.open(tmp_path / "run")), [folder / "00.png"], [], top=3)
+    (row,) = predict_files(Predictor.from_run(RunFolder.open(tmp_path / "run")), [folder / "00.png"], [], top=3)
     assert len(row.labels) == 3
 
 
@@ -285,9 +285,9 @@ def test_a_finished_run_resumed_stays_as_it_is(folder: Path, first_run: Path, co
 
 
 def test_a_new_start_in_an_old_folder_is_not_calibrated_by_the_old_run(folder: Path, copied: Path) -> None:
-    assert Predictor(RunFolder(copied)).platt.known > 0
+    assert Predictor.from_run(RunFolder(copied)).platt.known > 0
     go(copied, folder, dataclasses.replace(HEAD, held_out=0.0))
-    assert Predictor(RunFolder(copied)).platt.known == 0
+    assert Predictor.from_run(RunFolder(copied)).platt.known == 0
 
 
 def test_unreadable_images_are_reported_and_left_out(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, folder: Path) -> None:
     # A run that was trained on one serves here all the same.
     go(tmp_path / "run", folder)
     RunFolder(tmp_path / "run").write_config(config.as_dict())
-    assert len(predict_files(Predictor(RunFolder(tmp_path / "run")), [folder], [])) == N
+    assert len(predict_files(Predictor.from_run(RunFolder(tmp_path / "run")), [folder], [])) == N
 
 
 def test_positives_alone_are_judged_as_such(tmp_path: Path, folder: Path) -> None:
@@ -366,7 +366,7 @@ def test_positives_alone_are_judged_as_such(tmp_path: Path, folder: Path) -> Non
 
 
 def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Path) -> None:
-    predictor = Predictor(RunFolder(first_run))
+    predictor = Predictor.from_run(RunFolder(first_run))
     plain = predictor.evaluate(TABLE, folder)
     order = [2, 0, 1]
     labels = np.hstack([TABLE.dense()[:, order], np.ones((N, 1), np.int8)])
@@ -378,7 +378,7 @@ def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Pa
     assert np.isnan(fewer[2]["AP"])
     none = LabelTable.from_dense(TABLE.dense(), TABLE.images, ["x", "y", "z"])
     with pytest.raises(UserError, match=r"other\.csv names none of the run's 3 classes: it has 'x', 'y', 'z'"):
-        predictor.evaluate(none, folder, called="other.csv")
+        predictor.evaluate(none, folder, labels_name="other.csv")
 
 
 def rows_of(made: np.ndarray) -> Rows:
@@ -405,15 +405,15 @@ def test_labels_of_a_model_are_trained_on_but_judge_nothing(tmp_path: Path, fold
     counts = [(row["present"], row["absent"]) for row in found.per_class]
     assert counts == [(int((people[:, c] > 0).sum()), int((people[:, c] < 0).sum())) for c in range(3)]
     left_out = TABLE.subset(held).known - np.count_nonzero(people)
-    assert f"{left_out} labels that a model made are not counted" in run.read_metrics()["protocol"]
+    assert f"{left_out} labels made by a model are not used" in run.read_metrics()["protocol"]
     # Where labels of a model are unknown, all that is measured is the same; so it is by `evaluate`.
-    predictor = Predictor(run)
+    predictor = Predictor.from_run(run)
     alone = predictor.evaluate(TABLE.keep(~made), folder)
     both = predictor.evaluate(rows_of(made), folder)
     assert both.overall == alone.overall
-    assert both.protocol == f"{alone.protocol}; {made.sum()} labels that a model made are not counted"
+    assert both.protocol == f"{alone.protocol}; {made.sum()} labels made by a model are not used"
     assert predictor.evaluate(rows_of(np.zeros_like(made)), folder).overall != alone.overall
-    with pytest.raises(UserError, match="nothing to measure by"):
+    with pytest.raises(UserError, match="nothing to evaluate on"):
         predictor.evaluate(rows_of(np.ones_like(made)), folder)
     # A run that goes on trains on, and judges by, the same.
     before = run.weights.read_bytes()
@@ -425,14 +425,14 @@ def test_a_run_on_labels_of_a_model_alone_ends_well(tmp_path: Path, folder: Path
     found = go(tmp_path / "run", folder, table=rows_of(np.ones(TABLE.known, bool)))
     assert np.isnan(found.overall["mAP"])
     assert all(row["present"] == row["absent"] == 0 for row in found.per_class)
-    Predictor(RunFolder(tmp_path / "run"))
+    Predictor.from_run(RunFolder(tmp_path / "run"))
 
 
 def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> None:
     run = RunFolder(copied)
-    before = predict_files(Predictor(run), [folder / "03.png"], [])
+    before = predict_files(Predictor.from_run(run), [folder / "03.png"], [])
     run.labels.write_bytes(b"damaged")
-    predictor = Predictor(RunFolder.open(copied))
+    predictor = Predictor.from_run(RunFolder.open(copied))
     assert predict_files(predictor, [folder / "03.png"], []) == before
     with pytest.raises(UserError, match="start a new run"):
         predictor.evaluate(TABLE, folder)
@@ -440,7 +440,7 @@ def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> Non
 
 @pytest.mark.parametrize(("top", "every"), [(0, False), (2, False), (10**30, False), (0, True)])
 def test_labels_of_scores_are_those_of_a_loop(first_run: Path, top: int, every: bool) -> None:
-    predictor = Predictor(RunFolder(first_run))
+    predictor = Predictor.from_run(RunFolder(first_run))
     predictor.thresholds = torch.tensor([0.5, 0.25, 0.75])
     for values in ([0.25, 0.25, 0.5], [0.5, 0.125, 0.75], [0.0, 0.0, 0.0]):
         order = sorted(range(3), key=lambda c: -values[c])
@@ -453,7 +453,7 @@ def test_labels_of_scores_are_those_of_a_loop(first_run: Path, top: int, every: 
 
 
 def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, folder: Path, first_run: Path) -> None:
-    predictor = Predictor(RunFolder(first_run))
+    predictor = Predictor.from_run(RunFolder(first_run))
     (tmp_path / "broken.png").write_bytes(b"not a picture")
     given = [folder / "03.png", Path("-"), tmp_path / "broken.png", folder / "03.png", tmp_path / "missing.png"]
     found = predict_files(predictor, given, [str(folder / "01.png"), "", str(folder / "02.png")], top=1)
@@ -476,7 +476,7 @@ def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, fold
     alone = predict_files(predictor, [tmp_path / "broken.png"], [])
     assert alone[0].error
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no image to look at"):
+    with pytest.raises(UserError, match="there are no images"):
         predict_files(predictor, [tmp_path / "empty"], [])
 
 
@@ -488,7 +488,7 @@ def other_model(run: RunFolder) -> None:
 DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "unfinished": (lambda run: run.weights.unlink(), "has no weights yet.*train --resume"),
     "cut off": (lambda run: run.weights.write_bytes(run.weights.read_bytes()[:100]), "is damaged"),
-    "no classes": (lambda run: save_plain(run.weights), "does not say its classes"),
+    "no classes": (lambda run: save_plain(run.weights), "does not name its classes"),
     "another model": (other_model, "of another model"),
     "config of another version": (lambda run: run.write_config({"colour": "red"}), "does not fit this version"),
     "config with too much": (lambda run: run.write_config({**run.read_config(), "x": 1}), "does not fit this version"),
@@ -506,7 +506,7 @@ def save_plain(path: Path) -> None:
 def test_a_damaged_run_says_what_is_wrong(copied: Path, harm: Callable[[RunFolder], Any], says: str) -> None:
     harm(RunFolder(copied))
     with pytest.raises(UserError, match=says):
-        Predictor(RunFolder.open(copied))
+        Predictor.from_run(RunFolder.open(copied))
 
 
 def test_the_settings_survive_the_file(tmp_path: Path) -> None:

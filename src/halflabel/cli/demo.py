@@ -81,7 +81,7 @@ def run_demo(
         settings = Settings(epochs=20, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=seed)
         config = Config(method=method, size=SIZE, held_out=0, settings=settings)
         train(table, made.images, config, run, cache=out / "cache", progress=progress)
-        logits = score_source(Model(None, Predictor(run).model.head), test).logits
+        logits = score_source(Model(None, Predictor.from_run(run).model.head), test).logits
         value = metrics.mean_average_precision(logits, hidden)
         row = Row(known, method, value, None, time.perf_counter() - started)
         say(f"  {known}, {method}: test mAP {points(value)}")

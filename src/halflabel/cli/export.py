@@ -44,9 +44,9 @@ def onnx(
         raise UserError("this is an ONNX file already", "name the run, or the folder that was exported for the Hub")
 
     from halflabel.runs.export.onnx import export_onnx
-    from halflabel.runs.exported_predictor import open_predictor
+    from halflabel.runs.predictor import open_model
 
-    predictor = open_predictor(run)
+    predictor = open_model(run)
     parity = export_onnx(predictor, out)
     size = predictor.views["plain"].size
     console.print(

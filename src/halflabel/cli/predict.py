@@ -66,12 +66,12 @@ def evaluate(
     table = found.table()
 
     from halflabel.cli.progress import Bar
-    from halflabel.runs.exported_predictor import open_predictor
+    from halflabel.runs.predictor import open_model
 
-    predictor = open_predictor(run)
+    predictor = open_model(run)
     show_audit(found.audit, table)
     with Bar("scores") as bar:
-        result = predictor.evaluate(found.rows, images, bar, called=str(labels), threshold=threshold)
+        result = predictor.evaluate(found.rows, images, bar, labels_name=str(labels), threshold=threshold)
     named = set(table.classes)
     if unnamed := [name for name in predictor.classes if name not in named]:
         shown = ", ".join(unnamed[:8]) + (" …" if len(unnamed) > 8 else "")
@@ -115,10 +115,9 @@ def predict(
     model_kind(run)
 
     from halflabel.cli.progress import Bar
-    from halflabel.runs.exported_predictor import open_predictor
-    from halflabel.runs.predictor import predict_files
+    from halflabel.runs.predictor import open_model, predict_files
 
-    predictor = open_predictor(run)
+    predictor = open_model(run)
     names = (line.rstrip("\n") for line in sys.stdin)
     with Bar("scores") as bar:
         found = predict_files(predictor, images, names, top=top, all_scores=all_scores, progress=bar)

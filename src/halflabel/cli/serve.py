@@ -75,7 +75,7 @@ def serve(
             fix = "pip install fastapi uvicorn python-multipart"
             raise UserError(f"serving needs packages that are not here ({error})", fix) from None
 
-        from halflabel.runs.exported_predictor import open_predictor
+        from halflabel.runs.predictor import open_model
 
         bytes_per_file = int(max_mb * 1e6)
         limits = server.Limits(
@@ -88,7 +88,7 @@ def serve(
             batch=batch,
             wait=wait_ms / 1000,
         )
-        predictor = open_predictor(model)
+        predictor = open_model(model)
         made = server.make_app(predictor, model.resolve().name, limits)
         address, taken = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address

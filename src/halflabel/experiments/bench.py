@@ -34,7 +34,7 @@ from halflabel.models.backbones import build_backbone, fingerprint
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
-from halflabel.runs.evaluate import Judge
+from halflabel.runs.evaluate import ValidationMetric
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import STRONG, Config
 from halflabel.training.device import choose_device
@@ -306,13 +306,15 @@ class Bench:
         )
         return Trained(outcome, logits.numpy()), fitted
 
-    def _judge(self, known: LabelTable, outside: NDArray[np.int64]) -> Judge | None:
+    def _judge(self, known: LabelTable, outside: NDArray[np.int64]) -> ValidationMetric | None:
         """What chooses the epoch, if anything does."""
         if self.validation is not None:
-            return Judge(torch.from_numpy(self.validation.dense()))
+            return ValidationMetric(torch.from_numpy(self.validation.dense()))
         if not len(outside):
             return None
-        return Judge(torch.from_numpy((known if self.select == "known" else self.rest).subset(outside).dense()))
+        return ValidationMetric(
+            torch.from_numpy((known if self.select == "known" else self.rest).subset(outside).dense())
+        )
 
     def open(self) -> None:
         """Find the backbone and the image files; what is wrong with them is said before anything is written."""

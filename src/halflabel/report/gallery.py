@@ -172,7 +172,7 @@ def galleries(
     from halflabel.data.sources import open_images
     from halflabel.runs.predictor import Predictor
 
-    predictor = Predictor(run)
+    predictor = Predictor.from_run(run)
     source = open_images(facts.table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
     found = score_images(facts, predictor, source, scan, progress)
     thresholds = predictor.thresholds.numpy()

@@ -83,7 +83,7 @@ def cross_scores(
     from halflabel.runs.crossfit import cross_fit
     from halflabel.runs.predictor import Predictor
 
-    predictor = Predictor(run)
+    predictor = Predictor.from_run(run)
     if predictor.config.tune != "head" or folds < 2:
         return None
     table = run.read_labels()
@@ -117,7 +117,7 @@ def _compute(
     from halflabel.models.scoring import score_source
     from halflabel.runs.predictor import Predictor
 
-    predictor = Predictor(run)
+    predictor = Predictor.from_run(run)
     source = _source(table, folder, predictor)
     if predictor.config.tune == "head":
         cached = _features(run, predictor, source, progress, train=False)

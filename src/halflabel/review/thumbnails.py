@@ -172,7 +172,7 @@ class Maps:
         from halflabel.runs.predictor import Predictor
 
         if self._predictor is None:
-            self._predictor = Predictor(self.run)
+            self._predictor = Predictor.from_run(self.run)
         try:
             pixels = read_image(self.pictures.path(image))
         except BadImage as error:

@@ -77,7 +77,7 @@ def score_run(
         count = folds or _FOLDS
         protocol = f"{count}-fold cross-fitting: each image scored by a head that saw none of its labels"
     else:
-        predictor = Predictor(run)
+        predictor = Predictor.from_run(run)
         if folds is None:
             return _held_out(run, predictor, images, table, progress)
         assert isinstance(predictor.model.backbone, Backbone)

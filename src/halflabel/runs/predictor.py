@@ -1,12 +1,13 @@
-"""What a trained run says of images."""
+"""Predictor: a trained model, from a run, a Hub folder or an ONNX file, that scores images and evaluates on labels."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from halflabel.data.decode import find_images
 from halflabel.data.sources import Images, Source, open_images
+from halflabel.data.views import Plain, View
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
@@ -22,95 +24,140 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
-from halflabel.models.backbones import build_backbone
+from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, evaluate
-from halflabel.runs.folder import RunFolder
+from halflabel.runs.export.metadata import ModelMetadata
+from halflabel.runs.folder import RunFolder, model_kind
+from halflabel.runs.folder_tables import first_line
 from halflabel.system import distributed as processes
+from halflabel.system.files import check_fields, read_json
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 
-__all__ = ["Prediction", "Predictor", "predict_files"]
+__all__ = ["Prediction", "Predictor", "evaluate_model", "open_model", "predict_files"]
+
+Progress = Callable[[int, int], None]  # (images done, images in all)
 
 
 class Prediction(NamedTuple):
-    """The labels of one image, most likely first; or why it could not be read."""
+    """The labels of one image, most likely first; or the reason why it could not be read."""
 
     image: str
     labels: list[dict[str, Any]]  # class, probability, present (over its threshold)
     error: str = ""
 
 
+@dataclass(eq=False)
 class Predictor:
-    """A trained run, ready to score images."""
+    """A trained model with its classes, thresholds, calibration and preprocessing."""
 
-    run: RunFolder | None = None  # None for what was exported
+    model: Model
+    config: Config
+    classes: Names
+    views: Mapping[str, View]
+    platt: Platt
+    thresholds: Tensor  # (C,) on calibrated probabilities
+    device: str = "cpu"
+    run: RunFolder | None = None  # None for an exported model
 
-    def __init__(self, run: RunFolder) -> None:
-        """Load the weights, the class names, the thresholds and the calibration of a run."""
+    @classmethod
+    def from_run(cls, run: RunFolder) -> Predictor:
+        """Load the weights, class names, thresholds and calibration of a finished run."""
         from safetensors import SafetensorError, safe_open
 
-        self.run = run
-        self.config = Config.from_dict(run.read_config())
+        config = Config.from_dict(run.read_config())
         run.check_finished()
         try:
             with safe_open(run.weights, "pt") as file:
-                about = file.metadata() or {}
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+                metadata = file.metadata() or {}
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         except SafetensorError as error:
             raise UserError(f"{run.weights} is damaged ({error})", "train again, or resume the run") from None
         try:
-            self.classes = Names(json.loads(about["halflabel"])["classes"])
+            classes = Names(json.loads(metadata["halflabel"])["classes"])
         except (KeyError, TypeError, ValueError, RecursionError):
-            raise UserError(f"{run.weights} does not say its classes", "train again") from None
-        backbone = build_backbone(self.config.backbone, pretrained=False, size=self.config.size)
+            raise UserError(f"{run.weights} does not name its classes", "train again") from None
+        backbone = build_backbone(config.backbone, pretrained=False, size=config.size)
         try:
-            method = recipe(self.config.method).make(**self.config.options)
-            self.model = Model(backbone, method.head(backbone.channels, len(self.classes)))
-            self.model.load_state_dict(state)
-        except (RuntimeError, TypeError, ValueError) as error:  # options of other kinds fail in their own ways
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{run.weights} is of another model ({reason})", "train again") from None
-        self.device = choose_device(self.config.settings.device, fall_back=True)
-        self.model.to(self.device).to(memory_format=torch.channels_last).eval()
-        size = self.config.size or backbone.preprocess.size
-        self.views = self.config.views(size, backbone)
-        self.platt, self.thresholds = Platt(), torch.full((len(self.classes),), 0.5)
+            model = _build_model(backbone, config.method, config.options, classes)
+            model.load_state_dict(weights)
+        except (RuntimeError, TypeError, ValueError) as error:  # unsuitable options raise any of these
+            reason = first_line(error)
+            raise UserError(f"{run.weights} belongs to another model ({reason})", "train again") from None
+        platt, thresholds = Platt(), torch.full((len(classes),), 0.5)
         if run.is_calibrated:
-            self.platt = run.read_calibration()
-            cuts = run.read_thresholds()
-            if missing := [name for name in self.classes if cuts.get(name) is None]:
+            platt = run.read_calibration()
+            by_class = run.read_thresholds()
+            if missing := [name for name in classes if by_class.get(name) is None]:
                 raise UserError(f"{run.folder} has no threshold for the class {missing[0]!r}", "train again")
-            self.thresholds = torch.tensor([cuts[name] for name in self.classes])
+            thresholds = torch.tensor([by_class[name] for name in classes])
+        device = choose_device(config.settings.device, fall_back=True)
+        views = config.views(config.size or backbone.preprocess.size, backbone)
+        return cls(_ready(model, device), config, classes, views, platt, thresholds, device, run)
+
+    @classmethod
+    def from_hub(cls, folder: Path) -> Predictor:
+        """Load model.safetensors and config.json of an exported folder; runs no code from it, downloads nothing."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = folder / "config.json"
+        metadata = ModelMetadata.from_dict(read_json(path, "export the run again"), str(path))
+        described = _described_by(metadata, str(path))
+        weights = folder / "model.safetensors"
+        if not weights.is_file():
+            raise UserError(f"{folder} has no model.safetensors", "export the run again, or download the whole folder")
+        backbone = build_backbone(metadata.backbone, pretrained=False, size=metadata.view.size)
+        # The normalisation used in training, even if another version of timm has other values.
+        for buffer, values in ((backbone.mean, metadata.mean), (backbone.std, metadata.std)):
+            buffer.copy_(torch.tensor(values).view(3, 1, 1))
+        try:
+            model = _build_model(backbone, metadata.method, metadata.options, metadata.classes)
+            model.load_state_dict(load_file(weights))
+        except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
+            reason = first_line(error)
+            raise UserError(f"{weights} does not fit {path.name} ({reason})", "export the run again") from None
+        device = choose_device("auto")
+        return cls(_ready(model, device), **described, device=device)
+
+    @classmethod
+    def from_onnx(cls, path: Path) -> Predictor:
+        """Open an ONNX file, run by ONNX Runtime on the CPU; its `model` has no weights to inspect."""
+        from halflabel.runs.export.onnx import OnnxHead, read_metadata
+
+        head = OnnxHead.open(path)
+        described = _described_by(read_metadata(head.session, path), str(path))
+        return cls(Model(None, head), **described)
 
     @cached_property
     def annotations(self) -> NDArray[np.int64] | None:
-        """Known training labels per class (C,), where the labels are there; read when they are first asked for."""
+        """Known training labels per class (C,), or None if the labels are not available; read on first use."""
         if self.run is None or not self.run.labels.exists():
             return None
         return self.run.read_labels().stats().annotations
 
-    def logits(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Logits of every image of a source (N, C); NaN for unreadable ones."""
+    def logits(self, source: Source, progress: Progress | None = None) -> Tensor:
+        """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""
         return score_source(
             self.model,
             source,
             device=self.device,
             batch_size=32,
-            mirror=self.config.mirror,
+            mirror=self.config.mirror and self.model.backbone is not None,  # an ONNX graph mirrors images itself
             progress=progress,
             features=False,
         ).logits
 
-    def scores(self, source: Source, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Calibrated probabilities (N, C); NaN for unreadable images."""
+    def scores(self, source: Source, progress: Progress | None = None) -> Tensor:
+        """Return calibrated probabilities (N, C); NaN for unreadable images."""
         return self.platt.scores(self.logits(source, progress))
 
     def labels(self, scores: Tensor, *, top: int = 3, every: bool = False) -> list[dict[str, Any]]:
-        """What the scores (C,) of an image say, most likely first: class, probability, present (over its threshold).
+        """Return class, probability and present (over its threshold) from the scores (C,), most likely first.
 
-        Given are the classes that are present and the `top` most likely, or every one.
+        Includes the classes that are present and the `top` most likely ones, or all classes with `every`.
         """
         present = scores >= self.thresholds
         order = torch.argsort(scores, descending=True, stable=True)
@@ -123,63 +170,79 @@ class Predictor:
         self,
         labels: LabelTable | Rows,
         images: Path,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         *,
-        called: str = "the label table",
+        labels_name: str = "the label table",
         threshold: float | None = None,
     ) -> Evaluation:
-        """Measure the run on other labels, less those that a model made; classes are matched by name.
+        """Evaluate on labels of other images; labels made by a model are never used. Classes are matched by name.
 
-        Of a class that the labels do not name, nothing is known. `called` is what an error calls the labels. With
-        `threshold` all classes are decided by this one probability, else each by the run's own for it.
+        A class that the labels do not have counts as unknown. `labels_name` is used in error messages. With `threshold`
+        that one probability decides for all classes, otherwise each class has its own threshold.
         """
         if threshold is not None and not 0 <= threshold <= 1:
-            raise UserError(f"{threshold:g} is no threshold", "give a probability between 0 and 1")
-        every, table = training_and_evaluation_tables(labels)
-        if every.known and not table.known:
+            raise UserError(f"{threshold:g} is not a threshold", "give a probability between 0 and 1")
+        with_model_made, table = training_and_evaluation_tables(labels)
+        if with_model_made.known and not table.known:
             raise UserError(
-                f"all {every.known} labels were made by a model, so there is nothing to measure by",
+                f"all {with_model_made.known} labels were made by a model, so there is nothing to evaluate on",
                 "have some of them checked: halflabel review",
             )
         if (table.classes.index(self.classes.array) < 0).all():
-            theirs, own = (", ".join(map(repr, list(names)[:3])) for names in (table.classes, self.classes))
+            theirs, ours = (", ".join(map(repr, list(names)[:3])) for names in (table.classes, self.classes))
             raise UserError(
-                f"{called} names none of the run's {len(self.classes)} classes: it has {theirs} …, the run {own} …",
+                f"{labels_name} has none of the model's {len(self.classes)} classes: it has {theirs} …, "
+                f"the model {ours} …",
                 "use the same class names",
             )
-        table, every = _over(table, self.classes), _over(every, self.classes)
-        left_out = every.known - table.known
-        annotations = self.annotations  # before the work of scoring: the run's labels may be damaged
+        table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))
+        annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
-        truth = torch.from_numpy(table.dense())
         logits = self.logits(source, progress)
-        found = processes.on_first(
+        evaluation = processes.on_first(
             lambda: evaluate(
                 logits,
-                truth,
+                torch.from_numpy(table.dense()),
                 table.classes,
                 thresholds=self.thresholds if threshold is None else threshold,
                 platt=self.platt,
                 annotations=annotations,
             )
         )
-        return found.less(left_out)
+        return evaluation.noting_excluded(with_model_made.known - table.known)
+
+
+def open_model(path: str | Path) -> Predictor:
+    """Open a model written by `halflabel train` (a run) or `halflabel export` (a Hub folder or an .onnx file)."""
+    path = Path(path)
+    kind = model_kind(path)
+    if kind == "onnx":
+        return Predictor.from_onnx(path)
+    return Predictor.from_hub(path) if kind == "hub" else Predictor.from_run(RunFolder.open(path))
+
+
+def evaluate_model(
+    model: str | Path | Predictor, labels: LabelTable | Rows, images: str | Path, *, threshold: float | None = None
+) -> Evaluation:
+    """Evaluate a model on known labels of other images, as `halflabel evaluate` does: see `Predictor.evaluate`."""
+    predictor = model if isinstance(model, Predictor) else open_model(model)
+    return predictor.evaluate(labels, Path(images), threshold=threshold)
 
 
 def predict_files(
     predictor: Predictor,
-    given: Sequence[Path],
-    stdin: Iterable[str],
+    images: Sequence[str | Path],
+    stdin: Iterable[str] = (),
     *,
     top: int = 3,
     all_scores: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Prediction]:
-    """Score files and the images of folders; the path "-" stands for names that come line by line."""
+    """Score image files and the images of folders; the path "-" stands for the file names in `stdin`, one per line."""
 
-    def listed() -> list[Path]:
+    def list_files() -> list[Path]:
         paths: list[Path] = []
-        for path in given:
+        for path in map(Path, images):
             if str(path) == "-":
                 paths += [Path(line) for line in stdin if line.strip()]
             elif path.is_dir():
@@ -188,9 +251,9 @@ def predict_files(
                 paths.append(path)
         return paths
 
-    paths = processes.on_first(listed)  # of several processes one alone reads the lines
+    paths = processes.on_first(list_files)  # only one of several processes may read standard input
     if not paths:
-        raise UserError("there is no image to look at", "name image files, or folders that hold some")
+        raise UserError("there are no images", "name image files, or folders with images")
     source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)
     try:
         scores = predictor.scores(source, progress)
@@ -199,18 +262,54 @@ def predict_files(
             raise
         scores = torch.full((len(paths), len(predictor.classes)), torch.nan)
     reasons = {int(number): reason for number, _, reason in source.quarantine.rows}
-    found = []
-    for number, path in enumerate(paths):
-        if number in reasons:
-            found.append(Prediction(str(path), [], reasons[number]))
-            continue
-        found.append(Prediction(str(path), predictor.labels(scores[number], top=top, every=all_scores)))
-    return found
+    return [
+        Prediction(str(path), [], reasons[number])
+        if number in reasons
+        else Prediction(str(path), predictor.labels(scores[number], top=top, every=all_scores))
+        for number, path in enumerate(paths)
+    ]
 
 
-def _over(table: LabelTable, classes: Names) -> LabelTable:
-    """The labels of a table over other classes, by name: of those that it does not have nothing is known."""
-    at = classes.index(table.classes.array)
+def _build_model(backbone: Backbone, method: str, options: Mapping[str, Any], classes: Sequence[str] | Names) -> Model:
+    """Return an untrained model with the head of a method."""
+    return Model(backbone, recipe(method).make(**options).head(backbone.channels, len(classes)))
+
+
+def _ready(model: Model, device: str) -> Model:
+    return model.to(device).to(memory_format=torch.channels_last).eval()
+
+
+def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
+    """Return the fields of a Predictor that the metadata determines; `where` is named in errors."""
+    fix, view = "export the run again", metadata.view
+    try:
+        check_fields(Plain, vars(view))
+        classes = Names(metadata.classes)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} is damaged ({error})", fix) from None
+    if not (SMALLEST <= view.size <= LARGEST and 0 < view.crop_pct <= 1):
+        raise UserError(f"{where} has images of {view.size} pixels, cropped to {view.crop_pct:g} of the side", fix)
+    config = Config(
+        method=metadata.method,
+        options=metadata.options,
+        backbone=metadata.backbone,
+        size=view.size,
+        resize=view.resize,
+        tune=cast(Literal["head", "all"], metadata.tune),
+        mirror=metadata.mirror,
+    )
+    return {
+        "config": config,
+        "classes": classes,
+        "views": {"plain": view},
+        "platt": metadata.calibration,
+        "thresholds": torch.tensor(metadata.thresholds),
+    }
+
+
+def _with_classes(table: LabelTable, classes: Names) -> LabelTable:
+    """Return the labels of a table with other classes, matched by name; classes it does not have are unknown."""
+    index = classes.index(table.classes.array)
     image, column, value = table.entries()
-    stays = at[column] >= 0
-    return LabelTable.from_entries(table.images, classes, image[stays], at[column[stays]], value[stays])
+    shared = index[column] >= 0
+    return LabelTable.from_entries(table.images, classes, image[shared], index[column[shared]], value[shared])

@@ -34,7 +34,7 @@ from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
-from halflabel.runs.evaluate import Evaluation, Judge, evaluate
+from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed as processes
@@ -116,7 +116,7 @@ def train(
         _start_from(RunFolder.open(config.begin_from), Model(backbone, head), table.classes)
     place = cache if cache is not None else run.folder.parent / "cache"
     settings = config.settings
-    judge = Judge(torch.from_numpy(hidden.dense())) if len(outside) else None
+    judge = ValidationMetric(torch.from_numpy(hidden.dense())) if len(outside) else None
 
     def tune(
         model: Model, source: Source, settings: Settings, folder: Path, callback: Callback | None = callback
@@ -192,7 +192,7 @@ def train(
 
 def _start_from(run: RunFolder, model: Model, classes: Names) -> None:
     """Put the weights of a finished run into a model for the same classes."""
-    before = Predictor(run)
+    before = Predictor.from_run(run)
     if list(before.classes) != list(classes):
         raise UserError(
             f"{run.folder} was trained on other classes", "go on with the same classes in the same order, or start anew"
@@ -241,7 +241,7 @@ def _finish(
     else:
         thresholds = torch.full((len(hidden.classes),), 0.5)
     found = evaluate(logits, labels, hidden.classes, thresholds=thresholds, platt=platt, annotations=annotations)
-    found = found.less(left_out)
+    found = found.noting_excluded(left_out)
     run.write_calibration(platt, dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
     run.write_metrics({"protocol": f"held-out images; {found.protocol}", **found.overall}, found.per_class)
     run.write_predictions(hidden.images.array, list(hidden.classes), scores.numpy())

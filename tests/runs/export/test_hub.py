@@ -18,12 +18,11 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.runs.export.about import About
 from halflabel.runs.export.hub import FILES, export_hub, push
-from halflabel.runs.export.onnx import export_onnx
-from halflabel.runs.exported_predictor import HubPredictor, OnnxPredictor, open_predictor
+from halflabel.runs.export.metadata import ModelMetadata
+from halflabel.runs.export.onnx import OnnxHead, export_onnx
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.predictor import Predictor, open_model, predict_files
 from halflabel.runs.train import train
 from halflabel.training.config import Config
 
@@ -56,10 +55,10 @@ def test_the_folder_holds_what_is_needed_and_no_more(run: RunFolder, folder: Pat
     assert config["backbone"] == "tiny"
     assert config["method"] == "bn-bce"
     assert config["preprocess"]["resize"] == "crop"
-    assert About.from_dict(config, "x") == About.of(Predictor(run))
+    assert ModelMetadata.from_dict(config, "x") == ModelMetadata.of(Predictor.from_run(run))
     for path in folder.iterdir():  # where it was trained is nobody's business
         assert str(run.folder.parent).encode() not in path.read_bytes()
-        assert Predictor(run).config.images.encode() not in path.read_bytes()
+        assert Predictor.from_run(run).config.images.encode() not in path.read_bytes()
 
 
 def test_the_card_says_what_was_measured(run: RunFolder, folder: Path) -> None:
@@ -80,7 +79,7 @@ def test_the_card_says_what_was_measured(run: RunFolder, folder: Path) -> None:
 
 
 def test_a_run_that_measured_nothing_says_so(pictures: Path, table: LabelTable, run: RunFolder, tmp_path: Path) -> None:
-    config: Config = dataclasses.replace(Predictor(run).config, held_out=0.0)
+    config: Config = dataclasses.replace(Predictor.from_run(run).config, held_out=0.0)
     bare = RunFolder(tmp_path / "bare")
     train(table, pictures, config, bare)
     text = (export_hub(bare, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
@@ -95,8 +94,8 @@ def test_all_three_kinds_predict_the_same(
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     files = [*sorted(pictures.iterdir())[:19], broken]  # more than a batch, and one that cannot be read
-    predictors = [open_predictor(path) for path in (run.folder, folder, exported)]
-    assert [type(predictor) for predictor in predictors] == [Predictor, HubPredictor, OnnxPredictor]
+    predictors = [open_model(path) for path in (run.folder, folder, exported)]
+    assert [isinstance(predictor.model.head, OnnxHead) for predictor in predictors] == [False, False, True]
     first, *others = (predict_files(predictor, files, [], all_scores=True) for predictor in predictors)
     assert first[-1].error
     for other in others:
@@ -112,16 +111,16 @@ def test_all_three_kinds_predict_the_same(
 
 
 def test_mirror_images_are_scored_where_the_run_scored_them(run: RunFolder, copied: Path, pictures: Path) -> None:
-    own, config = Predictor(run), copied / "config.json"
-    plain = predict_files(open_predictor(copied), [pictures], [])
+    own, config = Predictor.from_run(run), copied / "config.json"
+    plain = predict_files(open_model(copied), [pictures], [])
     own.config = dataclasses.replace(own.config, mirror=True)
     wanted = predict_files(own, [pictures], [])
-    config.write_text(json.dumps(About.of(own).as_dict()))
-    assert predict_files(open_predictor(copied), [pictures], []) == wanted != plain
-    before = About.of(own).as_dict()
+    config.write_text(json.dumps(ModelMetadata.of(own).as_dict()))
+    assert predict_files(open_model(copied), [pictures], []) == wanted != plain
+    before = ModelMetadata.of(own).as_dict()
     del before["mirror"]  # as exports were when mirror images were not scored yet
     config.write_text(json.dumps(before))
-    assert predict_files(open_predictor(copied), [pictures], []) == plain
+    assert predict_files(open_model(copied), [pictures], []) == plain
 
 
 def test_the_hub_folder_exports_to_onnx(
@@ -132,7 +131,7 @@ def test_the_hub_folder_exports_to_onnx(
     monkeypatch.setattr(
         "halflabel.runs.export.onnx.write_onnx", lambda model, about, path, **more: seen.append((model, about))
     )
-    for predictor in (open_predictor(run.folder), open_predictor(folder)):
+    for predictor in (open_model(run.folder), open_model(folder)):
         export_onnx(predictor, tmp_path / "m.onnx")
     (mine, about), (theirs, their_about) = seen
     assert about == their_about
@@ -144,9 +143,9 @@ def test_the_mean_it_was_trained_with_counts(run: RunFolder, copied: Path) -> No
     config["preprocess"]["mean"] = [0.1, 0.2, 0.3]
     (copied / "config.json").write_text(json.dumps(config), encoding="utf-8")
     images = torch.full((1, 3, 32, 32), 77, dtype=torch.uint8)
-    backbone: Any = open_predictor(copied).model.backbone
+    backbone: Any = open_model(copied).model.backbone
     assert backbone.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
-    original: Any = Predictor(run).model.backbone
+    original: Any = Predictor.from_run(run).model.backbone
     with torch.no_grad():
         assert not torch.allclose(backbone(images), original(images))
 
@@ -156,10 +155,10 @@ def test_the_mean_it_was_trained_with_counts(run: RunFolder, copied: Path) -> No
     [
         ({"halflabel": None}, "not exported by halflabel"),
         ({"halflabel": {"layout": 99}}, "layout 99"),
-        ({"classes": ["red"]}, "does not fit together"),
+        ({"classes": ["red"]}, "is inconsistent"),
         ({"thresholds": ["high", 1, 2]}, "damaged"),
         ({"calibration": {"slope": None}}, "damaged"),
-        ({"preprocess": {}}, "lacks something"),
+        ({"preprocess": {}}, "is incomplete"),
         ({"method": "no-such-method"}, "no method is called"),
         ({"options": {"evil": 1}}, "no option 'evil'"),
         ({"backbone": "resnet_nine"}, "no backbone called"),
@@ -170,7 +169,7 @@ def test_a_damaged_config_is_explained(change: dict[str, Any], message: str, cop
     config = json.loads((copied / "config.json").read_text(encoding="utf-8"))
     (copied / "config.json").write_text(json.dumps({**config, **change}), encoding="utf-8")
     with pytest.raises(UserError, match=message) as caught:
-        open_predictor(copied)
+        open_model(copied)
     assert caught.value.fix
 
 
@@ -178,18 +177,18 @@ def test_damaged_files_are_explained(copied: Path, tmp_path: Path) -> None:
     weights = copied / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-40])
     with pytest.raises(UserError, match="does not fit"):
-        open_predictor(copied)
+        open_model(copied)
     weights.unlink()
     with pytest.raises(UserError, match=r"no model\.safetensors"):
-        open_predictor(copied)
+        open_model(copied)
     (copied / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        open_predictor(copied)
+        open_model(copied)
     (tmp_path / "x.pt").write_bytes(b"")
     with pytest.raises(UserError, match="is not a model"):
-        open_predictor(tmp_path / "x.pt")
+        open_model(tmp_path / "x.pt")
     with pytest.raises(UserError, match="is not a run"):
-        open_predictor(tmp_path)
+        open_model(tmp_path)
 
 
 def test_nothing_is_overwritten_unasked(run: RunFolder, copied: Path) -> None:
@@ -250,7 +249,7 @@ def secretive(pictures: Path, table: LabelTable, run: RunFolder, tmp_path_factor
     words = place / "glove.txt"
     words.write_text("".join(f"{name} {number} 0.5\n" for number, name in enumerate(table.classes)), encoding="utf-8")
     config = dataclasses.replace(
-        Predictor(run).config, method="gcn-ml", options={"vectors": str(words), "vector_size": 2}
+        Predictor.from_run(run).config, method="gcn-ml", options={"vectors": str(words), "vector_size": 2}
     )
     first, second = RunFolder(place / "first"), RunFolder(place / "second")
     train(table, pictures, config, first)
@@ -268,11 +267,11 @@ def test_of_paths_the_last_part_alone_is_exported(
     assert result.exit_code == 0, result.output
     for path in out.iterdir() if kind == "hub" else [out]:
         assert b"a secret place" not in path.read_bytes()
-    opened = open_predictor(out)
+    opened = open_model(out)
     assert opened.config.options == {"vectors": "glove.txt", "vector_size": 2}
     assert opened.config.begin_from is None
     photo = pictures / "00.png"
-    (ours,), (theirs,) = (predict_files(one, [photo], [], top=3) for one in (Predictor(secretive), opened))
+    (ours,), (theirs,) = (predict_files(one, [photo], [], top=3) for one in (Predictor.from_run(secretive), opened))
     assert [label["class"] for label in ours.labels] == [label["class"] for label in theirs.labels]
     assert [label["probability"] for label in ours.labels] == pytest.approx(
         [label["probability"] for label in theirs.labels], abs=1e-4

@@ -30,21 +30,27 @@ from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Head, Linear, Model, Weldon
 from halflabel.models.noise_head import LatentNoiseHead
 from halflabel.models.recurrent_head import RecurrentHead
-from halflabel.runs.export.about import About
-from halflabel.runs.export.onnx import Parity, Served, export_onnx, need, probes, write_onnx
-from halflabel.runs.exported_predictor import OnnxPredictor, open_predictor
+from halflabel.runs.export.metadata import ModelMetadata
+from halflabel.runs.export.onnx import (
+    ExportedGraph,
+    Parity,
+    export_onnx,
+    parity_images,
+    require_package,
+    write_onnx,
+)
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.predictor import Predictor, open_model
 from halflabel.types import Output
 
 CLASSES = ("a", "b", "c", "d")
 
 
-def about_of(model: Model, size: int) -> About:
+def about_of(model: Model, size: int) -> ModelMetadata:
     preprocess: Any = model.backbone.preprocess  # type: ignore[union-attr]
     cuts = (0.1, 0.2, 0.3, 0.4)
     platt, view = Platt(1.5, -0.25, 9), Plain(size, "squash", preprocess.interpolation, preprocess.crop_pct)
-    return About(CLASSES, cuts, platt, view, preprocess.mean, preprocess.std, "tiny", "bce")
+    return ModelMetadata(CLASSES, cuts, platt, view, preprocess.mean, preprocess.std, "tiny", "bce")
 
 
 def spread(head: Head) -> Head:
@@ -64,7 +70,7 @@ def run_file(path: Path, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
 def test_the_file_says_all_a_user_needs(run: RunFolder, exported: Path) -> None:
     proto = onnx.load(exported)
     said = {prop.key: json.loads(prop.value) for prop in proto.metadata_props}
-    predictor = Predictor(run)
+    predictor = Predictor.from_run(run)
     assert said["classes"] == ["red", "green", "büé|x"]
     assert said["thresholds"] == pytest.approx(predictor.thresholds.tolist())
     assert said["calibration"] == pytest.approx(predictor.platt._asdict())
@@ -84,7 +90,7 @@ def test_the_file_says_all_a_user_needs(run: RunFolder, exported: Path) -> None:
 
 def test_the_file_computes_what_the_run_computes(run: RunFolder, exported: Path) -> None:
     """From pixels to calibrated probabilities, by plain numpy around the file: what a user would write."""
-    predictor = Predictor(run)
+    predictor = Predictor.from_run(run)
     for batch in (1, 2, 5):
         images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8)
         with torch.no_grad():
@@ -152,7 +158,9 @@ def test_a_file_that_computes_something_else_is_refused(
     """The same graph with one bias moved: neither the new file nor a part of it may stay, and an old one must."""
     import halflabel.runs.export.onnx as module
 
-    honest = module._translate(Served(Predictor(run).model.float(), Predictor(run).platt).eval(), 32)
+    honest = module._translate(
+        ExportedGraph(Predictor.from_run(run).model.float(), Predictor.from_run(run).platt).eval(), 32
+    )
 
     def tampered(*given: Any) -> Any:
         proto = onnx.ModelProto()
@@ -165,14 +173,14 @@ def test_a_file_that_computes_something_else_is_refused(
     monkeypatch.setattr(module, "_translate", tampered)
     path = tmp_path / "m.onnx"
     with pytest.raises(UserError, match=r"differs from PyTorch by 0\.0003") as caught:
-        export_onnx(Predictor(run), path)
+        export_onnx(Predictor.from_run(run), path)
     assert caught.value.fix
     assert not list(tmp_path.iterdir())
     path.write_bytes(b"older")
     with pytest.raises(UserError, match="was not written"):
-        export_onnx(Predictor(run), path)
+        export_onnx(Predictor.from_run(run), path)
     assert path.read_bytes() == b"older"
-    assert export_onnx(Predictor(run), path, tolerance=1e-3).logits == pytest.approx(3e-4, rel=0.2)
+    assert export_onnx(Predictor.from_run(run), path, tolerance=1e-3).logits == pytest.approx(3e-4, rel=0.2)
 
 
 def test_not_a_number_is_refused(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +188,7 @@ def test_not_a_number_is_refused(run: RunFolder, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("halflabel.runs.export.onnx._compare", lambda *given: nan)
     monkeypatch.setattr("halflabel.runs.export.onnx._translate", lambda *given: onnx.load_model_from_string(_EMPTY))
     with pytest.raises(UserError, match="was not written"):
-        export_onnx(Predictor(run), tmp_path / "m.onnx")
+        export_onnx(Predictor.from_run(run), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -221,18 +229,18 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
 
 def test_faults_of_use(run: RunFolder, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\.onnx"):
-        export_onnx(Predictor(run), tmp_path / "model.pt")
+        export_onnx(Predictor.from_run(run), tmp_path / "model.pt")
     with pytest.raises(UserError, match="an ONNX file already"):
-        export_onnx(open_predictor(exported), tmp_path / "again.onnx")
+        export_onnx(open_model(exported), tmp_path / "again.onnx")
     with pytest.raises(UserError, match="no_such_package") as caught:
-        need("no_such_package")
+        require_package("no_such_package")
     assert "halflabel[export]" in caught.value.fix
     result = CliRunner().invoke(app, ["export", "onnx", str(run.folder), "--out", str(exported)])
     assert result.exit_code == 2
 
 
 def test_probes_are_images_of_two_kinds() -> None:
-    noise, scene = probes(32, 3).values()
+    noise, scene = parity_images(32, 3).values()
     assert noise.shape == scene.shape == (3, 3, 32, 32)
     assert noise.dtype == scene.dtype == torch.uint8
 
@@ -246,7 +254,7 @@ def test_a_foreign_onnx_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.onnx"
     path.write_bytes(_EMPTY)
     with pytest.raises(UserError, match="not exported by halflabel"):
-        OnnxPredictor(path)
+        Predictor.from_onnx(path)
     path.write_bytes(b"no onnx at all")
     with pytest.raises(UserError, match="cannot be opened as ONNX"):
-        open_predictor(path)
+        open_model(path)

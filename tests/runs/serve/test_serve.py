@@ -24,8 +24,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app as cli
 from halflabel.errors import UserError
-from halflabel.runs.exported_predictor import open_predictor
-from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.predictor import Predictor, open_model, predict_files
 from halflabel.runs.serve import Batcher, Limits, make_app, open_socket
 
 SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_000, seconds=5, requests=8, batch=4)
@@ -33,7 +32,7 @@ SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_00
 
 @pytest.fixture(scope="module")
 def predictor(model: Path) -> Predictor:
-    return open_predictor(model)
+    return open_model(model)
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +76,10 @@ def test_every_kind_of_model_can_be_served(model: Path, photo: Path, tmp_path: P
     from halflabel.runs.folder import RunFolder
 
     export_hub(RunFolder.open(model), tmp_path / "hub")
-    export_onnx(open_predictor(model), tmp_path / "model.onnx")
+    export_onnx(open_model(model), tmp_path / "model.onnx")
     answers = []
     for path in (model, tmp_path / "hub", tmp_path / "model.onnx"):
-        with TestClient(make_app(open_predictor(path), "x", SMALL)) as client:
+        with TestClient(make_app(open_model(path), "x", SMALL)) as client:
             answers.append(client.post("/predict?all=true", content=photo.read_bytes()).json()["images"][0]["labels"])
     scores = [{label["class"]: label["probability"] for label in labels} for labels in answers]
     assert len(scores[0]) == 10
@@ -288,7 +287,7 @@ def test_an_idle_batcher_rests_once_and_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_model_without_numbers_is_refused_at_once(model: Path) -> None:
-    broken = open_predictor(model)
+    broken = open_model(model)
     for weight in broken.model.parameters():
         torch.nn.init.constant_(weight, torch.nan)
     with pytest.raises(UserError, match="gives no numbers"):
@@ -306,7 +305,7 @@ FAULTS: dict[str, tuple[Exception | None, int, str]] = {
 def test_a_model_that_fails_is_said_as_all_faults_are(
     model: Path, photo: Path, raised: Exception | None, status: int, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = open_predictor(model)
+    broken = open_model(model)
     app = make_app(broken, "run", SMALL)
 
     def scores(source: Any, progress: Any = None) -> torch.Tensor:

@@ -168,7 +168,7 @@ def _maps(request: _Request) -> tuple[Path, ...]:
     predictors = {_title(inputs.run): inputs.predictor}
     if request.against is not None:
         title = _title(request.against)
-        predictors[title if title not in predictors else f"{title} (2)"] = Predictor(request.against)
+        predictors[title if title not in predictors else f"{title} (2)"] = Predictor.from_run(request.against)
     heat: dict[str, list[NDArray[np.float32]]] = {}
     entries: list[dict[str, Any]] = []
     for title, predictor in predictors.items():

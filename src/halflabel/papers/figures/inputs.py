@@ -53,7 +53,7 @@ class FigureInputs:
     def predictor(self) -> Predictor:
         from halflabel.runs.predictor import Predictor
 
-        return Predictor(self.run)
+        return Predictor.from_run(self.run)
 
     @cached_property
     def truth(self) -> LabelTable | None:

@@ -1,1 +1,1 @@
-"""Export: a trained run as one file or folder that others can use, with its thresholds and calibration inside."""
+"""Export of a trained run to an ONNX file or a folder for the Hugging Face Hub, with thresholds and calibration."""

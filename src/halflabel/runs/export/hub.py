@@ -1,4 +1,4 @@
-"""Hugging Face Hub: a folder with weights, settings and a model card; uploaded only when asked for."""
+"""Export for the Hugging Face Hub: a folder with weights, settings and a model card; upload only on request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from halflabel.system.format import points
 from halflabel.system.html import decimal
 
 if TYPE_CHECKING:
-    from halflabel.runs.export.about import About
+    from halflabel.runs.export.metadata import ModelMetadata
 
 __all__ = ["FILES", "card", "export_hub", "push"]
 
 FILES = ("model.safetensors", "config.json", "README.md")
 
-_SHOWN = 60  # classes in the card's table
+_MAX_CLASSES = 60  # classes in the table of the card
 
 
 def export_hub(run: RunFolder, folder: Path, *, force: bool = False) -> Path:
-    """Write model.safetensors, config.json and README.md; nothing is sent anywhere."""
+    """Write model.safetensors, config.json and README.md; nothing is uploaded."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file", "name a folder with --out")
     if (folder / "config.yaml").exists():
@@ -34,42 +34,42 @@ def export_hub(run: RunFolder, folder: Path, *, force: bool = False) -> Path:
         raise UserError(f"{folder} holds a model already", "name another --out, or add --force to overwrite it")
     run.check_finished()
 
-    from halflabel.runs.export.about import About
-    from halflabel.runs.predictor import Predictor  # torch comes along: not before all that can be refused is
+    from halflabel.runs.export.metadata import ModelMetadata
+    from halflabel.runs.predictor import Predictor  # imports torch, so only after the quick checks
 
-    about = About.of(Predictor(run))  # also the check that the run is whole
+    metadata = ModelMetadata.of(Predictor.from_run(run))  # also checks that the run is complete
     with replacing(folder / FILES[0]) as temporary:
         shutil.copyfile(run.weights, temporary)
-    write_json(folder / FILES[1], about.as_dict())
+    write_json(folder / FILES[1], metadata.as_dict())
     with replacing(folder / FILES[2]) as temporary:
-        temporary.write_text(card(run, about), encoding="utf-8")
+        temporary.write_text(card(run, metadata), encoding="utf-8")
     return folder
 
 
-def card(run: RunFolder, about: About) -> str:
-    """The model card: front matter for the Hub, then what the run measured, and what it did not."""
+def card(run: RunFolder, metadata: ModelMetadata) -> str:
+    """Return the model card: front matter for the Hub, then the evaluation of the run."""
     import yaml
 
-    measured = run.read_json("metrics.json") if (run / "metrics.json").exists() else {}
-    front = yaml.safe_dump(_front_matter(about, measured), sort_keys=False, allow_unicode=True)
-    own = run / "model_card.md"
-    if own.exists():
-        body = own.read_text(encoding="utf-8").strip()
+    metrics = run.read_json("metrics.json") if (run / "metrics.json").exists() else {}
+    front_matter = yaml.safe_dump(_front_matter(metadata, metrics), sort_keys=False, allow_unicode=True)
+    run_card = run / "model_card.md"
+    if run_card.exists():
+        body = run_card.read_text(encoding="utf-8").strip()
     else:
         body = (
-            f"# {about.backbone}, trained by `{about.method}`\n\nMulti-label classifier for {len(about.classes)} "
-            "classes. **Nothing was measured**: no images were held out. The thresholds are 0.5 and the probabilities "
-            "are not calibrated."
+            f"# {metadata.backbone}, trained by `{metadata.method}`\n\n"
+            f"Multi-label classifier for {len(metadata.classes)} classes. **Nothing was measured**: "
+            "no images were held out. The thresholds are 0.5 and the probabilities are not calibrated."
         )
-    parts = [f"---\n{front}---\n", body, *_per_class(run), _usage(about), _LICENCE]
+    parts = [f"---\n{front_matter}---\n", body, *_per_class(run), _usage(metadata), _LICENCE]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def push(folder: Path, repo: str, *, private: bool = False, api: Any = None) -> str:
-    """Upload the folder's model to the Hub as `user/name`; returns the address. The only line to the outside here."""
+    """Upload the exported folder to the Hub as `user/name`; returns its address. The only network access here."""
     owner, _, name = repo.partition("/")
     if not owner or not name or "/" in name:
-        raise UserError(f"{repo!r} is no repository of the Hub", "write --push user/name")
+        raise UserError(f"{repo!r} is not a repository name of the Hub", "write --push user/name")
     missing = [file for file in FILES if not (folder / file).is_file()]
     if missing:
         raise UserError(f"{folder} has no {missing[0]}", "export the run again")
@@ -78,45 +78,45 @@ def push(folder: Path, repo: str, *, private: bool = False, api: Any = None) -> 
 
         api = HfApi()
     try:
-        made = api.create_repo(repo, private=private, repo_type="model", exist_ok=True)
-        # Only these: whatever else lies in the folder is the user's own.
+        address = api.create_repo(repo, private=private, repo_type="model", exist_ok=True)
+        # Only these files: the folder may contain others of the user.
         api.upload_folder(
             repo_id=repo, folder_path=folder, allow_patterns=list(FILES), commit_message="Upload model by halflabel"
         )
-    # The hub's client and the network raise many unrelated types, and each of them means the same to the user.
+    # The Hub's client and the network raise many unrelated types; for the user they all mean the same.
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         fix = f"log in with `hf auth login`, check the name and the network; the model itself is in {folder}"
-        raise UserError(f"the Hub did not take {repo} ({reason})", fix) from None
-    return str(made)
+        raise UserError(f"the upload to {repo} failed ({reason})", fix) from None
+    return str(address)
 
 
-def _front_matter(about: About, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What the Hub reads. Of the results only mAP: F1 was measured on the labels that the thresholds were chosen on."""
+def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the front matter; only mAP, because F1 was measured on the labels the thresholds were chosen on."""
     front: dict[str, Any] = {
         "library_name": "halflabel",
         "pipeline_tag": "image-classification",
-        "tags": ["halflabel", "multi-label-classification", "partial-labels", about.backbone, about.method],
+        "tags": ["halflabel", "multi-label-classification", "partial-labels", metadata.backbone, metadata.method],
     }
-    if measured.get("mAP") is not None:
+    if metrics.get("mAP") is not None:
         result = {
             "task": {"type": "image-classification", "name": "Multi-label image classification"},
             "dataset": {"type": "held-out", "name": "held-out images of the training data"},
             "metrics": [
                 {
                     "type": "mAP",
-                    "value": round(float(measured["mAP"]), 6),
+                    "value": round(float(metrics["mAP"]), 6),
                     "name": "mAP on known labels",
                     "verified": False,
                 }
             ],
         }
-        front["model-index"] = [{"name": f"{about.backbone} by {about.method}", "results": [result]}]
+        front["model-index"] = [{"name": f"{metadata.backbone} by {metadata.method}", "results": [result]}]
     return front
 
 
 def _per_class(run: RunFolder) -> list[str]:
-    """The classes with their evidence, as a table."""
+    """Return a table of the classes with their metrics and numbers of known labels."""
     if not (run / "per_label.csv").exists():
         return []
     with open(run / "per_label.csv", newline="", encoding="utf-8") as file:
@@ -127,13 +127,13 @@ def _per_class(run: RunFolder) -> list[str]:
         "| class | AP (95 % interval) | threshold | known present | known absent |",
         "|---|---|---|---|---|",
     ]
-    for row in rows[:_SHOWN]:
-        value, low, high, cut = (_number(row.get(key)) for key in ("AP", "AP_low", "AP_high", "threshold"))
+    for row in rows[:_MAX_CLASSES]:
+        value, low, high, threshold = (_number(row.get(key)) for key in ("AP", "AP_low", "AP_high", "threshold"))
         shown = points(value) if value != value else f"{points(value)} ({points(low)} – {points(high)})"
         name = row["class"].replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {name} | {shown} | {decimal(cut)} | {row['present']} | {row['absent']} |")
-    if len(rows) > _SHOWN:
-        lines.append(f"\n{len(rows) - _SHOWN} more classes are in config.json.")
+        lines.append(f"| {name} | {shown} | {decimal(threshold)} | {row['present']} | {row['absent']} |")
+    if len(rows) > _MAX_CLASSES:
+        lines.append(f"\n{len(rows) - _MAX_CLASSES} more classes are in config.json.")
     return ["\n".join(lines)]
 
 
@@ -144,9 +144,9 @@ def _number(text: str | None) -> float:
         return float("nan")
 
 
-def _usage(about: About) -> str:
-    view = about.view
-    how = "squashed" if view.resize == "squash" else f"centre square, {view.crop_pct:g} of the shorter side,"
+def _usage(metadata: ModelMetadata) -> str:
+    view = metadata.view
+    resizing = "squashed" if view.resize == "squash" else f"centre square, {view.crop_pct:g} of the shorter side,"
     return f"""## Use
 
     pip install halflabel
@@ -156,15 +156,15 @@ def _usage(about: About) -> str:
 Or in Python:
 
 ```python
-from halflabel.predictor import open_predictor
-from halflabel.predict import predict_files
+import halflabel
+from halflabel.runs.predictor import predict_files
 
-print(predict_files(open_predictor("model"), ["photo.jpg"], []))
+print(predict_files(halflabel.open_model("model"), ["photo.jpg"]))
 ```
 
-Images are {how} to {view.size} × {view.size} pixels ({view.interpolation}, antialiased). A label is said to be present
-where its calibrated probability reaches the threshold of its class; both stand in config.json. Labels that were unknown
-in training stay unmeasured: a class without known positives and negatives has no evidence behind its score."""
+Images are {resizing} to {view.size} × {view.size} pixels ({view.interpolation}, antialiased). A class counts as
+present if its calibrated probability reaches its threshold; calibration and thresholds are in config.json. A class
+without known positives and negatives was not evaluated."""
 
 
 _LICENCE = """## Licence

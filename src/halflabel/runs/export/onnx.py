@@ -1,7 +1,7 @@
-"""ONNX: one file that takes images as they come out of a decoder and gives calibrated probabilities.
+"""ONNX export and import: one file from decoded images to calibrated probabilities.
 
 Input `images` (B, 3, S, S) uint8, RGB, already resized; outputs `logits` and `probabilities` (B, C) float32. The
-normalisation and the calibration are inside the graph; the classes, the thresholds and how to resize stand in
+normalisation and the calibration are inside the graph; the classes, the thresholds and the resizing are in
 `metadata_props`, each value as JSON.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,27 +23,41 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.metrics.calibration import Platt
-from halflabel.models.heads import Model
-from halflabel.runs.export.about import About
-from halflabel.runs.predictor import Predictor
+from halflabel.models.heads import Head, Model
+from halflabel.runs.export.metadata import ModelMetadata
+from halflabel.runs.folder_tables import first_line
 from halflabel.system.files import replacing
+from halflabel.types import Output
 
-__all__ = ["TOLERANCE", "Parity", "Served", "export_onnx", "need", "probes", "write_onnx"]
+if TYPE_CHECKING:
+    from halflabel.runs.predictor import Predictor
+
+__all__ = [
+    "TOLERANCE",
+    "ExportedGraph",
+    "OnnxHead",
+    "Parity",
+    "export_onnx",
+    "parity_images",
+    "read_metadata",
+    "require_package",
+    "write_onnx",
+]
 
 TOLERANCE = 1e-4
-_BATCHES = (1, 3)
+_BATCH_SIZES = (1, 3)
 
 
 class Parity(NamedTuple):
-    """How far ONNX Runtime is from PyTorch on the same images, at worst."""
+    """The largest difference between ONNX Runtime and PyTorch on the same images."""
 
     logits: float  # |x − y| / max(1, |x|)
     probabilities: float  # |p − q|
     images: int
 
 
-class Served(nn.Module):
-    """What goes into the file: (B, 3, S, S) uint8 -> logits x and probabilities σ(slope · x + offset), both (B, C).
+class ExportedGraph(nn.Module):
+    """The computation in the file: (B, 3, S, S) uint8 -> logits x and probabilities σ(slope · x + offset), (B, C).
 
     With `mirror`, x is the mean over the image and its mirror image.
     """
@@ -61,35 +75,72 @@ class Served(nn.Module):
         return logits, self.platt.scores(logits)
 
 
+class OnnxHead(Head):
+    """Runs an exported file with ONNX Runtime: images (B, 3, S, S) uint8 -> logits (B, C).
+
+    `Model(None, OnnxHead(…))` is scored like any other model.
+    """
+
+    def __init__(self, session: Any, path: Path) -> None:
+        super().__init__()
+        self.session, self.path = session, path
+
+    @classmethod
+    def open(cls, path: Path) -> OnnxHead:
+        runtime = require_package("onnxruntime")
+        try:
+            return cls(runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]), path)
+        except Exception as error:  # the runtime has one exception type per fault
+            reason = first_line(error)
+            raise UserError(f"{path} cannot be opened as ONNX ({reason})", "export the run again") from None
+
+    def forward(self, features: Tensor) -> Output:
+        try:
+            (logits,) = self.session.run(["logits"], {"images": features.numpy()})
+            return Output(torch.from_numpy(logits).reshape(len(features), -1), torch.zeros(len(features), 0))
+        except Exception as error:  # the runtime's exceptions, or an output that is not logits
+            reason = first_line(error)
+            raise UserError(f"{self.path} cannot score images ({reason})", "export the run again") from None
+
+
+def read_metadata(session: Any, path: Path) -> ModelMetadata:
+    """Return the metadata that `write_onnx` stored in the file."""
+    properties = session.get_modelmeta().custom_metadata_map
+    try:
+        content = {key: json.loads(value) for key, value in properties.items() if value[:1] in '{["'}
+    except (ValueError, RecursionError):
+        content = {}
+    return ModelMetadata.from_dict(content, str(path))
+
+
 def export_onnx(predictor: Predictor, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
-    """Write a trained run to an .onnx file, once ONNX Runtime gives what PyTorch gives; returns how close it is."""
-    model = getattr(predictor, "model", None)
-    if model is None:
+    """Write a trained model to an .onnx file if ONNX Runtime and PyTorch agree; returns their difference."""
+    if isinstance(predictor.model.head, OnnxHead):
         raise UserError("this is an ONNX file already", "name the run, or the folder that was exported for the Hub")
-    return write_onnx(model, About.of(predictor), path, tolerance=tolerance)
+    return write_onnx(predictor.model, ModelMetadata.of(predictor), path, tolerance=tolerance)
 
 
-def write_onnx(model: Model, about: About, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
-    """Write model and About to one file, whole or not at all; a file that computes something else is refused."""
+def write_onnx(model: Model, metadata: ModelMetadata, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
+    """Write model and metadata to one file, atomically; a file that computes something else is not written."""
     if path.suffix != ".onnx":
         raise UserError(f"{path.name} does not end in .onnx", "name the file model.onnx")
-    onnx = need("onnx")
-    need("onnxscript")
-    need("onnxruntime")
-    # A copy: the model itself may be on a GPU, in another memory layout, and is not ours to change.
+    onnx = require_package("onnx")
+    require_package("onnxscript")
+    require_package("onnxruntime")
+    # A copy, because the caller's model may be on a GPU and in another memory layout.
     plain = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
-    served = Served(plain, about.calibration, mirror=about.mirror).eval()
-    proto = _translate(served, about.view.size)
+    graph = ExportedGraph(plain, metadata.calibration, mirror=metadata.mirror).eval()
+    proto = _translate(graph, metadata.view.size)
     _name_batch(proto)
-    onnx.helper.set_model_props(proto, {key: json.dumps(value) for key, value in about.as_dict().items()})
+    onnx.helper.set_model_props(proto, {key: json.dumps(value) for key, value in metadata.as_dict().items()})
     with replacing(path) as temporary:
         try:
             onnx.checker.check_model(proto)
             temporary.write_bytes(proto.SerializeToString())
-        except ValueError as error:  # protobuf holds 2 GB
+        except ValueError as error:  # the limit of protobuf is 2 GB
             raise UserError(f"the model is too large for one ONNX file ({error})", "use a smaller backbone") from None
-        parity = _compare(served, temporary, about.view.size)
-        if not max(parity.logits, parity.probabilities) <= tolerance:  # NaN is not close either
+        parity = _compare(graph, temporary, metadata.view.size)
+        if not max(parity.logits, parity.probabilities) <= tolerance:  # also refuses NaN
             raise UserError(
                 f"ONNX Runtime differs from PyTorch by {parity.logits:.2g} in the logits and "
                 f"{parity.probabilities:.2g} in the probabilities, over {tolerance:g}: {path} was not written",
@@ -98,8 +149,8 @@ def write_onnx(model: Model, about: About, path: Path, *, tolerance: float = TOL
     return parity
 
 
-def probes(size: int, batch: int) -> dict[str, Tensor]:
-    """Images to compare on: noise, which excites every channel, and smooth shapes with edges, as photos have."""
+def parity_images(size: int, batch: int) -> dict[str, Tensor]:
+    """Return images to compare on: noise, which excites every channel, and smooth shapes with edges, as in photos."""
     generator = torch.Generator().manual_seed(batch)
     noise = torch.randint(0, 256, (batch, 3, size, size), generator=generator, dtype=torch.uint8)
     coarse = torch.rand(batch, 3, 5, 5, generator=generator) * 255
@@ -109,85 +160,86 @@ def probes(size: int, batch: int) -> dict[str, Tensor]:
     return {"noise": noise, "scene": scene.round().clamp(0, 255).to(torch.uint8)}
 
 
-def need(package: str) -> Any:
-    """The module, or an error that says how to get it."""
+def require_package(package: str) -> Any:
+    """Import a package, or raise an error that names the command to install it."""
     try:
         return import_module(package)
     except ImportError as error:
         fix = "pip install 'halflabel[export]'"
-        raise UserError(f"ONNX needs the package {package}, which is not here ({error})", fix) from None
+        raise UserError(f"ONNX needs the package {package}, which is not installed ({error})", fix) from None
 
 
-def _translate(served: Served, size: int) -> Any:
-    """The model as an ONNX graph whose batch is open."""
+def _translate(graph: ExportedGraph, size: int) -> Any:
+    """Return the model as an ONNX graph with a dynamic batch size."""
     example = (torch.zeros(2, 3, size, size, dtype=torch.uint8),)
     shapes = ({0: torch.export.Dim.DYNAMIC},)
     reason = ""
-    # The plain trace is quicker; the strict one also follows code that asks for the length of a batch.
+    # The non-strict trace is faster; the strict one also follows code that reads the batch size.
     for strict in (False, True):
         try:
             with torch.no_grad(), _quiet():
-                program = torch.export.export(served, example, dynamic_shapes=shapes, strict=strict)
-                made = torch.onnx.export(
+                program = torch.export.export(graph, example, dynamic_shapes=shapes, strict=strict)
+                program_onnx = torch.onnx.export(
                     program,
                     input_names=["images"],
                     output_names=["logits", "probabilities"],
                     dynamo=True,
                     verbose=False,
                 )
-        # The exporter and the tracer raise many unrelated types, and each of them means the same to the user.
+        # The exporter and the tracer raise many unrelated types; for the user they all mean the same.
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             continue
-        assert made is not None
-        return made.model_proto
+        assert program_onnx is not None
+        return program_onnx.model_proto
     raise UserError(
-        f"{type(served.model.head).__name__} on this backbone cannot be put into ONNX ({reason[:200]})",
+        f"{type(graph.model.head).__name__} on this backbone cannot be exported to ONNX ({reason[:200]})",
         "export for the Hub instead: halflabel export hub",
     )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's remarks on its own insides are nothing that a user could act on."""
-    before = logging.root.manager.disable
+    """Silence the exporter's log messages and warnings, which a user cannot act on."""
+    previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous_level)
 
 
 def _name_batch(proto: Any) -> None:
-    """The tracer's own name for the open dimension, such as s77, becomes "batch"."""
+    """Rename the dynamic dimension, which the tracer calls s77 or similar, to "batch"."""
     graph = proto.graph
-    given = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    traced_name = graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
-            if given and dim.dim_param == given:
+            if traced_name and dim.dim_param == traced_name:
                 dim.dim_param = "batch"
 
 
-def _compare(served: Served, path: Path, size: int) -> Parity:
-    runtime = need("onnxruntime")
+def _compare(graph: ExportedGraph, path: Path, size: int) -> Parity:
+    runtime = require_package("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    worst_logits = worst_scores = 0.0
-    images = 0
-    for batch in _BATCHES:
-        for probe in probes(size, batch).values():
+    logit_difference = score_difference = 0.0
+    count = 0
+    for batch in _BATCH_SIZES:
+        for images in parity_images(size, batch).values():
             with torch.no_grad():
-                logits, scores = (tensor.numpy() for tensor in served(probe))
+                logits, scores = (tensor.numpy() for tensor in graph(images))
             try:
-                theirs, their_scores = session.run(["logits", "probabilities"], {"images": probe.numpy()})
-            except Exception as error:  # the runtime's own types, one per kind of fault
-                reason = str(error).splitlines()[0]
+                onnx_logits, onnx_scores = session.run(["logits", "probabilities"], {"images": images.numpy()})
+            except Exception as error:  # the runtime has one exception type per fault
                 fix = "export for the Hub instead: halflabel export hub"
-                raise UserError(f"ONNX Runtime cannot run {batch} images at a time ({reason})", fix) from None
-            apart = np.abs(logits - theirs) / np.maximum(1, np.abs(logits))
+                raise UserError(
+                    f"ONNX Runtime cannot run {batch} images at a time ({first_line(error)})", fix
+                ) from None
+            relative = np.abs(logits - onnx_logits) / np.maximum(1, np.abs(logits))
             # np.maximum keeps NaN, where max would drop it.
-            worst_logits = float(np.maximum(worst_logits, apart.max()))
-            worst_scores = float(np.maximum(worst_scores, np.abs(scores - their_scores).max()))
-            images += batch
-    return Parity(worst_logits, worst_scores, images)
+            logit_difference = float(np.maximum(logit_difference, relative.max()))
+            score_difference = float(np.maximum(score_difference, np.abs(scores - onnx_scores).max()))
+            count += batch
+    return Parity(logit_difference, score_difference, count)

@@ -1,47 +1,49 @@
-"""About: all that a model's weights do not say and its users need, as plain values for JSON."""
+"""Metadata of an exported model: everything its users need that the weights do not contain, as JSON values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halflabel import __version__
 from halflabel.data.views import Plain
 from halflabel.errors import UserError
 from halflabel.metrics.calibration import Platt
-from halflabel.runs.predictor import Predictor
 from halflabel.runs.redact import shown_options
 
-__all__ = ["LAYOUT", "About"]
+if TYPE_CHECKING:
+    from halflabel.runs.predictor import Predictor
 
-LAYOUT = 1  # raised when a reader of today could not make sense of what is written
+__all__ = ["LAYOUT", "ModelMetadata"]
+
+LAYOUT = 1  # version of the format; raise it when older readers could not read the new one
 
 
 @dataclass(frozen=True)
-class About:
+class ModelMetadata:
     """Classes, thresholds, calibration, preprocessing, and how to build the network again.
 
-    Nothing of where it was trained: no folder and no name of an image leaves the run. Of options that are paths, such
-    as label vectors, the last part stays: it says what was trained, and building the network reads no such file.
+    Contains no folder and no image name of the machine it was trained on. Options that are paths, such as label
+    vectors, keep only the file name: it documents the training, and building the network does not read the file.
     """
 
     classes: tuple[str, ...]
     thresholds: tuple[float, ...]  # on calibrated probabilities, per class
     calibration: Platt
-    view: Plain  # how an image becomes S × S
+    view: Plain  # how an image is resized to S × S
     mean: tuple[float, ...]
     std: tuple[float, ...]
     backbone: str
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     tune: str = "head"
-    mirror: bool = False  # whether the mirror image is scored too, and the mean taken
+    mirror: bool = False  # whether scores are the mean over the image and its mirror image
 
     @classmethod
-    def of(cls, predictor: Predictor) -> About:
-        """What a trained run knows of itself."""
+    def of(cls, predictor: Predictor) -> ModelMetadata:
+        """Return the metadata of a trained model."""
         config, view = predictor.config, predictor.views["plain"]
         assert isinstance(view, Plain)
         preprocess: Any = predictor.model.backbone.preprocess  # type: ignore[union-attr]
@@ -60,7 +62,7 @@ class About:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `from_dict` reads it again."""
+        """Return JSON values, which `from_dict` reads."""
         view = self.view
         return {
             "halflabel": {"version": __version__, "layout": LAYOUT},
@@ -85,33 +87,39 @@ class About:
         }
 
     @classmethod
-    def from_dict(cls, found: Any, where: str) -> About:
-        """What `as_dict` wrote, checked; `where` is named if it is something else."""
+    def from_dict(cls, content: Any, where: str) -> ModelMetadata:
+        """Check and read the output of `as_dict`; `where` is named in errors."""
         fix = "export the run again"
-        if not isinstance(found, dict) or not isinstance(found.get("halflabel"), dict):
+        if not isinstance(content, dict) or not isinstance(content.get("halflabel"), dict):
             raise UserError(f"{where} was not exported by halflabel", "name a run, or what `halflabel export` wrote")
-        layout = found["halflabel"].get("layout")
+        layout = content["halflabel"].get("layout")
         if layout != LAYOUT:
             raise UserError(f"{where} has layout {layout!r}, and this version reads {LAYOUT}", "update halflabel")
         try:
-            shape = found["preprocess"]
-            about = cls(
-                tuple(map(str, found["classes"])),
-                tuple(map(float, found["thresholds"])),
-                Platt(**found["calibration"]),
-                Plain(int(shape["size"]), shape["resize"], shape["interpolation"], float(shape["crop_pct"])),
-                tuple(map(float, shape["mean"])),
-                tuple(map(float, shape["std"])),
-                str(found["backbone"]),
-                str(found["method"]),
-                dict(found["options"]),
-                str(found["tune"]),
-                bool(found.get("mirror", False)),
+            preprocess = content["preprocess"]
+            metadata = cls(
+                tuple(map(str, content["classes"])),
+                tuple(map(float, content["thresholds"])),
+                Platt(**content["calibration"]),
+                Plain(
+                    int(preprocess["size"]),
+                    preprocess["resize"],
+                    preprocess["interpolation"],
+                    float(preprocess["crop_pct"]),
+                ),
+                tuple(map(float, preprocess["mean"])),
+                tuple(map(float, preprocess["std"])),
+                str(content["backbone"]),
+                str(content["method"]),
+                dict(content["options"]),
+                str(content["tune"]),
+                bool(content.get("mirror", False)),
             )
-            finite = [*about.thresholds, about.calibration.slope, about.calibration.offset, *about.mean, *about.std]
-            whole = all(math.isfinite(number) for number in finite) and len(about.mean) == len(about.std) == 3
+            calibration = metadata.calibration
+            numbers = [*metadata.thresholds, calibration.slope, calibration.offset, *metadata.mean, *metadata.std]
+            is_valid = all(map(math.isfinite, numbers)) and len(metadata.mean) == len(metadata.std) == 3
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"{where} lacks something, or is damaged ({error})", fix) from None
-        if not whole or not about.classes or len(about.classes) != len(about.thresholds):
-            raise UserError(f"{where} does not fit together", fix)
-        return about
+            raise UserError(f"{where} is incomplete or damaged ({error})", fix) from None
+        if not is_valid or not metadata.classes or len(metadata.classes) != len(metadata.thresholds):
+            raise UserError(f"{where} is inconsistent", fix)
+        return metadata
