@@ -467,7 +467,6 @@ def warm() -> None:
     """Import what training imports, once, before any child is made; no thread may have started by then."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import accelerate
-    import matplotlib.pyplot
     import pyarrow.parquet
     import sklearn.datasets
     import torch
@@ -483,7 +482,7 @@ def warm() -> None:
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # what is written outlives the process: only a power cut would need the disk's word
     cache._KEEP = 16  # the data are few: note more often how far the cache is built
-    del accelerate, matplotlib, pyarrow, sklearn, halflabel
+    del accelerate, pyarrow, sklearn, halflabel
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import ipaddress
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -67,3 +68,27 @@ def no_network() -> Iterator[None]:
         patch.setattr(socket, name, lambda host: _outside(f"a look-up of {host!r}"))
     yield
     patch.undo()
+
+
+NO_BROWSER = "needs Chromium and playwright"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium; tests that ask for it are skipped, and counted at the end, where there is none."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    playwright = pytest.importorskip("playwright.sync_api", reason=NO_BROWSER)
+    if chromium is None:
+        pytest.skip(NO_BROWSER)
+    with playwright.sync_playwright() as engine:
+        opened = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Warn where the tests of the web pages did not run."""
+    skipped = sum(NO_BROWSER in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    if skipped:
+        text = f"WARNING: {skipped} browser tests were SKIPPED: install Chromium and playwright to test the web pages"
+        terminalreporter.write_sep("!", text, red=True, bold=True)

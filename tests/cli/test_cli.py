@@ -234,10 +234,10 @@ def test_version() -> None:
 
 
 def test_inspect_says_what_is_known_and_what_fits(data: Path, tmp_path: Path) -> None:
-    text = done("inspect", data / "train.csv", "--plot", tmp_path / "labels.png")
+    text = done("inspect", data / "train.csv", "--plot", tmp_path / "labels.html")
     assert "48 images, 10 classes" in flat(text)
     assert "bce" in text
-    assert (tmp_path / "labels.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "labels.html").read_text(encoding="utf-8")
     found = json.loads(done("inspect", data / "train.csv", "--json"))
     assert found["regime"] == "full"
     assert found["images"] == 48

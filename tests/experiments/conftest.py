@@ -24,18 +24,6 @@ def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than all else, so only a test that asks for pictures draws."""
-    if "with_pictures" not in request.fixturenames:
-        monkeypatch.setattr("halflabel.report.compare.draw_comparison", lambda found, folder: None)
-
-
-@pytest.fixture
-def with_pictures() -> None:
-    """Asks for the pictures."""
-
-
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")

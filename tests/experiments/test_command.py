@@ -21,7 +21,6 @@ TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr("halflabel.report.compare.draw_comparison", lambda found, folder: None)
 
 
 @pytest.fixture(scope="module")

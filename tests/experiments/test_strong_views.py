@@ -70,7 +70,6 @@ def test_a_study_trains_on_both_views(
         return original(model, method, source, *rest, **more)
 
     monkeypatch.setattr(module, "fit", fit)
-    monkeypatch.setattr("halflabel.experiments.study.draw_study", lambda found, path: None)
     how = {"budgets": (0.5,), "strategies": ("partial",), "seeds": 1, "config": config, "cache": cache}
     study(digits.table, digits.images, out=tmp_path, method="srcr", **how)
     assert seen

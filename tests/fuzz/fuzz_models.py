@@ -37,7 +37,7 @@ def models(place: Path) -> Iterator[Reader]:
     config = Config(backbone="tiny", size=32, held_out=0.4, settings=settings, images="photos")
     train(table, made.images, config, run)
     files = gather(run.folder)
-    for unread in [name for name in files if name.startswith(("plots/", "last/", "report"))]:
+    for unread in [name for name in files if name.startswith(("last/", "report"))]:
         del files[unread]
     yield Reader("run", files, read_run)
     export_hub(run, place / "hub")

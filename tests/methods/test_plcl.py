@@ -20,7 +20,6 @@ from halflabel.methods.parts.losses import ByShare
 from halflabel.methods.parts.relabel import Ignore
 from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Linear, Model, Weldon
-from halflabel.report.relabelling import relabellings
 from halflabel.training.loop import Settings, fit
 from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
@@ -333,4 +332,4 @@ def test_snapshots_between_two_labellings_are_no_labellings_in_the_log():
     log = fit(model, method, source, table, Settings(epochs=8, device="cpu"), truth=LabelTable.from_dense(whole)).log
     assert method.relabel.before == [4, 6]
     assert [line["epoch"] for line in log if "label_proportion" in line] == [3, 5]
-    assert [line["epoch"] for line in relabellings(log) if "tp_rate" in line] == [3, 5]
+    assert [line["epoch"] for line in log if "tp_rate" in line] == [3, 5]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from page_checks import HOSTILE, check
 from typer.testing import CliRunner
 
 from halflabel.cli import app
@@ -27,18 +27,7 @@ from halflabel.system.format import points
 from halflabel.training.config import Config
 from halflabel.training.loop import Settings
 
-_spec = importlib.util.spec_from_file_location("page_checks", Path(__file__).with_name("test_page.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_page = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_page)  # what holds for the page of a run holds for this one too
-HOSTILE, check, browser = _page.HOSTILE, _page.check, _page.browser
 BOTH = pytest.mark.parametrize("kind", ["study", "growth"])
-
-
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +43,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = torch.from_numpy(pictures.astype(np.uint8))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda handle: None)
-        for name in ("draw_study", "draw_growth"):
-            patch.setattr(f"halflabel.experiments.study.{name}", lambda found, path: None)
         words = ["halflabel", "study", "/secret/place/labels.csv", "/secret/place/my photos/", "--out=/secret/place/x"]
         study(table, images, out=place / "study", budgets=(0.25, 0.75, 1), command=words, **how)
         grow(table, images, out=place / "growth", shares=(0.125, 0.25, 0.5, 1), command=[*words, "--grow"], **how)
@@ -122,7 +109,7 @@ def test_page_says_what_the_study_found(made: Path, kind: str) -> None:
     for name in ("question", "finding", "curves", "points", "differences", "seeds", "cost", "protocol", "commands"):
         assert f'href="#{name}"' in text
     assert "#missing" not in text
-    assert "Made of 2 seeds" in page.text
+    assert "Based on 2 seeds" in page.text
     assert f"{kind} · {'annotation study' if kind == 'study' else 'learning curve'}" in page.text
     command = "halflabel study labels.csv 'my photos' --out=x" + " --grow" * (kind == "growth")
     assert command in page.text
@@ -146,18 +133,8 @@ def test_what_more_labels_cost_and_bring(made: Path, edited: Callable[..., Path]
         f"50 % more {round(0.5 * now)} +2.00 +0.50 to +3.00 {signed(20 / round(0.5 * now))} ≈",
         f"100 % more {now} +4.00 +1.00 to +6.00 {signed(40 / now)} yes",
     ]
-    assert "more of the same labels? go on" in check(text).text
+    assert "more of the same labels? yes" in check(text).text
     assert 'stroke-dasharray="4 3"' in text, "the law"
-
-
-def test_a_folder_of_an_earlier_version_has_a_page(edited: Callable[..., Path]) -> None:
-    def change(content: dict[str, Any]) -> None:
-        for name in ("ahead", "steps", "commands"):
-            content.pop(name)
-
-    page = check(build_study(edited("growth", change)))
-    assert "The folder does not say by which command" in page.text
-    assert "100 % more" in page.text
 
 
 def test_unfinished_ones_say_what_is_missing(edited: Callable[..., Path]) -> None:
@@ -168,11 +145,11 @@ def test_unfinished_ones_say_what_is_missing(edited: Callable[..., Path]) -> Non
         content["points"] = [{**content["points"][0], "seeds": 1, "per_seed": [0.5], "low": None, "high": None}]
 
     page = check(build_study(edited("growth", change)))
-    assert "no time for 1 200 runs" in page.text
+    assert "budget ended before 1 200 runs" in page.text
     assert "'x.jpg' is gone" in page.text
     assert "Too few runs are finished for a curve" in page.text
-    assert "Too few runs are finished to say what more labels would bring" in page.text
-    assert "Made of 1 seed:" in page.text
+    assert "Too few runs are finished to estimate the gain of more labels" in page.text
+    assert "Based on 1 seed:" in page.text
 
 
 @BOTH
@@ -219,7 +196,7 @@ def test_points_of_another_kind_are_refused(edited: Callable[..., Path], name: s
 
 
 def test_without_points_there_is_no_page(edited: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match="not one finished run"):
+    with pytest.raises(UserError, match="no finished run"):
         read_study(edited("study", lambda content: content.update(points=[])))
 
 
@@ -252,7 +229,7 @@ def test_half_wrong_labels_do_not_flatten_the_others(edited: Callable[..., Path]
             point |= {"mAP": 0.1 if low else 0.8, "low": 0.05 if low else 0.75, "high": 0.15 if low else 0.85}
 
     text = build_study(edited("study", change))
-    assert "below the picture: noisy 75" in check(text).text
+    assert "below the chart: noisy 75" in check(text).text
     (chart,) = re.findall(r'<section id="curves".*?</section>', text, re.S)
     ticks = [float(tick) for tick in re.findall(r'text-anchor="end">([\d.]+)</text>', chart)]
     assert min(ticks) > 50

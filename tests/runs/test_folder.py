@@ -56,9 +56,8 @@ def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     run.write_text("model_card.md", "old")
     run.write_csv("per_label.csv", ["a"], [[1]])
     run.write_predictions(["x"], ["c"], np.zeros((1, 1), np.float32))
-    for folder in (run.checkpoints / "head", run.plots):
-        folder.mkdir(parents=True)
-        (folder / "old").write_text("old")
+    (run.checkpoints / "head").mkdir(parents=True)
+    (run.checkpoints / "head" / "old").write_text("old")
     run.weights.write_bytes(b"old")
     (tmp_path / "notes.txt").write_text("the user's own")
     run.start(TABLE, {"new": 1})

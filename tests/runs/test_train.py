@@ -93,9 +93,8 @@ def test_a_run_leaves_everything_behind(tmp_path: Path, folder: Path) -> None:
     assert {path.name for path in run.folder.iterdir()} == {
         "bad_images.csv", "best.safetensors", "calibration.json", "config.yaml", "data.hash", "env.json",
         "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json", "model_card.md",
-        "per_label.csv", "plots", "predictions.parquet", "repro.sh", "split.parquet", "thresholds.json",
+        "per_label.csv", "predictions.parquet", "repro.sh", "split.parquet", "thresholds.json",
     }  # fmt: skip
-    assert {path.name for path in run.plots.iterdir()} == {"curves.png", "per_class.png"}
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
     assert run.read_json("metrics.json")["mAP"] == pytest.approx(found.overall["mAP"])
     assert found.overall["mAP"] > 0.9  # bright or not is easy
@@ -536,7 +535,6 @@ def test_guesses_are_compared_with_hidden_labels_in_the_log(tmp_path: Path, fold
     assert first["epoch"] == 9
     assert second["label_proportion"] >= first["label_proportion"] > 0.5
     assert second["accuracy"] > 0.7  # bright or not is easy
-    assert (run.plots / "relabelling.png").exists()
     assert run.read_truth() == TABLE
     with pytest.raises(UserError, match="hidden labels have no class 'red'"):
         train(known, folder, config, RunFolder(tmp_path / "other"), truth=TABLE.subset(classes=np.array([1, 2])))

@@ -205,7 +205,7 @@ def compare(
         console.print(f"To go on:  {escape(again())}", soft_wrap=True)
     if not result.rows:
         raise nothing_finished(result.waiting, bool(result.left_out))
-    console.print(f"Wrote [bold]{where}[/]: comparison.csv, comparison.json, plots/", soft_wrap=True)
+    console.print(f"Wrote [bold]{where}[/]: comparison.csv, comparison.json", soft_wrap=True)
     best = next((row for row in result.rows if row.labels == "all"), None)
     if best is None:
         said = "labels were hidden from all of these. To choose a method for the labels as they are, compare without"

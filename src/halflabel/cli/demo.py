@@ -22,7 +22,6 @@ from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
-from halflabel.report.demo import draw_demo, draw_scenes
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
@@ -64,7 +63,6 @@ def run_demo(
     say(f"Making {images} training scenes and {images // 2} test scenes from scikit-learn's handwritten digits")
     made, other = scenes(images, seed=seed), scenes(images // 2, seed=seed, split="test")
     truth = LabelTable.from_dense(made.labels, made.names, CLASSES)
-    draw_scenes(made, out / "plots" / "scenes.png")
 
     say("Computing the features of EfficientNet-Lite0 once: every method trains its head on them")
     backbone = build_backbone()
@@ -103,5 +101,4 @@ def run_demo(
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Row._fields)
         writer.writerows(rows)
-    draw_demo(rows, out / "plots" / "demo.png")
     return rows

@@ -30,7 +30,10 @@ def inspect(
     read: Callable[[Path], Any],
     top: Annotated[int, typer.Option(help="How many classes and pairs to show.", min=1)] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the bars and the co-occurrence (PNG, SVG, PDF).")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also write an HTML page with charts of the labels and of which classes occur together."),
+    ] = None,
 ) -> None:
     """Show what is known: per class, per image, together; and which method fits.
 
@@ -44,9 +47,9 @@ def inspect(
     stats = table.stats()
     advice = advise(stats)
     if plot is not None:
-        from halflabel.report.labels import draw_labels
+        from halflabel.report.labels_page import write_labels_page
 
-        draw_labels(table, plot)
+        write_labels_page(table, plot)
     if as_json:
         typer.echo(json.dumps(_as_json(found, advice), indent=1, ensure_ascii=False))
         return

@@ -198,7 +198,7 @@ def methods(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to write the runs, the table and the plots.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Where to write the runs and the table.")] = Path("demo"),
     images: Annotated[int, typer.Option(help="Training scenes to make.", min=100)] = 1500,
     every: Annotated[bool, typer.Option("--every-method", help="All methods that fit, not a selection.")] = False,
     seed: Annotated[int, typer.Option(help="Another seed makes other scenes.")] = 0,
@@ -228,6 +228,6 @@ def demo(
     console.print(rows)
     where = escape(str(out))
     console.print(
-        f"\nWrote {where}: runs, demo.csv, plots. Next, with your own labels:  halflabel inspect LABELS.csv",
+        f"\nWrote {where}: runs, demo.csv. Next, with your own labels:  halflabel inspect LABELS.csv",
         soft_wrap=True,
     )

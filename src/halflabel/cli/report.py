@@ -41,12 +41,13 @@ def report(
     Example: halflabel report runs/study
     """
     from halflabel.cli.progress import Bar
+    from halflabel.report.layout import check_page_path
     from halflabel.report.run_facts import is_comparison, is_study
-    from halflabel.report.run_page import check_name, write_report
+    from halflabel.report.run_page import write_report
     from halflabel.runs.folder import RunFolder
 
     if out is not None:
-        check_name(out)
+        check_page_path(out)
     of_study = is_study(run)
     if not (run / "config.yaml").exists() and (of_study or is_comparison(run)):
         if images is not None:

@@ -168,9 +168,7 @@ def study(
         console.print(f"To go on:  {escape(again())}", soft_wrap=True)
     if not result.points:
         raise nothing_finished(result.waiting, result.left_out > 0)
-    picture = place / "plots" / ("growth.png" if grow else "study.png")
-    drawn = ", plots/" if picture.exists() else ""
-    console.print(f"Wrote [bold]{escape(str(place))}[/]: study.csv, study.json{drawn}", soft_wrap=True)
+    console.print(f"Wrote [bold]{escape(str(place))}[/]: study.csv, study.json", soft_wrap=True)
     console.print(f"For a page of it:  halflabel report {escape(shlex.quote(str(place)))}", soft_wrap=True)
 
 

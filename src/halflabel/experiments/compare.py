@@ -136,10 +136,6 @@ def compare(
     result = summarise(grid, found, store, bench, waiting=features.waiting, **about)
     store.write_csv("comparison.csv", result.columns, [list(line.values()) for line in result.table()])
     store.write_json("comparison.json", result.to_json())
-    if result.rows:
-        from halflabel.report.compare import draw_comparison
-
-        draw_comparison(result, store.plots)
     return result
 
 

@@ -1,13 +1,9 @@
-"""How labels are best spent, in pictures and in sentences that say no more than the intervals do."""
+"""The conclusions of a study in sentences that claim no more than the confidence intervals support."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from halflabel.papers.figures.canvas import BLUE, GREY, ORANGE, literal, save_figure
 from halflabel.system.format import points
 
 if TYPE_CHECKING:
@@ -15,12 +11,10 @@ if TYPE_CHECKING:
 
     from halflabel.experiments.learning_curve import Extrapolation
     from halflabel.experiments.result import Interval
-    from halflabel.experiments.study import Gap, Growth, Point, Study
+    from halflabel.experiments.study import Gap, Point
 
-__all__ = ["MEANING", "advise", "conclude", "describe_control", "draw_growth", "draw_study", "out_of_sight", "verdict"]
+__all__ = ["MEANING", "advise", "conclude", "describe_control", "out_of_sight", "verdict"]
 
-_MARKS = {"partial": ("o", BLUE), "dense": ("s", ORANGE), "noisy": ("^", GREY), "noisy+": ("D", "black")}
-_ASIDE: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "color": "#6b7280"}
 MEANING = {
     "partial": "some labels of every image",
     "dense": "all labels of some images",
@@ -29,90 +23,12 @@ MEANING = {
 }
 
 
-def draw_study(found: Study, path: Path) -> None:
-    """Test mAP against the share of clean labels, one line per strategy, with 95 % intervals."""
-    figure, axis = _axis()
-    low = out_of_sight(found.points)
-    names = list(dict.fromkeys(point.strategy for point in found.points))
-    for place, strategy in enumerate(names):
-        mark, colour = _MARKS[strategy]
-        mine = [point for point in found.points if point.strategy == strategy and point not in low]
-        named = f"{strategy}: {MEANING[strategy]}"
-        _line(axis, mine, named, mark, colour, shift=place - (len(names) - 1) / 2)
-    _finish(axis, sorted({point.share for point in found.points if point.strategy != "noisy+"}))
-    below = [f"{point.strategy} {100 * point.share:.3g} %: {points(point.mAP)}" for point in low]
-    note = f"\nbelow the picture: {', '.join(below)}" if below else ""
-    axis.set_xlabel(f"share of the labels that are there and right{note}")
-    axis.set_title(
-        f"{literal(found.method)}: the same number of clean labels, spent in several ways", fontsize="medium"
-    )
-    save_figure(figure, path)
-
-
 def out_of_sight(points: Sequence[Point]) -> list[Point]:
     """Points to name, not to draw: labels that are half wrong teach nothing, and beside them all others look alike."""
     others = [point for point in points if point.strategy != "noisy"]
     low = min((point.low for point in others), default=0.0)
     floor = low - 0.1 * (max((point.high for point in others), default=low) - low)
     return [point for point in points if point.mAP < floor]
-
-
-def draw_growth(found: Growth, path: Path) -> None:
-    """The learning curve, its control, the fitted law and what twice the labels are expected to give."""
-    figure, axis = _axis()
-    share, law, low, high = np.array(found.curve).T
-    axis.fill_between(share, 100 * low, 100 * high, color=BLUE, alpha=0.15, lw=0)
-    axis.plot(share, 100 * law, color=BLUE, lw=1, ls="--", label="power law fitted to whole images, 95 % interval")
-    names = list(dict.fromkeys(point.strategy for point in found.points))
-    for place, (name, mark, colour) in enumerate(zip(names, "os", (BLUE, GREY), strict=False)):
-        mine = [point for point in found.points if point.strategy == name]
-        _line(axis, mine, name, mark, colour, joined=False, shift=place - (len(names) - 1) / 2)
-    axis.axvline(1.0, color=GREY, lw=0.8)
-    axis.annotate("all labels there are", (1.0, 0.02), xycoords=("data", "axes fraction"), fontsize="small", **_ASIDE)
-    _finish(axis, [*sorted({point.share for point in found.points}), 2.0])
-    axis.set_xlabel("share of the labels there are (200 %: twice as many)")
-    axis.set_title(_headline(found), fontsize="medium")
-    save_figure(figure, path)
-
-
-def _headline(found: Growth) -> str:
-    """What the picture says, and where its own test contradicts it, that too."""
-    said = found.advice.partition(". ")[0].partition(";")[0].partition(": ")[0]
-    back = found.backtest
-    if back is None or back.held:
-        return said
-    return (
-        f"{said}\nWith care: the last doubling gave {_points(back.measured)}, where this fit foretold "
-        f"{_between(back.foretold)}"
-    )
-
-
-def _axis() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _line(
-    axis: Any, points: Sequence[Point], name: str, mark: str, colour: str, *, joined: bool = True, shift: float = 0
-) -> None:
-    """Values with their intervals; `shift` moves them a little aside, so that equal ones do not hide each other."""
-    line = sorted(points, key=lambda point: point.share)
-    value, low, high = 100 * np.array([[point.mAP, point.low, point.high] for point in line]).reshape(-1, 3).T
-    errors = np.maximum([value - low, high - value], 0)
-    style = "-" if joined else "none"
-    shares = [point.share * 1.025**shift for point in line]
-    axis.errorbar(shares, value, yerr=errors, label=name, color=colour, marker=mark, ls=style, ms=5, capsize=2)
-
-
-def _finish(axis: Any, shares: Sequence[float]) -> None:
-    axis.set_xscale("log")
-    axis.set_xticks(shares, [f"{100 * share:.3g} %" for share in shares])
-    axis.minorticks_off()
-    axis.grid(alpha=0.3)
-    axis.set_ylabel("test mAP in points (of 100), 95 % interval")
-    axis.legend(fontsize="small")
 
 
 def conclude(gaps: Sequence[Gap]) -> list[str]:

@@ -33,17 +33,13 @@ class Store:
     config.json        what all results depend on         tasks/KEY.json   a finished task: what was measured
     split.csv          which images are for the test      tasks/KEY.npy    its logits of the test images, float32
     comparison.csv     the table                          unfinished/      checkpoints of the task under way
-    comparison.json    the table and all about it         plots/, bad_images.csv
+    comparison.json    the table and all about it         bad_images.csv
     test.parquet       the labels judged by, for the page of the comparison
     study.csv, study.json   instead of comparison.* where the folder is that of a study
     """
 
     def __init__(self, folder: Path, what: What = "comparison") -> None:
         self.folder, self.what = folder, what
-
-    @property
-    def plots(self) -> Path:
-        return self.folder / "plots"
 
     def start(self, identity: Mapping[str, Any], *, force: bool = False) -> bool:
         """Take the folder, or take it up again; True if there is something to go on with.
@@ -62,7 +58,7 @@ class Store:
                 _check_same(self.folder, self.what, found, wanted)
                 return True
             # The new settings are written last: until then the folder is still what it was.
-            for name in ("tasks", "unfinished", "plots"):
+            for name in ("tasks", "unfinished"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             for name in (
                 "comparison.csv",

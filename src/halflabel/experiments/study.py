@@ -23,7 +23,7 @@ from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.compare import Progress, check_rate, run_grid
-from halflabel.experiments.conclusions import advise, conclude, describe_control, draw_growth, draw_study
+from halflabel.experiments.conclusions import advise, conclude, describe_control
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, parse_budget
 from halflabel.experiments.learning_curve import Backtest, Extrapolation, extrapolate
 from halflabel.experiments.result import RESAMPLES, Interval, Judged, Scored, common_seeds, difference, interval
@@ -179,8 +179,6 @@ def study(
         _commands(out, command),
     )
     _save(out, result, points)
-    if points:
-        draw_study(result, tried.store.plots / "study.png")
     return result
 
 
@@ -240,8 +238,6 @@ def grow(
         commands=_commands(out, command),
     )
     _save(out, result, points)
-    if result.curve:
-        draw_growth(result, tried.store.plots / "growth.png")
     return result
 
 

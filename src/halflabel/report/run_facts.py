@@ -1,4 +1,4 @@
-"""What a run directory says of itself, gathered for its page: labels, log, and what was measured on held-out images."""
+"""Read everything that the page of a run shows from its folder: labels, log, and results on held-out images."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.system.html import count, percent
 
-__all__ = ["Facts", "Measured", "gather", "is_comparison", "is_study"]
+__all__ = ["HeldOutResults", "RunFacts", "is_comparison", "is_study", "read_run_facts"]
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
-    """Scores of the H held-out images that could be read, what is known of them, and what that gave.
+class HeldOutResults:
+    """Scores, known labels and metrics of the H held-out images that could be read.
 
-    Labels that a model made are not counted among what is known.
+    Labels made by a model do not count as known.
     """
 
-    images: NDArray[np.int64]  # (H,) their numbers in the label table
+    images: NDArray[np.int64]  # (H,) indices in the label table
     scores: NDArray[np.float32]  # (H, C) calibrated
     labels: NDArray[np.int8]  # (H, C)
     thresholds: NDArray[np.float64]  # (C,)
@@ -38,50 +38,50 @@ class Measured:
 
     @property
     def known(self) -> int:
-        """The number of known entries."""
+        """Number of known entries."""
         return int((self.labels != 0).sum())
 
     @property
     def knows_absence(self) -> bool:
-        """Whether anything is known to be absent: without that neither ranking nor calibration can be judged."""
+        """Whether anything is known to be absent; without it, neither AP nor calibration can be measured."""
         return bool((self.labels < 0).any())
 
     @property
-    def where(self) -> str:
-        """On what all this was measured, in words."""
-        of = self.labels.size
+    def description(self) -> str:
+        """Which images and labels the results were measured on, in words."""
+        entries = self.labels.size
         return (
             f"Measured on the {count(len(self.images))} held-out images, which training did not see: "
-            f"{count(self.known)} of their {count(of)} entries are known ({percent(self.known, of)})."
+            f"{count(self.known)} of their {count(entries)} entries are known ({percent(self.known, entries)})."
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
-    """One run; `measured` is None while it is unfinished, or where no images were held out."""
+class RunFacts:
+    """One run; `held_out` is None while the run is unfinished, or where no images were held out."""
 
     name: str
     config: dict[str, Any]
     table: LabelTable
-    training: NDArray[np.int64]  # image numbers
+    training: NDArray[np.int64]  # indices of the training images
     log: list[dict[str, Any]]
-    measured: Measured | None
+    held_out: HeldOutResults | None
     env: dict[str, Any]
-    made: dict[str, Any]  # when training ended, and by which version; empty in older runs
+    made: dict[str, Any]  # time training ended, and version; may be empty
     unreadable: int
     finished: bool
 
 
-def gather(run: RunFolder) -> Facts:
-    """Read a run; one that is unfinished has labels, settings and the log so far."""
-    table, judged = training_and_evaluation_tables(run.read_rows())
-    return Facts(
+def read_run_facts(run: RunFolder) -> RunFacts:
+    """Read a run; an unfinished one has labels, settings and the log so far."""
+    table, evaluation_table = training_and_evaluation_tables(run.read_rows())
+    return RunFacts(
         name=run.folder.resolve().name,
         config=run.read_config(),
         table=table,
-        training=_training(run, table),
+        training=_training_images(run, table),
         log=run.read_log(),
-        measured=_measured(run, judged) if run.predictions.exists() else None,
+        held_out=_read_held_out(run, evaluation_table) if run.predictions.exists() else None,
         env=run.read_env(),
         made=run.read_completion(),
         unreadable=run.count_bad_images(),
@@ -91,68 +91,68 @@ def gather(run: RunFolder) -> Facts:
 
 def is_comparison(folder: Path) -> bool:
     """Whether `halflabel compare` wrote this folder."""
-    return _what(folder) == "comparison"
+    return _experiment_kind(folder) == "comparison"
 
 
 def is_study(folder: Path) -> bool:
-    """Whether `halflabel study` wrote this folder; an earlier version called that a comparison too."""
-    return _what(folder) == "study" or (_what(folder) == "comparison" and (folder / "study.json").exists())
+    """Whether `halflabel study` wrote this folder."""
+    return _experiment_kind(folder) == "study"
 
 
-def _what(folder: Path) -> str | None:
-    """What kind of folder it says it is, where it holds several runs."""
+def _experiment_kind(folder: Path) -> str | None:
+    """Return "comparison" or "study", as config.json says; None for other folders."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    what = found.get("what") if isinstance(found, dict) else None
-    return what if isinstance(what, str) else None
+    kind = config.get("what") if isinstance(config, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
-def _training(run: RunFolder, table: LabelTable) -> NDArray[np.int64]:
-    if not run.split.exists():  # it is unfinished
+def _training_images(run: RunFolder, table: LabelTable) -> NDArray[np.int64]:
+    if not run.split.exists():  # unfinished
         return np.arange(len(table))
     part = run.split_of(table.images)
     if (part < 0).any():
-        raise UserError(f"{run.folder} does not say of all its images which were trained on", "train again")
+        raise UserError(f"{run.folder} does not record for all its images which were trained on", "train again")
     return np.flatnonzero(part == 0)
 
 
-def _numbers(run: RunFolder, table: LabelTable, names: Names) -> NDArray[np.int64]:
-    at = table.images.index(names.array)
-    if (at < 0).any():
+def _image_indices(run: RunFolder, table: LabelTable, names: Names) -> NDArray[np.int64]:
+    indices = table.images.index(names.array)
+    if (indices < 0).any():
         raise UserError(f"{run.folder} holds images that its labels do not name", "train again")
-    return at
+    return indices
 
 
-def _measured(run: RunFolder, table: LabelTable) -> Measured:
+def _read_held_out(run: RunFolder, table: LabelTable) -> HeldOutResults:
     names, classes, scores = run.read_predictions()
     if classes != list(table.classes):
-        raise UserError(f"{run.predictions} is of other classes than the run's labels", "train again")
-    images = _numbers(run, table, names)
+        raise UserError(f"{run.predictions} has other classes than the run's labels", "train again")
+    images = _image_indices(run, table, names)
     readable = ~np.isnan(scores).any(axis=1)
     images, scores = images[readable], scores[readable]
-    cuts, metrics = run.read_thresholds(), run.read_metrics()
+    thresholds, metrics = run.read_thresholds(), run.read_metrics()
     protocol = str(metrics.pop("protocol", ""))
     rows = {row.get("class"): row for row in run.read_per_class()}
-    return Measured(
+    return HeldOutResults(
         images=images,
         scores=scores,
         labels=table.rows(images),
-        thresholds=np.array([_number(cuts.get(name)) for name in classes]),
-        overall={name: _number(value) for name, value in metrics.items()},
-        per_class=[_line(name, rows.get(name, {})) for name in classes],
+        thresholds=np.array([_to_float(thresholds.get(name)) for name in classes]),
+        overall={name: _to_float(value) for name, value in metrics.items()},
+        per_class=[_class_row(name, rows.get(name, {})) for name in classes],
         protocol=protocol,
     )
 
 
-def _line(name: str, row: dict[str, str]) -> dict[str, Any]:
+def _class_row(name: str, row: dict[str, str]) -> dict[str, Any]:
     numbers = ("present", "absent", "AP", "AP_low", "AP_high", "threshold", "precision", "recall")
-    return {"class": name, **{key: _number(row.get(key)) for key in numbers}}
+    return {"class": name, **{key: _to_float(row.get(key)) for key in numbers}}
 
 
-def _number(value: Any) -> float:
-    """A number as JSON or CSV has it; what is missing is NaN."""
+def _to_float(value: Any) -> float:
+    """Convert a number read from JSON or CSV; a missing one is NaN."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -1,36 +1,59 @@
-"""One HTML file that shows a run: no network, no server, light and dark, on a desk and on a phone."""
+"""The HTML page of a training run: one file that needs no network, in light and dark, for desktop and phone.
+
+`halflabel report RUN` calls `write_report`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.report import gallery, judged
-from halflabel.report import layout as sections
-from halflabel.report.run_facts import Facts, gather
+from halflabel.report import gallery, svg
+from halflabel.report.curves import precision_recall, probability_histograms, reliability
+from halflabel.report.labels_page import STATES, cooccurrence_section, known_labels_section
+from halflabel.report.layout import (
+    FEW_POSITIVES,
+    GLOSSARY,
+    WrittenPage,
+    cards,
+    cell,
+    glossary,
+    has_few_positives,
+    image_size,
+    method_summary,
+    name_list,
+    scroll_box,
+    section,
+    section_links,
+    settings_table,
+    split_into_panels,
+    truncation_note,
+    write_page,
+)
+from halflabel.report.run_facts import HeldOutResults, RunFacts, read_run_facts
+from halflabel.report.svg import figure
+from halflabel.report.training_section import training_section
 from halflabel.runs.folder import RunFolder
-from halflabel.system.files import replacing
-from halflabel.system.html import PAGE_SIZE, Html, document, el, short
+from halflabel.system.format import points
+from halflabel.system.html import PAGE_SIZE, Html, count, decimal, document, el, join, percent, short
 
-__all__ = [
-    "MOST_BYTES",
-    "Report",
-    "build_page",
-    "check_name",
-    "closing",
-    "contents",
-    "glossary",
-    "method_summary",
-    "trained_how",
-    "write_page",
-    "write_report",
-]
+__all__ = ["MAX_PAGE_BYTES", "build_page", "precision_recall_section", "write_report"]
 
-MOST_BYTES = 3_000_000  # the most a page takes, whatever the run: every part of it has a limit
-SCAN = 20_000  # training images that are scored for the galleries, unless told otherwise
-_TITLES = {
+# Every section has a limit, so that the page stays small whatever the run; what is left out is in the run's files.
+MAX_PAGE_BYTES = 3_000_000
+SCAN_IMAGES = 20_000  # training images scored for the galleries by default
+INTERVAL_CLASSES = 60  # up to this number of classes, each AP is drawn with its interval
+BEST = 14  # with more classes, so many of the best and of the weakest are drawn
+TABLE_CLASSES = 200
+TALL_TABLE = 30  # rows from which on the table scrolls in a box
+CURVE_CLASSES = 23  # classes with a precision-recall curve
+NAME_LETTERS = 48  # of a class name in the table
+_LINKS = {
     "labels": "Known",
     "learning": "Learning",
     "classes": "Classes",
@@ -39,29 +62,6 @@ _TITLES = {
     "pairs": "Together",
     "photos": "Photos",
 }
-_WORDS = {
-    "entry": "one class in one image; its label is present, absent or unknown",
-    "score": "between 0 and 1: how sure the model is that a class is present",
-    "threshold": "the score from which on a class is called present; each class has its own",
-    "precision": "of the entries called present, the share that is",
-    "recall": "of the entries that are present, the share that is called so",
-    "F1": "the harmonic mean of precision and recall; micro: over all entries, macro: the mean over classes",
-    "AP": "average precision of one class: 100 if every image with it scores higher than every image without it",
-    "mAP": "the mean of AP over classes; like AP and F1 in points of 100, where files and programs have 0 to 1",
-    "95 % interval": "where the number probably lies on a great many images of the same kind; wide if few have the "
-    "class",
-    "held-out images": "images kept out of training, to measure on and to choose the epoch by",
-    "calibration error": "the mean distance between score and share present, over 15 bins of score (ECE)",
-    "loss": "what training makes small: it is larger the more scores and labels disagree",
-    "epoch": "one pass over the training images",
-}
-
-
-class Report(NamedTuple):
-    """A page that was written."""
-
-    path: Path
-    size: int  # bytes
 
 
 def write_report(
@@ -69,82 +69,63 @@ def write_report(
     out: Path | None = None,
     *,
     images: Path | None = None,
-    scan: int = SCAN,
+    scan: int = SCAN_IMAGES,
     progress: Callable[[int, int], None] | None = None,
-) -> Report:
-    """Write the page of a run, by default as report.html in its folder. Arguments as in `build_page`."""
+) -> WrittenPage:
+    """Write the page of a run, by default as report.html in its folder; arguments as for `build_page`."""
     path = out if out is not None else run / "report.html"
     return write_page(path, lambda: build_page(run, images=images, scan=scan, progress=progress))
-
-
-def write_page(path: Path, build: Callable[[], str]) -> Report:
-    """Write a page, whole or not at all; what is no name for one is refused before anything is built."""
-    check_name(path)
-    page = build().encode()
-    with replacing(path) as temporary:
-        temporary.write_bytes(page)
-    return Report(path, len(page))
-
-
-def check_name(path: Path) -> None:
-    """Refuse what is no name for a page."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{path} is no name for a page", "end it in .html")
-    if path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
-        raise UserError(f"{path} cannot be written", "name a file in a folder")
 
 
 def build_page(
     run: RunFolder,
     *,
     images: Path | None = None,
-    scan: int = SCAN,
+    scan: int = SCAN_IMAGES,
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """The page of a run as text.
+    """Return the page of a run as HTML text.
 
-    With `images`, the folder of the photos, it has galleries; for these at most `scan` training images are scored
-    (`progress` is told how many of how many), beside the held-out ones, whose scores the run keeps. Folders of this
-    machine are not written into the page.
+    With `images`, the folder of the photos, the page has galleries: held-out images with the scores in the run, and at
+    most `scan` training images, which are scored now (`progress` gets the number done and the total). The page holds
+    no folder names of this machine.
     """
     if images is not None and not images.is_dir():
         raise UserError(f"{images} is not a folder", "name the folder with the images")
-    facts = gather(run)
-    found = facts.measured
-    parts = [
-        sections.known(facts),
-        sections.learning(facts),
-        judged.classes(facts),
-        judged.curves(found) if found is not None else None,
-        judged.calibration(found) if found is not None else None,
-        sections.pairs(facts),
+    facts = read_run_facts(run)
+    results = facts.held_out
+    sections = [
+        known_labels_section(facts.table, len(facts.training)),
+        training_section(facts.log),
+        _class_section(facts),
+        precision_recall_section(results) if results is not None else None,
+        _score_section(results) if results is not None else None,
+        cooccurrence_section(facts.table),
         gallery.galleries(facts, run, images, scan=scan, progress=progress) if images else gallery.no_galleries(),
     ]
-    return _whole(facts, [part for part in parts if part is not None])
-
-
-def _whole(facts: Facts, parts: list[Html]) -> str:
-    title = f"{short(facts.name, 60)} · {short(str(facts.config.get('method', '?')), 40)}"
-    said = method_summary(str(facts.config.get("method", "")))
-    top = el(
+    shown = [part for part in sections if part is not None]
+    method = str(facts.config.get("method", "?"))
+    title = f"{short(facts.name, 60)} · {short(method, 40)}"
+    summary = method_summary(str(facts.config.get("method", "")))
+    header = el(
         "header",
         el("h1", title),
         el("p", _subtitle(facts), class_="said"),
-        el("p", el("b", short(str(facts.config.get("method")), 40)), f": {said}", class_="said") if said else None,
-        sections.summary(facts),
+        el("p", el("b", short(method, 40)), f": {summary}", class_="said") if summary else None,
+        _headline(facts),
     )
-    return document(title, [top, contents(_TITLES, parts), el("main", *parts), _footer(facts)])
+    return document(title, [header, section_links(_LINKS, shown), el("main", *shown), _footer(facts)])
 
 
-def _subtitle(facts: Facts) -> str:
+def _subtitle(facts: RunFacts) -> str:
     config = facts.config
-    how = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
+    tuned = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
     epochs = "1 epoch" if len(facts.log) == 1 else f"{len(facts.log)} epochs"
-    return f"Training run: {config.get('backbone', '?')}, {_pixels(config)}, {how}; {epochs}{_made(facts)}"
+    return f"Training run: {config.get('backbone', '?')}, {image_size(config)}, {tuned}; {epochs}{_trained_at(facts)}"
 
 
-def _made(facts: Facts) -> str:
-    """When training ended and by which version, where the run says so."""
+def _trained_at(facts: RunFacts) -> str:
+    """Return when training ended and by which version, where the run records it."""
     time, version = facts.made.get("time"), facts.made.get("halflabel", "?")
     if not time:
         return ""
@@ -152,50 +133,274 @@ def _made(facts: Facts) -> str:
     return f"; trained {day[:10]}, {hour[:5]} UTC, by halflabel {short(str(version), 20)}"
 
 
-def _pixels(config: Mapping[str, Any]) -> str:
-    """The size of the images in words."""
-    return f"{config['size']} px" if config.get("size") else "images in the size it was made for"
-
-
-def trained_how(config: Mapping[str, Any]) -> str:
-    """What all runs of a comparison or a study have in common, in words."""
-    how = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
-    return f"{config.get('backbone', '?')}, {_pixels(config)}, {how}; {config.get('epochs', '?')} epochs"
-
-
-def closing(config: dict[str, Any], done: str, words: Sequence[str]) -> Html:
-    """The end of the page of several runs: the words on it, the settings, and by which version all was done."""
-    version = config.get("halflabel", "?")
-    said = el("p", f"Made by halflabel; {done} by version {version}. This file: ", PAGE_SIZE, ".")
-    return el("footer", glossary(words), sections.details(config, {"halflabel": version}), said)
-
-
-def method_summary(name: str) -> str:
-    """What a method does, in a sentence; nothing where this version has no such method."""
-    from halflabel.methods.base import recipe  # it brings torch along
-
-    try:
-        return recipe(name).summary
-    except UserError:
-        return ""
-
-
-def contents(titles: Mapping[str, str], parts: Sequence[Html]) -> Html:
-    """Links to the sections that are there, of those that have a title."""
-    there = [name for name in titles if any(f'<section id="{name}"' in part for part in parts)]
-    return el("nav", *(el("a", titles[name], href=f"#{name}") for name in there), aria_label="Sections")
-
-
-def glossary(words: Sequence[str]) -> Html:
-    """What the words on a page mean, folded away."""
-    listed = [el("div", el("dt", word), el("dd", _WORDS[word])) for word in words]
-    return el("details", el("summary", "Words on this page"), el("dl", *listed, class_="words"))
-
-
-def _footer(facts: Facts) -> Html:
+def _footer(facts: RunFacts) -> Html:
     lines = []
-    if facts.measured is not None and facts.measured.protocol:
-        lines.append(el("p", f"Protocol: {facts.measured.protocol}."))
+    if facts.held_out is not None and facts.held_out.protocol:
+        lines.append(el("p", f"Protocol: {facts.held_out.protocol}."))
     version = facts.env.get("halflabel", "?")
     lines.append(el("p", f"Made by halflabel; the run was trained by version {version}. This file: ", PAGE_SIZE, "."))
-    return el("footer", glossary(tuple(_WORDS)), sections.details(facts.config, facts.env), *lines)
+    return el("footer", glossary(tuple(GLOSSARY)), settings_table(facts.config, facts.env), *lines)
+
+
+def _headline(facts: RunFacts) -> Html:
+    """Return the most important numbers, and the cautions that go with them."""
+    items, results = [], facts.held_out
+    if results is not None:
+        value = results.overall
+        low, mean, high = (value.get(key, np.nan) for key in ("mAP_low", "mAP", "mAP_high"))
+        if results.knows_absence:
+            items += [
+                ("mAP", points(mean), f"95 % interval {points(low)} – {points(high)}; 100 is best"),
+                ("micro F1", points(value.get("micro_f1", np.nan)), "all entries together; 100 is best"),
+                ("macro F1", points(value.get("macro_f1", np.nan)), "mean over classes; 100 is best"),
+                ("calibration error", decimal(value.get("ECE", np.nan)), "how far scores are off; 0 is best"),
+            ]
+        else:
+            items.append(("mAP", "—", "needs known absences"))
+    images, names = facts.table.shape
+    share = percent(facts.table.known, images * names)
+    items.append(("known labels", share, f"{count(images)} images × {count(names)} classes"))
+    cautions = [el("li", caution) for caution in _cautions(facts)]
+    return join([cards(items), el("ul", *cautions, class_="notes") if cautions else None])
+
+
+def _cautions(facts: RunFacts) -> list[str]:
+    results, cautions = facts.held_out, []
+    if not facts.finished:
+        cautions.append("This run is unfinished: there are no weights yet. Continue it with halflabel train --resume.")
+    elif results is None:
+        cautions.append(
+            "No images were held out, so nothing was measured: train with --held-out 0.2, or use halflabel evaluate."
+        )
+    if results is not None:
+        classes = count(len(results.per_class))
+        if not results.knows_absence:
+            cautions.append(
+                "Nothing is known to be absent among the held-out images, so only recall can be measured: label some "
+                "negatives."
+            )
+        else:
+            cautions.append(
+                "Thresholds and calibration were fitted on the same held-out labels, so F1 and calibration error are "
+                "optimistic; the best epoch was chosen on them too."
+            )
+        few = sum(map(has_few_positives, results.per_class)) if results.knows_absence else 0
+        if few:
+            cautions.append(
+                f"Measured with fewer than {FEW_POSITIVES} known positives: {count(few)} of {classes} classes "
+                "(rings instead of dots). Their AP is largely luck and on average too high, and so is the mAP. "
+                "Hold out more images, or measure on other images with halflabel evaluate."
+            )
+        without_positive = sum(not row["present"] > 0 for row in results.per_class)
+        if without_positive:
+            cautions.append(
+                "Not measured, as the held-out images have no known positive (shown as a dash): "
+                f"{count(without_positive)} of {classes} classes."
+            )
+        without_negative = int(((results.labels > 0).any(axis=0) & ~(results.labels < 0).any(axis=0)).sum())
+        if without_negative and results.knows_absence:
+            cautions.append(
+                f"Without a known negative among the held-out images: {count(without_negative)} classes. They have no "
+                "AP (a dash) and are left out of mAP."
+            )
+    if facts.unreadable:
+        cautions.append(
+            f"Images that could not be read: {count(facts.unreadable)}; the run's bad_images.csv lists them."
+        )
+    return cautions
+
+
+def _class_section(facts: RunFacts) -> Html:
+    """Draw average precision per class with its interval, and list it in a sortable table."""
+    results = facts.held_out
+    ap = (
+        np.array([row["AP"] for row in results.per_class])
+        if results is not None
+        else np.full(len(facts.table.classes), np.nan)
+    )
+    measured = np.flatnonzero(np.isfinite(ap))
+    positives = facts.table.stats().positives
+    # Ties: the class with more known positives comes first, as a perfect AP on one image means little.
+    support = np.array([row["present"] for row in results.per_class]) if results is not None else positives
+    ranked = measured[np.lexsort((-support[measured], -ap[measured]))]
+    panels = _ap_charts(results, ap, ranked) if results is not None and len(ranked) else []
+    order = np.argsort(-positives, kind="stable")[:TABLE_CLASSES]
+    weakest_first = order[np.argsort(np.nan_to_num(ap[order], nan=np.inf), kind="stable")]
+    elsewhere = "; per_label.csv in the run's folder holds all" if results is not None else ""
+    return section(
+        "classes",
+        "Class by class",
+        el("div", *panels, class_="grid") if panels else None,
+        truncation_note(
+            len(order), len(facts.table.classes), "are listed: those with the most known positives" + elsewhere
+        ),
+        _class_table(facts, weakest_first),
+        on=results.description if results is not None else "Nothing was measured: what is known, over all images.",
+    )
+
+
+def _ap_charts(results: HeldOutResults, ap: NDArray[Any], ranked: NDArray[np.int64]) -> list[Html]:
+    """Draw the AP of all classes, or of the best and the weakest with a histogram of all."""
+    panels = []
+    mean = results.overall.get("mAP", np.nan)
+    if len(ranked) <= INTERVAL_CLASSES:
+        parts = split_into_panels("Average precision", ranked)
+    else:
+        parts = [(f"The {BEST} best classes", ranked[:BEST]), (f"The {BEST} weakest classes", ranked[-BEST:])]
+    for title, columns in parts:
+        rows = [results.per_class[int(c)] for c in columns]
+        names = [str(row["class"]) for row in rows]
+        value, low, high = (np.array([row[key] for row in rows]) for key in ("AP", "AP_low", "AP_high"))
+        alt = f"{title} of {name_list(names)}: from {points(value.max())} down to {points(value.min())}"
+        hollow = [has_few_positives(row) for row in rows]
+        chart = svg.interval_chart(names, value, low, high, alt=alt, reference=mean, hollow=hollow, x_label="AP")
+        legend = [("f1 round", "AP, with its 95 % interval")] * (not all(hollow))
+        legend += [("ring round", f"fewer than {FEW_POSITIVES} known positives")] * any(hollow)
+        legend.append(("mark across", f"mean: {points(mean)}"))
+        panels.append(figure(chart, title, legend=legend))
+    if len(ranked) > INTERVAL_CLASSES:
+        counts, edges = np.histogram(100 * ap[ranked], 20, (0, 100))
+        alt = f"Average precision of {len(ranked)} classes: median {points(float(np.median(ap[ranked])))}"
+        chart = svg.histogram(counts, edges, "plain", alt=alt, x_label="average precision", y_label="classes")
+        panels.append(figure(chart, "All classes"))
+    return panels
+
+
+def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
+    stats, results = facts.table.stats(), facts.held_out
+    titles = ["class", "present", "absent", "unknown"]
+    if results is not None:
+        titles += ["held-out present", "held-out absent", "AP", "95 % interval", "threshold", "precision", "recall"]
+    rows = []
+    for c in order.tolist():
+        name = facts.table.classes[c]
+        cells = [el("th", short(name, NAME_LETTERS), scope="row", class_="name", title=short(name, 200))]
+        cells += [cell(float(part[c]), count(part[c])) for part in (stats.positives, stats.negatives, stats.unknown)]
+        if results is not None:
+            row = results.per_class[c]
+            cells += [
+                cell(row[key], count(row[key]) if np.isfinite(row[key]) else "—") for key in ("present", "absent")
+            ]
+            cells.append(cell(row["AP"], points(row["AP"])))
+            interval = f"{points(row['AP_low'])} – {points(row['AP_high'])}"
+            cells.append(cell(row["AP_high"] - row["AP_low"], interval if np.isfinite(row["AP_low"]) else "—"))
+            cells += [cell(row[key], decimal(row[key])) for key in ("threshold", "precision", "recall")]
+        rows.append(el("tr", *cells))
+    heads = [el("th", title, scope="col") for title in titles]
+    notes = "Present, absent and unknown: in how many images the class is known to be so, of all images."
+    if results is not None:
+        notes += " Held-out present, absent: the same, of the held-out images, by which the rest is measured."
+        notes += (
+            " AP (average precision): how well the model puts images with the class before those without; 100 is best."
+        )
+        if results.knows_absence:
+            notes += " Precision and recall: at the threshold, which is the one with the best F1."
+        notes += " A click on a title sorts; intervals sort by their width."
+    table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="sortable")
+    box = scroll_box(table, "Table of classes", tall=len(rows) > TALL_TABLE)
+    return join([el("p", notes, class_="said"), box])
+
+
+def precision_recall_section(results: HeldOutResults) -> Html:
+    """Draw precision over recall: all classes together, then class by class, with the chosen thresholds."""
+    if not results.knows_absence:
+        return section(
+            "recall", "Precision and recall", _no_negatives("Precision cannot be measured"), on=results.description
+        )
+    overall = precision_recall(results.scores.ravel(), results.labels.ravel())
+    operating = (results.overall.get("OR", np.nan), results.overall.get("OP", np.nan))
+    alt = (
+        f"Precision over recall of all classes; at the thresholds recall {decimal(operating[0])}, "
+        f"precision {decimal(operating[1])}"
+    )
+    chart = svg.precision_recall_curve(overall.recall, overall.precision, alt=alt, operating=operating)
+    panels = [figure(chart, "all classes", join(["dot: each class", el("br"), "at its threshold"]))]
+    positives = (results.labels > 0).sum(axis=0)
+    # Without a known negative every curve would be perfect.
+    measured = np.flatnonzero((positives > 0) & (results.labels < 0).any(axis=0))
+    order = measured[np.argsort(-positives[measured], kind="stable")]
+    for c in order[:CURVE_CLASSES].tolist():
+        row = results.per_class[c]
+        curve = precision_recall(results.scores[:, c], results.labels[:, c])
+        alt = (
+            f"{short(row['class'], 60)}: AP {points(row['AP'])}; at threshold {decimal(row['threshold'])} "
+            f"recall {decimal(row['recall'])}, precision {decimal(row['precision'])}"
+        )
+        operating = (row["recall"], row["precision"])
+        chart = svg.precision_recall_curve(curve.recall, curve.precision, alt=alt, operating=operating)
+        panels.append(
+            figure(
+                chart,
+                short(row["class"], 22),
+                join([f"AP {points(row['AP'])}", el("br"), f"threshold {_format_threshold(row['threshold'])}"]),
+            )
+        )
+    return section(
+        "recall",
+        "Precision and recall",
+        el(
+            "p",
+            "Precision: of the entries called present, the share that is. Recall: of the entries that are present, the "
+            "share that is called so. Along a curve from left to right the threshold falls and more entries are called "
+            "present. The dot marks the chosen threshold of the class.",
+            class_="said",
+        ),
+        truncation_note(min(CURVE_CLASSES, len(order)), len(order), "are drawn: those with the most known positives"),
+        el("div", *panels, class_="grid small"),
+        on=results.description,
+    )
+
+
+def _score_section(results: HeldOutResults) -> Html:
+    """Draw the calibration of the scores, and histograms of the scores of known and unknown entries."""
+    panels: list[Html] = []
+    if results.knows_absence:
+        bins = reliability(results.scores, results.labels)
+        ece = results.overall.get("ECE", np.nan)
+        alt = f"Share present against mean score in ten bins; calibration error {decimal(ece)}"
+        chart = svg.reliability_diagram(bins.score, bins.present, bins.low, bins.high, bins.entries, alt=alt)
+        meaning = "On the dashed line scores are calibrated: of all entries scored 0.8, 80 % are present"
+        panels.append(
+            figure(chart, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")
+        )
+    spread = probability_histograms(results.scores.clip(0, 1), results.labels, bins=20)
+    rows = []
+    for (state, meaning), counts in zip(STATES, (spread.present, spread.absent, spread.unknown), strict=True):
+        total, high = int(counts.sum()), int(counts[len(counts) // 2 :].sum())
+        if total:
+            alt = f"Scores of {count(total)} {meaning} entries; {percent(high, total)} score 0.5 or more"
+            rows.append(el("h4", f"{meaning}: {count(total)} entries"))
+            rows.append(
+                svg.histogram(counts, spread.edges, state, alt=alt, x_label="score", y_label="entries", log=True)
+            )
+    histograms = el(
+        "figure",
+        el(
+            "figcaption",
+            el("b", "Scores"),
+            el(
+                "span",
+                "Entries by score; the height is logarithmic, so that small bins show beside large ones.",
+                class_="said",
+            ),
+        ),
+        *rows,
+    )
+    return section(
+        "scores",
+        "What scores mean",
+        None if results.knows_absence else _no_negatives("Reliability cannot be measured"),
+        el("div", *panels, histograms, class_="grid"),
+        on=results.description,
+    )
+
+
+def _format_threshold(value: float) -> str:
+    """Format a threshold with two digits; a small one with one significant digit, so that it never shows as 0."""
+    return decimal(value, 2) if not 0 < value < 0.01 else f"{value:.1g}"
+
+
+def _no_negatives(what: str) -> Html:
+    return el(
+        "p", f"{what}: nothing is known to be absent among the held-out images. Label some negatives.", class_="none"
+    )

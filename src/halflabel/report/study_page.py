@@ -1,4 +1,4 @@
-"""One HTML file that shows a study: how to spend labels, or whether to get more, and how sure that is."""
+"""The HTML page of a study: how to spend labels, or whether to get more, and how certain that is."""
 
 from __future__ import annotations
 
@@ -10,18 +10,32 @@ import numpy as np
 from halflabel.experiments.conclusions import MEANING, out_of_sight, verdict
 from halflabel.experiments.result import Interval
 from halflabel.experiments.study import Gap, Growth, Point, Study
-from halflabel.report import svg as charts
-from halflabel.report.layout import cards, cell, missing, scrolled, section, seed_spread, signed, two
-from halflabel.report.run_page import Report, closing, contents, method_summary, trained_how, write_page
-from halflabel.report.study_facts import ToldStudy, read_study
+from halflabel.report import svg
+from halflabel.report.layout import (
+    WrittenPage,
+    cards,
+    cell,
+    cell_with_note,
+    comparison_footer,
+    method_summary,
+    missing_runs,
+    scroll_table,
+    section,
+    section_links,
+    seed_spread,
+    signed_points,
+    training_summary,
+    write_page,
+)
+from halflabel.report.study_facts import StudyFacts, read_study
 from halflabel.report.svg import Series, figure
 from halflabel.system.format import points
 from halflabel.system.html import Html, count, document, el, short
 
 __all__ = ["build_study", "write_study"]
 
-ENOUGH = 3  # seeds from which on their spread is known at all
-_TITLES = {
+ENOUGH_SEEDS = 3  # with fewer, the spread over seeds is hardly known
+_LINKS = {
     "question": "Question",
     "finding": "Finding",
     "curves": "Curves",
@@ -33,379 +47,391 @@ _TITLES = {
     "missing": "Missing",
     "commands": "Commands",
 }
-_GROWN = {
-    "whole images": "a part of the images, with all that is known of them",
-    "random labels": "as many labels, drawn at random over all images: the control",
+_GROWTH_MEANING = {
+    "whole images": "a part of the images, with all their known labels",
+    "random labels": "as many labels, chart at random over all images: the control",
 }
-_WORTH = {"yes": "yes", "no": "no", "open": "≈"}
-_ADVICE = {"yes": "go on", "no": "stop", "open": "open"}
+_IS_WORTH_IT = {"yes": "yes", "no": "no", "open": "≈"}
+_ADVICE = {"yes": "yes", "no": "no", "open": "uncertain"}
 
 
-def write_study(folder: Path, out: Path | None = None) -> Report:
+def write_study(folder: Path, out: Path | None = None) -> WrittenPage:
     """Write the page of a study, by default as report.html in its folder."""
     return write_page(out if out is not None else folder / "report.html", lambda: build_study(folder))
 
 
 def build_study(folder: Path) -> str:
-    """The page of a study as text. Folders of this machine are not written into it."""
-    told = read_study(folder)
-    failed = [el("li", short(line, 400)) for line in told.found.failures]
-    parts = [
-        _question(told),
-        _finding(told),
-        _curves(told),
-        _points(told),
-        _differences(told),
-        _seeds(told),
-        _cost(told),
-        _protocol(told),
-        missing(failed, told.found.left_out),
-        _commands(told),
+    """Return the page of a study as HTML text. It holds no folder names of this machine."""
+    facts = read_study(folder)
+    failed = [el("li", short(line, 400)) for line in facts.result.failures]
+    sections = [
+        _question(facts),
+        _finding(facts),
+        _curves(facts),
+        _points(facts),
+        _differences(facts),
+        _seeds(facts),
+        _cost(facts),
+        _protocol(facts),
+        missing_runs(failed, facts.result.left_out),
+        _commands(facts),
     ]
-    there = [part for part in parts if part is not None]
-    kind = "learning curve" if isinstance(told.found, Growth) else "annotation study"
-    title = f"{short(told.folder.resolve().name, 60)} · {kind}"
-    top = el("header", el("h1", title), el("p", _subtitle(told), class_="said"), _cards(told))
-    foot = closing(told.config, "the study was made", ("entry", "AP", "mAP", "95 % interval", "epoch"))
-    return document(title, [top, contents(_TITLES, there), el("main", *there), foot])
+    shown = [part for part in sections if part is not None]
+    kind = "learning curve" if isinstance(facts.result, Growth) else "annotation study"
+    title = f"{short(facts.folder.resolve().name, 60)} · {kind}"
+    header = el("header", el("h1", title), el("p", _subtitle(facts), class_="said"), _cards(facts))
+    footer = comparison_footer(facts.config, "the study was made", ("entry", "AP", "mAP", "95 % interval", "epoch"))
+    return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
 
 
-def _subtitle(told: ToldStudy) -> str:
-    places, most = len(told.found.points), max(len(point.per_seed) for point in told.found.points)
+def _subtitle(facts: StudyFacts) -> str:
+    point_count, most = len(facts.result.points), max(len(point.per_seed) for point in facts.result.points)
     seeds = f"up to {most} seeds" if most > 1 else "1 seed"
-    return f"{short(told.found.method, 60)}, {count(places)} sets of labels, {seeds}; {trained_how(told.config)}"
+    method = short(facts.result.method, 60)
+    return f"{method}, {count(point_count)} sets of labels, {seeds}; {training_summary(facts.config)}"
 
 
-def _cards(told: ToldStudy) -> Html:
-    found = told.found
-    shown: list[tuple[str, str, str]] = []
-    every = next((point for point in found.points if point.share == 1), None)
-    if every is not None:
-        note = f"{_between(every)}; {count(every.labels)} labels"
-        shown.append(("mAP with all labels there are", points(every.mAP), note))
-    if isinstance(found, Growth):
-        if math.isfinite(found.gain.mean):
-            note = f"{signed(found.gain.low)} to {signed(found.gain.high)}: points of mAP that are expected"
-            shown.append(("from twice the labels", signed(found.gain.mean), note))
-            wanted = f"for those who want {found.worth:g} point{'s' * (found.worth != 1)} of mAP for them"
-            shown.append(("more of the same labels?", _ADVICE[verdict(found.gain, found.worth)], wanted))
-        return cards(shown)
+def _cards(facts: StudyFacts) -> Html:
+    result = facts.result
+    items: list[tuple[str, str, str]] = []
+    full = next((point for point in result.points if point.share == 1), None)
+    if full is not None:
+        note = f"{_interval(full)}; {count(full.labels)} labels"
+        items.append(("mAP with all labels", points(full.mAP), note))
+    if isinstance(result, Growth):
+        if math.isfinite(result.gain.mean):
+            note = (
+                f"{signed_points(result.gain.low)} to {signed_points(result.gain.high)}: expected gain in points of mAP"
+            )
+            items.append(("from twice the labels", signed_points(result.gain.mean), note))
+            wanted = f"if {result.worth:g} point{'s' * (result.worth != 1)} of mAP would be worth it"
+            items.append(("more of the same labels?", _ADVICE[verdict(result.gain, result.worth)], wanted))
+        return cards(items)
     for other in ("dense", "noisy", "noisy+"):
-        gaps = [gap for gap in found.gaps if gap.other == other]
+        gaps = [gap for gap in result.gaps if gap.other == other]
         same = [gap for gap in gaps if other == "noisy+" or gap.share == gap.other_share]
         if same:
             better, worse = (sum(getattr(gap, kind) for gap in same) for kind in ("better", "worse"))
-            unsure = len(same) - better - worse
-            note = f"of the shares that were tried; worse at {worse}, and at {unsure} it cannot be told"
-            shown.append((f"partial does better than {other} at", f"{better} of {len(same)}", note))
-    return cards(shown)
+            open_count = len(same) - better - worse
+            note = f"of the shares tried; worse at {worse}, not significant at {open_count}"
+            items.append((f"partial is better than {other} at", f"{better} of {len(same)}", note))
+    return cards(items)
 
 
-def _question(told: ToldStudy) -> Html:
-    found = told.found
-    if isinstance(found, Growth):
-        asked = "Is it worth labelling more images like these?"
-        how = (
-            "The model is trained on growing parts of the labels there are, and judged on the same images each time. "
-            "The curve of that is continued to twice as many labels, more of the same kind."
+def _question(facts: StudyFacts) -> Html:
+    result = facts.result
+    if isinstance(result, Growth):
+        question = "Is it worth labelling more images like these?"
+        design = (
+            "The model is trained on growing parts of the labels, and tested on the same images each time. "
+            "The learning curve is extrapolated to twice as many labels of the same kind."
         )
-        meaning = _GROWN
+        meaning = _GROWTH_MEANING
     else:
-        asked = "A number of labels is to be paid for. In which way are they best spent?"
-        how = (
+        question = "With a fixed budget of labels, which labels are best?"
+        design = (
             "Some labels of every image, all labels of some images, or labels that are cheaper and partly wrong: "
-            "labels are taken away from fully labelled images, or spoiled, in each of these ways, the model is trained "
-            "on what is left, and judged on the same images each time."
+            "labels of fully labelled images are removed, or corrupted, in each of these ways, the model is trained "
+            "on the rest, and tested on the same images each time."
         )
         meaning = MEANING
-    spent = [el("div", el("dt", short(name, 40)), el("dd", meaning.get(name, ""))) for name in told.strategies]
-    does = method_summary(found.method.partition(":")[0])
+    strategies = [el("div", el("dt", short(name, 40)), el("dd", meaning.get(name, ""))) for name in facts.strategies]
+    summary = method_summary(result.method.partition(":")[0])
     return section(
         "question",
         "The question",
-        el("p", el("b", asked)),
-        el("p", how),
-        el("dl", *spent, class_="words"),
-        el("p", el("b", short(found.method, 60)), f": {does}", class_="said") if does else None,
+        el("p", el("b", question)),
+        el("p", design),
+        el("dl", *strategies, class_="words"),
+        el("p", el("b", short(result.method, 60)), f": {summary}", class_="said") if summary else None,
     )
 
 
-def _finding(told: ToldStudy) -> Html:
-    """What the intervals support, in the sentences of the study itself."""
-    found = told.found
-    if isinstance(found, Growth):
-        said = [found.advice, found.control]
-        sure = (
-            "The interval takes the fitted law as true, and new labels to be like those there are: other images, or "
-            "another way to label, may give more or less."
+def _finding(facts: StudyFacts) -> Html:
+    """Return the conclusions that the intervals support, in the sentences of the study."""
+    result = facts.result
+    if isinstance(result, Growth):
+        sentences = [result.advice, result.control]
+        caution = (
+            "The interval assumes that the fitted power law holds, and that new labels are like the present ones: "
+            "other images, or another way of labelling, may give more or less."
         )
     else:
-        said = list(found.conclusions)
-        sure = (
-            "A difference is called one where its 95 % interval is all on one side of 0, and nothing is said of the "
-            f"others: that it cannot be told is not to say that there is none. {count(len(found.gaps))} differences "
-            "were looked at, and of twenty where there is none, one would look like one."
+        sentences = list(result.conclusions)
+        caution = (
+            "A difference is significant where its 95 % interval does not include 0; where it does, there may still be "
+            f"a difference. {count(len(result.gaps))} differences were tested, and of twenty that do not exist, about "
+            "one would seem significant."
         )
     few = (
-        f"Made of {told.seeds} seed{'s' * (told.seeds > 1)}: with fewer than {ENOUGH} the spread over seeds is hardly "
-        "known, and intervals say less than they seem to. Use --seeds 3 or more."
+        f"Based on {facts.seeds} seed{'s' * (facts.seeds > 1)}: with fewer than {ENOUGH_SEEDS} the spread over seeds "
+        "is hardly known, and intervals may be too narrow. Use --seeds 3 or more."
     )
-    first, *rest = [line for line in said if line] or ["Nothing was compared."]
+    first, *rest = [line for line in sentences if line] or ["Nothing was compared."]
     return section(
         "finding",
         "The finding",
         el("p", el("b", first)),
         *(el("p", line) for line in rest),
-        el("p", few, class_="warn") if told.seeds < ENOUGH else None,
-        el("p", sure, class_="said"),
+        el("p", few, class_="warn") if facts.seeds < ENOUGH_SEEDS else None,
+        el("p", caution, class_="said"),
         on="Differences of mAP in points of 100, with 95 % intervals.",
     )
 
 
-def _curves(told: ToldStudy) -> Html | None:
-    """mAP against the share of clean labels; for a learning curve the law, and what it says of more labels."""
-    found, grown = told.found, isinstance(told.found, Growth)
-    low = [] if grown else out_of_sight(found.points)
-    series, least, most = [], [], []
-    for shade, name in enumerate(told.strategies, start=1):
-        line = [point for point in told.of(name) if math.isfinite(point.mAP) and point not in low]
+def _curves(facts: StudyFacts) -> Html | None:
+    """Draw mAP against the share of clean labels; for a learning curve also the fitted law up to twice the labels."""
+    result, grown = facts.result, isinstance(facts.result, Growth)
+    off_chart = [] if grown else out_of_sight(result.points)
+    series, low, high = [], [], []
+    for shade, name in enumerate(facts.strategies, start=1):
+        line = [point for point in facts.points_of(name) if math.isfinite(point.mAP) and point not in off_chart]
         if line:
-            at = np.array([round(100 * point.share, 2) for point in line])
-            series.append(Series(short(name, 30), at, np.array([point.mAP for point in line]), 1 + (shade - 1) % 6))
-            least.append(np.array([_finite(point.low, point.mAP) for point in line]))
-            most.append(np.array([_finite(point.high, point.mAP) for point in line]))
+            share = np.array([round(100 * point.share, 2) for point in line])
+            series.append(Series(short(name, 30), share, np.array([point.mAP for point in line]), 1 + (shade - 1) % 6))
+            low.append(np.array([_finite_or(point.low, point.mAP) for point in line]))
+            high.append(np.array([_finite_or(point.high, point.mAP) for point in line]))
     if not series:
         return None
-    # "noisy+" has a share of its own that nobody chose.
-    ticks = sorted({round(100 * point.share, 2) for point in found.points if point.strategy != "noisy+"})
-    law: list[np.ndarray] = []
-    if isinstance(found, Growth) and found.curve:
-        law = [np.array(part) for part in zip(*found.curve, strict=True)]
-        law[0] = 100 * law[0]
+    # The share of "noisy+" follows from the data; it is not a round number to put a tick at.
+    ticks = sorted({round(100 * point.share, 2) for point in result.points if point.strategy != "noisy+"})
+    fit: list[np.ndarray] = []
+    if isinstance(result, Growth) and result.curve:
+        fit = [np.array(part) for part in zip(*result.curve, strict=True)]
+        fit[0] = 100 * fit[0]
         ticks.append(200.0)
     alt = "Test mAP by share of the labels: " + "; ".join(
         f"{line.name} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
         for line in series
     )
     note = "with 95 % intervals; the share is logarithmic"
-    if law:
-        alt += f"; the fitted law reaches {points(float(law[1][-1]))} with twice the labels"
+    if fit:
+        alt += f"; the fitted law reaches {points(float(fit[1][-1]))} with twice the labels"
         note += "; dashed: the fitted power law, shaded: its 95 % interval"
-    if low:
-        note += "; below the picture: " + ", ".join(f"{_named(point)}: {points(point.mAP)}" for point in low)
-    drawn = charts.trend(
+    if off_chart:
+        note += "; below the chart: " + ", ".join(f"{_point_name(point)}: {points(point.mAP)}" for point in off_chart)
+    chart = svg.interval_lines(
         series,
-        least,
-        most,
+        low,
+        high,
         alt=alt,
-        x_label="% of the labels there are" if grown else "% of the labels that are there and right",
+        x_label="% of all labels" if grown else "% of labels that are known and correct",
         y_label="test mAP",
         ticks=ticks,
-        law=law,
-        mark=(100.0, "all labels") if law else None,
+        fit=fit,
+        mark=(100.0, "all labels") if fit else None,
     )
     legend = [(f"f{line.shade}", line.name) for line in series]
-    title = "What more labels give" if grown else "What labels give, by how they are spent"
+    title = "What more labels give" if grown else "What labels give, by strategy"
     return section(
         "curves",
         "The curves",
-        el("div", figure(drawn, title, note, legend), class_="grid two"),
+        el("div", figure(chart, title, note, legend), class_="grid two"),
         on="Test mAP, mean over seeds; intervals from images and seeds together.",
     )
 
 
-def _points(told: ToldStudy) -> Html:
+def _points(facts: StudyFacts) -> Html:
     rows = [
         el(
             "tr",
             el("th", short(point.strategy, 40), scope="row", class_="name", title=short(point.strategy, 200)),
             cell(point.share, _percent(point.share)),
-            two(point.mAP, points(point.mAP), _between(point)),
+            cell_with_note(point.mAP, points(point.mAP), _interval(point)),
             cell(point.labels, count(point.labels)),
-            cell(point.seeds, _seeds_of(point)),
+            cell(point.seeds, _seed_count(point)),
             cell(max(point.per_seed, default=math.nan), " · ".join(map(points, point.per_seed[:12]))),
         )
-        for point in told.found.points
+        for point in facts.result.points
     ]
     titles = ["labels", "clean", "mAP", "known to training", "seeds", "mAP of each"]
-    said = (
-        "Clean: the share of the labels that are there and right. Known to training: as many labels, right or wrong, "
+    notes = (
+        "Clean: the share of labels that are known and correct. Known to training: number of labels, correct or wrong, "
         "with the first seed. Small numbers are 95 % intervals. Seeds: those that all points have finished, of which "
-        "mAP is the mean; + further ones, which count for nothing. A click on a title sorts."
+        "mAP is the mean; + further seeds, which are not used. A click on a title sorts."
     )
-    table = scrolled(titles, rows, "Test mAP of each set of labels", sortable=True)
-    return section("points", "The table", el("p", said, class_="said"), table, on="Test mAP in points of 100.")
+    table = scroll_table(titles, rows, "Test mAP of each set of labels", sortable=True)
+    return section("points", "The table", el("p", notes, class_="said"), table, on="Test mAP in points of 100.")
 
 
-def _differences(told: ToldStudy) -> Html | None:
-    """What was compared with what, paired, as pictures and in numbers."""
-    gaps = [gap for gap in told.found.gaps if math.isfinite(gap.difference)]
+def _differences(facts: StudyFacts) -> Html | None:
+    """Show the paired differences between strategies, as charts and in a table."""
+    gaps = [gap for gap in facts.result.gaps if math.isfinite(gap.difference)]
     groups: dict[str, list[Gap]] = {}
     for gap in gaps:
-        # Labels that are partly wrong are what every share is held against; else the shares are the same.
+        # Every share is compared with the noisy labels; otherwise both sides have the same share.
         wrong = (
             "" if gap.share == gap.other_share and gap.other != "noisy" else f", {_percent(1 - gap.other_share)} wrong"
         )
         groups.setdefault(f"{short(gap.strategy, 30)} less {short(gap.other, 30)}{wrong}", []).append(gap)
     if not groups:
         return None
-    drawn, rows = [], []
+    charts, rows = [], []
     for title, group in groups.items():
         names = [_percent(gap.share) for gap in group]
         value, low, high = (np.array([getattr(gap, key) for gap in group]) for key in ("difference", "low", "high"))
-        alt = ", ".join(f"{signed(gap.difference)} at {name}" for name, gap in zip(names, group, strict=True))
-        span = charts.around(value, low, high, np.zeros(1))
-        chart = charts.intervals(names, value, low, high, alt=f"{title}: {alt}", mean=0.0, span=span, differences=True)
-        drawn.append(figure(chart, title))
+        alt = ", ".join(f"{signed_points(gap.difference)} at {name}" for name, gap in zip(names, group, strict=True))
+        span = svg.padded_range(value, low, high, np.zeros(1))
+        chart = svg.interval_chart(
+            names, value, low, high, alt=f"{title}: {alt}", reference=0.0, span=span, differences=True
+        )
+        charts.append(figure(chart, title))
         rows += [
             el(
                 "tr",
                 el("th", f"{short(gap.strategy, 30)} {_percent(gap.share)}", scope="row", class_="name"),
                 el("td", f"{short(gap.other, 30)} {_percent(gap.other_share)}", class_="name"),
-                two(gap.difference, signed(gap.difference) + ("" if gap.better or gap.worse else " ≈"), _reach(gap)),
+                cell_with_note(
+                    gap.difference,
+                    signed_points(gap.difference) + ("" if gap.better or gap.worse else " ≈"),
+                    _signed_interval(gap),
+                ),
             )
             for gap in group
         ]
-    said = (
-        "Right of the line the first does better. ≈ marks an interval that reaches 0: which does better cannot be "
-        "told, which is not to say that they are alike."
+    notes = (
+        "Right of the line the first is better. ≈ marks an interval that includes 0: the difference is not "
+        "significant, which does not mean that both are equally good."
     )
     return section(
         "differences",
         "The differences",
-        el("p", said, class_="said"),
-        el("div", *drawn, class_="grid"),
-        scrolled(["labels", "against", "difference"], rows, "Paired differences of mAP", names=2),
+        el("p", notes, class_="said"),
+        el("div", *charts, class_="grid"),
+        scroll_table(["labels", "against", "difference"], rows, "Paired differences of mAP", name_columns=2),
         on="Points of mAP, paired by image and by seed, 95 % intervals; percentages are shares of clean labels.",
     )
 
 
-def _seeds(told: ToldStudy) -> Html | None:
-    drawn = []
-    for name in told.strategies:
-        line = [point for point in told.of(name) if len(point.per_seed) > 1 and np.isfinite(point.per_seed).all()]
+def _seeds(facts: StudyFacts) -> Html | None:
+    charts = []
+    for name in facts.strategies:
+        line = [
+            point for point in facts.points_of(name) if len(point.per_seed) > 1 and np.isfinite(point.per_seed).all()
+        ]
         if line:
             names = [_percent(point.share) for point in line]
-            drawn.append(seed_spread(names, [np.array(point.per_seed) for point in line], short(name, 30)))
-    if not drawn:
+            charts.append(seed_spread(names, [np.array(point.per_seed) for point in line], short(name, 30)))
+    if not charts:
         return None
     return section(
         "seeds",
         "How much is chance",
-        el("p", "A seed decides which labels are left, which of them are wrong, and how the head starts."),
-        el("div", *drawn, class_="grid"),
+        el(
+            "p", "The seed decides which labels are kept, which of them are wrong, and the initial weights of the head."
+        ),
+        el("div", *charts, class_="grid"),
         on="Test mAP of single runs.",
     )
 
 
-def _cost(told: ToldStudy) -> Html | None:
-    """What labels have brought so far, and what more of them would cost and are expected to bring."""
-    found = told.found
+def _cost(facts: StudyFacts) -> Html | None:
+    """Show the gain of labels so far, and the cost and expected gain of more labels."""
+    result = facts.result
     parts: list[object] = []
-    if isinstance(found, Growth):
-        parts += _ahead(told, found)
+    if isinstance(result, Growth):
+        parts += _expected_gain(facts, result)
     rows = []
-    for gap in found.steps:
-        less, more = (told.labels(gap.strategy, share) for share in (gap.other_share, gap.share))
+    for gap in result.steps:
+        less, more = (facts.labels(gap.strategy, share) for share in (gap.other_share, gap.share))
         if less is not None and more is not None and math.isfinite(gap.difference):
             rows.append(
                 el(
                     "tr",
                     el("th", short(gap.strategy, 30), scope="row", class_="name"),
-                    two(
+                    cell_with_note(
                         gap.share,
                         f"{100 * gap.other_share:.3g} → {_percent(gap.share)}",
                         f"{count(more - less)} more labels",
                     ),
-                    two(gap.difference, signed(gap.difference), _reach(gap)),
-                    _rate(gap.difference, more - less),
+                    cell_with_note(gap.difference, signed_points(gap.difference), _signed_interval(gap)),
+                    _gain_per_1000(gap.difference, more - less),
                 )
             )
     if rows:
         titles = ["labels", "from → to", "gain in mAP", "per 1000 labels"]
-        parts += [el("h3", "What labels have brought"), scrolled(titles, rows, "Gain of each step to more labels")]
-    if isinstance(found, Study):
-        said = "More labels than these images have were not tried here. What twice as many images would bring: "
-        parts.append(el("p", said, el("code", "halflabel study LABELS IMAGES --grow"), "."))
+        parts += [el("h3", "Gain so far"), scroll_table(titles, rows, "Gain of each step to more labels")]
+    if isinstance(result, Study):
+        hint = "More labels than these images have were not tried here. For the gain of twice as many images: "
+        parts.append(el("p", hint, el("code", "halflabel study LABELS IMAGES --grow"), "."))
     if not parts:
         return None
     return section(
         "cost",
-        "What it costs to go on",
+        "What more labels cost",
         *parts,
-        on="Counted in labels: one class in one image, said to be present or absent.",
+        on="Counted in labels: one class in one image, labelled present or absent.",
     )
 
 
-def _ahead(told: ToldStudy, found: Growth) -> list[object]:
-    now = told.labels("whole images", 1.0)
-    if now is None or not math.isfinite(found.gain.mean):
-        return [el("p", "Too few runs are finished to say what more labels would bring.", class_="none")]
-    ahead = found.ahead or ((2.0, *found.gain),)
+def _expected_gain(facts: StudyFacts, result: Growth) -> list[object]:
+    now = facts.labels("whole images", 1.0)
+    if now is None or not math.isfinite(result.gain.mean):
+        return [el("p", "Too few runs are finished to estimate the gain of more labels.", class_="none")]
     rows = []
-    for times, *gain in ahead:
-        told_of, more = Interval(*gain), round((times - 1) * now)
+    for times, *gain in result.ahead:
+        expected, more = Interval(*gain), round((times - 1) * now)
         rows.append(
             el(
                 "tr",
                 el("th", f"{_percent(times - 1)} more", scope="row", class_="name"),
                 cell(more, count(more)),
-                two(told_of.mean, signed(told_of.mean), _reach(told_of)),
-                _rate(told_of.mean, more),
-                el("td", _WORTH[verdict(told_of, found.worth)]),
+                cell_with_note(expected.mean, signed_points(expected.mean), _signed_interval(expected)),
+                _gain_per_1000(expected.mean, more),
+                el("td", _IS_WORTH_IT[verdict(expected, result.worth)]),
             )
         )
     titles = ["labels", "number", "expected gain", "per 1000 labels", "worth it?"]
-    said = (
-        f"Training knows {count(now)} labels now; twice as many are {count(now)} more, of images like these labelled "
-        f"like these. Worth it: {found.worth:g} point{'s' * (found.worth != 1)} of mAP or more, as asked for with "
-        "--worth; ≈ where the interval holds less and more than that, so that it cannot be told."
+    notes = (
+        f"Training knows {count(now)} labels now; twice as many are {count(now)} more, of similar images labelled in "
+        f"the same way. Worth it: {result.worth:g} point{'s' * (result.worth != 1)} of mAP or more, as set with "
+        "--worth; ≈ where the interval includes that number, so that it is uncertain."
     )
-    return [el("p", said), scrolled(titles, rows, "Expected gain of more labels")]
+    return [el("p", notes), scroll_table(titles, rows, "Expected gain of more labels")]
 
 
-def _protocol(told: ToldStudy) -> Html:
-    lines = [el("li", sentence) for sentence in told.found.protocol]
-    return section("protocol", "How it was judged", el("ul", *lines, class_="notes"))
+def _protocol(facts: StudyFacts) -> Html:
+    lines = [el("li", sentence) for sentence in facts.result.protocol]
+    return section("protocol", "How it was measured", el("ul", *lines, class_="notes"))
 
 
-def _commands(told: ToldStudy) -> Html:
-    made = [el("p", el("code", command)) for command in told.commands]
-    if not made:
-        made = [el("p", "The folder does not say by which command: Python, or an earlier version, has made it.")]
-    page = f"halflabel report {short(told.folder.resolve().name, 60)}"
+def _commands(facts: StudyFacts) -> Html:
+    commands = [el("p", el("code", command)) for command in facts.commands]
+    if not commands:
+        commands = [el("p", "The study was made from Python, not by a command.")]
+    page = f"halflabel report {short(facts.folder.resolve().name, 60)}"
     return section(
         "commands",
         "The commands",
-        *made,
+        *commands,
         el("p", el("code", page)),
-        on="What made the study, and this page. Folders are left out: of paths the last part alone is here.",
+        on="The commands that made the study and this page, without folder names.",
     )
 
 
-def _named(point: Point) -> str:
+def _point_name(point: Point) -> str:
     return f"{short(point.strategy, 30)} {_percent(point.share)}"
 
 
-def _between(point: Point) -> str:
+def _interval(point: Point) -> str:
     return f"{points(point.low)} – {points(point.high)}"
 
 
-def _reach(value: Gap | Interval) -> str:
-    return f"{signed(value.low)} to {signed(value.high)}"
+def _signed_interval(value: Gap | Interval) -> str:
+    return f"{signed_points(value.low)} to {signed_points(value.high)}"
 
 
-def _seeds_of(point: Point) -> str:
+def _seed_count(point: Point) -> str:
     further = len(point.per_seed) - point.seeds
     return f"{point.seeds} + {further}" if further > 0 else str(point.seeds)
 
 
-def _rate(gain: float, labels: int) -> Html:
+def _gain_per_1000(gain: float, labels: int) -> Html:
     value = 1000 * gain / labels if labels > 0 else math.nan
-    return cell(value, signed(value))
+    return cell(value, signed_points(value))
 
 
-def _finite(value: float, other: float) -> float:
+def _finite_or(value: float, other: float) -> float:
     return value if math.isfinite(value) else other
 
 

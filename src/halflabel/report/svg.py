@@ -1,7 +1,7 @@
-"""Charts as inline SVG: a few kilobytes each, sharp at any size, in the page's own colours, light or dark.
+"""Charts as inline SVG: a few kilobytes each, sharp at any size, in the page's colours, light or dark.
 
-They are drawn some 340 units wide and laid out side by side where there is room: text is as large on a phone as on a
-desk. Colours come from classes, never from a style attribute, which the page's security policy forbids.
+Charts are about 340 units wide and stand side by side where there is room, so text has the same size on a phone and on
+a desktop. Colours come from CSS classes, never from a style attribute, which the page's security policy forbids.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.report.axes import Axis, LogAxis, padded_range, round_ticks, short_number
 from halflabel.report.curves import thin
 from halflabel.system.format import points
 from halflabel.system.html import Html, count, el, join, short
 
 __all__ = [
     "Series",
-    "around",
-    "bars",
-    "calibration",
-    "columns",
     "figure",
-    "heat",
-    "intervals",
-    "lines",
-    "recall_curve",
-    "scatter",
-    "trend",
+    "heatmap",
+    "histogram",
+    "interval_chart",
+    "interval_lines",
+    "line_chart",
+    "padded_range",
+    "precision_recall_curve",
+    "reliability_diagram",
+    "scatter_chart",
+    "stacked_bars",
 ]
 
 WIDTH = 340
-ROW = 18  # height of a line in charts with one line per class
-NAMES = 118  # room for class names
-_LETTERS = 18  # that fit there
-_TOP = 24  # where a plot begins, below the name of its y axis
+ROW_HEIGHT = 18  # of charts with one row per class
+NAME_WIDTH = 118  # left of the plot, for class names
+_NAME_LETTERS = 18  # that fit into NAME_WIDTH
+_TOP = 24  # top of a plot, below the label of its y axis
 
 
 class Series(NamedTuple):
-    """A line: its name, its points, and the number of its colour (1 to 6)."""
+    """A line of a chart: its name, its points, and the number of its colour (1 to 6)."""
 
     name: str
     x: NDArray[Any]
@@ -48,72 +49,8 @@ class Series(NamedTuple):
     shade: int = 1
 
 
-class _Axis:
-    """Values to places on the page, and where to put the ticks."""
-
-    def __init__(
-        self,
-        low: float,
-        high: float,
-        start: float,
-        end: float,
-        *,
-        whole: bool = False,
-        about: int = 5,
-        points: bool = False,
-    ) -> None:
-        if not high > low:
-            low, high = low - 0.5, high + 0.5
-        self.low, self.high, self.start, self.end = low, high, start, end
-        self.ticks = _ticks(low, high, about, whole=whole)
-        self.points = points  # whether values of 0 … 1 are written in points of 100
-
-    def label(self, tick: float) -> str:
-        return f"{100 * tick:g}".replace("-", "−") if self.points else _brief(tick)
-
-    def __call__(self, value: float) -> float:
-        return round(self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low), 1)
-
-
-class _Log(_Axis):
-    """The same for positive values by their logarithm. Without given ticks it reaches to round numbers."""
-
-    def __init__(
-        self, low: float, high: float, start: float, end: float, *, ticks: Sequence[float] = (), air: float = 0
-    ) -> None:
-        if not ticks:
-            decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            steps = (1, 2, 5) if high > 4 * low else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-            nice = [size * 10.0**decade for decade in decades for size in steps]
-            low = max(value for value in nice if value <= low * 1.0001)
-            high = min((value for value in nice if value >= high * 0.9999), default=10 * nice[-1])
-            ticks = [value for value in nice if low <= value <= high]
-        if not high > low:
-            low, high = low / 2, high * 2
-        super().__init__(math.log10(low), math.log10(high), start, end)
-        self.air = air  # room at both ends, so that the first and the last point do not lie on the frame
-        self.ticks = [ticks[0]]
-        for tick in ticks[1:-1]:  # of two that would touch, the first stays; both ends do
-            if min(self(tick) - self(self.ticks[-1]), self(ticks[-1]) - self(tick)) >= 30:
-                self.ticks.append(tick)
-        self.ticks += ticks[1:][-1:]
-
-    def __call__(self, value: float) -> float:
-        within = (self.end - self.start - 2 * self.air) / (self.end - self.start)
-        return round(self.start + self.air + within * (super().__call__(math.log10(value)) - self.start), 1)
-
-
-def around(*values: NDArray[Any]) -> tuple[float, float]:
-    """A range that holds all finite values, with a little air."""
-    every = np.concatenate([np.atleast_1d(part) for part in values])
-    finite = every[np.isfinite(every)]
-    least, most = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    air = 0.04 * (most - least) or 0.01
-    return least - air, most + air
-
-
 def figure(chart: Html, title: str, caption: object = None, legend: Sequence[tuple[str, str]] = ()) -> Html:
-    """A chart under its title, with what is to be said about it and a legend of (class of the colour, meaning)."""
+    """Return a chart with title, caption and legend; legend items are (CSS class of the colour, meaning)."""
     keys = [el("li", el("span", class_=f"key {shade}"), meaning) for shade, meaning in legend]
     return el(
         "figure",
@@ -123,7 +60,7 @@ def figure(chart: Html, title: str, caption: object = None, legend: Sequence[tup
     )
 
 
-def lines(
+def line_chart(
     series: Sequence[Series],
     *,
     alt: str,
@@ -132,41 +69,42 @@ def lines(
     y_range: tuple[float, float] | None = None,
     y_label: str = "",
     mark: tuple[float, str] | None = None,
-    shape: str = ".4g",
+    value_format: str = ".4g",
     height: int = 204,
 ) -> Html:
-    """Lines over whole numbers such as epochs; points that are not finite are passed over.
+    """Draw lines over integers such as epochs; points that are not finite are skipped.
 
-    `mark` is an x to point out, with a note; `shape` is how values are written.
+    `mark` is an x to highlight, with a note; `value_format` is the format of values in tooltips.
     """
-    kept = []
+    drawn = []
     for line in series:
         finite = np.isfinite(line.y)
         thinned = thin(line.x[finite].astype(np.float64), line.y[finite].astype(np.float64), 200)
-        kept.append(Series(line.name, *thinned, line.shade))
-    kept = [line for line in kept if len(line.x)]
-    if not kept:
+        drawn.append(Series(line.name, *thinned, line.shade))
+    drawn = [line for line in drawn if len(line.x)]
+    if not drawn:
         return el("p", "nothing to draw", class_="none")
-    xs, ys = (np.concatenate([line[part] for line in kept]) for part in (1, 2))
+    xs, ys = (np.concatenate([line[part] for line in drawn]) for part in (1, 2))
     low, high = y_range or (float(ys.min()), float(ys.max()))
     first, last = x_range or (float(xs.min()), float(xs.max()))
-    x = _Axis(first, last, 46, WIDTH - 10, whole=True)
-    y = _Axis(low, high, height - 34, _TOP, whole=y_range is None and bool((ys == np.rint(ys)).all()))
+    x = Axis(first, last, 46, WIDTH - 10, integers=True)
+    y = Axis(low, high, height - 34, _TOP, integers=y_range is None and bool((ys == np.rint(ys)).all()))
     parts = [_frame(x, y, x_label, y_label)]
     if mark is not None:
-        at = x(mark[0])
-        side = "end" if at > WIDTH * 0.6 else "start"
-        parts.append(el("line", x1=at, x2=at, y1=y.end, y2=y.start, class_="mark"))
-        note = {"x": at - 4 if side == "end" else at + 4, "y": y.start - 6, "text_anchor": side, "class_": "note"}
+        mark_x = x(mark[0])
+        side = "end" if mark_x > WIDTH * 0.6 else "start"
+        parts.append(el("line", x1=mark_x, x2=mark_x, y1=y.end, y2=y.start, class_="mark"))
+        note_x = mark_x - 4 if side == "end" else mark_x + 4
+        note = {"x": note_x, "y": y.start - 6, "text_anchor": side, "class_": "note"}
         parts.append(el("text", mark[1], **note))
-    for line in kept:
+    for line in drawn:
         path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(line.x, line.y, strict=True))
         parts.append(el("polyline", points=path, class_=f"line s{line.shade}"))
         if len(line.x) <= 30:
             dots = [
                 el(
                     "circle",
-                    el("title", f"{line.name} {b:{shape}} at {a:g}"),
+                    el("title", f"{line.name} {b:{value_format}} at {a:g}"),
                     cx=x(a),
                     cy=y(b),
                     r=2.5,
@@ -178,66 +116,77 @@ def lines(
     return _svg(parts, WIDTH, height, alt)
 
 
-def bars(names: Sequence[str], counts: NDArray[Any], classes: Sequence[str], *, alt: str, whole: float) -> Html:
-    """One line per name with its counts (n, k) stacked; `whole` is what a full line stands for."""
+def stacked_bars(names: Sequence[str], counts: NDArray[Any], classes: Sequence[str], *, alt: str, total: float) -> Html:
+    """Draw one bar per name with its counts (n, k) stacked; `total` is the count of a full-width bar."""
     parts = []
-    x = _Axis(0, whole, NAMES + 6, WIDTH - 6)
+    x = Axis(0, total, NAME_WIDTH + 6, WIDTH - 6)
     for row, (name, values) in enumerate(zip(names, counts, strict=True)):
-        top = 4 + row * ROW
-        parts.append(_name(name, top))
+        top = 4 + row * ROW_HEIGHT
+        parts.append(_row_name(name, top))
         left = 0.0
         for value, css in zip(values.tolist(), classes, strict=True):
             if value:
                 width = round(x(left + value) - x(left), 1)
                 tip = el("title", f"{short(name, 60)}: {count(value)} {css}")
                 parts.append(
-                    el("rect", tip, x=x(left), y=top, width=max(width, 0.6), height=ROW - 5, class_=f"area {css}")
+                    el(
+                        "rect",
+                        tip,
+                        x=x(left),
+                        y=top,
+                        width=max(width, 0.6),
+                        height=ROW_HEIGHT - 5,
+                        class_=f"area {css}",
+                    )
                 )
             left += value
-    return _svg(parts, WIDTH, 8 + ROW * len(names), alt)
+    return _svg(parts, WIDTH, 8 + ROW_HEIGHT * len(names), alt)
 
 
-def intervals(
+def interval_chart(
     names: Sequence[str],
     values: NDArray[Any],
     low: NDArray[Any],
     high: NDArray[Any],
     *,
     alt: str,
-    mean: float,
+    reference: float,
     span: tuple[float, float] = (0, 1),
     dots: Sequence[NDArray[Any]] = (),
-    weak: Sequence[bool] = (),
+    hollow: Sequence[bool] = (),
     differences: bool = False,
     x_label: str = "",
 ) -> Html:
-    """One line per name with an AP or mAP within `span` and its interval; a line across marks the mean.
+    """Draw one row per name: an AP or mAP within `span` and its interval; a vertical line marks `reference`.
 
-    They are given as 0 … 1 and written in points of 100; `differences` of them are written with a sign.
-    With `dots`, one array per name, these are drawn instead of the value, which is then a short line across them. Where
-    `weak`, the value is a ring: there is little behind it.
+    Values are 0 … 1 and labelled in points of 100; `differences` are labelled with a sign. With `dots`, one array per
+    name, the dots are drawn, and the value becomes a short line across them. Where `hollow`, the value is drawn as a
+    ring: few positives support it.
     """
-    bottom = 8 + ROW * len(names)
-    x = _Axis(*span, NAMES + 10, WIDTH - 12, about=5 if span == (0, 1) else 4, points=True)
+    bottom = 8 + ROW_HEIGHT * len(names)
+    x = Axis(*span, NAME_WIDTH + 10, WIDTH - 12, tick_count=5 if span == (0, 1) else 4, in_points=True)
     if len(x.ticks) < 3:
-        x.ticks = _ticks(x.low, x.high, 6)
+        x.ticks = round_ticks(x.low, x.high, 6)
     parts = [el("line", x1=x(tick), x2=x(tick), y1=2, y2=bottom, class_="grid") for tick in x.ticks]
     parts += [el("text", x.label(tick), x=x(tick), y=bottom + 14, text_anchor="middle") for tick in x.ticks]
-    if math.isfinite(mean):
-        parts.append(el("line", x1=x(mean), x2=x(mean), y1=2, y2=bottom, class_="mark"))
+    if math.isfinite(reference):
+        parts.append(el("line", x1=x(reference), x2=x(reference), y1=2, y2=bottom, class_="mark"))
     for row, (name, value, least, most) in enumerate(zip(names, values, low, high, strict=True)):
-        top = 4 + row * ROW
-        middle = top + (ROW - 5) / 2
-        said, down, up = (points(one, 2 if differences else 1, signed=differences) for one in (value, least, most))
-        tip = el("title", f"{short(name, 60)}: {said} ({down} {'to' if differences else '–'} {up})")
-        parts.append(_name(name, top))
+        top = 4 + row * ROW_HEIGHT
+        middle = top + (ROW_HEIGHT - 5) / 2
+        digits, dash = (2, "to") if differences else (1, "–")
+        texts = [points(number, digits, signed=differences) for number in (value, least, most)]
+        tip = el("title", f"{short(name, 60)}: {texts[0]} ({texts[1]} {dash} {texts[2]})")
+        parts.append(_row_name(name, top))
         if math.isfinite(least) and math.isfinite(most):
             parts.append(el("line", x1=x(least), x2=x(most), y1=middle, y2=middle, class_="whisker"))
         if dots:
-            parts += [el("circle", cx=x(one), cy=middle, r=3.5, class_="f1 seed") for one in dots[row]]
-            parts.append(el("line", tip, x1=x(value), x2=x(value), y1=top - 1, y2=top + ROW - 4, class_="middle"))
+            parts += [el("circle", cx=x(dot), cy=middle, r=3.5, class_="f1 seed") for dot in dots[row]]
+            parts.append(
+                el("line", tip, x1=x(value), x2=x(value), y1=top - 1, y2=top + ROW_HEIGHT - 4, class_="middle")
+            )
         else:
-            ring = bool(weak) and bool(weak[row])
+            ring = bool(hollow) and bool(hollow[row])
             parts.append(el("circle", tip, cx=x(value), cy=middle, r=4, class_="ring" if ring else "f1"))
     if x_label:
         middle = (x.start + x.end) / 2
@@ -245,7 +194,7 @@ def intervals(
     return _svg(parts, WIDTH, bottom + (36 if x_label else 20), alt)
 
 
-def trend(
+def interval_lines(
     series: Sequence[Series],
     low: Sequence[NDArray[Any]],
     high: Sequence[NDArray[Any]],
@@ -254,34 +203,34 @@ def trend(
     x_label: str,
     y_label: str = "",
     ticks: Sequence[float] = (),
-    law: Sequence[NDArray[Any]] = (),
+    fit: Sequence[NDArray[Any]] = (),
     mark: tuple[float, str] | None = None,
     height: int = 244,
 ) -> Html:
-    """Lines of mAP, in points of 100, with intervals over a logarithmic axis whose ticks are the values of x.
+    """Draw lines of mAP, in points of 100, with intervals over a logarithmic x axis.
 
-    `ticks` are other ones. A `law` is what was fitted: x, y, low and high; it is drawn in the place of the lines, from
-    the first to the last of the ticks. `mark` is an x to point out, with a note.
+    The ticks are the values of x unless `ticks` gives others. `fit` is a fitted curve (x, y, low, high), drawn instead
+    of the lines between the points. `mark` is an x to highlight, with a note.
     """
-    every = np.unique(np.concatenate([line.x for line in series]))
-    marks = list(ticks) or every.tolist()
-    ends = float(min(every[0], *marks)), float(max(every[-1], *marks))
-    x = _Log(*ends, 46, WIDTH - 10, ticks=marks, air=16)
-    y = _Axis(*around(*low, *high, *(line.y for line in series), *law[1:]), height - 34, _TOP, points=True)
+    all_x = np.unique(np.concatenate([line.x for line in series]))
+    x_ticks = list(ticks) or all_x.tolist()
+    ends = float(min(all_x[0], *x_ticks)), float(max(all_x[-1], *x_ticks))
+    x = LogAxis(*ends, 46, WIDTH - 10, ticks=x_ticks, padding=16)
+    y = Axis(*padded_range(*low, *high, *(line.y for line in series), *fit[1:]), height - 34, _TOP, in_points=True)
     parts = [_frame(x, y, x_label, y_label)]
-    if law:
-        at, fitted, down, up = ([float(one) for one in part] for part in law)
-        edge = [*zip(at, up, strict=True), *zip(reversed(at), reversed(down), strict=True)]
+    if fit:
+        fit_x, fit_y, down, up = ([float(number) for number in part] for part in fit)
+        edge = [*zip(fit_x, up, strict=True), *zip(reversed(fit_x), reversed(down), strict=True)]
         parts.append(el("polygon", points=_path(x, y, edge), class_="f1", fill_opacity=0.15))
         dashed = {"class_": "line s1", "stroke_dasharray": "4 3"}
-        parts.append(el("polyline", points=_path(x, y, zip(at, fitted, strict=True)), **dashed))
+        parts.append(el("polyline", points=_path(x, y, zip(fit_x, fit_y, strict=True)), **dashed))
     if mark is not None:
         parts.append(el("line", x1=x(mark[0]), x2=x(mark[0]), y1=y.end, y2=y.start, class_="mark"))
         parts.append(el("text", mark[1], x=x(mark[0]) - 5, y=y.start - 6, text_anchor="end", class_="note"))
     for number, (line, least, most) in enumerate(zip(series, low, high, strict=True)):
-        aside = 2.5 * (number - (len(series) - 1) / 2)  # else intervals at the same x would hide each other
-        dots = [(round(x(a) + aside, 1), y(b)) for a, b in zip(line.x, line.y, strict=True)]
-        if not law:
+        shift = 2.5 * (number - (len(series) - 1) / 2)  # otherwise intervals at the same x would hide each other
+        dots = [(round(x(a) + shift, 1), y(b)) for a, b in zip(line.x, line.y, strict=True)]
+        if not fit:
             path = " ".join(f"{a},{b}" for a, b in dots)
             parts.append(el("polyline", points=path, class_=f"line s{line.shade}"))
         for (a, b), value, down, up, share in zip(dots, line.y, least, most, line.x, strict=True):
@@ -291,7 +240,7 @@ def trend(
     return _svg(parts, WIDTH, height, alt)
 
 
-def scatter(
+def scatter_chart(
     names: Sequence[str],
     x_values: NDArray[Any],
     y_values: NDArray[Any],
@@ -301,48 +250,51 @@ def scatter(
     y_label: str = "",
     height: int = 244,
 ) -> Html:
-    """A named point for each pair: y is mAP, in points of 100, and x is logarithmic and positive."""
-    x = _Log(float(x_values.min()), float(x_values.max()), 46, WIDTH - 14)
-    y = _Axis(*around(y_values, y_values.max() - 0.02), height - 44, _TOP + 8, points=True)
+    """Draw a named point for each pair; y is mAP, in points of 100, and x is positive, on a logarithmic axis."""
+    x = LogAxis(float(x_values.min()), float(x_values.max()), 46, WIDTH - 14)
+    y = Axis(*padded_range(y_values, y_values.max() - 0.02), height - 44, _TOP + 8, in_points=True)
     parts = [_frame(x, y, x_label, y_label)]
     dots = [(x(a), y(b)) for a, b in zip(x_values, y_values, strict=True)]
-    placed = [(a - 5, a + 5, b) for a, b in dots]  # left, right and middle of what a name may not cover
+    placed = [(a - 5, a + 5, b) for a, b in dots]  # left, right and middle of what names may not cover
     for k in np.argsort(-y_values, kind="stable").tolist():
-        (at, up), name = dots[k], short(names[k], 16)
-        wide = 6.2 * len(name)
-        right_of = at + 7 + wide <= WIDTH
-        left = at + 7 if right_of else at - 7 - wide
-        places = [up + sign * step for step in range(0, 60, 2) for sign in (1, -1)]
+        (dot_x, dot_y), name = dots[k], short(names[k], 16)
+        width = 6.2 * len(name)
+        right_of_dot = dot_x + 7 + width <= WIDTH
+        left = dot_x + 7 if right_of_dot else dot_x - 7 - width
+        candidates = [dot_y + sign * step for step in range(0, 60, 2) for sign in (1, -1)]
         free = [
             middle
-            for middle in places
+            for middle in candidates
             if 6 < middle < y.start - 4
-            and not any(a < left + wide and left < b and abs(c - middle) < 11 for a, b, c in placed)
+            and not any(a < left + width and left < b and abs(c - middle) < 11 for a, b, c in placed)
         ]
-        middle = free[0] if free else up
-        placed.append((left, left + wide, middle))
+        middle = free[0] if free else dot_y
+        placed.append((left, left + width, middle))
         tip = el("title", f"{short(names[k], 60)}: {points(y_values[k])}, {x_values[k]:.3g} s")
-        parts.append(el("circle", tip, cx=at, cy=up, r=4, class_="f1"))
-        anchor = {"x": round(at + 7 if right_of else at - 7, 1), "text_anchor": "start" if right_of else "end"}
+        parts.append(el("circle", tip, cx=dot_x, cy=dot_y, r=4, class_="f1"))
+        name_x = round(dot_x + 7 if right_of_dot else dot_x - 7, 1)
+        anchor = {"x": name_x, "text_anchor": "start" if right_of_dot else "end"}
         parts.append(el("text", name, y=round(middle + 4, 1), class_="name", **anchor))
     return _svg(parts, WIDTH, height, alt)
 
 
-def recall_curve(recall: NDArray[Any], precision: NDArray[Any], *, alt: str, at: tuple[float, float] | None) -> Html:
-    """Precision over recall in a small square; `at` is the (recall, precision) of the chosen threshold."""
-    x, y = _Axis(0, 1, 26, 154), _Axis(0, 1, 150, _TOP - 2)
+def precision_recall_curve(
+    recall: NDArray[Any], precision: NDArray[Any], *, alt: str, operating: tuple[float, float] | None
+) -> Html:
+    """Draw precision over recall in a small square; `operating` is (recall, precision) at the chosen threshold."""
+    x, y = Axis(0, 1, 26, 154), Axis(0, 1, 150, _TOP - 2)
     x.ticks = y.ticks = [0.0, 0.5, 1.0]
     path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(*thin(recall, precision), strict=True))
     parts = [_frame(x, y, "recall", "precision")]
-    # The curve is defined from its first cut on; before it the precision is that of the first.
+    # Left of the highest threshold the curve is undefined: draw it with the precision at that threshold.
     if len(recall):
         parts.append(el("polyline", points=f"{x(0)},{y(float(precision[0]))} {path}", class_="line s1"))
-    if at is not None and np.isfinite(at).all():
-        parts.append(el("circle", cx=x(at[0]), cy=y(at[1]), r=4.5, class_="dot"))
+    if operating is not None and np.isfinite(operating).all():
+        parts.append(el("circle", cx=x(operating[0]), cy=y(operating[1]), r=4.5, class_="dot"))
     return _svg(parts, 164, 184, alt)
 
 
-def calibration(
+def reliability_diagram(
     score: NDArray[Any],
     present: NDArray[Any],
     low: NDArray[Any],
@@ -351,21 +303,21 @@ def calibration(
     *,
     alt: str,
 ) -> Html:
-    """Mean score against the share that is present, per bin with its interval; on the dashed line all is well."""
-    x, y = _Axis(0, 1, 46, WIDTH - 10), _Axis(0, 1, 246, _TOP)
+    """Draw mean score against the share present, per bin with its interval; the dashed line is perfect calibration."""
+    x, y = Axis(0, 1, 46, WIDTH - 10), Axis(0, 1, 246, _TOP)
     parts = [_frame(x, y, "mean score", "share that is present")]
     parts += [el("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="ideal")]
-    full = entries > 0
-    path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(score[full], present[full], strict=True))
+    filled = entries > 0
+    path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(score[filled], present[filled], strict=True))
     parts.append(el("polyline", points=path, class_="line s1"))
-    for a, b, least, most, n in zip(*(part[full] for part in (score, present, low, high, entries)), strict=True):
+    for a, b, least, most, n in zip(*(part[filled] for part in (score, present, low, high, entries)), strict=True):
         tip = el("title", f"mean score {a:.3f}, present {b:.3f} ({least:.3f} – {most:.3f}), {count(n)} entries")
         parts.append(el("line", x1=x(a), x2=x(a), y1=y(least), y2=y(most), class_="whisker"))
         parts.append(el("circle", tip, cx=x(a), cy=y(b), r=4, class_="f1"))
     return _svg(parts, WIDTH, 280, alt)
 
 
-def columns(
+def histogram(
     counts: NDArray[Any],
     edges: NDArray[Any],
     css: str,
@@ -374,25 +326,28 @@ def columns(
     x_label: str,
     y_label: str = "",
     log: bool = False,
-    whole: bool = False,
+    integers: bool = False,
     height: int = 144,
 ) -> Html:
-    """A histogram: counts (bins,) between edges (bins + 1,); `log` makes few entries beside many visible.
+    """Draw a histogram: counts (bins,) between edges (bins + 1,).
 
-    Where bins are for `whole` numbers, so are the ticks.
+    `log` makes the height logarithmic, so that small bins show beside large ones. With `integers`, the ticks of x are
+    integers.
     """
 
     def scaled(value: float) -> float:
         return math.log10(1 + value) if log else float(value)
 
     most = max(float(counts.max()), 1.0)
-    x = _Axis(float(edges[0]), float(edges[-1]), 46, WIDTH - 10, whole=whole)
-    y = _Axis(0, scaled(most), height - 34, _TOP)
-    marks = [0.0, *(10.0**k for k in range(int(math.log10(most)) + 1))] if log else _ticks(0, most, 3, whole=True)
+    x = Axis(float(edges[0]), float(edges[-1]), 46, WIDTH - 10, integers=integers)
+    y = Axis(0, scaled(most), height - 34, _TOP)
+    marks = (
+        [0.0, *(10.0**k for k in range(int(math.log10(most)) + 1))] if log else round_ticks(0, most, 3, integers=True)
+    )
     labels: list[tuple[float, str]] = []
-    for mark in reversed(marks):  # from the top: of two ticks that touch, the higher one stays
+    for mark in reversed(marks):  # from the top: of two ticks that overlap, the higher one stays
         if not labels or y(scaled(mark)) - labels[-1][0] >= 13:
-            labels.append((y(scaled(mark)), _brief(mark)))
+            labels.append((y(scaled(mark)), short_number(mark)))
     parts = [_frame(x, y, x_label, y_label, labels)]
     for number, value in enumerate(counts.tolist()):
         if value:
@@ -403,22 +358,22 @@ def columns(
     return _svg(parts, WIDTH, height, alt)
 
 
-def heat(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str]], *, alt: str) -> Html:
-    """A square table (n, n) of shades, 0 … 1; a dot stands where a value is NaN, and nothing on the diagonal."""
-    # The slanted names over the columns lean to the right, beyond the last of them.
-    cell = min((WIDTH - NAMES - 46) / max(len(names), 1), 26.0)
+def heatmap(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str]], *, alt: str) -> Html:
+    """Draw an (n, n) table of shades 0 … 1; NaN is a dot, and the diagonal stays empty."""
+    # The slanted names above the columns reach beyond the last column.
+    cell = min((WIDTH - NAME_WIDTH - 46) / max(len(names), 1), 26.0)
     above = 84
     parts = []
     for row, name in enumerate(names):
         middle = above + (row + 0.5) * cell
-        parts.append(_name(name, middle - (ROW - 5) / 2))
-        at = round(NAMES + 6 + (row + 0.5) * cell, 1)
+        parts.append(_row_name(name, middle - (ROW_HEIGHT - 5) / 2))
+        center = round(NAME_WIDTH + 6 + (row + 0.5) * cell, 1)
         parts.append(
-            el("text", short(name, 14), transform=f"translate({at + 3} {above - 5}) rotate(-75)", class_="name")
+            el("text", short(name, 14), transform=f"translate({center + 3} {above - 5}) rotate(-75)", class_="name")
         )
         for column in range(len(names)):
             box = {
-                "x": round(NAMES + 6 + column * cell, 1),
+                "x": round(NAME_WIDTH + 6 + column * cell, 1),
                 "y": round(above + row * cell, 1),
                 "width": round(cell - 1, 1),
                 "height": round(cell - 1, 1),
@@ -429,15 +384,15 @@ def heat(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str
             tip = el("title", tips[row][column])
             if math.isnan(value):
                 parts.append(el("rect", tip, class_="bed", **box))
-                at, up = (round(box[side] + cell / 2 - 0.5, 1) for side in "xy")
-                parts.append(el("circle", cx=at, cy=up, r=1.2, class_="none"))
+                dot_x, dot_y = (round(box[side] + cell / 2 - 0.5, 1) for side in "xy")
+                parts.append(el("circle", cx=dot_x, cy=dot_y, r=1.2, class_="none"))
             else:
                 parts.append(el("rect", class_="bed", **box))
                 parts.append(el("rect", tip, class_="heat", fill_opacity=f"{value:.2f}", **box))
     return _svg(parts, WIDTH, math.ceil(above + cell * len(names) + 4), alt)
 
 
-def _path(x: _Axis, y: _Axis, places: Iterable[tuple[float, float]]) -> str:
+def _path(x: Axis, y: Axis, places: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"{x(a)},{y(b)}" for a, b in places)
 
 
@@ -446,9 +401,9 @@ def _svg(parts: Sequence[Html], width: int, height: float, alt: str) -> Html:
 
 
 def _frame(
-    x: _Axis, y: _Axis, x_label: str, y_label: str = "", y_marks: Sequence[tuple[float, str]] | None = None
+    x: Axis, y: Axis, x_label: str, y_label: str = "", y_marks: Sequence[tuple[float, str]] | None = None
 ) -> Html:
-    """The grid with its ticks and the names of the axes; that of y stands above it, where it reads across."""
+    """Draw grid, ticks and axis labels; the label of y stands above the plot, written horizontally."""
     marks = y_marks if y_marks is not None else [(y(tick), y.label(tick)) for tick in y.ticks]
     parts = []
     for place, label in marks:
@@ -464,24 +419,8 @@ def _frame(
     return join(parts)
 
 
-def _name(name: str, top: float) -> Html:
-    tip = el("title", short(name, 200)) if len(name) > _LETTERS else None
-    return el("text", short(name, _LETTERS), tip, x=NAMES, y=round(top + 11, 1), text_anchor="end", class_="name")
-
-
-def _ticks(low: float, high: float, about: int = 5, *, whole: bool = False) -> list[float]:
-    """Round numbers within low … high, some `about` of them."""
-    rough = (high - low) / about
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * nice for nice in (1, 2, 2.5, 5, 10) if size * nice >= rough * 0.999)
-    step = max(1.0, math.ceil(step)) if whole else step
-    first = math.ceil(low / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _brief(value: float) -> str:
-    """A tick in few letters: 20000 is 20k."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:.3g}".replace("-", "−")
+def _row_name(name: str, top: float) -> Html:
+    tip = el("title", short(name, 200)) if len(name) > _NAME_LETTERS else None
+    return el(
+        "text", short(name, _NAME_LETTERS), tip, x=NAME_WIDTH, y=round(top + 11, 1), text_anchor="end", class_="name"
+    )

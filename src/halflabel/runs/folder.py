@@ -93,14 +93,13 @@ class RunFolder:
     split.parquet   which images were held out              predictions.parquet  scores of the held-out images
     best.safetensors  the weights to use                    thresholds.json      best F1 on known labels, per class
     last/           checkpoints to resume from              calibration.json     from logits to probabilities
-    bad_images.csv  images that could not be read           plots/, model_card.md, report.html, repro.sh
+    bad_images.csv  images that could not be read           model_card.md, report.html, repro.sh
     answers.sqlite  people's answers; never deleted         scores.parquet       scores for choosing questions
     filled.csv      labels filled by `fill`
     """
 
     weights = _PathInRun("best.safetensors")
     checkpoints = _PathInRun("last")
-    plots = _PathInRun("plots")
     labels = _PathInRun("labels.parquet")
     split = _PathInRun("split.parquet")
     predictions = _PathInRun("predictions.parquet")
@@ -147,8 +146,7 @@ class RunFolder:
         import shutil
 
         (self / "config.yaml").unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.plots):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
         for name in _RESULT_FILES:
             (self / name).unlink(missing_ok=True)
         self.write_labels(labels)
@@ -166,7 +164,7 @@ class RunFolder:
     @_first_process_only
     def remove_temporary_files(self) -> None:
         """Remove partly written files of a killed training; other programs' temporary files stay."""
-        for folder in (self.checkpoints / "head", self.checkpoints / "all", self.plots):
+        for folder in (self.checkpoints / "head", self.checkpoints / "all"):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
         for name in (*_START_FILES, *_RESULT_FILES):

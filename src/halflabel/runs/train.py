@@ -245,11 +245,8 @@ def _finish(
     run.write_calibration(platt, dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
     run.write_metrics({"protocol": f"held-out images; {found.protocol}", **found.overall}, found.per_class)
     run.write_predictions(hidden.images.array, list(hidden.classes), scores.numpy())
-    from halflabel.report.relabelling import draw_relabelling
-    from halflabel.runs.model_card import draw_run, model_card
+    from halflabel.runs.model_card import model_card
 
-    draw_run(log, found, run.plots)
-    draw_relabelling(log, run.plots / "relabelling.png")
     run.write_model_card(model_card(config.as_dict(), found, hidden))
     return found
 

@@ -19,7 +19,7 @@ from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
 from halflabel.papers.figures.score_distributions import score_densities
-from halflabel.report.run_facts import gather
+from halflabel.report.run_facts import read_run_facts
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.training.config import Config
@@ -107,7 +107,7 @@ def test_a_run_with_everything_has_every_figure(
     for path in out.iterdir():
         assert str(folder).encode() not in path.read_bytes()
 
-    measured = gather(imcl).measured
+    measured = read_run_facts(imcl).held_out
     assert measured is not None
     densities = json.loads((out / "densities.json").read_text(encoding="utf-8"))
     expected = score_densities(measured.scores, truth.rows(measured.images))
@@ -117,7 +117,7 @@ def test_a_run_with_everything_has_every_figure(
     assert densities["on"].endswith("by the hidden truth")
 
     histograms = rows(out / "histograms.csv")
-    training = gather(imcl).training
+    training = read_run_facts(imcl).training
     total = {
         part: sum(int(row[part]) for row in histograms if "training" in row["images"])
         for part in ("present", "unknown")
@@ -142,7 +142,7 @@ def test_maps_of_two_runs_side_by_side(
     assert [entry["run"] for entry in told] == 6 * ["imcl"] + 6 * ["bce"]
     assert [np.shape(entry["map"]) for entry in told] == 6 * [(4, 4)] + 6 * [(6, 6)]
     assert len({entry["class"] for entry in told[:6]}) == 6
-    held_out = gather(imcl).measured
+    held_out = read_run_facts(imcl).held_out
     assert held_out is not None
     for entry in told[:6]:
         image, column = truth.images.index([entry["image"]]), CLASSES.index(entry["class"])

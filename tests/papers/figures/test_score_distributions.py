@@ -14,9 +14,9 @@ from halflabel.errors import UserError
 from halflabel.papers.figures.score_distributions import (
     draw_probability_histograms,
     draw_score_densities,
-    probability_histograms,
     score_densities,
 )
+from halflabel.report.curves import probability_histograms
 
 
 def make(seed=0, images=80, classes=6):

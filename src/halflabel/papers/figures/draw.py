@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.papers.figures import score_distributions
 from halflabel.papers.figures.inputs import SAMPLE_STREAM, FigureInputs, FigureUnavailable, Progress
+from halflabel.report.curves import ScoreHistograms, probability_histograms
 from halflabel.system.files import replacing, write_json
 from halflabel.system.rng import bits, hash_names
 
@@ -127,16 +128,16 @@ def _densities(request: _Request) -> tuple[Path, ...]:
 
 def _histograms(request: _Request) -> tuple[Path, ...]:
     inputs = request.inputs
-    histograms: dict[str, score_distributions.ScoreHistograms] = {}
+    histograms: dict[str, ScoreHistograms] = {}
     if inputs.photos is not None:
         scores = inputs.predictor.platt.scores(inputs.sweep.logits)
         labels = inputs.facts.table.rows(inputs.facts.training[inputs.sample])
         title = f"{len(labels)} training images, by their known labels"
-        histograms[title] = score_distributions.probability_histograms(scores.numpy(), labels)
-    if inputs.facts.measured is not None:
+        histograms[title] = probability_histograms(scores.numpy(), labels)
+    if inputs.facts.held_out is not None:
         measured, truth, labels_from = inputs.held_out()
         title = f"{len(measured.images)} held-out images, {labels_from}"
-        histograms[title] = score_distributions.probability_histograms(measured.scores, truth)
+        histograms[title] = probability_histograms(measured.scores, truth)
     if not histograms:
         raise FigureUnavailable("no images were held out, and the training images are missing: name the photos")
     picture = request.out / "histograms.png"
@@ -225,7 +226,7 @@ def _model_maps(
 
 def _pick_positives(inputs: FigureInputs) -> list[tuple[int, int]]:
     """(image number, class): one known positive of each of the most frequent classes, held-out images first."""
-    table, measured = inputs.facts.table, inputs.facts.measured
+    table, measured = inputs.facts.table, inputs.facts.held_out
     held_out = measured.images if measured is not None else np.zeros(0, np.int64)
     frequent = np.argsort(-table.stats().positives, kind="stable")
     picked: dict[int, int] = {}  # each image once

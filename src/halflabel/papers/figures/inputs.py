@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.report.run_facts import Measured, gather
+from halflabel.report.run_facts import HeldOutResults, read_run_facts
 from halflabel.system.rng import bits, hash_names
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class FigureInputs:
 
     def __init__(self, run: RunFolder, photos: Path | None, *, scan: int, progress: Progress | None = None) -> None:
         self.run, self.photos, self.scan, self.progress = run, photos, scan, progress
-        self.facts = gather(run)
+        self.facts = read_run_facts(run)
         self._sources: dict[int, Images] = {}
 
     @cached_property
@@ -136,9 +136,9 @@ class FigureInputs:
         photo.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
         return np.asarray(photo)
 
-    def held_out(self) -> tuple[Measured, NDArray[np.int8], str]:
+    def held_out(self) -> tuple[HeldOutResults, NDArray[np.int8], str]:
         """The measurements on held-out images, their labels (H, C), and in words where these labels come from."""
-        measured = self.facts.measured
+        measured = self.facts.held_out
         if measured is None:
             raise FigureUnavailable("no images were held out: train with --held-out 0.2")
         if self.truth is not None:

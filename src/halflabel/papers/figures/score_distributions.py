@@ -9,15 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from halflabel.errors import UserError
 from halflabel.papers.figures.canvas import BLUE, GREY, literal, save_figure
+from halflabel.report.curves import ScoreHistograms, check_scores
 
 __all__ = [
     "ScoreDensities",
-    "ScoreHistograms",
     "draw_probability_histograms",
     "draw_score_densities",
-    "probability_histograms",
     "score_densities",
 ]
 
@@ -35,22 +33,13 @@ class ScoreDensities(NamedTuple):
     per_class: Floats  # (C,) Wasserstein distance per class; NaN for classes without positives or without negatives
 
 
-class ScoreHistograms(NamedTuple):
-    """Number of entries per score bin, by their label."""
-
-    edges: Floats  # (bins + 1,)
-    present: NDArray[np.int64]  # (bins,)
-    absent: NDArray[np.int64]
-    unknown: NDArray[np.int64]
-
-
 def score_densities(scores: ArrayLike, truth: ArrayLike, bins: int = 50) -> ScoreDensities:
     """Score densities of positives and negatives, and their Wasserstein distance W₁ = ∫ |F⁺(s) − F⁻(s)| ds.
 
     scores (N, C) in [0, 1], NaN for unreadable images; truth (N, C) in {−1, 0, +1}, entries of value 0 are ignored.
     W₁ is 0 for equal distributions and 1 for perfect scores. Zhou 2022 compares methods by it.
     """
-    scores, truth = _check_entries(scores, truth)
+    scores, truth = check_scores(scores, truth)
     present, absent = truth > 0, truth < 0
     edges = np.linspace(0, 1, bins + 1)
     return ScoreDensities(
@@ -60,18 +49,6 @@ def score_densities(scores: ArrayLike, truth: ArrayLike, bins: int = 50) -> Scor
         float(_wasserstein(scores.reshape(-1, 1), present.reshape(-1, 1), absent.reshape(-1, 1))[0]),
         _wasserstein(scores, present, absent),
     )
-
-
-def probability_histograms(scores: ArrayLike, labels: ArrayLike, bins: int = 50) -> ScoreHistograms:
-    """Count entries per score bin, separately for known present, known absent and unknown (Wang 2023, figure 5).
-
-    scores (N, C) in [0, 1], NaN for unreadable images; labels (N, C) in {−1, 0, +1}.
-    """
-    scores, labels = _check_entries(scores, labels)
-    edges = np.linspace(0, 1, bins + 1)
-    readable = ~np.isnan(scores)
-    counts = [np.histogram(scores[readable & (labels == value)], edges)[0].astype(np.int64) for value in (1, -1, 0)]
-    return ScoreHistograms(edges, *counts)
 
 
 def draw_score_densities(
@@ -123,19 +100,6 @@ def draw_probability_histograms(histograms: Mapping[str, ScoreHistograms], path:
         axes.set_ylabel("entries")
         axes.set_ylim(bottom=0)
     save_figure(figure, path, caption=caption)
-
-
-def _check_entries(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int8]]:
-    scores, labels = np.asarray(scores, np.float64), np.asarray(labels)
-    if scores.shape != labels.shape or scores.ndim != 2:
-        raise UserError(
-            f"scores have shape {scores.shape}, labels {labels.shape}",
-            "give both as images × classes, in the same order",
-        )
-    outside = (scores < 0) | (scores > 1)
-    if outside.any():
-        raise UserError(f"{scores[outside].flat[0]:g} is not a score", "give scores in [0, 1]: the sigmoid of logits")
-    return scores, labels.astype(np.int8)
 
 
 def _density(scores: Floats, edges: Floats) -> Floats:

@@ -1,0 +1,127 @@
+"""The galleries of a run's page: which entries are chosen, and what a tile shows."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from page_checks import check
+
+from halflabel.models.class_maps import visible_box
+from halflabel.report import gallery
+from halflabel.report.run_facts import read_run_facts
+from halflabel.report.run_page import build_page
+from halflabel.runs.folder import RunFolder
+from halflabel.system.rng import uniform
+
+
+def test_missing_positives_are_high_scores_not_known_to_be_present() -> None:
+    scores = np.array([[0.9, 0.8], [0.95, 0.99], [0.2, 0.7], [np.nan, np.nan], [0.6, 0.1]], np.float32)
+    labels = np.array([[1, 0], [-1, 1], [0, -1], [0, 0], [0, 0]], np.int8)
+    found = gallery.missing_positives(scores, labels, np.array([0.5, 0.75]))
+    assert [(entry.row, entry.column) for entry in found] == [(1, 0), (0, 1), (4, 0)]
+    assert gallery.missing_positives(scores, np.ones_like(labels), np.zeros(2)) == []
+
+
+def test_contradicted_labels_are_known_and_not_shown_before() -> None:
+    scores = np.array([[0.9, 0.02], [0.3, 0.6], [0.99, 0.01], [np.nan, np.nan]], np.float32)
+    labels = np.array([[-1, 1], [1, 0], [1, -1], [1, 1]], np.int8)
+    cuts = np.array([0.5, 0.5])
+    assert [entry[:2] for entry in gallery.contradicted(scores, labels, cuts)] == [(0, 1), (1, 0)]
+    shown = [gallery.GalleryEntry(0, 1)]
+    assert [entry[:2] for entry in gallery.contradicted(scores, labels, cuts, shown=shown)] == [(0, 0), (1, 0)]
+
+
+def test_hardest_images_have_the_largest_loss() -> None:
+    scores = uniform(0, np.arange(40)[:, None], np.arange(5)).astype(np.float32)
+    scores[7] = np.nan
+    labels = (uniform(1, np.arange(40)[:, None], np.arange(5)) * 3).astype(np.int8) - 1
+    slow = []
+    for p, row in zip(scores.tolist(), labels.tolist(), strict=True):
+        each = [-math.log(s if value > 0 else 1 - s) for s, value in zip(p, row, strict=True) if value and s == s]
+        slow.append(sum(each))
+    found = gallery.hardest(scores, labels, 6)
+    assert [entry.row for entry in found] == sorted(range(40), key=lambda i: -slow[i])[:6]
+    assert [entry.loss for entry in found] == pytest.approx(sorted(slow)[::-1][:6], rel=1e-5)
+
+
+def test_no_class_fills_a_gallery_while_others_wait() -> None:
+    scores = np.full((30, 3), 0.6)
+    scores[:, 0] = 0.9
+    scores[:3, 0] = 0.1
+    labels = np.zeros((30, 3), np.int8)
+    found = gallery.missing_positives(scores, labels, np.full(3, 0.5), 8)
+    assert len(found) == 8
+    assert len({entry.row for entry in found}) == 8
+    columns = [entry.column for entry in found]
+    assert columns.count(1) == 2  # the quota of class 0 is used up, so the next best come in
+    scores[:3] = 0.9
+    assert len(gallery.missing_positives(scores, labels, np.full(3, 0.5), 8)) == 8  # alone, it may fill it
+
+
+def test_photos_are_small_and_tell_nothing_of_the_file() -> None:
+    from PIL import Image
+
+    noise = (uniform(0, np.arange(3 * 900 * 700)).reshape(3, 900, 700) * 256).astype(np.uint8)
+    address = gallery._jpeg(torch.from_numpy(noise), 156, 200)
+    content = base64.b64decode(address.removeprefix("data:image/jpeg;base64,"))
+    assert len(content) <= gallery.PHOTO_BYTES
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.size == (156, 200)
+        assert not image.getexif()
+
+
+def test_heat_is_opaque_where_it_is_hot() -> None:
+    from PIL import Image
+
+    hot = np.zeros((28, 28))
+    hot[3, 4] = 1.0
+    content = base64.b64decode(gallery._png(hot).removeprefix("data:image/png;base64,"))
+    with Image.open(io.BytesIO(content)) as image:
+        alpha = np.asarray(image.convert("RGBA"))[..., 3]
+    assert np.argwhere(alpha > 0).tolist() == [[3, 4]]
+    assert alpha[3, 4] == 150
+
+
+def test_only_the_part_that_was_seen_is_covered() -> None:
+    from halflabel.data.views import Plain
+
+    assert visible_box(Plain(32), 100, 50) == (0, 0, 1, 1)
+    left, top, right, bottom = visible_box(Plain(32, "crop", crop_pct=0.8), 100, 50)
+    assert (left, right) == pytest.approx((0.1, 0.9))
+    assert (top, bottom) == pytest.approx((0.3, 0.7))
+
+
+def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
+    folder, photos = trained
+    done: list[tuple[int, int]] = []
+    text = build_page(RunFolder.open(folder), images=photos, progress=lambda *how: done.append(how))
+    page = check(text)
+    training = len(read_run_facts(RunFolder.open(folder)).training)
+    assert done[-1] == (training, training)
+    told = f"{60 - training} held-out images, with the scores of the run, and {training} of {training} training images"
+    assert told in page.text
+    assert 3 <= page.count("svg", "photo") <= 3 * gallery.TILES
+    assert page.count("image", "map") == page.count("svg", "photo")
+    assert page.count("input", "switch") == 3
+    assert str(photos) not in text
+    parts = set(re.findall(r'<span class="tag part">(\S+)</span>', text))
+    assert parts == {"held\u2011out", "training"}
+
+
+def test_scan_limits_what_is_scored(trained: tuple[Path, Path]) -> None:
+    folder, photos = trained
+    done: list[tuple[int, int]] = []
+    page = check(build_page(RunFolder.open(folder), images=photos, scan=5, progress=lambda *how: done.append(how)))
+    assert done[-1] == (5, 5)
+    assert re.search(r"and 5 of 4\d training images", page.text)
+    done.clear()
+    page = check(build_page(RunFolder.open(folder), images=photos, scan=0, progress=lambda *how: done.append(how)))
+    assert done == []
+    assert re.search(r"and 0 of 4\d training images", page.text)

@@ -1,0 +1,66 @@
+"""The SVG charts: positions, ticks and labels."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from halflabel.report import svg
+from halflabel.report.svg import Series
+
+
+def test_chart_puts_values_where_they_belong() -> None:
+    drawn = svg.interval_chart(["a"], np.array([0.5]), np.array([0.0]), np.array([1.0]), alt="x", reference=math.nan)
+    places = [float(v) for v in re.findall(r'(?:cx|x1|x2)="([\d.]+)" (?:cy|x2|y1)="', drawn)]
+    assert 'class="whisker"' in drawn
+    whisker = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)" y1="[\d.]+" y2="[\d.]+" class="whisker">', drawn)
+    circle = re.search(r'cx="([\d.]+)"', drawn)
+    assert whisker is not None
+    assert circle is not None
+    assert places
+    assert float(circle[1]) == pytest.approx((float(whisker[1]) + float(whisker[2])) / 2)
+
+
+def test_axes_have_names_and_enough_ticks() -> None:
+    drawn = svg.scatter_chart(
+        ["a", "b"], np.array([0.24, 0.37]), np.array([0.3, 0.5]), alt="", x_label="s", y_label="mAP"
+    )
+    assert ">mAP</text>" in drawn
+    ticks = re.findall(r'text-anchor="middle">([\d.]+)</text>', drawn)
+    assert len(ticks) >= 3
+    assert float(ticks[0]) <= 0.24
+    assert float(ticks[-1]) >= 0.37
+    shares = Series("m", np.array([10.0, 50.0]), np.array([0.3, 0.5]))
+    drawn = svg.interval_lines([shares], [shares.y], [shares.y], alt="", x_label="%")
+    places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
+    assert 46 < places[0] < places[1] < svg.WIDTH - 10
+    assert "m at 50: 50.0 (50.0 – 50.0)" in drawn
+    assert {"30", "35", "50"} <= set(re.findall(r'text-anchor="end">([\d.]+)</text>', drawn))
+
+
+def test_differences_are_written_with_their_sign() -> None:
+    value, low, high = np.array([[-0.0123], [-0.03], [0.005]])
+    drawn = svg.interval_chart(["m"], value, low, high, alt="", reference=0.0, span=(-0.03, 0.01), differences=True)
+    assert "m: −1.23 (−3.00 to +0.50)" in drawn
+    assert {"−3", "−2", "0"} <= set(re.findall(r'text-anchor="middle">([−\d.]+)</text>', drawn))
+
+
+def test_every_run_of_a_method_can_be_seen_beside_their_mean() -> None:
+    ends = np.array([0.4])
+    drawn = svg.interval_chart(
+        ["m"], np.array([0.5]), ends, 1 - ends, alt="", reference=math.nan, dots=[np.array([0.45, 0.55])]
+    )
+    assert drawn.count('class="f1 seed"') == 2
+    assert drawn.count('class="middle"') == 1
+    assert 'r="4"' not in drawn
+
+
+def test_counts_have_whole_ticks() -> None:
+    """Of single positives: none without, all with one."""
+    drawn = svg.histogram(np.array([0, 9]), np.array([-0.5, 0.5, 1.5]), "plain", alt="", x_label="n", integers=True)
+    ticks = re.findall(r">([−\d.]+)</text>", drawn)
+    assert "1" in ticks
+    assert all("." not in tick and "−" not in tick for tick in ticks)

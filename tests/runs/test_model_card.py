@@ -1,0 +1,22 @@
+"""The model card of a run."""
+
+from __future__ import annotations
+
+import torch
+
+from halflabel.labels.table import LabelTable
+from halflabel.runs.evaluate import evaluate
+from halflabel.runs.model_card import model_card
+
+
+def test_the_card_says_what_each_class_wants() -> None:
+    labels = torch.tensor([[1, 1, -1, 0], [1, -1, -1, 0], [1, -1, -1, 0]], dtype=torch.int8)
+    table = LabelTable.from_dense(labels.numpy(), None, ["always", "some", "never", "nothing"])
+    found = evaluate(torch.zeros(3, 4), labels, table.classes)
+    config = {"backbone": "tiny", "method": "bce", "size": 32, "tune": "head"}
+    card = model_card(config, found, table)
+    assert "for want of a known positive among the held-out images: never, nothing.\n" in card
+    assert "for want of a known negative among the held-out images: always.\n" in card
+    assert "for 4 classes, 32 px, linear head" in card
+    card = model_card({**config, "size": None}, found, table)
+    assert "for 4 classes, images in the size the backbone was made for, linear head" in card
