@@ -28,7 +28,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Model
-from halflabel.training.cuda_graphs import quicken
+from halflabel.training.cuda_graphs import compile_model
 from halflabel.training.loop import Settings, fit
 
 CLASSES = 20
@@ -48,7 +48,7 @@ def ceiling(name: str, size: int, batch: int, how: Any, precision: str, steps: i
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 2, (batch, CLASSES), device=device).float()
-    quick = quicken(model, how, batch, device).train()
+    quick = compile_model(model, how, batch, device).train()
     amp = torch.autocast(
         "cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=how not in ("graph", "full")
     )

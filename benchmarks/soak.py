@@ -137,13 +137,14 @@ def places() -> dict[str, tuple[Any, str, int, bool]]:
     from halflabel.runs.folder import RunFolder
     from halflabel.training import checkpoint
     from halflabel.training import loop as train
+    from halflabel.training.step import OptimizerStep
 
     return {
         "cache: an image block": (Backbone, "forward", 8, False),
         "cache: flushed": (np.memmap, "flush", 4, True),
-        "step": (train._Training, "_backward", 40, True),
-        "optimizer": (train._Training, "_update", 40, False),
-        "sweep or validation": (train, "score", 4, False),
+        "step": (OptimizerStep, "backward", 40, True),
+        "optimizer": (OptimizerStep, "update", 40, False),
+        "sweep or validation": (train, "score_source", 4, False),
         "relabelled": (Curriculum, "absorb", 2, True),
         "checkpoint: tensors written": (safetensors.torch, "save_file", 20, True),
         "checkpoint: begun": (checkpoint, "save", 20, False),

@@ -385,7 +385,7 @@ def test_rates_are_the_methods_unless_given() -> None:
         ({"epochs": 0}, "epochs is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"schedule": "plateau"}, "no schedule here"),
-        ({"optimizer": "lion"}, "no optimizer is called 'lion'"),
+        ({"optimizer": "lion"}, "no optimizer called 'lion'"),
         ({"zero": "absnt"}, "zero='absnt'"),
         ({"threshold": 1.5}, "no threshold"),
         ({"device": "gpu"}, "'gpu' is not a device"),

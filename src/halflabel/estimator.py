@@ -43,7 +43,6 @@ __all__ = ["HalfLabelClassifier"]
 Zero = Literal["unknown", "absent", "auto"]
 
 _MAX_BAD = 0.01  # the share of unreadable images that is too much to train on
-_AT_ONCE = 64  # images that the backbone sees together
 _SCHEDULES = ("cosine", "step", "constant")
 
 

@@ -32,8 +32,8 @@ from halflabel.models.scoring import score_source
 from halflabel.system import distributed as processes
 from halflabel.system import scratch
 from halflabel.training import fsdp as shard
-from halflabel.training import loop as training
 from halflabel.training.loop import Settings, fit
+from halflabel.training.step import OptimizerStep
 from halflabel.types import Batch, Output, Passes
 
 N, SIDE, D, C = 37, 8, 6, 5
@@ -329,7 +329,7 @@ def make_photos(folder: Path) -> None:
 def main(folder: Path) -> None:
     """All cases in turn, each process's results in files of its own; at last one process is killed."""
     processes.start()
-    shard._LEAST = 1  # every layer of a sequence by itself
+    shard._MIN_BLOCK = 1  # every layer of a sequence by itself
     cases = {**CASES, **NOISY, "resumed": lambda: resumed(folder, 4, True)}
     cases["resumed in parts"] = lambda: resumed(folder, 6, True, shard=True)
     for name, case in cases.items():
@@ -337,7 +337,7 @@ def main(folder: Path) -> None:
     processes.leave = lambda: None  # more commands follow
     for words in commands(folder):
         run_command(words)
-    update, done = training._Training._update, 0
+    update, done = OptimizerStep.update, 0
 
     def deadly(self: Any) -> None:
         nonlocal done
@@ -346,7 +346,7 @@ def main(folder: Path) -> None:
         if done == 10 and processes.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    training._Training._update = deadly  # type: ignore[method-assign]
+    OptimizerStep.update = deadly  # type: ignore[method-assign]
     run_command(broken_off(folder))
 
 

@@ -24,7 +24,7 @@ from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.methods.base import recipes
 from halflabel.system import distributed as processes
-from halflabel.training.engine import start_engine
+from halflabel.training.engine import make_accelerator
 from halflabel.training.loop import Settings
 
 
@@ -135,7 +135,7 @@ def test_every_method_is_the_same_with_weights_in_parts(done: Path) -> None:
 
 def test_a_method_that_needs_weights_whole_is_told_so(done: Path) -> None:
     message = bytes(found(done, "refused", 1)["message"].tolist()).decode()
-    assert message.startswith("Charged computes with the model's weights themselves")
+    assert message.startswith("Charged computes with the weights of the model")
     assert "without --shard" in message
 
 
@@ -251,8 +251,8 @@ def test_graphs_are_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UserError, match="--compile graph is for one process"):
-        start_engine(Settings(compile="graph"))
+    with pytest.raises(UserError, match="--compile graph works in one process"):
+        make_accelerator(Settings(compile="graph"))
 
 
 def test_what_a_lost_process_looks_like(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,10 @@ from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Linear, Model
 from halflabel.system import signals as interrupt
 from halflabel.system.signals import Stopped
-from halflabel.training import loop as train
+from halflabel.training import checkpoint
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.loop import Fitted, Settings, fit
+from halflabel.training.step import OptimizerStep
 from halflabel.types import Batch, Sweep, Targets
 
 N, D, C = 24, 5, 3
@@ -109,12 +110,12 @@ def at_call(patch: pytest.MonkeyPatch, place: Any, name: str, number: int, do: C
 PLACES = {
     "first batch of a step": (Sweeping, "forward", 9, 10),
     "second batch of a step": (Sweeping, "forward", 10, 10),
-    "optimizer": (train._Training, "_update", 5, 10),
-    "last step of an epoch": (train._Training, "_update", 6, 12),
+    "optimizer": (OptimizerStep, "update", 5, 10),
+    "last step of an epoch": (OptimizerStep, "update", 6, 12),
     "sweep": (Model, "features", 15, 12),
     "validation": (Model, "features", 16, 12),
     "absorbing": (Sweeping, "absorb", 2, 12),
-    "saving": (train.checkpoints, "save", 2, 12),
+    "saving": (checkpoint, "save", 2, 12),
 }
 
 
@@ -152,7 +153,7 @@ def test_a_second_signal_is_obeyed_at_once_and_what_is_torn_is_not_saved(
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        updates = at_call(patch, train._Training, "_update", 5, twice)
+        updates = at_call(patch, OptimizerStep, "update", 5, twice)
         with pytest.raises(Stopped):
             go(tmp_path / "stopped")
     assert len(updates) == 5

@@ -26,7 +26,7 @@ from halflabel.models.heads import Linear, Model
 from halflabel.models.scoring import score_source
 from halflabel.system.gpu_memory import Room
 from halflabel.training.callbacks import Callback
-from halflabel.training.loop import Fitted, Settings, _Training, fit
+from halflabel.training.loop import Fitted, Settings, fit, make_loop
 from halflabel.types import Batch, Passes, Targets
 
 N, C = 24, 3
@@ -36,7 +36,7 @@ SETTINGS = Settings(epochs=2, batch_size=8, lr=0.01, schedule="constant", device
 @pytest.fixture(autouse=True)
 def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    monkeypatch.setattr("halflabel.training.loop._RUNS_OUT", ("cpu",))
+    monkeypatch.setattr("halflabel.training.step._LIMITED_MEMORY", ("cpu",))
 
 
 class Small(nn.Module):
@@ -157,8 +157,8 @@ def test_every_method_forgets_a_step_that_failed(monkeypatch: pytest.MonkeyPatch
         values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         source = Features(values, table.images, strong=[values])
         tuned = Model(None, head)  # type: ignore[arg-type]
-        training = _Training(tuned, method, source, table, SETTINGS, None, None, None, None)
-        backward, calls = training.engine.backward, list[int]()
+        training = make_loop(tuned, method, source, table, SETTINGS)
+        backward, calls = training.step.accelerator.backward, list[int]()
 
         def run_out_once(loss: Tensor) -> None:
             calls.append(1)
@@ -166,8 +166,8 @@ def test_every_method_forgets_a_step_that_failed(monkeypatch: pytest.MonkeyPatch
             if fails and len(calls) == 1:
                 run_out()
 
-        training.at_once.most = most
-        monkeypatch.setattr(training.engine, "backward", run_out_once)
+        training.step.micro_batches.most = most
+        monkeypatch.setattr(training.step.accelerator, "backward", run_out_once)
         training.run(False)
         return {**tuned.state_dict(), **method.state_dict()}
 
@@ -230,7 +230,7 @@ def test_one_image_too_many_is_an_error_with_advice() -> None:
 
 
 def test_what_cannot_be_split_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.training.loop._RUNS_OUT", ())
+    monkeypatch.setattr("halflabel.training.step._LIMITED_MEMORY", ())
     with pytest.raises(UserError, match="for batches of 8") as caught:
         train(model(4), SETTINGS)
     assert "--batch-size" in caught.value.fix

@@ -266,7 +266,7 @@ def test_parts_that_give_something_else_are_named(make: Callable[[], Method], sa
 def test_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     monkeypatch.setattr(
-        "halflabel.training.loop.checked_step", lambda *given: (looks.append(given[-1]), checked_step(*given))[1]
+        "halflabel.training.step.checked_step", lambda *given: (looks.append(given[-1]), checked_step(*given))[1]
     )
     method = Method(losses.BCE())
     train(method, epochs=3)

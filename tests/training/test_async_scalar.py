@@ -1,4 +1,4 @@
-"""The look that does not wait; a GPU's copies are stood in for by ones that arrive when they are waited for."""
+"""AsyncScalar; the copies from the GPU are simulated by ones that arrive when they are waited for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from halflabel.training.async_scalar import Glance, Seen
+from halflabel.training.async_scalar import AsyncScalar, ScalarReading
 
 
-def test_a_gpu_says_the_number_before_and_nothing_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_returns_the_previous_value_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
 
     class Event:
@@ -33,14 +33,14 @@ def test_a_gpu_says_the_number_before_and_nothing_at_first(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty", unpinned)
-    glance, loss = Glance(torch.device("cuda")), torch.tensor(1.0)
-    assert glance(loss, 1) is None
+    loss_reader, loss = AsyncScalar(torch.device("cuda")), torch.tensor(1.0)
+    assert loss_reader(loss, 1) is None
     loss += 1  # what was sent stays what it was
-    assert glance(loss, 21) == Seen(1.0, 1)
+    assert loss_reader(loss, 21) == ScalarReading(1.0, 1)
     assert waited == [1]
-    glance.forget()
-    assert glance(loss, 1) is None
+    loss_reader.reset()
+    assert loss_reader(loss, 1) is None
 
 
-def test_a_cpu_says_it_at_once() -> None:
-    assert Glance(torch.device("cpu"))(torch.tensor(3.0), 7) == Seen(3.0, 7)
+def test_a_cpu_returns_the_current_value() -> None:
+    assert AsyncScalar(torch.device("cpu"))(torch.tensor(3.0), 7) == ScalarReading(3.0, 7)

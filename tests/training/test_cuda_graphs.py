@@ -22,7 +22,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.models.heads import Head, Linear, Model
-from halflabel.training.cuda_graphs import quicken
+from halflabel.training.cuda_graphs import compile_model
 from halflabel.training.loop import Settings, fit
 from halflabel.types import Output
 
@@ -111,7 +111,7 @@ def pair(device: torch.device, dropout: float = 0.0) -> tuple[Model, nn.Module, 
     plain, inner = (each.to(memory_format=torch.channels_last).train() for each in (plain, inner))
     inner.load_state_dict(plain.state_dict())
     how = _Cuda(device)
-    return plain, quicken(inner, "graph", B, how).train(), inner  # type: ignore[arg-type]
+    return plain, compile_model(inner, "graph", B, how).train(), inner  # type: ignore[arg-type]
 
 
 class _Cuda:
@@ -144,9 +144,9 @@ def same(plain: nn.Module, inner: nn.Module) -> None:
 
 
 def test_every_batch_has_the_gradients_and_running_means_of_the_model_itself(device: torch.device) -> None:
-    plain, quick, inner = pair(device)
+    plain, compiled, inner = pair(device)
     for seed in range(3):
-        for model in (plain, quick):
+        for model in (plain, compiled):
             model.zero_grad(set_to_none=True)
             charge(model(view(device, seed))).backward()
         same(plain, inner)
@@ -155,9 +155,9 @@ def test_every_batch_has_the_gradients_and_running_means_of_the_model_itself(dev
 
 
 def test_gradients_add_up_until_they_are_cleared(device: torch.device) -> None:
-    plain, quick, inner = pair(device)
+    plain, compiled, inner = pair(device)
     for _ in range(2):
-        for model in (plain, quick):
+        for model in (plain, compiled):
             model.zero_grad(set_to_none=True)
             for seed in (1, 2, 3):
                 charge(model(view(device, seed))).backward()
@@ -167,8 +167,8 @@ def test_gradients_add_up_until_they_are_cleared(device: torch.device) -> None:
 
 
 def test_two_passes_before_one_gradient_do_not_disturb_each_other(device: torch.device) -> None:
-    plain, quick, inner = pair(device)
-    for model in (plain, quick):
+    plain, compiled, inner = pair(device)
+    for model in (plain, compiled):
         charge(model(view(device, 0))).backward()
         model.zero_grad(set_to_none=True)
         first, second = model(view(device, 1)), model(view(device, 2))
@@ -177,19 +177,19 @@ def test_two_passes_before_one_gradient_do_not_disturb_each_other(device: torch.
 
 
 def test_a_pass_whose_gradient_nobody_wants_holds_nothing_up(device: torch.device) -> None:
-    _, quick, _ = pair(device)
-    quick(view(device, 0))
-    recorded = next(iter(quick.recorded.values()))  # type: ignore[union-attr]
-    assert not recorded.waits()
-    held = quick(view(device, 1))
-    assert recorded.waits()
+    _, compiled, _ = pair(device)
+    compiled(view(device, 0))
+    graphs = next(iter(compiled.graphs.values()))  # type: ignore[union-attr]
+    assert not graphs.awaits_backward()
+    held = compiled(view(device, 1))
+    assert graphs.awaits_backward()
     charge(held).backward()
-    assert not recorded.waits()
+    assert not graphs.awaits_backward()
 
 
 def test_an_output_without_gradient_costs_nothing_after_one_with(device: torch.device) -> None:
-    plain, quick, inner = pair(device)
-    for model in (plain, quick):
+    plain, compiled, inner = pair(device)
+    for model in (plain, compiled):
         charge(model(view(device, 0))).backward()
         model.zero_grad(set_to_none=True)
         model(view(device, 1)).logits.sum().backward()
@@ -197,32 +197,32 @@ def test_an_output_without_gradient_costs_nothing_after_one_with(device: torch.d
 
 
 def test_what_was_said_of_a_batch_stays_when_the_next_comes(device: torch.device) -> None:
-    _, quick, _ = pair(device)
-    first = quick(view(device, 0)).logits
+    _, compiled, _ = pair(device)
+    first = compiled(view(device, 0)).logits
     said = first.detach().clone()
     first.sum().backward()
-    quick(view(device, 1))
+    compiled(view(device, 1))
     assert torch.equal(first, said)
 
 
 def test_dropout_depends_on_the_seed_of_the_step_alone(device: torch.device) -> None:
-    _, quick, _ = pair(device, dropout=0.5)
+    _, compiled, _ = pair(device, dropout=0.5)
     said = []
     for seed in (1, 1, 2):  # the first records
         torch.manual_seed(seed)
-        said.append(quick(view(device, 0)).logits.detach())
+        said.append(compiled(view(device, 0)).logits.detach())
         assert said[-1].isfinite().all()
     torch.testing.assert_close(said[0], said[1])
     assert not torch.allclose(said[0], said[2])
 
 
 def test_evaluation_goes_through_the_model_itself(device: torch.device) -> None:
-    plain, quick, _ = pair(device)
+    plain, compiled, _ = pair(device)
     with torch.no_grad():
-        torch.testing.assert_close(quick(view(device, 0)).logits, plain(view(device, 0)).logits)
-    plain.eval(), quick.eval()
-    torch.testing.assert_close(quick(view(device, 0)).logits, plain(view(device, 0)).logits)
-    assert not quick.recorded
+        torch.testing.assert_close(compiled(view(device, 0)).logits, plain(view(device, 0)).logits)
+    plain.eval(), compiled.eval()
+    torch.testing.assert_close(compiled(view(device, 0)).logits, plain(view(device, 0)).logits)
+    assert not compiled.graphs
 
 
 class Asking(Head):
@@ -241,7 +241,7 @@ class Asking(Head):
 def test_a_model_that_cannot_be_recorded_is_named_in_one_line() -> None:
     model = Model(Backbone(), Asking()).cuda().train()
     with pytest.raises(UserError, match="cannot be recorded"):
-        quicken(model, "graph", B, torch.device("cuda")).train()(view(torch.device("cuda"), 0))
+        compile_model(model, "graph", B, torch.device("cuda")).train()(view(torch.device("cuda"), 0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -264,9 +264,9 @@ def test_training_ends_where_it_does_without(how: Any, precision: Any) -> None:
         found = fit(model, made, source, table, settings).weights
         return {name: value.double() for name, value in found.items() if value.is_floating_point()}
 
-    exact, plain, quick = end("no", "no"), end("no", precision), end(how, precision)
+    exact, plain, compiled = end("no", "no"), end("no", precision), end(how, precision)
     for name, right in exact.items():
-        moved, rounding, apart = ((right - each[name].to(right)).norm() for each in (first, plain, quick))
+        moved, rounding, apart = ((right - each[name].to(right)).norm() for each in (first, plain, compiled))
         # Inductor rounds at other places: it may be as far from float32 as rounding is without it.
         assert apart <= 1e-3 * moved + 3 * rounding, name
         assert moved > 0 or "unused" in name
@@ -276,11 +276,11 @@ def test_training_ends_where_it_does_without(how: Any, precision: Any) -> None:
 def test_a_compiled_model_computes_in_the_type_it_is_called_in() -> None:
     torch.manual_seed(0)
     model = Model(Backbone(), Linear(8, C)).train()
-    quick = quicken(model, "inductor", B, torch.device("cpu")).train()
+    compiled = compile_model(model, "inductor", B, torch.device("cpu")).train()
     shown = view(torch.device("cpu"), 0)
     for kind, near in ((torch.bfloat16, 2e-2), (None, 1e-5), (torch.float16, 2e-3)):
         with torch.autocast("cpu", kind, enabled=kind is not None):
-            wanted, found = model(shown).logits, quick(shown).logits
+            wanted, found = model(shown).logits, compiled(shown).logits
         torch.testing.assert_close(found, wanted, rtol=near, atol=near)
         weight = model.head.linear.weight
         ends = [torch.autograd.grad(each.square().sum(), weight)[0] for each in (wanted, found)]

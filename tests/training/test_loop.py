@@ -61,7 +61,7 @@ def bce() -> Method:
 
 def planned(settings: Settings, source: Any, epoch: int) -> list[Any]:
     """The batches that the loop takes: the only thing the loops here borrow from it."""
-    run = training._Training(linear(), bce(), source, data(len(source))[1], settings, None, None, None, None)
+    run = training.make_loop(linear(), bce(), source, data(len(source))[1], settings)
     return list(run._plan(epoch))
 
 
@@ -153,11 +153,9 @@ def test_accumulated_batches_step_like_one_large_batch(n: int) -> None:
 
 def test_accumulated_steps_are_as_many_as_those_of_large_batches() -> None:
     source, table = data()
-    run = training._Training(
-        linear(), bce(), source, table, replace(PLAIN, batch_size=8, accumulate=3), None, None, None, None
-    )
+    run = training.make_loop(linear(), bce(), source, table, replace(PLAIN, batch_size=8, accumulate=3))
     run.run(False)
-    assert run.steps == 3 * math.ceil(math.ceil(N / 8) / 3)
+    assert run.state.steps == 3 * math.ceil(math.ceil(N / 8) / 3)
 
 
 @pytest.mark.parametrize(
@@ -299,8 +297,8 @@ def test_parameter_groups_have_their_own_rates() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     method = TwoParts()
     settings = replace(PLAIN, epochs=1, batch_size=12, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=0.5)
-    run = training._Training(model, method, source, table, settings, None, None, None, None)
-    rates = [(len(group["params"]), group["lr"]) for group in run.optimizer.param_groups]
+    run = training.make_loop(model, method, source, table, settings)
+    rates = [(len(group["params"]), group["lr"]) for group in run.step.optimizer.param_groups]
     assert rates == [(2, 0.5), (len(list(backbone.parameters())), 0.05), (1, 1.5)]
 
     reference = Model(build_backbone("tiny"), Linear(backbone.channels, 10))
@@ -315,7 +313,9 @@ def test_parameter_groups_have_their_own_rates() -> None:
         assert parameter.grad is not None
         rate = 0.5 if name.startswith("head") else 0.05
         expected = before[name] - rate * parameter.grad
-        torch.testing.assert_close(dict(run.plain.named_parameters())[name].detach(), expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            dict(run.distribution.plain.named_parameters())[name].detach(), expected, atol=1e-6, rtol=1e-5
+        )
     assert float(method.scale.detach()) == pytest.approx(1 - 1.5 * 2 * float(loss.detach()), abs=1e-5)
 
 
@@ -611,9 +611,9 @@ def test_a_new_run_in_an_old_folder_is_resumed_from_its_own_checkpoints(tmp_path
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     source, table = data()
     fit(linear(), bce(), source, table, PLAIN, folder=tmp_path)
-    with pytest.raises(UserError, match="of another model"):
+    with pytest.raises(UserError, match="another model"):
         fit(Model(None, Linear(D, C + 1)), bce(), source, table, PLAIN, folder=tmp_path, resume=True)
-    with pytest.raises(UserError, match="of another model"):
+    with pytest.raises(UserError, match="another model"):
         fit(linear(), bce(), source, table, replace(PLAIN, ema=0.9), folder=tmp_path, resume=True)
 
 
@@ -713,7 +713,7 @@ def test_the_log_says_how_true_the_guesses_are_and_the_method_never_sees_the_tru
 def test_ways_to_compile_are_named_and_graphs_need_a_gpu():
     table = LabelTable.from_dense(np.array([[1, -1]], np.int8))
     source = Features(torch.randn(1, 4), Names.numbered(1))
-    for how, said in (("graph", "CUDA"), ("fast", "no way to compile")):
+    for how, said in (("graph", "CUDA"), ("fast", "no compile mode")):
         with pytest.raises(UserError, match=said):
             fit(Model(None, Linear(4, 2)), Method(BCE()), source, table, Settings(compile=how, device="cpu"))
 

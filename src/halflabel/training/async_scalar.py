@@ -1,4 +1,4 @@
-"""A look at a number on the device that does not wait for the device."""
+"""Reading a number from the GPU without waiting for the GPU."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Glance", "Seen"]
+__all__ = ["AsyncScalar", "ScalarReading"]
 
 
-class Seen(NamedTuple):
-    """A number, and after how many batches it was that."""
+class ScalarReading(NamedTuple):
+    """A number, and the count of batches after which it was taken."""
 
     value: float
     batches: int
 
 
-class Glance:
-    """Says, each time it is given a number of a GPU's, what the one before was: by now that has arrived.
+class AsyncScalar:
+    """Each call returns the value of the previous call, copied asynchronously, so reading the loss never stalls a GPU.
 
-    To ask for the present one would let the GPU run out of work while the CPU prepares more. Numbers of a CPU are there
-    at once.
+    Waiting for the current value would leave the GPU without work while the CPU prepares the next batch. On a CPU the
+    current value is returned at once.
 
-    >>> glance = Glance(torch.device("cpu"))
-    >>> glance(torch.tensor(1.5), 20)
-    Seen(value=1.5, batches=20)
+    >>> loss_reader = AsyncScalar(torch.device("cpu"))
+    >>> loss_reader(torch.tensor(1.5), 20)
+    ScalarReading(value=1.5, batches=20)
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.late = device.type == "cuda"
-        self.sent: tuple[Tensor, int, torch.cuda.Event] | None = None
+        self.is_delayed = device.type == "cuda"
+        self.pending: tuple[Tensor, int, torch.cuda.Event] | None = None
 
-    def __call__(self, number: Tensor, batches: int) -> Seen | None:
-        if not self.late:
-            return Seen(float(number), batches)
-        before = self.sent
-        there = torch.empty((), dtype=number.dtype, pin_memory=True).copy_(number, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        self.sent = there, batches, arrived
-        if before is None:
+    def __call__(self, value: Tensor, batches: int) -> ScalarReading | None:
+        if not self.is_delayed:
+            return ScalarReading(float(value), batches)
+        previous = self.pending
+        copy = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        self.pending = copy, batches, copied
+        if previous is None:
             return None
-        before[2].synchronize()
-        return Seen(float(before[0]), before[1])
+        previous[2].synchronize()
+        return ScalarReading(float(previous[0]), previous[1])
 
-    def forget(self) -> None:
-        """What was sent is of no use any more."""
-        self.sent = None
+    def reset(self) -> None:
+        """Drop the pending value."""
+        self.pending = None

@@ -1,4 +1,4 @@
-"""Fewer launches per step: a small network on a large GPU waits for the CPU to start its kernels, not for the kernels.
+"""`--compile`: fewer kernel launches per step. A small network on a large GPU waits for the CPU to launch its kernels.
 
 `graph` records the model's forward and backward pass once as CUDA graphs and replays them; `inductor` compiles the
 model (torch.compile); `full` does both. Recording takes about a second, compiling a minute.
@@ -17,193 +17,198 @@ from torch.autograd.function import once_differentiable
 from halflabel.errors import UserError
 from halflabel.types import Output
 
-__all__ = ["How", "quicken"]
+__all__ = ["CompileMode", "compile_model"]
 
-How = Literal["no", "graph", "inductor", "full"]
+CompileMode = Literal["no", "graph", "inductor", "full"]
 
-_TRIALS = 3  # passes before recording: libraries choose their ways and take their memory in these
+_WARM_UP_PASSES = 3  # before recording: libraries choose algorithms and allocate memory in them
 
 
-def quicken(
-    model: nn.Module, how: How, batch_size: int, device: torch.device, deterministic: bool = False
+def compile_model(
+    model: nn.Module, mode: CompileMode, batch_size: int, device: torch.device, deterministic: bool = False
 ) -> nn.Module:
-    """The model, made quicker for training batches of `batch_size` images (or a whole number of times as many)."""
-    if how == "no":
+    """A faster model for training batches of `batch_size` images (or a multiple of that)."""
+    if mode == "no":
         return model
-    if how not in ("graph", "inductor", "full"):
-        raise UserError(f"there is no way to compile called {how!r}", "use no, graph, inductor or full")
-    if how != "inductor" and device.type != "cuda":
-        raise UserError(f"--compile {how} needs a CUDA device", "use --compile inductor, or no")
-    if how == "graph":
-        return _Graphed(model, model, batch_size)
-    if how == "inductor":
-        return _Quick(model, _compiled(model), batch_size)
-    # Hundreds of kernels of a microsecond or two, such as casts of weights, are worth joining.
-    joined: dict[str, Any] = {"combo_kernels": True, "benchmark_combo_kernel": True}  # where trials show a gain
-    return _Graphed(model, _compiled(model, None if deterministic else joined), batch_size)  # trials differ
+    if mode not in ("graph", "inductor", "full"):
+        raise UserError(f"there is no compile mode called {mode!r}", "use no, graph, inductor or full")
+    if mode != "inductor" and device.type != "cuda":
+        raise UserError(f"--compile {mode} needs a CUDA device", "use --compile inductor, or no")
+    if mode == "graph":
+        return _GraphedModel(model, model, batch_size)
+    if mode == "inductor":
+        return _CompiledModel(model, _compiled(model), batch_size)
+    # Joins hundreds of very short kernels, such as casts of weights, where a benchmark shows a gain. The benchmark
+    # may choose differently in each run, so not when results must be deterministic.
+    combined: dict[str, Any] = {"combo_kernels": True, "benchmark_combo_kernel": True}
+    return _GraphedModel(model, _compiled(model, None if deterministic else combined), batch_size)
 
 
 def _compiled(model: nn.Module, options: dict[str, Any] | None = None) -> Callable[[Tensor], Output]:
-    """The model compiled, for each type that autocast computes in."""
+    """The model compiled by torch.compile, once for each dtype of autocast."""
 
     def run(view: Tensor, dtype: torch.dtype | None) -> Output:
         if dtype is None:
             output: Output = model(view)
             return output
-        # Said again inside: torch 2.11 finds what it has compiled before, in other processes too, by what is in here,
-        # and would compute in bf16 when fp16 is asked for.
+        # Autocast is entered again inside: torch 2.11 looks up earlier compilations, also of other processes, by the
+        # code of this function, and would compute in bf16 when fp16 is asked for.
         with torch.autocast(view.device.type, dtype, cache_enabled=False):
             return run(view, None)
 
-    way = torch.compile(run, dynamic=False, options=options)
+    compiled = torch.compile(run, dynamic=False, options=options)
 
-    def quick(view: Tensor) -> Output:
+    def run_compiled(view: Tensor) -> Output:
         kind = view.device.type
-        output: Output = way(view, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+        output: Output = compiled(view, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
         return output
 
-    return quick
+    return run_compiled
 
 
-class _Quick(nn.Module):
-    """Takes the quick way for whole training batches; the last, smaller one of an epoch goes through the model."""
+class _CompiledModel(nn.Module):
+    """Uses the compiled function for whole training batches, the plain model for others, such as an epoch's last."""
 
-    def __init__(self, model: nn.Module, way: Callable[[Tensor], Output], batch_size: int) -> None:
+    def __init__(self, model: nn.Module, compiled: Callable[[Tensor], Output], batch_size: int) -> None:
         super().__init__()
         self.model = model
-        self.way = way
+        self.compiled = compiled
         self.batch_size = batch_size
 
-    def quick(self, view: Tensor) -> Output:
-        return self.way(view)
+    def run_compiled(self, view: Tensor) -> Output:
+        return self.compiled(view)
 
     def forward(self, view: Tensor) -> Output:
-        whole = len(view) % self.batch_size == 0 and self.training and torch.is_grad_enabled()
-        output: Output = self.quick(view) if whole else self.model(view)
+        is_whole = len(view) % self.batch_size == 0 and self.training and torch.is_grad_enabled()
+        output: Output = self.run_compiled(view) if is_whole else self.model(view)
         return output
 
 
-class _Graphed(_Quick):
-    """One pair of graphs per shape of the batch, recorded when it first comes."""
+class _GraphedModel(_CompiledModel):
+    """One pair of CUDA graphs per batch shape, recorded when the shape first occurs."""
 
-    def __init__(self, model: nn.Module, way: Callable[[Tensor], Output], batch_size: int) -> None:
-        super().__init__(model, way, batch_size)
-        self.recorded: dict[torch.Size, _Recorded] = {}
+    def __init__(self, model: nn.Module, compiled: Callable[[Tensor], Output], batch_size: int) -> None:
+        super().__init__(model, compiled, batch_size)
+        self.graphs: dict[torch.Size, _CudaGraphs] = {}
 
-    def quick(self, view: Tensor) -> Output:
-        if view.shape not in self.recorded:
-            self.recorded[view.shape] = _recorded(self.model, self.way, view)
-        recorded = self.recorded[view.shape]
-        if recorded.waits():  # the pass before would lose what its gradient needs
-            return super().quick(view)
-        return recorded(view)
+    def run_compiled(self, view: Tensor) -> Output:
+        if view.shape not in self.graphs:
+            self.graphs[view.shape] = _record(self.model, self.compiled, view)
+        graphs = self.graphs[view.shape]
+        if graphs.awaits_backward():  # replaying would overwrite what the previous pass needs for its gradient
+            return super().run_compiled(view)
+        return graphs(view)
 
 
-def _recorded(model: nn.Module, run: Callable[[Tensor], Output], view: Tensor) -> _Recorded:
-    """Record, and leave running means and random numbers as if nothing had run."""
+def _record(model: nn.Module, run: Callable[[Tensor], Output], view: Tensor) -> _CudaGraphs:
+    """Record the graphs; running statistics and random generators are restored afterwards."""
     before = [(value, value.clone()) for value in model.buffers()]
     try:
         with torch.random.fork_rng(devices=[view.device]):
-            return _Recorded(run, [p for p in model.parameters() if p.requires_grad], view)
+            return _CudaGraphs(run, [p for p in model.parameters() if p.requires_grad], view)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"the model cannot be recorded ({reason})", "use --compile inductor, or no") from error
+        raise UserError(
+            f"the model cannot be recorded as a CUDA graph ({reason})", "use --compile inductor, or no"
+        ) from error
     finally:
         with torch.no_grad():
-            for value, then in before:
-                value.copy_(then)
+            for value, saved in before:
+                value.copy_(saved)
 
 
-class _Recorded:
-    """The model's graphs for one shape. Under autocast, none of its cast weights may be kept between calls.
+class _CudaGraphs:
+    """The forward and backward graphs for one batch shape. Autocast must not cache cast weights between calls.
 
-    Autograd sees one node instead of one for each weight: the gradients lie where the recording has put them, and the
-    weights' `grad` point there, so that a step costs the CPU two launches however many weights there are.
+    Autograd sees one node instead of one per weight. The gradients stay in the memory of the recording, and each
+    weight's `grad` points there, so that a step costs the CPU two launches, whatever the number of weights.
 
-    Memory: that of one step of the model, for as long as this lives.
+    Memory: that of one training step of the model, as long as this object lives.
     """
 
     def __init__(self, run: Callable[[Tensor], Output], weights: Sequence[nn.Parameter], view: Tensor) -> None:
         self.view = view.clone()
-        self.anchor = torch.zeros((), device=view.device, requires_grad=True)  # without it autograd sees no gradient
-        self.waiting: weakref.ref[_Call] | None = None
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_TRIALS):
+        self.anchor = torch.zeros(
+            (), device=view.device, requires_grad=True
+        )  # without it, autograd would need no gradient
+        self.pending: weakref.ref[_Call] | None = None
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_PASSES):
                 outputs = list(_tensors(run(self.view)).values())
-                _gradients(outputs, [torch.zeros_like(each) for each in outputs], weights)
+                _gradients(outputs, [torch.zeros_like(output) for output in outputs], weights)
             del outputs
-        torch.cuda.current_stream().wait_stream(aside)
-        # What other threads do meanwhile is no matter: loaders pin memory in theirs.
-        pool, alone = torch.cuda.graph_pool_handle(), "thread_local"
-        self.onwards, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.onwards, pool=pool, capture_error_mode=alone):
-            found = _tensors(run(self.view))
-        self.names, outputs = list(found), list(found.values())
-        self.given = [torch.zeros_like(each) for each in outputs]  # gradients of the outputs
-        self.blank = [True] * len(self.given)
-        with torch.cuda.graph(self.back, pool=pool, capture_error_mode=alone):
-            made = _gradients(outputs, self.given, weights)
-        # Without their graph, which holds nodes of the recording's stream.
-        self.outputs = [(each.detach(), each.requires_grad) for each in outputs]
-        self.pairs = [(weight, each) for weight, each in zip(weights, made, strict=True) if each is not None]
+        torch.cuda.current_stream().wait_stream(stream)
+        # "thread_local" ignores the CUDA calls of other threads: data loaders pin memory in theirs.
+        pool, mode = torch.cuda.graph_pool_handle(), "thread_local"
+        self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward_graph, pool=pool, capture_error_mode=mode):
+            named_outputs = _tensors(run(self.view))
+        self.names, outputs = list(named_outputs), list(named_outputs.values())
+        self.output_grads = [torch.zeros_like(output) for output in outputs]
+        self.is_zero = [True] * len(self.output_grads)
+        with torch.cuda.graph(self.backward_graph, pool=pool, capture_error_mode=mode):
+            gradients = _gradients(outputs, self.output_grads, weights)
+        # Detached from the autograd graph, whose nodes belong to the recording stream.
+        self.outputs = [(output.detach(), output.requires_grad) for output in outputs]
+        self.pairs = [(weight, grad) for weight, grad in zip(weights, gradients, strict=True) if grad is not None]
 
     def __call__(self, view: Tensor) -> Output:
         return Output(**dict(zip(self.names, _Replay.apply(self.anchor, view, self), strict=True)))
 
-    def waits(self) -> bool:
-        """Whether the gradient of the newest pass is still to come."""
-        return self.waiting is not None and self.waiting() is not None
+    def awaits_backward(self) -> bool:
+        """Whether the backward pass of the newest forward pass may still come."""
+        return self.pending is not None and self.pending() is not None
 
     def forward(self, view: Tensor, call: _Call) -> tuple[Tensor, ...]:
-        self.waiting = weakref.ref(call)
-        for weight, own in self.pairs:
-            if weight.grad is own:  # of an earlier batch of the same step: both passes write over it
-                weight.grad = own.clone()
+        self.pending = weakref.ref(call)
+        for weight, grad in self.pairs:
+            if weight.grad is grad:  # from an earlier batch of the same step; the replay would overwrite it
+                weight.grad = grad.clone()
         self.view.copy_(view)
-        self.onwards.replay()
-        return tuple(each.clone() for each, _ in self.outputs)  # the next pass writes into its own again
+        self.forward_graph.replay()
+        return tuple(output.clone() for output, _ in self.outputs)  # the next replay overwrites the recorded ones
 
-    def backward(self, given: Sequence[Tensor | None]) -> None:
+    def backward(self, output_grads: Sequence[Tensor | None]) -> None:
         """Add the gradients of the weights, as autograd would."""
-        for place, each in enumerate(given):
-            if each is not None:
-                self.given[place].copy_(each)
-            elif not self.blank[place]:
-                self.given[place].zero_()
-            self.blank[place] = each is None
-        self.back.replay()
-        self.waiting = None
-        if earlier := [(weight.grad, own) for weight, own in self.pairs if weight.grad is not None]:
-            torch._foreach_add_([grad for grad, _ in earlier], [own for _, own in earlier])
-        for weight, own in self.pairs:
+        for place, output_grad in enumerate(output_grads):
+            if output_grad is not None:
+                self.output_grads[place].copy_(output_grad)
+            elif not self.is_zero[place]:
+                self.output_grads[place].zero_()
+            self.is_zero[place] = output_grad is None
+        self.backward_graph.replay()
+        self.pending = None
+        if earlier := [(weight.grad, grad) for weight, grad in self.pairs if weight.grad is not None]:
+            torch._foreach_add_([total for total, _ in earlier], [grad for _, grad in earlier])
+        for weight, grad in self.pairs:
             if weight.grad is None:
-                weight.grad = own
+                weight.grad = grad
 
 
 class _Call:
-    """Lives as long as a gradient may still be asked of one forward pass."""
+    """Lives as long as the backward pass of one forward pass may still come."""
 
 
 class _Replay(torch.autograd.Function):
-    """The recorded passes as one node of autograd."""
+    """The recorded passes as one autograd node."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, view: Tensor, recorded: _Recorded) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, anchor: Tensor, view: Tensor, graphs: _CudaGraphs) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.recorded, ctx.call = recorded, _Call()
-        outputs = recorded.forward(view, ctx.call)
-        learns = [wanted for _, wanted in recorded.outputs]
-        ctx.mark_non_differentiable(*(each for each, wanted in zip(outputs, learns, strict=True) if not wanted))
+        ctx.graphs, ctx.call = graphs, _Call()
+        outputs = graphs.forward(view, ctx.call)
+        has_grad = [requires_grad for _, requires_grad in graphs.outputs]
+        ctx.mark_non_differentiable(*(output for output, has in zip(outputs, has_grad, strict=True) if not has))
         return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Tensor | None) -> tuple[None, None, None]:
-        ctx.recorded.backward(given)
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[None, None, None]:
+        ctx.graphs.backward(output_grads)
         return None, None, None
 
 
@@ -212,21 +217,21 @@ def _tensors(output: Output) -> dict[str, Tensor]:
 
 
 def _gradients(
-    outputs: Sequence[Tensor], given: Sequence[Tensor], weights: Sequence[nn.Parameter]
+    outputs: Sequence[Tensor], output_grads: Sequence[Tensor], weights: Sequence[nn.Parameter]
 ) -> list[Tensor | None]:
-    """The gradient of each weight, laid out as the weight is: fused optimizers ask for that."""
-    pairs = [(output, grad) for output, grad in zip(outputs, given, strict=True) if output.requires_grad]
-    with torch.autocast(outputs[0].device.type, enabled=False):  # a backward pass has its types from the forward one
-        found = torch.autograd.grad(
+    """The gradient of each weight, in the memory layout of the weight, which fused optimizers need."""
+    pairs = [(output, grad) for output, grad in zip(outputs, output_grads, strict=True) if output.requires_grad]
+    with torch.autocast(outputs[0].device.type, enabled=False):  # the forward pass has chosen the dtypes
+        computed = torch.autograd.grad(
             [output for output, _ in pairs], list(weights), [grad for _, grad in pairs], allow_unused=True
         )
-    taken = {grad.untyped_storage().data_ptr() for grad in given}
-    made: list[Tensor | None] = []
-    for weight, each in zip(weights, found, strict=True):
-        # Autograd may hand the same tensor to two weights, or one that it was given; clipping would meet it twice.
-        if each is not None and (each.stride() != weight.stride() or each.untyped_storage().data_ptr() in taken):
-            each = torch.empty_like(weight).copy_(each)
-        if each is not None:
-            taken.add(each.untyped_storage().data_ptr())
-        made.append(each)
-    return made
+    used = {grad.untyped_storage().data_ptr() for grad in output_grads}
+    gradients: list[Tensor | None] = []
+    for weight, grad in zip(weights, computed, strict=True):
+        # Autograd may return the same tensor for two weights, or one of its inputs; clipping would scale it twice.
+        if grad is not None and (grad.stride() != weight.stride() or grad.untyped_storage().data_ptr() in used):
+            grad = torch.empty_like(weight).copy_(grad)
+        if grad is not None:
+            used.add(grad.untyped_storage().data_ptr())
+        gradients.append(grad)
+    return gradients

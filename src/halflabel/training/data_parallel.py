@@ -1,10 +1,10 @@
-"""A model whose batches are sliced over processes, while the method sees whole ones.
+"""Data parallelism in which the method still sees whole batches.
 
-Every process runs the model on its slice of a batch and gets the outputs of all. So each computes the same loss from
-the same numbers: no method needs to know of the others, sums and ranks over the batch are exact, and what a method
-learns or remembers is the same everywhere. Backwards, each process has the gradient of its own rows, times the number
-of processes: the mean over processes is then the gradient of the whole batch, and what a method does with weights
-directly, which it does alike in all, counts once.
+Every process runs the model on its slice of a batch and receives the outputs of all slices. So each process computes
+the same loss from the same numbers: methods need no code for several processes, sums and ranks over the batch are
+exact, and the state of a method is equal in all processes. In the backward pass each process computes the gradient of
+its own rows, times the number of processes: the mean over processes is the gradient of the whole batch, and terms of
+the loss that depend on the weights directly, which all processes compute alike, count once.
 """
 
 from __future__ import annotations
@@ -25,56 +25,56 @@ from halflabel.system import distributed as processes
 from halflabel.system.rng import bits
 from halflabel.types import Output, at_least_float32
 
-__all__ = ["Sliced"]
+__all__ = ["WholeBatchParallel"]
 
-_BUCKET = 1 << 24  # numbers sent together
+_BUCKET = 1 << 24  # gradient entries per all-reduce
 
 
-class Sliced(nn.Module):
-    """The model as a method sees it in one of several processes.
+class WholeBatchParallel(nn.Module):
+    """The model that a method calls in one of several processes.
 
-    `fetch` gives this process's views and the numbers of all images of a batch; the model, called with views (or k of
-    them one after the other), then gives the outputs of all images, in the order of these numbers.
+    `fetch` yields this process's views and the numbers of all images of a batch. Called with these views (or with k
+    views one after the other), the model returns the outputs of all images, in the order of these numbers.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.counts: list[int] = []  # images of the batch that each process has
-        self.calls = 0  # of the model in this batch
+        self.counts: list[int] = []  # images of the current batch in each process
+        self.calls = 0  # calls of the model in the current batch
 
     def fetch(self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int) -> Iterator[Fetched]:
-        """The batches of the plan in turn: the numbers of all images that could be read, and the views of one's own."""
+        """For each batch, the numbers of all images that could be read, and the views of this process's slice."""
         slices = [np.array_split(batch, processes.count())[processes.rank()] for batch in plan]
-        fetched = iter(source.fetch([own for own in slices if len(own)], views, seed=seed, epoch=epoch))
-        for batch, own in zip(plan, slices, strict=True):
-            found = next(fetched) if len(own) else Fetched(own, ())
-            yield self._meet(found, -(-len(batch) // processes.count()))
+        fetched = iter(source.fetch([images for images in slices if len(images)], views, seed=seed, epoch=epoch))
+        for batch, images in zip(plan, slices, strict=True):
+            local = next(fetched) if len(images) else Fetched(images, ())
+            yield self._exchange_numbers(local, -(-len(batch) // processes.count()))
 
-    def _meet(self, own: Fetched, most: int) -> Fetched:
-        """Tell the others which images could be read here, at most so many; hear it from them."""
-        mine = torch.full((most,), -1)
-        mine[: len(own.images)] = torch.from_numpy(own.images)
-        numbers = [torch.empty_like(mine) for _ in range(processes.count())]
-        dist.all_gather(numbers, mine)
-        read = [part[part >= 0] for part in numbers]
-        self.counts, self.calls = [len(part) for part in read], 0
-        views = own.views
+    def _exchange_numbers(self, local: Fetched, max_images: int) -> Fetched:
+        """Gather from all processes which images could be read, at most `max_images` each."""
+        sent = torch.full((max_images,), -1)
+        sent[: len(local.images)] = torch.from_numpy(local.images)
+        received = [torch.empty_like(sent) for _ in range(processes.count())]
+        dist.all_gather(received, sent)
+        images = [numbers[numbers >= 0] for numbers in received]
+        self.counts, self.calls = [len(numbers) for numbers in images], 0
+        views = local.views
         if min(self.counts) == 0 < max(self.counts):
-            # Who has no image runs the model too, or the others would wait for it: on a blank row, of which nothing
-            # is sent, counted or learned.
+            # A process without images must run the model too, or the others would wait for it. It runs on a blank
+            # row, which is not sent, counted or learned from.
             shapes = processes.gather([(view.shape[1:], view.dtype) for view in views])
-            if not len(own.images):
-                like = next(shape for shape, images in zip(shapes, self.counts, strict=True) if images)
+            if not len(local.images):
+                like = next(shape for shape, count in zip(shapes, self.counts, strict=True) if count)
                 views = tuple(torch.zeros((1, *shape), dtype=dtype) for shape, dtype in like)
-        return Fetched(torch.cat(read).numpy(), views)
+        return Fetched(torch.cat(images).numpy(), views)
 
     def forward(self, view: Tensor) -> Output:
-        with ExitStack() as inside:
+        with ExitStack() as contexts:
             if self.training:
                 self.calls += 1
-                inside.enter_context(_noise_of_this_process(view.device, self.calls))
-                inside.enter_context(_WholeBatch(self.counts))
+                contexts.enter_context(_process_seed(view.device, self.calls))
+                contexts.enter_context(_SyncBatchNorm(self.counts))
             output: Output = self.model(view)
         return Output(
             **{
@@ -89,7 +89,7 @@ class Sliced(nn.Module):
         return whole.movedim(0, axis)
 
     def average_gradients(self) -> None:
-        """Give each process the gradient of the whole batch."""
+        """Replace all gradients by their mean over processes: the gradient of the whole batch."""
         pending: list[Tensor] = []
         for parameter in self.model.parameters():
             if parameter.grad is None:
@@ -111,36 +111,36 @@ def _average(gradients: list[Tensor]) -> None:
 
 
 class _Gather(torch.autograd.Function):
-    """k · n own rows, one block of n after the other -> k · N rows of all processes; backwards one's own, scaled."""
+    """k blocks of n local rows -> k blocks of N rows of all processes; gradient: that of the local rows, scaled."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, counts: list[int]) -> Tensor:
-        here, most = counts[processes.rank()], max(counts)
-        blocks = own.reshape(-1, max(here, 1), *own.shape[1:])
-        padded = own.new_zeros(len(blocks), most, *own.shape[1:])
-        padded[:, :here] = blocks[:, :here]
-        # As bytes: not every library that sends knows every type of number.
+    def forward(ctx: Any, local: Tensor, counts: list[int]) -> Tensor:
+        rows = counts[processes.rank()]
+        blocks = local.reshape(-1, max(rows, 1), *local.shape[1:])
+        padded = local.new_zeros(len(blocks), max(counts), *local.shape[1:])
+        padded[:, :rows] = blocks[:, :rows]
+        # As bytes: not every communication library supports every dtype.
         sent = padded.view(-1).view(torch.uint8)
-        heard = [torch.empty_like(sent) for _ in counts]
-        dist.all_gather(heard, sent)
+        received = [torch.empty_like(sent) for _ in counts]
+        dist.all_gather(received, sent)
         whole = torch.cat(
-            [part.view(own.dtype).view_as(padded)[:, :rows] for part, rows in zip(heard, counts, strict=True)], 1
+            [part.view(local.dtype).view_as(padded)[:, :count] for part, count in zip(received, counts, strict=True)], 1
         )
-        ctx.counts, ctx.shape, ctx.own_shape = counts, whole.shape, own.shape
+        ctx.counts, ctx.shape, ctx.local_shape = counts, whole.shape, local.shape
         return whole.flatten(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        here, first = ctx.counts[processes.rank()], sum(ctx.counts[: processes.rank()])
-        if not here:
-            return gradients[0].new_zeros(ctx.own_shape), None
-        rows = gradients[0].reshape(ctx.shape)[:, first : first + here].flatten(0, 1)
+        count, first = ctx.counts[processes.rank()], sum(ctx.counts[: processes.rank()])
+        if not count:
+            return gradients[0].new_zeros(ctx.local_shape), None
+        rows = gradients[0].reshape(ctx.shape)[:, first : first + count].flatten(0, 1)
         return rows * processes.count(), None
 
 
 @contextmanager
-def _noise_of_this_process(device: torch.device, call: int) -> Iterator[None]:
-    """Dropout differs from slice to slice; what the method draws afterwards is the same in all processes."""
+def _process_seed(device: torch.device, call: int) -> Iterator[None]:
+    """Another seed in each process, for dropout; random numbers drawn after the context are equal in all processes."""
     seed = int(bits(torch.default_generator.initial_seed(), processes.rank(), call)[0] >> np.uint64(1))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
@@ -149,11 +149,12 @@ def _noise_of_this_process(device: torch.device, call: int) -> Iterator[None]:
         yield
 
 
-class _WholeBatch(TorchFunctionMode):
+class _SyncBatchNorm(TorchFunctionMode):
     """Batch norm in training takes its statistics from the slices of all processes.
 
-    Every kind of it ends in one function, which this replaces: no layer has to be exchanged. `counts`: the images that
-    each process has; a process without any runs on a blank row, which does not count.
+    All batch norm layers call `F.batch_norm`, which this replaces, so no layer has to be exchanged; unlike
+    nn.SyncBatchNorm it also works on CPUs. `counts`: the images of each process; a process without images runs on a
+    blank row, which does not count.
     """
 
     def __init__(self, counts: list[int]) -> None:
@@ -178,12 +179,12 @@ class _WholeBatch(TorchFunctionMode):
     ) -> Tensor:
         if not training:
             return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-        here = self.counts[processes.rank()]
-        each = x.numel() // x.shape[1] // max(here, 1)  # numbers per channel of one image
-        size = each * sum(self.counts)
+        count = self.counts[processes.rank()]
+        per_image = x.numel() // x.shape[1] // max(count, 1)  # numbers per channel of one image
+        size = per_image * sum(self.counts)
         if size < 2:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
-        mean, var = _statistics(x.detach(), [each * images for images in self.counts])
+        mean, var = _statistics(x.detach(), [per_image * images for images in self.counts])
         with torch.no_grad():
             if running_mean is not None:
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
@@ -191,42 +192,42 @@ class _WholeBatch(TorchFunctionMode):
                 running_var.lerp_((var * (size / (size - 1))).to(running_var.dtype), momentum)
         weight = torch.ones_like(mean) if weight is None else weight
         bias = torch.zeros_like(mean) if bias is None else bias
-        normed: Tensor = _Normalise.apply(x, weight, bias, mean, torch.rsqrt(var + eps), size, here > 0)
+        normed: Tensor = _Normalize.apply(x, weight, bias, mean, torch.rsqrt(var + eps), size, count > 0)
         return normed
 
 
 def _statistics(x: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
     """Mean and variance (C,) of (B, C, …) over the slices of all processes, which have `sizes` numbers per channel.
 
-    From the mean m_r and the squared distances from it q_r of each slice of n_r numbers:
-    mean = Σ n_r m_r / n,  var = Σ (q_r + n_r (m_r − mean)²) / n. The plain mean of squares would lose digits.
+    From the mean m_r and the sum of squared deviations q_r of each slice of n_r numbers:
+    mean = Σ n_r m_r / n,  var = Σ (q_r + n_r (m_r − mean)²) / n. The mean of squares would lose precision.
     """
-    own = at_least_float32(x).transpose(0, 1).flatten(1)
-    m = own.mean(1)
-    sent = torch.stack([m, (own - m[:, None]).square().sum(1)])
-    heard = [torch.empty_like(sent) for _ in sizes]
-    dist.all_gather(heard, sent)
-    # Of slices without an image nothing counts, whatever a blank row made of it.
+    local = at_least_float32(x).transpose(0, 1).flatten(1)
+    m = local.mean(1)
+    sent = torch.stack([m, (local - m[:, None]).square().sum(1)])
+    received = [torch.empty_like(sent) for _ in sizes]
+    dist.all_gather(received, sent)
+    # Slices without images are left out: they hold the statistics of a blank row.
     full = [number for number, size in enumerate(sizes) if size]
     n = torch.tensor([[sizes[number]] for number in full], dtype=m.dtype).to(m.device, non_blocking=True)
-    means, squares = torch.stack([heard[number] for number in full], 1)
+    means, squares = torch.stack([received[number] for number in full], 1)
     mean = (n * means).sum(0) / sum(sizes)
     return mean, (squares + n * (means - mean).square()).sum(0) / sum(sizes)
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """z = w y + b, y = (x − mean) s, with mean and s of the whole batch of n numbers per channel.
 
     With g the gradient of z: that of x is w s (g − Σ g / n − y Σ g y / n), Σ over all processes; those of w and b are
-    Σ g y and Σ g over the own slice, for gradients of weights are put together later.
+    Σ g y and Σ g over the local slice, as `average_gradients` combines the gradients of weights later.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, s: Tensor, size: int, counts: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, s: Tensor, size: int, has_images: bool
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, s)
-        ctx.size, ctx.counts, ctx.shape = size, counts, (1, -1, *[1] * (x.ndim - 2))
+        ctx.size, ctx.has_images, ctx.shape = size, has_images, (1, -1, *[1] * (x.ndim - 2))
         y = _centred(x, mean, s, ctx.shape)
         return (y * weight.view(ctx.shape) + bias.view(ctx.shape)).to(x.dtype)
 
@@ -234,17 +235,17 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, s = ctx.saved_tensors
         g, y = at_least_float32(gradients[0]), _centred(x, mean, s, ctx.shape)
-        places = [axis for axis in range(x.ndim) if axis != 1]
-        own = torch.stack([g.sum(places), (g * y).sum(places)])
-        if not ctx.counts:
-            own.zero_()
-        summed = own.clone()
-        dist.all_reduce(summed)
-        plain, along = (part.view(ctx.shape) / ctx.size for part in summed)
-        of_x = (g - plain - y * along) * (s * weight).view(ctx.shape)
-        if not ctx.counts:  # a blank row has no part in the mean
-            of_x.zero_()
-        return of_x.to(x.dtype), own[1].to(weight.dtype), own[0].to(weight.dtype), None, None, None, None
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        local = torch.stack([g.sum(axes), (g * y).sum(axes)])
+        if not ctx.has_images:
+            local.zero_()
+        total = local.clone()
+        dist.all_reduce(total)
+        mean_g, mean_gy = (part.view(ctx.shape) / ctx.size for part in total)
+        x_grad = (g - mean_g - y * mean_gy) * (s * weight).view(ctx.shape)
+        if not ctx.has_images:  # a blank row takes no part in the mean
+            x_grad.zero_()
+        return x_grad.to(x.dtype), local[1].to(weight.dtype), local[0].to(weight.dtype), None, None, None, None
 
 
 def _centred(x: Tensor, mean: Tensor, s: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The engine of training, Accelerate: this file alone imports it."""
+"""Device, mixed precision and loss scaling, by Accelerate; no other file imports it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from halflabel.errors import UserError
 from halflabel.system import distributed as processes
 from halflabel.training.settings import Settings
 
-__all__ = ["repeatable", "start_engine"]
+__all__ = ["deterministic_algorithms", "make_accelerator"]
 
 
 @contextmanager
-def repeatable() -> Iterator[None]:
-    """Let torch take the ways that give the same each time, and warn where it has none."""
+def deterministic_algorithms() -> Iterator[None]:
+    """Let torch use deterministic algorithms, and warn where it has none."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or products of matrices may differ
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, matrix products may differ
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -28,24 +28,26 @@ def repeatable() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def start_engine(settings: Settings) -> Any:
-    """Device, autocast and loss scaling for these settings; combinations that cannot be are refused."""
+def make_accelerator(settings: Settings) -> Any:
+    """The Accelerator for the settings; an error for combinations that are not supported."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import AutocastKwargs
 
     if processes.several() and settings.compile != "no":
-        raise UserError(f"--compile {settings.compile} is for one process", "leave --compile out")
+        raise UserError(f"--compile {settings.compile} works in one process only", "leave --compile out")
     if settings.shard and (settings.ema or settings.precision == "fp16"):
-        raise UserError("--shard goes neither with --ema nor with --precision fp16", "use --ema 0 and --precision bf16")
+        raise UserError(
+            "--shard works neither with --ema nor with --precision fp16", "use --ema 0 and --precision bf16"
+        )
     processes.start()
     # One process may train several times, with another precision or on another device.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     try:
-        # A recorded graph would go on with the cast weights that autocast kept from its recording: keep none.
-        casts = AutocastKwargs(cache_enabled=settings.compile not in ("graph", "full"))
-        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu", kwargs_handlers=[casts])
+        # A recorded CUDA graph would keep using the cast weights that autocast cached while recording: cache none.
+        autocast = AutocastKwargs(cache_enabled=settings.compile not in ("graph", "full"))
+        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu", kwargs_handlers=[autocast])
     except (ValueError, RuntimeError) as error:
         raise UserError(
-            f"precision {settings.precision} is not to be had here: {error}", "use --precision no"
+            f"precision {settings.precision} is not available here: {error}", "use --precision no"
         ) from None

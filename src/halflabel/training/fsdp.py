@@ -1,4 +1,7 @@
-"""Weights, gradients and optimizer states in parts, one in each process (FSDP): for backbones too large for one GPU."""
+"""Sharded training (FSDP): each process holds a part of weights, gradients and optimizer state.
+
+For backbones that are too large for one GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,65 +19,65 @@ from halflabel.errors import UserError
 from halflabel.models.heads import Model
 from halflabel.system import distributed as processes
 
-__all__ = ["Sharded"]
+__all__ = ["ShardedModel"]
 
-_LEAST = 100_000  # weights that are worth a message of their own
+_MIN_BLOCK = 100_000  # weights of a block that is gathered by itself
 
 
-class Sharded:
-    """A copy of a model in parts: 16 bytes per weight with Adam, over all processes together.
+class ShardedModel:
+    """A sharded copy of a model: 16 bytes per weight with Adam, over all processes together.
 
-    Weights are put together block by block while they are needed. Gradients come out as the mean over processes.
+    FSDP gathers the weights block by block while they are needed, and gives the mean gradient over processes.
     """
 
     def __init__(self, plain: Model, device: torch.device) -> None:
-        gpus, here = torch.cuda.device_count(), processes.here()
-        if device.type == "cuda" and gpus < here:
+        gpus, local_processes = torch.cuda.device_count(), processes.here()
+        if device.type == "cuda" and gpus < local_processes:
             raise UserError(
-                f"--shard wants a GPU for each process, and {here} share {gpus}",
+                f"--shard needs one GPU per process, and {local_processes} processes share {gpus}",
                 "start fewer processes (--nproc-per-node), or leave --shard out",
             )
         self.model = deepcopy(plain)
         mesh = init_device_mesh(device.type, (processes.count(),))
-        for part in (*_blocks(self.model), self.model):
-            fully_shard(part, mesh=mesh)
+        for block in (*_blocks(self.model), self.model):
+            fully_shard(block, mesh=mesh)
         self.model.to(device)
 
     @torch.no_grad()
     def gather_into(self, plain: Model) -> Model:
-        """Put the weights together in the plain model; all processes at once."""
-        here = plain.state_dict()
+        """Copy the whole weights into the plain model. All processes must call this together."""
+        plain_state = plain.state_dict()
         for name, value in self.model.state_dict().items():
-            here[name].copy_(_whole(value))
+            plain_state[name].copy_(_gather(value))
         return plain
 
     @torch.no_grad()
-    def take_from(self, plain: Model) -> None:
-        """Take the weights of the plain model, each process its parts."""
-        given = plain.state_dict()
+    def load_from(self, plain: Model) -> None:
+        """Copy this process's part of the plain model's weights."""
+        plain_state = plain.state_dict()
         for name, value in self.model.state_dict().items():
-            value.copy_(_dealt(given[name], value))
+            value.copy_(_shard_like(plain_state[name], value))
 
     @staticmethod
-    def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors with all their parts, which all processes put together at once."""
-        return {name: _whole(value) for name, value in tensors.items()}
+    def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors. All processes must call this together."""
+        return {name: _gather(value) for name, value in tensors.items()}
 
     @staticmethod
-    def deal_out(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """The tensors of a checkpoint, those of the optimizer ("optimizer.NUMBER/…") in parts as its parameters are."""
+    def shard_optimizer_state(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """The tensors of a checkpoint; those of the optimizer ("optimizer.NUMBER/…") sharded as its parameters are."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        found = dict(tensors)
+        sharded = dict(tensors)
         for key, value in tensors.items():
             if key.startswith("optimizer."):
                 number = int(key.removeprefix("optimizer.").partition("/")[0])
-                found[key] = _dealt(value, parameters[number])
-        return found
+                sharded[key] = _shard_like(value, parameters[number])
+        return sharded
 
     @staticmethod
     @torch.no_grad()
-    def clip(parameters: Iterable[nn.Parameter], most: float) -> None:
-        """Scale all gradients so that their norm, over all parts, is at most `most`."""
+    def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+        """Scale all gradients so that their norm, over all processes, is at most `max_norm`."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
         others = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
@@ -82,28 +85,28 @@ class Sharded:
             return
         total = torch.stack([part.square().sum() for part in parts]).sum()
         dist.all_reduce(total)
-        for gradient in others:  # those of the method are the same everywhere
+        for gradient in others:  # the method's parameters are not sharded: their gradients are equal in all processes
             total = total + gradient.square().sum()
-        scale = (most / (total.sqrt() + 1e-6)).clamp(max=1)
+        scale = (max_norm / (total.sqrt() + 1e-6)).clamp(max=1)
         for gradient in (*parts, *others):
             gradient.mul_(scale)
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost lists and sequences of layers: they run one after the other."""
+    """The larger members of the outermost ModuleLists and Sequentials: they run one after the other."""
     for child in module.children():
         if isinstance(child, nn.Sequential | nn.ModuleList):
             members = child.children()
-            yield from (part for part in members if sum(p.numel() for p in part.parameters()) >= _LEAST)
+            yield from (block for block in members if sum(p.numel() for p in block.parameters()) >= _MIN_BLOCK)
         else:
             yield from _blocks(child)
 
 
-def _whole(value: Tensor) -> Tensor:
+def _gather(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _dealt(value: Tensor, like: Tensor) -> Tensor:
+def _shard_like(value: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor) or value.shape != like.shape:
         return value
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

@@ -1,4 +1,4 @@
-"""What training optimizes, and with what."""
+"""Parameter groups and the optimizer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["make_optimizer", "parameter_groups"]
 
 
 def parameter_groups(model: Model, method: Method, settings: Settings) -> list[dict[str, Any]]:
-    """What is trained, each group with its rate ("base_lr"): the head, the backbone, what the method learns."""
+    """The trained parameters in groups, each with its learning rate "base_lr": head, backbone, then the method's."""
     groups: list[dict[str, Any]] = [{"params": list(model.head.parameters()), "base_lr": settings.lr}]
     if model.backbone is not None:
-        backbone = [p for p in model.backbone.parameters() if p.requires_grad]
+        backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
         groups.append({"params": backbone, "base_lr": settings.lr * settings.backbone_lr})
     groups += method.parameter_groups(settings.lr)
     return [{**group, "lr": group["base_lr"]} for group in groups if group["params"]]
@@ -33,8 +33,8 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.op
         case "adam":
             return torch.optim.Adam(groups, weight_decay=decay, fused=True)
         case "sgd":
-            fused = not settings.shard  # weights in parts know no fused steps of sgd
+            fused = not settings.shard  # fused SGD does not support sharded weights
             return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=fused)
         case "rmsprop":
             return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
-    raise UserError(f"no optimizer is called {settings.optimizer!r}", "use adamw, adam, sgd or rmsprop")
+    raise UserError(f"there is no optimizer called {settings.optimizer!r}", "use adamw, adam, sgd or rmsprop")

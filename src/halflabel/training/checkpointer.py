@@ -1,0 +1,106 @@
+"""Saves a training to checkpoints and restores it, so that a resumed run ends with the same weights bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from halflabel.errors import UserError
+from halflabel.methods.base import Method
+from halflabel.system import distributed as processes
+from halflabel.training import checkpoint as checkpoints
+from halflabel.training.checkpoint import Checkpoint
+from halflabel.training.distribution import Distribution
+from halflabel.training.state import TrainingState
+from halflabel.training.step import OptimizerStep
+
+__all__ = ["Checkpointer"]
+
+
+class Checkpointer:
+    """Writes and reads the checkpoints of one training. Without a folder it does nothing.
+
+    `batches_per_epoch` numbers the checkpoints: a later one has a higher number.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        state: TrainingState,
+        method: Method,
+        distribution: Distribution,
+        step: OptimizerStep,
+        batches_per_epoch: int,
+    ) -> None:
+        self.folder, self.state, self.method = folder, state, method
+        self.distribution, self.step = distribution, step
+        self.batches_per_epoch = batches_per_epoch
+        self.saved = (1, 0)  # position of the newest checkpoint; the beginning needs none
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the newest checkpoint holds the present state."""
+        return self.saved == self.state.position
+
+    def start(self, resume: bool) -> None:
+        """Load the newest checkpoint, or remove the checkpoints of an earlier training."""
+        if self.folder is None:
+            return
+        if not resume:
+            if processes.is_first():
+                checkpoints.clear(self.folder)
+            return
+        if (checkpoint := checkpoints.newest(self.folder)) is not None:
+            self._load(checkpoint)
+        if len(set(processes.gather((*self.state.position, self.state.steps)))) > 1:
+            raise UserError(
+                f"the processes find different checkpoints in {self.folder}",
+                "put the run into a folder that all machines share",
+            )
+
+    def save(self) -> None:
+        if self.folder is None or not (processes.is_first() or self.distribution.is_sharded):
+            return
+        tensors = checkpoints.flatten("model", self.distribution.whole_model().state_dict())
+        tensors |= checkpoints.flatten("method", self.method.state_dict())
+        tensors |= checkpoints.flatten("best", self.state.best_weights)
+        if self.step.ema is not None:
+            tensors |= checkpoints.flatten("average", self.step.ema.state_dict())
+        optimizer_tensors, groups = checkpoints.pack_optimizer(self.step.optimizer)
+        tensors |= self.distribution.gather_optimizer(optimizer_tensors)
+        scaler = self.step.accelerator.scaler
+        meta = {
+            **self.state.to_json(),
+            "images_at_once": self.step.micro_batches.most,
+            "groups": groups,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+        number = (self.state.epoch - 1) * (self.batches_per_epoch + 1) + self.state.batches_done
+        if processes.is_first():
+            checkpoints.save(self.folder, number, Checkpoint(tensors, meta))
+        self.saved = self.state.position
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        tensors, meta = checkpoint
+        optimizer, scaler = self.step.optimizer, self.step.accelerator.scaler
+        try:
+            self.distribution.plain.load_state_dict(checkpoints.restore("model", tensors))
+            self.method.load_state_dict(checkpoints.restore("method", tensors))
+            if self.step.ema is not None:
+                self.step.ema.load_state_dict(checkpoints.restore("average", tensors))
+            # Whether steps are fused depends on the present device, not on that of the checkpoint.
+            fused = [{name: group[name] for name in ("fused",) if name in group} for group in optimizer.param_groups]
+            groups = [saved | present for saved, present in zip(meta["groups"], fused, strict=True)]
+            checkpoints.unpack_optimizer(optimizer, self.distribution.restore(tensors, optimizer), groups)
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"the checkpoint belongs to another model ({reason})", "resume with the same options"
+            ) from None
+        device = self.step.device
+        best_weights = checkpoints.restore("best", tensors)
+        self.state.best_weights = {name: value.to(device) for name, value in best_weights.items()}
+        self.state.load_json(meta)
+        self.step.micro_batches.most = meta.get("images_at_once", 0)
+        if scaler is not None and meta["scaler"] is not None:
+            scaler.load_state_dict(meta["scaler"])
+        self.saved = self.state.position
