@@ -38,7 +38,7 @@ from halflabel.methods.em import APL
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.models.heads import Model
-from halflabel.system import scratch
+from halflabel.system import memory
 from halflabel.types import Batch, Sweep
 
 CHANNELS, PLACES = 1280, 7
@@ -110,7 +110,7 @@ def sweep(name: str, images: int, classes: int) -> dict[str, Any]:
     relabel = SWEEPS[name]()
     table = table_of("partial", images, classes)
     relabel.start(table)
-    logits = scratch.zeros((images, classes))
+    logits = memory.scratch_zeros((images, classes))
     generator = torch.Generator().manual_seed(0)
     for part in torch.split(logits, 200):
         torch.randn(part.shape, generator=generator, out=part).mul_(2).sub_(4)
@@ -135,7 +135,7 @@ def sweep(name: str, images: int, classes: int) -> dict[str, Any]:
         "seconds": seconds,
         "anonymous_mb": peak / 1e6,
         "added_mb": (peak - before) / 1e6,
-        "scratch_gb": sum(size for size in sizes if scratch.is_large(size)) / 1e9,
+        "scratch_gb": sum(size for size in sizes if memory.is_large(size)) / 1e9,
         **told,
     }
 

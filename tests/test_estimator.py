@@ -493,7 +493,7 @@ def test_cached_rows_are_copied_in_the_order_of_x(monkeypatch: pytest.MonkeyPatc
     kept = np.arange(24, dtype=np.float16).reshape(4, 3, 2)
     index = np.array([2, 0, 2, 3])
     for large in (1 << 28, 1):
-        monkeypatch.setattr("halflabel.system.scratch._LARGE", large)
+        monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", large)
         assert module._rows(kept, index).tolist() == kept[index].tolist()
 
 

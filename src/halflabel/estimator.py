@@ -32,7 +32,7 @@ from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
-from halflabel.system import scratch
+from halflabel.system import memory
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
@@ -345,7 +345,9 @@ class _EpochPrinter(Callback):
 
 def _rows(kept: Any, index: NDArray[np.int64]) -> Tensor:
     """A copy of these rows of cached features: their file may go."""
-    found = scratch.zeros((len(index), *kept.shape[1:]), torch.float16, f"the features of {len(index)} images take")
+    found = memory.scratch_zeros(
+        (len(index), *kept.shape[1:]), torch.float16, f"the features of {len(index)} images take"
+    )
     np.take(kept, index, axis=0, out=found.numpy(), mode="clip")  # any other mode would copy them once more
     return found
 

@@ -29,8 +29,7 @@ from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
-from halflabel.system import distributed as processes
-from halflabel.system import scratch
+from halflabel.system import distributed, memory
 from halflabel.training import fsdp as shard
 from halflabel.training.loop import Settings, fit
 from halflabel.training.step import OptimizerStep
@@ -155,12 +154,12 @@ def sweep_of_few() -> dict[str, Tensor]:
     """Scores in scratch files, of which the second of two processes can read none of its own."""
     bad = [image for first in range(5, N, 10) for image in range(first, min(first + 5, N))]
     net = model(recipe("bce").make(), backbone=False)
-    large, sent = scratch._LARGE, processes._SENT
-    scratch._LARGE, processes._SENT = 1, 50  # two rows of logits at a time
+    large, sent = memory._SCRATCH_BYTES, distributed._BLOCK_BYTES
+    memory._SCRATCH_BYTES, distributed._BLOCK_BYTES = 1, 50  # two rows of logits at a time
     try:
         found = score_source(net, features((1, *bad)), batch_size=5)
     finally:
-        scratch._LARGE, processes._SENT = large, sent
+        memory._SCRATCH_BYTES, distributed._BLOCK_BYTES = large, sent
     return {"logits": found.logits, "features": found.features}
 
 
@@ -215,12 +214,12 @@ def agreed() -> dict[str, Tensor]:
         raise UserError("the first fails", "so do all")
 
     values = {"sum": torch.arange(4.0), "order": torch.tensor([1.0, 2.0]), "same": torch.ones(3, dtype=torch.int64)}
-    if processes.rank() == 1:
+    if distributed.rank() == 1:
         values["sum"][2] += 1e-6
         values["order"] = values["order"].flip(0)
-    differed = processes.agree(values.values())
+    differed = distributed.synchronize(values.values())
     try:
-        processes.on_first(fail)
+        distributed.run_on_main(fail)
     except UserError as error:
         message = str(error)
     return {**values, "differed": torch.tensor(differed), "message": torch.tensor(list(message.encode()))}
@@ -328,13 +327,13 @@ def make_photos(folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """All cases in turn, each process's results in files of its own; at last one process is killed."""
-    processes.start()
+    distributed.initialize()
     shard._MIN_BLOCK = 1  # every layer of a sequence by itself
     cases = {**CASES, **NOISY, "resumed": lambda: resumed(folder, 4, True)}
     cases["resumed in parts"] = lambda: resumed(folder, 6, True, shard=True)
     for name, case in cases.items():
-        save_file({key: value.contiguous() for key, value in case().items()}, result(folder, name, processes.rank()))
-    processes.leave = lambda: None  # more commands follow
+        save_file({key: value.contiguous() for key, value in case().items()}, result(folder, name, distributed.rank()))
+    distributed.shut_down = lambda: None  # more commands follow
     for words in commands(folder):
         run_command(words)
     update, done = OptimizerStep.update, 0
@@ -343,7 +342,7 @@ def main(folder: Path) -> None:
         nonlocal done
         update(self)
         done += 1
-        if done == 10 and processes.rank() == 1:
+        if done == 10 and distributed.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     OptimizerStep.update = deadly  # type: ignore[method-assign]

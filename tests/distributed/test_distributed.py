@@ -23,7 +23,7 @@ from halflabel import cli
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.methods.base import recipes
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.training.engine import make_accelerator
 from halflabel.training.loop import Settings
 
@@ -232,11 +232,16 @@ def test_a_killed_process_ends_the_job_with_one_line_and_one_process_goes_on(don
 
 
 def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (processes.count(), processes.rank(), processes.several(), processes.is_first()) == (1, 0, False, True)
+    assert (distributed.world_size(), distributed.rank(), distributed.is_distributed(), distributed.is_main()) == (
+        1,
+        0,
+        False,
+        True,
+    )
     monkeypatch.setenv("WORLD_SIZE", "4")  # some queues set it for jobs of one process
-    assert not processes.several()
+    assert not distributed.is_distributed()
     monkeypatch.setenv("RANK", "3")
-    assert (processes.count(), processes.rank(), processes.is_first()) == (4, 3, False)
+    assert (distributed.world_size(), distributed.rank(), distributed.is_main()) == (4, 3, False)
 
 
 def test_work_for_one_process_is_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,9 +262,9 @@ def test_graphs_are_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_lost_process_looks_like(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("[pair.cc:545] Read error [127.0.0.1]:24297: Connection reset by peer. GLHF!")
-    assert processes.lost(error) == ""
+    assert distributed.lost_connection(error) == ""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    assert processes.lost(error) == "connection reset by peer"
-    assert processes.lost(RuntimeError("mat1 and mat2 must have the same dtype")) == ""
+    assert distributed.lost_connection(error) == "connection reset by peer"
+    assert distributed.lost_connection(RuntimeError("mat1 and mat2 must have the same dtype")) == ""
     assert cli._TOGETHER == ("train", "evaluate", "predict", "fill")

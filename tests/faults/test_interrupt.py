@@ -24,7 +24,7 @@ from halflabel.methods.parts.relabel import Relabeler
 from halflabel.models import feature_cache as cache
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Linear, Model
-from halflabel.system import signals as interrupt
+from halflabel.system import signals
 from halflabel.system.signals import Stopped
 from halflabel.training import checkpoint
 from halflabel.training.callbacks import Callback, EpochLog
@@ -38,14 +38,14 @@ STEPS = 3 * N // 4  # batches
 
 
 @pytest.fixture(autouse=True)
-def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def default_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A shell that runs the tests in the background has them ignore Ctrl-C."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
     before, of_workers = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGCHLD)
     yield
     signal.signal(signal.SIGINT, before)
     signal.signal(signal.SIGCHLD, of_workers)
-    assert not interrupt.is_held()
+    assert not signals.are_deferred()
 
 
 class Sweeping(Relabeler):
@@ -84,7 +84,7 @@ def go(folder: Path, resume: bool = False) -> tuple[Fitted, dict[str, Tensor], i
     def judge(logits: Tensor) -> dict[str, float]:
         return {"select": float(logits.mean())}
 
-    with interrupt.heeded():
+    with signals.handle_signals():
         found = fit(
             Model(None, seeded(1, lambda: Linear(D, C))), method, source, table, SETTINGS,
             validation=source, judge=judge, callback=callback, folder=folder, resume=resume,
@@ -167,7 +167,7 @@ def test_a_second_signal_is_obeyed_at_once_and_what_is_torn_is_not_saved(
 def test_handlers_are_put_back_and_an_ignored_signal_stays_ignored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interrupt.heeded():
+    with signals.handle_signals():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Stopped, match="SIGTERM"):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -180,12 +180,12 @@ def test_workers_that_end_with_it_are_no_error() -> None:
         raise RuntimeError("a worker is killed by signal: Terminated")
 
     signal.signal(signal.SIGCHLD, complain)
-    with interrupt.heeded():
-        interrupt.hold()
+    with signals.handle_signals():
+        signals.defer_signals()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGCHLD)
         with pytest.raises(Stopped):
-            interrupt.release()
+            signals.release_signals()
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_a_stopped_cache_goes_on_after_the_last_whole_batch(
     backbone = build_backbone("tiny", size=32)
     with monkeypatch.context() as patch:
         at_call(patch, backbone, "forward", 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with interrupt.heeded(), pytest.raises(Stopped):
+        with signals.handle_signals(), pytest.raises(Stopped):
             cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
     looked = at_call(monkeypatch, backbone, "forward", 0, lambda: None)
     found = cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
@@ -224,7 +224,7 @@ def test_a_half_built_cache_that_is_damaged_is_built_anew(
     backbone = build_backbone("tiny", size=32)
     with monkeypatch.context() as patch:
         at_call(patch, backbone, "forward", 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with interrupt.heeded(), pytest.raises(Stopped):
+        with signals.handle_signals(), pytest.raises(Stopped):
             cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
     partial = next((tmp_path / "cache").glob("*/values.partial.npy"))
     content = bytearray(partial.read_bytes())

@@ -24,7 +24,7 @@ from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Linear, Model
 from halflabel.models.scoring import score_source
-from halflabel.system.gpu_memory import Room
+from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.training.callbacks import Callback
 from halflabel.training.loop import Fitted, Settings, fit, make_loop
 from halflabel.types import Batch, Passes, Targets
@@ -166,7 +166,7 @@ def test_every_method_forgets_a_step_that_failed(monkeypatch: pytest.MonkeyPatch
             if fails and len(calls) == 1:
                 run_out()
 
-        training.step.micro_batches.most = most
+        training.step.micro_batches.limit = most
         monkeypatch.setattr(training.step.accelerator, "backward", run_out_once)
         training.run(False)
         return {**tuned.state_dict(), **method.state_dict()}
@@ -274,7 +274,7 @@ def test_a_cache_is_the_same_however_many_images_fit(tmp_path: Path) -> None:
 
 
 def test_pieces_are_equal_to_within_one_image() -> None:
-    room = Room()
+    room = MicroBatcher()
     assert room.pieces(7) == 1
     with pytest.warns(UserWarning, match="batch 7: going on with 2 × 4"):
         room.halve(7)

@@ -31,7 +31,7 @@ def made(images: int = 40) -> tuple[np.ndarray[Any, Any], LabelTable]:
 def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
-    monkeypatch.setattr("halflabel.system.scratch._LARGE", large)
+    monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", large)
     values, table = made()
     part = np.repeat(np.arange(4, dtype=np.int8), 10)
     monkeypatch.setattr(crossfit, "assign_parts", lambda *_, **__: part)

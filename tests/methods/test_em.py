@@ -18,7 +18,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe
 from halflabel.methods.em import APL
 from halflabel.methods.parts.terms import entropy
-from halflabel.system import scratch
+from halflabel.system import memory
 from halflabel.system.rng import hash_names
 from halflabel.types import Batch, Output, Sweep
 
@@ -250,7 +250,7 @@ def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_p
         monkeypatch.setattr(f"halflabel.methods.parts.selection.{name}", value)
     if place == "file":
         monkeypatch.setattr("halflabel.methods.parts.label_store.FLOAT32_BELOW", 1)
-        monkeypatch.setattr("halflabel.system.scratch._LARGE", 1)
+        monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", 1)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     labels = make_labels(50, 9)
     labels[:, 0], labels[:, 1], labels[:, 2] = 0, 1, -1  # nothing known, everything
@@ -269,7 +269,7 @@ def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_p
             free = [i for i in range(50) if expected[i, c].isnan() and not logits[i, c].isnan()]
             for i in sorted(free, key=lambda i: (float(logits[i, c]), rank[i]))[:quota]:
                 expected[i, c] = logits[i, c].sigmoid()
-        swept = scratch.zeros(logits.shape).copy_(logits)
+        swept = memory.scratch_zeros(logits.shape).copy_(logits)
         log = relabel.absorb(Sweep(swept, swept), epoch)
         assert log["pseudo_labels"] == int((expected >= 0).sum())
         assert log["pseudo_share"] == log["pseudo_labels"] / int((labels == 0).sum())

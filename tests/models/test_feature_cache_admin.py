@@ -21,7 +21,7 @@ from halflabel.labels.names import Names
 from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.feature_cache_admin import ABANDONED, Cache, chosen, find_caches, remove
-from halflabel.system.lock import Lock
+from halflabel.system.files import JobLock
 
 N = 6
 
@@ -194,9 +194,9 @@ def test_none_is_removed_while_it_is_built(tmp_path: Path, shelf: int) -> None:
     make(tmp_path, copies=1)
     make(tmp_path, number=4)
     cache = next(cache for cache in find_caches(tmp_path) if cache.strong)
-    lock = Lock(cache.shelves[shelf] / "building.lock")
-    assert lock.take()
-    assert lock.held
+    lock = JobLock(cache.shelves[shelf] / "building.lock")
+    assert lock.try_acquire()
+    assert lock.is_held
     before = everything(cache.folder)
     assert "being built" in run(tmp_path).output
     result = run(tmp_path, "--remove", "all", "--yes")

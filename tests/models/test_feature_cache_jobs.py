@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -25,8 +26,7 @@ from halflabel.labels.names import Names
 from halflabel.models import feature_cache as cache
 from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features
-from halflabel.system import lock
-from halflabel.system.lock import Lock
+from halflabel.system.files import JobLock
 
 JOB = Path(__file__).with_name("cache_job.py")
 WAITING = "another job is computing these features: waiting"
@@ -120,8 +120,8 @@ def test_a_job_that_waits_ends_at_once_when_asked_to(tmp_path: Path, monkeypatch
     get(tmp_path)
     (place,) = tmp_path.iterdir()
     (place / "cache.json").unlink()
-    other = Lock(place / "building.lock")
-    assert other.take()
+    other = JobLock(place / "building.lock")
+    assert other.try_acquire()
     said: list[str] = []
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -131,13 +131,13 @@ def test_a_job_that_waits_ends_at_once_when_asked_to(tmp_path: Path, monkeypatch
     timer.join()
     assert time.monotonic() - started < 30
     assert said == [WAITING]
-    assert not Lock(other.path).take(), "the other job has it still"
+    assert not JobLock(other.path).try_acquire(), "the other job has it still"
     other.release()
     assert files(tmp_path) == ["values.npy"]
 
 
 def test_a_budget_can_end_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lock, "take", lambda self: False)
+    monkeypatch.setattr(JobLock, "try_acquire", lambda self: False)
 
     class OutOfTime(Exception): ...
 
@@ -153,18 +153,14 @@ def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
-
-
-def no_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "fcntl", None)
+    monkeypatch.setattr(fcntl, "flock", refuse)
 
 
 def false_flock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
 
 
-@pytest.mark.parametrize("disk", [no_flock, no_fcntl, false_flock])
+@pytest.mark.parametrize("disk", [no_flock, false_flock])
 @pytest.mark.parametrize("keep", [2, 512], ids=["noted", "not noted"])
 @pytest.mark.parametrize("ends", [True, False], ids=["whole", "broken off"])
 def test_without_true_locks_jobs_do_not_spoil_each_others_work(
@@ -205,17 +201,17 @@ def test_what_was_left_long_ago_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_for_one_and_its_file_goes_with_it(tmp_path: Path) -> None:
-    one, other = (Lock(tmp_path / "new" / "lock") for _ in range(2))
-    assert one.take()
-    assert one.held
-    assert not other.take()
-    assert not other.held
+    one, other = (JobLock(tmp_path / "new" / "lock") for _ in range(2))
+    assert one.try_acquire()
+    assert one.is_held
+    assert not other.try_acquire()
+    assert not other.is_held
     other.release()
     assert one.path.exists()
     one.release()
     assert not one.path.exists()
-    assert other.take()
-    assert other.held
+    assert other.try_acquire()
+    assert other.is_held
     other.release()
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -223,9 +219,9 @@ def test_a_lock_is_for_one_and_its_file_goes_with_it(tmp_path: Path) -> None:
 def test_a_lock_whose_file_was_just_removed_is_not_taken_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other, third = (Lock(tmp_path / "lock") for _ in range(3))
-    assert one.take()
-    flock, calls = lock.fcntl.flock, list[int]()
+    one, other, third = (JobLock(tmp_path / "lock") for _ in range(3))
+    assert one.try_acquire()
+    flock, calls = fcntl.flock, list[int]()
 
     def late(file: Any, how: int) -> None:
         if not calls:
@@ -233,10 +229,12 @@ def test_a_lock_whose_file_was_just_removed_is_not_taken_for_one(
             one.release()  # after the file was opened, before it is locked
         flock(file, how)
 
-    monkeypatch.setattr(lock.fcntl, "flock", late)
-    assert other.take()
-    assert other.held
-    assert not third.take()
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert not other.try_acquire()  # the caller waits and tries again
+    assert not other.is_held
+    assert other.try_acquire()
+    assert other.is_held
+    assert not third.try_acquire()
     other.release()
     assert not other.path.exists()
 
@@ -244,8 +242,8 @@ def test_a_lock_whose_file_was_just_removed_is_not_taken_for_one(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is inherited")
 def test_workers_do_not_hold_the_lock_of_a_job_that_was_killed(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from halflabel.lock import Lock; "
-        "held = Lock(Path(sys.argv[1])); assert held.take() and held.held; "
+        "import os, sys, time; from pathlib import Path; from halflabel.system.files import JobLock; "
+        "held = JobLock(Path(sys.argv[1])); assert held.try_acquire() and held.is_held; "
         "worker = os.fork(); os.write(1, f'{worker or \"worker\"}\\n'.encode()); time.sleep(60)"  # at once, each
     )
     with subprocess.Popen(
@@ -255,12 +253,12 @@ def test_workers_do_not_hold_the_lock_of_a_job_that_was_killed(tmp_path: Path) -
         lines = [job.stdout.readline().strip() for _ in range(2)]
         worker = int(next(line for line in lines if line != "worker"))
         try:
-            other = Lock(tmp_path / "lock")
-            assert not other.take()
+            other = JobLock(tmp_path / "lock")
+            assert not other.try_acquire()
             job.kill()
             job.wait()
-            assert other.take()
-            assert other.held
+            assert other.try_acquire()
+            assert other.is_held
             other.release()
         finally:
             job.kill()
@@ -269,7 +267,7 @@ def test_workers_do_not_hold_the_lock_of_a_job_that_was_killed(tmp_path: Path) -
 
 def test_a_folder_that_cannot_be_written_has_no_locks(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    found = Lock(tmp_path / "file" / "lock")
-    assert found.take()
-    assert not found.held
+    found = JobLock(tmp_path / "file" / "lock")
+    assert found.try_acquire()
+    assert not found.is_held
     found.release()

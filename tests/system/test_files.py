@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.system.files import plain, read_json, replacing, write_json
+from halflabel.system.files import atomic_write, read_json, to_json_value, write_json
 
 
 def test_a_new_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "er" / "labels.csv"
-    with replacing(target) as temporary:
+    with atomic_write(target) as temporary:
         assert temporary.parent == target.parent
         temporary.write_text("whole")
         assert not target.exists()
@@ -29,7 +29,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     target.write_text("old")
 
     def fail() -> None:
-        with replacing(target) as temporary:
+        with atomic_write(target) as temporary:
             temporary.write_text("half")
             raise KeyboardInterrupt
 
@@ -45,7 +45,7 @@ def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_the_usual(tmp_path: Pa
     old.chmod(0o640)
     usual.write_text("x")
     for path in (old, new):
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("y")
     assert stat.S_IMODE(old.stat().st_mode) == 0o640
     assert old.read_text() == "y"
@@ -57,7 +57,7 @@ def test_the_file_and_its_folder_are_synced_before_it_is_there(tmp_path: Path, m
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("sync"), fsync(handle))[1])
     monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("replace"), replace(*paths))[1])
-    with replacing(tmp_path / "x") as temporary:
+    with atomic_write(tmp_path / "x") as temporary:
         temporary.write_text("y")
     assert calls == ["sync", "replace", "sync"]
 
@@ -65,7 +65,7 @@ def test_the_file_and_its_folder_are_synced_before_it_is_there(tmp_path: Path, m
 @pytest.mark.parametrize("place", [".", "file/x", "y" * 300])
 def test_places_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="Fix: "), replacing(tmp_path / place):
+    with pytest.raises(UserError, match="Fix: "), atomic_write(tmp_path / place):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -77,7 +77,7 @@ def test_json_that_any_reader_takes(tmp_path: Path) -> None:
     assert "é" in text
     assert text.endswith("\n")
     expected = {"é": 0.5, "1": [2, None], "deep": [{"inf": None}], "path": "a/b"}
-    assert json.loads(text, parse_constant=pytest.fail) == expected == plain(content)
+    assert json.loads(text, parse_constant=pytest.fail) == expected == to_json_value(content)
 
 
 def test_json_keeps_names_readable_and_bytes_that_are_no_utf8(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from halflabel.system.html import Html, count, el, join, short
+from halflabel.system.format import shorten
+from halflabel.system.html import Html, count, el, join
 
 
 def test_markup_is_escaped_unless_it_is_markup() -> None:
@@ -10,4 +11,4 @@ def test_markup_is_escaped_unless_it_is_markup() -> None:
     assert el("br") == "<br>"
     assert join(["&", el("i", 3)]) == "&amp;<i>3</i>"
     assert count(1234567) == "1\u202f234\u202f567"
-    assert all(len(short("x" * n, 9)) == min(n, 9) for n in range(20))
+    assert all(len(shorten("x" * n, 9)) == min(n, 9) for n in range(20))

@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 
 from halflabel import __version__
 from halflabel.errors import UserError
-from halflabel.system import distributed as processes
-from halflabel.system.files import FULL
+from halflabel.system import distributed
+from halflabel.system.files import DISK_FULL
 from halflabel.system.memory import keep_freed_memory
 
 __all__ = ["app", "main"]
@@ -32,15 +32,15 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            if processes.claim("error"):  # each process may have met it
+            if distributed.claim("error"):  # each process may have met it
                 show_error(error)
         except RuntimeError as error:
-            if not (why := processes.lost(error)):
+            if not (why := distributed.lost_connection(error)):
                 raise
-            if processes.claim("error"):
+            if distributed.claim("error"):
                 show_error(UserError(f"another process of this job ended ({why})", "start again"))
         except KeyboardInterrupt:
-            if processes.claim("error"):
+            if distributed.claim("error"):
                 typer.echo("Stopped", err=True)
             return ctx.exit(130)
         except BrokenPipeError:
@@ -77,9 +77,9 @@ def start(
         from halflabel.cli.terminal import show_next_step
 
         show_next_step(Path())
-    elif processes.several() and ctx.invoked_subcommand not in _TOGETHER:
+    elif distributed.is_distributed() and ctx.invoked_subcommand not in _TOGETHER:
         raise UserError(
-            f"{ctx.invoked_subcommand} is work for one process, not for {processes.count()}",
+            f"{ctx.invoked_subcommand} is work for one process, not for {distributed.world_size()}",
             f"start it without torchrun; together they can {', '.join(_TOGETHER)}",
         )
 
@@ -93,7 +93,7 @@ def main() -> None:
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     keep_freed_memory()
     try:
-        if processes.several():
+        if distributed.is_distributed():
             _join()
         else:
             app()
@@ -114,7 +114,7 @@ def _of_the_system(error: OSError) -> UserError:
     """A full disk, a file without permission: the system's own words say it best."""
     said = error.strerror or str(error)
     message = f"{error.filename}: {said}" if error.filename else f"the output cannot be written: {said}"
-    if error.errno in FULL:
+    if error.errno in DISK_FULL:
         return UserError(message, "make room, or write to another place")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return UserError(message, "choose a place that you may read and write")
@@ -140,15 +140,15 @@ def _join() -> None:
     from halflabel.cli.terminal import show_error
 
     def stop(*_: object) -> None:
-        if processes.claim("error"):  # else another has said why all end
+        if distributed.claim("error"):  # else another has said why all end
             show_error(UserError("stopped: another process of this job ended, or all were told to", "start again"))
         os._exit(143)
 
     signal.signal(signal.SIGTERM, stop)
     code: object = 0
     try:
-        processes.start()
-        if not processes.is_first():
+        distributed.initialize()
+        if not distributed.is_main():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # to the end of the process
         app()
     except SystemExit as end:
@@ -157,7 +157,7 @@ def _join() -> None:
         show_error(error)
         code = 2
     if code in (0, None):
-        processes.leave()
+        distributed.shut_down()
         return
     sys.stdout.flush()
     sys.stderr.flush()

@@ -10,8 +10,9 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console, counted, number
+from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.system.format import counted, group_digits
 
 if TYPE_CHECKING:
     from halflabel.models.feature_cache_admin import Cache
@@ -117,7 +118,7 @@ def _resize(one: Cache) -> str:
 
 
 def _many(count: int) -> str:
-    return f"{number(count)} cache{'s' * (count != 1)}"
+    return f"{group_digits(count)} cache{'s' * (count != 1)}"
 
 
 def _size(count: float) -> str:

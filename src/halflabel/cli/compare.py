@@ -33,9 +33,9 @@ from halflabel.cli.options import (
     panel,
     takes_policy,
 )
-from halflabel.cli.terminal import console, counted, number, show_audit, warnings_in_a_line
+from halflabel.cli.terminal import console, show_audit, warnings_in_a_line
 from halflabel.errors import UserError
-from halflabel.system.format import points
+from halflabel.system.format import counted, group_digits, points
 from halflabel.training.callbacks import Callback, EpochLog
 
 if TYPE_CHECKING:
@@ -237,14 +237,14 @@ def _shared_options(ctx: typer.Context) -> list[str]:
 def show_waiting(waiting: tuple[int, int] | None) -> None:
     """Say that it was not the runs that took the time."""
     if waiting is not None:
-        done, total = (number(part) for part in waiting)
+        done, total = (group_digits(part) for part in waiting)
         console.print(f"The budget ended while features were computed: {done} of {total} images done, which are kept.")
 
 
 def nothing_finished(waiting: tuple[int, int] | None, out_of_time: bool) -> UserError:
     """What to say where there is no result."""
     if waiting is not None:
-        done, total = (number(part) for part in waiting)
+        done, total = (group_digits(part) for part in waiting)
         return UserError(
             f"the budget ended while features were computed ({done} of {total} images done)",
             "the same command goes on from there; a longer --budget gets further",

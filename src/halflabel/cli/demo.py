@@ -25,7 +25,7 @@ from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 from halflabel.system.format import points
 from halflabel.training.config import Config
 from halflabel.training.loop import Settings
@@ -97,7 +97,7 @@ def run_demo(
         found = [measure(known, table, name) for name in fit]
         base = next(row.mAP for row in found if row.method == "an")
         rows += [row._replace(gap=(row.mAP - base) / (oracle.mAP - base)) for row in found]
-    with replacing(out / "demo.csv") as temporary, open(temporary, "w", newline="") as file:
+    with atomic_write(out / "demo.csv") as temporary, open(temporary, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Row._fields)
         writer.writerows(rows)

@@ -14,9 +14,10 @@ from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
-from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, counted, number, percent
+from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console
 from halflabel.errors import UserError
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
+from halflabel.system.format import counted, group_digits, percent
 
 if TYPE_CHECKING:
     from halflabel.fill import Filling, Tally
@@ -69,7 +70,7 @@ def fill(
     To take it back: halflabel fill runs/first --undo labels.csv
     """
     if undo is not None:
-        if processes.is_first():
+        if distributed.is_main():
             _undo(undo, source, run, retract)
         return
     for flag, given in (("--source", source is not None), ("--retract", retract)):
@@ -112,7 +113,7 @@ def fill(
         )
     base = (rows if rows is not None else opened.read_rows()) if complete else None
     with Bar("writes") as writing:
-        tally = processes.on_first(lambda: write_filled(filling, path, base=base, progress=writing))
+        tally = distributed.run_on_main(lambda: write_filled(filling, path, base=base, progress=writing))
     _show(filling, tally, top)
     where, of = shlex.quote(str(path)), shlex.quote(str(run))
     known = "the known labels and the filled ones" if complete else "rows to append to the label file"
@@ -153,7 +154,7 @@ def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> No
         f"{counted(done.rows, 'row')} {what} in [bold]{escape(str(path))}[/]: {escape(', '.join(done.sources))}"
     )
     if done.kept:
-        console.print(f"{number(done.kept)} of their entries were answered since: those answers stay")
+        console.print(f"{group_digits(done.kept)} of their entries were answered since: those answers stay")
 
 
 def _show(filling: Filling, tally: Tally, top: int) -> None:
@@ -167,11 +168,11 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
     for c in order[:top].tolist():
         rows.add_row(
             Text(filling.table.classes[c]),
-            Text(number(int(tally.present[c])), PRESENT),
+            Text(group_digits(int(tally.present[c])), PRESENT),
             _class_precision(filling, 0, c),
-            Text(number(int(tally.absent[c])), ABSENT),
+            Text(group_digits(int(tally.absent[c])), ABSENT),
             _class_precision(filling, 1, c),
-            Text(number(int(tally.unknown[c])), UNKNOWN),
+            Text(group_digits(int(tally.unknown[c])), UNKNOWN),
         )
     console.print(rows)
     if len(order) > top:
@@ -181,20 +182,22 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
     filled = [int(part.sum()) for part in (tally.present, tally.absent)]
     unknown = int(tally.unknown.sum())
     for word, side, count in zip(("present", "absent"), sides, filled, strict=True):
-        line = f"filled {word} [bold]{number(count)}[/]"
+        line = f"filled {word} [bold]{group_digits(count)}[/]"
         if side.filled.any():
             line += (
-                f": {100 * side.precision:.1f} % of {number(side.judged)} known labels like these are so; "
+                f": {100 * side.precision:.1f} % of {group_digits(side.judged)} known labels like these are so; "
                 f"at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
             )
         console.print(line, soft_wrap=True)
-    console.print(f"left unknown [bold]{number(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
+    console.print(f"left unknown [bold]{group_digits(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
     if ruled := int(tally.by_rule.sum()):
-        console.print(f"{number(ruled)} of the filled ones follow by the rules from what people said (source rule)")
+        console.print(
+            f"{group_digits(ruled)} of the filled ones follow by the rules from what people said (source rule)"
+        )
     if guessed := int(tally.by_model.sum()):
         console.print(
-            f"{number(guessed)} of the filled ones follow by the rules from what a model had said, and no person: "
-            "they have that model's source and score",
+            f"{group_digits(guessed)} of the filled ones follow by the rules from what a model had said, and no person"
+            ": they have that model's source and score",
             soft_wrap=True,
         )
     if clashes := int(tally.clashes.sum()):
@@ -203,7 +206,7 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
         )
     if tally.contradictions:
         shown = "; ".join(tally.examples)
-        fault = f" ({number(tally.by_models_fault)} because of a model's labels)" if tally.by_models_fault else ""
+        fault = f" ({group_digits(tally.by_models_fault)} because of a model's labels)" if tally.by_models_fault else ""
         console.print(
             f"[yellow]warning:[/] {counted(tally.contradictions, 'entry', 'entries')} where known labels break the "
             f"rules{fault}, such as {escape(shown)}. Known labels stay, and nothing was filled there.",
@@ -240,7 +243,7 @@ def suggest_rules(
     Example: halflabel rules suggest labels.csv --out rules.csv
     """
     from halflabel.labels.rules import format_suggestions, suggest_rules
-    from halflabel.system.files import replacing
+    from halflabel.system.files import atomic_write
 
     if out is not None and out.exists() and not force:
         raise UserError(f"{out} is there already", "choose another name, or add --force to overwrite it")
@@ -257,10 +260,12 @@ def suggest_rules(
         rows.add_column(title, justify="right")
     for rule in found:
         shares = (f"{100 * share:.1f} %" for share in (rule.bound, rule.usual))
-        rows.add_row(Text(rule.first), rule.kind, Text(rule.second), number(rule.holds), number(rule.seen), *shares)
+        rows.add_row(
+            Text(rule.first), rule.kind, Text(rule.second), group_digits(rule.holds), group_digits(rule.seen), *shares
+        )
     console.print(rows)
     if out is not None:
-        with replacing(out) as temporary:
+        with atomic_write(out) as temporary:
             temporary.write_text(format_suggestions(found), encoding="utf-8")
         console.print(
             f"Wrote [bold]{escape(str(out))}[/]. Remove what is not always so, then:  "

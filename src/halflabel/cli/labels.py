@@ -14,8 +14,9 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import LabelFile, takes_policy
-from halflabel.cli.terminal import console, counted, show_advice, show_audit, show_counts, show_stats
+from halflabel.cli.terminal import console, show_advice, show_audit, show_counts, show_stats
 from halflabel.errors import UserError
+from halflabel.system.format import counted
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport

@@ -12,8 +12,9 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console, counted
+from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.system.format import counted
 
 
 @app.command("next")

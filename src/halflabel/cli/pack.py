@@ -14,8 +14,9 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import takes_policy
-from halflabel.cli.terminal import console, counted
+from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.system.format import counted
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport

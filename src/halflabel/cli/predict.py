@@ -18,7 +18,7 @@ from halflabel.cli import app
 from halflabel.cli.options import ImageFolder, LabelFile, RunFolder, takes_policy
 from halflabel.cli.terminal import console, paragraphs, show_audit, show_evaluation
 from halflabel.errors import UserError
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
 from halflabel.system.format import points
 
@@ -81,7 +81,7 @@ def evaluate(
             soft_wrap=True,
         )
     show_evaluation(result)
-    if out is not None and processes.is_first():
+    if out is not None and distributed.is_main():
         one = {} if threshold is None else {"threshold": threshold}
         content = {"protocol": result.protocol, **one, **result.overall, "per_class": result.per_class}
         write_json(out, content)

@@ -17,8 +17,9 @@ from halflabel.cli import app
 from halflabel.cli.compare import GridBar, kept
 from halflabel.cli.options import Device, Hold, Precision, Tune, panel
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console, counted
+from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.system.format import counted
 
 if TYPE_CHECKING:
     from halflabel.papers.result import Figure, Reproduction

@@ -13,8 +13,9 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console, counted
+from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.system.format import counted
 
 if TYPE_CHECKING:
     from halflabel.runs.folder import RunFolder
@@ -119,13 +120,15 @@ def _serve(
     from halflabel.review.security import is_loopback
     from halflabel.review.session import Desk
     from halflabel.review.thumbnails import Maps, Pictures
+    from halflabel.system.sockets import open_socket
 
     # Whatever can be refused is refused before images are scored, which may take long.
     if not images.is_dir():
         raise UserError(f"{images} is not a folder", "name the folder with the images")
     run.check_finished()
     found = read_questions(questions, run.read_labels()) if questions is not None else None
-    with server.bind(host, port) as listening:
+    ports = (server.PORT, 0) if port is None else (port,)
+    with open_socket(host, *ports) as listening:
         scored = score_run(run, images, partial(Bar, "scores"))
         store = Answers(place)
         try:

@@ -11,8 +11,9 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console, counted
+from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.system.format import counted
 
 __all__ = ["serve"]
 

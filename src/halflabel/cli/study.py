@@ -33,9 +33,9 @@ from halflabel.cli.options import (
     panel,
     takes_policy,
 )
-from halflabel.cli.terminal import console, counted, number, show_audit
+from halflabel.cli.terminal import console, show_audit
 from halflabel.errors import UserError
-from halflabel.system.format import points
+from halflabel.system.format import counted, group_digits, points
 
 if TYPE_CHECKING:
     from halflabel.experiments.study import Growth, Study
@@ -183,7 +183,7 @@ def _show(found: Study | Growth) -> None:
         rows.add_row(
             f"[bold]{escape(point.strategy)}[/]" if point.strategy != before else "",
             f"{100 * point.share:.3g} %",
-            number(point.labels),
+            group_digits(point.labels),
             f"{points(point.mAP)} ({points(point.low)} – {points(point.high)})",
             str(point.seeds) + (f" + {further}" if (further := len(point.per_seed) - point.seeds) else ""),
         )

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.errors import UserError
-from halflabel.system.format import points
+from halflabel.system.format import counted, decimal, group_digits, percent, points
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import Audit
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "console",
-    "counted",
     "paragraphs",
     "show_advice",
     "show_audit",
@@ -91,24 +90,6 @@ def paragraphs(text: str) -> list[str]:
     return found
 
 
-def number(value: int) -> str:
-    """Digits in groups of three, with the thin gap that cannot be taken for a decimal sign."""
-    return f"{value:,}".replace(",", " ")
-
-
-def counted(count: int, one: str, several: str = "") -> str:
-    """A number of things in words; `several` is for words that take more than an s.
-
-    >>> counted(1, "label"), counted(0, "label"), counted(2, "class", "classes")
-    ('1 label', '0 labels', '2 classes')
-    """
-    return f"{number(count)} {one if count == 1 else several or one + 's'}"
-
-
-def percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "—"
-
-
 def show_audit(audit: Audit, table: LabelTable) -> None:
     """What an import made of the file."""
     images, classes = table.shape
@@ -121,7 +102,7 @@ def show_audit(audit: Audit, table: LabelTable) -> None:
     rows.add_column()
     rows.add_column(justify="right")
     for raw, meaning, entries in audit.value_counts:
-        rows.add_row(escape(repr(raw)), "→", Text(meaning, SHADES.get(meaning, "")), number(entries))
+        rows.add_row(escape(repr(raw)), "→", Text(meaning, SHADES.get(meaning, "")), group_digits(entries))
     console.print(rows)
     for note in audit.notes:
         console.print(f"  note: {escape(note)}")
@@ -134,9 +115,9 @@ def show_counts(table: LabelTable) -> None:
     present = int((table.value > 0).sum())
     absent = table.known - present
     line = Text("  ")
-    line.append(f"present {number(present)}", PRESENT)
-    line.append(" · ").append(f"absent {number(absent)}", ABSENT)
-    line.append(" · ").append(f"unknown {number(total - table.known)}", UNKNOWN)
+    line.append(f"present {group_digits(present)}", PRESENT)
+    line.append(" · ").append(f"absent {group_digits(absent)}", ABSENT)
+    line.append(" · ").append(f"unknown {group_digits(total - table.known)}", UNKNOWN)
     line.append(f" · known {percent(table.known, total)}")
     console.print(line)
 
@@ -166,7 +147,7 @@ def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
     order = (-stats.positives).argsort(kind="stable")
     for c in order[:most].tolist():
         counts = [int(part[c]) for part in (stats.positives, stats.negatives, stats.unknown)]
-        rows.add_row(Text(stats.class_names[c]), bar(*counts), *(number(count) for count in counts))
+        rows.add_row(Text(stats.class_names[c]), bar(*counts), *(group_digits(count) for count in counts))
     console.print(rows)
     if stats.classes > most:
         rest = counted(stats.classes - most, "more class", "more classes")
@@ -184,7 +165,7 @@ def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
         for pair in pairs:
             # Where nothing is known to be absent, a conditional probability would always read 1.
             shown = (f"{pair.probability:.2f}", f"{pair.lift:.1f}") if certain else ("—", "—")
-            together.add_row(Text(pair.first), Text(pair.second), number(pair.together), *shown)
+            together.add_row(Text(pair.first), Text(pair.second), group_digits(pair.together), *shown)
         console.print(together)
 
 
@@ -200,7 +181,7 @@ def _show_histogram(title: str, counts: list[int], most: int = 12) -> None:
     for first, last, count in grouped:
         label = str(first) if first == last else f"{first}–{last}"
         blocks = "█" * (round(40 * count / peak) or int(count > 0))
-        console.print(f"  {label:>7} {blocks} {number(count)}")
+        console.print(f"  {label:>7} {blocks} {group_digits(count)}")
 
 
 def show_advice(advice: Advice) -> None:
@@ -218,8 +199,6 @@ def show_advice(advice: Advice) -> None:
 
 def show_evaluation(found: Evaluation) -> None:
     """mAP with its interval, F1, calibration, and the classes to worry about."""
-    from halflabel.system.html import decimal
-
     value = found.overall
     low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
     console.print(

@@ -30,10 +30,10 @@ from halflabel.cli.options import (
     panel,
     takes_policy,
 )
-from halflabel.cli.terminal import console, counted, show_audit, show_evaluation, warnings_in_a_line
+from halflabel.cli.terminal import console, show_audit, show_evaluation, warnings_in_a_line
 from halflabel.errors import UserError
-from halflabel.system import distributed as processes
-from halflabel.system import signals as interrupt
+from halflabel.system import distributed, signals
+from halflabel.system.format import counted
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
@@ -207,7 +207,7 @@ def train(
         moved = _images_alone(labels, images, "--continue")
         before = RunFolder.open(after)
         place = out or after.with_name(f"{after.name}-next")
-        run = processes.on_first(lambda: RunFolder.create(place, force=force))
+        run = distributed.run_on_main(lambda: RunFolder.create(place, force=force))
         more = read(answers).rows if answers is not None else None
         from halflabel.training.config import Config
 
@@ -234,7 +234,7 @@ def train(
         raise UserError(f"{images} is not a folder", "name the folder with the images")
     if method != "auto":
         check_method(method)
-    run = processes.on_first(lambda: RunFolder.create(out or Path("runs") / method, force=force))
+    run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
     found: LabelImport = read(labels)
     table = found.table()
     show_audit(found.audit, table)
@@ -317,7 +317,7 @@ def _run_training(
 
     epoch_bar, head_bar = TrainingBar(), TrainingBar("head")
     callback: Callback = epoch_bar
-    if tensorboard and processes.is_first():
+    if tensorboard and distributed.is_main():
         callback = CallbackList(epoch_bar, TensorBoard(run.tensorboard))
     what = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {what} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
@@ -367,15 +367,15 @@ def _lost_processes(run: RunFolder) -> Iterator[None]:
         yield
     except RuntimeError as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, where fewer images at once do not help
-            from halflabel.system.gpu_memory import no_room
+            from halflabel.system.gpu_memory import out_of_gpu_memory
 
-            raise no_room("for this model") from None
+            raise out_of_gpu_memory("for this model") from None
         if "DataLoader worker" in str(error):
             raise UserError(
                 "a process that decodes images was ended from outside, as systems do when memory is short",
                 f"{_how_to_go_on(run)}  (or start anew with fewer --workers)",
             ) from None
-        if not (why := processes.lost(error)):
+        if not (why := distributed.lost_connection(error)):
             raise
         raise UserError(f"another process of this job ended ({why})", _how_to_go_on(run)) from None
 
@@ -384,15 +384,15 @@ def _lost_processes(run: RunFolder) -> Iterator[None]:
 def _resumable(run: RunFolder) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end training with one line on how to go on, and with the usual exit codes."""
     try:
-        with interrupt.heeded(), _lost_processes(run):
+        with signals.handle_signals(), _lost_processes(run):
             yield
     except KeyboardInterrupt as stopped:
-        if processes.claim("error"):  # a signal may reach several processes
+        if distributed.claim("error"):  # a signal may reach several processes
             typer.echo(f"Stopped; {_how_to_go_on(run)}", err=True)
-        number = stopped.number if isinstance(stopped, interrupt.Stopped) else signal.SIGINT
+        number = stopped.number if isinstance(stopped, signals.Stopped) else signal.SIGINT
         raise typer.Exit(128 + number) from None
     except UserError:
-        if processes.several():  # whoever started them may end all before the message is out
+        if distributed.is_distributed():  # whoever started them may end all before the message is out
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
 

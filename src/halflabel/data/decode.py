@@ -27,7 +27,7 @@ from PIL import (
 )
 
 from halflabel.errors import UserError
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 if TYPE_CHECKING:
     import torch
@@ -420,7 +420,7 @@ class Quarantine:
     def write(self, path: str | Path) -> None:
         """Write the rows as CSV `image,path,reason`; the file is whole or not there."""
         with (
-            replacing(path) as temporary,
+            atomic_write(path) as temporary,
             # A file name may hold bytes that are no UTF-8; they go out as they came in.
             open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
         ):

@@ -20,7 +20,7 @@ from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, TooManyBad, 
 from halflabel.data.views import View, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.system.rng import hash_names
 
 __all__ = [
@@ -269,7 +269,7 @@ class Images:
         try:
             self.quarantine.check_missing(len(self), self.max_bad, folder)
         except TooManyBad:
-            if self.quarantine.place is not None and processes.is_first():
+            if self.quarantine.place is not None and distributed.is_main():
                 self.quarantine.write(self.quarantine.place)
             raise
 
@@ -323,8 +323,8 @@ def agree_on_bad(source: Source) -> None:
     """Let every process know which images any of them could not read; too many together are an error in all."""
     while (whole := getattr(source, "whole", None)) is not None:  # of a part, or of one with its views on the device
         source = whole
-    if processes.several() and isinstance(source, Images):
-        for found in processes.gather(source.bad):
+    if distributed.is_distributed() and isinstance(source, Images):
+        for found in distributed.all_gather(source.bad):
             for number, (_, path, reason) in sorted(found.items()):
                 source.put_aside(number, path, reason)
 

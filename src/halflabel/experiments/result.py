@@ -16,7 +16,7 @@ from halflabel.experiments.bench import Bench
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Results, Task
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipe
-from halflabel.system.files import plain
+from halflabel.system.files import to_json_value
 
 __all__ = [
     "RESAMPLES",
@@ -140,7 +140,7 @@ class Comparison:
             "left_out": [left._asdict() for left in self.left_out],
             "auto": dict(self.chosen_by),
         }
-        found: dict[str, Any] = plain(content)
+        found: dict[str, Any] = to_json_value(content)
         return found
 
     @property

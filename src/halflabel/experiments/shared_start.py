@@ -20,7 +20,7 @@ from halflabel.methods.base import Method
 from halflabel.models.embedding_heads import Bilinear, LabelVectorHead
 from halflabel.models.heads import Linear, Model
 from halflabel.models.noise_head import LatentNoiseHead
-from halflabel.system.files import plain
+from halflabel.system.files import to_json_value
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpoint import save_tensors
 from halflabel.training.loop import Fitted
@@ -73,7 +73,7 @@ class StopAtDeadline(Callback):
 
 def place_of(folder: Path, task: Task, about: Mapping[str, Any]) -> Path:
     """The file of a start, by all that its weights depend on."""
-    digest = hashlib.sha256(json.dumps(plain(dict(about)), sort_keys=True).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(to_json_value(dict(about)), sort_keys=True).encode()).hexdigest()[:16]
     return folder / f"{task.candidate.method}-seed{task.seed}-{digest}.safetensors"
 
 

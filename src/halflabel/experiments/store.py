@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.experiments.grid import Outcome, Task
 from halflabel.labels.table import LabelTable
-from halflabel.system.files import plain, replacing, write_json
+from halflabel.system.files import atomic_write, to_json_value, write_json
 
 __all__ = ["Store"]
 
@@ -48,7 +48,7 @@ class Store:
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file", "name a folder for the results with --out")
-        wanted = plain(dict(identity))
+        wanted = to_json_value(dict(identity))
         place = self.folder / "config.json"
         if (self.folder / "config.yaml").exists():
             raise UserError(f"{self.folder} holds a training run", "choose another --out")
@@ -108,7 +108,7 @@ class Store:
     def write(self, task: Task, outcome: Outcome, logits: NDArray[np.float32] | None) -> None:
         """The logits first: where the JSON is, the task is finished."""
         if logits is not None:
-            with replacing(self._npy(task)) as temporary, open(temporary, "wb") as file:
+            with atomic_write(self._npy(task)) as temporary, open(temporary, "wb") as file:
                 np.save(file, logits.astype(np.float32, copy=False))
         about = {
             "method": task.candidate.method,
@@ -134,8 +134,8 @@ class Store:
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
-        writer.writerows([["" if plain(cell) is None else plain(cell) for cell in row] for row in rows])
-        with replacing(self.folder / name) as temporary:
+        writer.writerows([["" if to_json_value(cell) is None else to_json_value(cell) for cell in row] for row in rows])
+        with atomic_write(self.folder / name) as temporary:
             temporary.write_bytes(text.getvalue().encode("utf-8", "surrogateescape"))
 
     def write_json(self, name: str, content: Any) -> None:

@@ -30,7 +30,7 @@ from halflabel.experiments.result import RESAMPLES, Interval, Judged, Scored, co
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import epochs_for, short_list
-from halflabel.system.files import plain
+from halflabel.system.files import to_json_value
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import Config
 
@@ -462,4 +462,4 @@ def _save(out: Path, result: Study | Growth, points: Sequence[Point]) -> None:
         for point in points
     ]
     store.write_csv(_SAVED[0], names, rows)
-    store.write_json(_SAVED[1], plain(asdict(result)))
+    store.write_json(_SAVED[1], to_json_value(asdict(result)))

@@ -11,7 +11,7 @@ from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative, Relabeler
 from halflabel.methods.parts.terms import Entropy, Term
 from halflabel.models.heads import Model
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
@@ -190,7 +190,7 @@ class RegularisedWeights(Method):
         loss = super().step(model, batch, epoch)
         for weight in model.parameters():
             if weight.requires_grad and weight.ndim > 1:
-                loss = loss + self.strength * processes.whole(weight.abs().pow(self.power).sum())
+                loss = loss + self.strength * distributed.full_tensor(weight.abs().pow(self.power).sum())
         return loss
 
 

@@ -26,7 +26,7 @@ from halflabel.methods.parts.losses import Loss, Reduce, over_entries
 from halflabel.methods.parts.relabel import Ignore, Relabeler
 from halflabel.methods.parts.terms import Term
 from halflabel.models.heads import Head, HeadMaker, Linear, Model
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.types import Batch
 
 __all__ = ["REGIMES", "Method", "Recipe", "Tune", "method", "recipe", "recipes", "seeded"]
@@ -83,7 +83,7 @@ class Method(nn.Module):
     def plan(self, epochs: int) -> None:
         """Set the number of training epochs; called before `start`. Warns if they are too few for the method."""
         self.relabel.plan(epochs)
-        if processes.is_first() and (warning := self.relabel.idle(epochs)):
+        if distributed.is_main() and (warning := self.relabel.idle(epochs)):
             warnings.warn(warning, stacklevel=2)
 
     def start(self, table: LabelTable) -> None:

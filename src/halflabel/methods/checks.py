@@ -12,7 +12,7 @@ from halflabel.errors import UserError
 from halflabel.methods.base import Method
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.models.heads import Model
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.types import Batch, Output, Sweep, Targets
 
 __all__ = ["absorbed", "checked_step"]
@@ -54,7 +54,13 @@ def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
 
     def output(_: nn.Module, given: tuple[Any, ...], found: Output) -> None:
         # Of several processes each hands in some of the images, and gets all.
-        rows = len(given[0]) if given and not processes.several() else len(found.logits) if found.logits.ndim else 0
+        rows = (
+            len(given[0])
+            if given and not distributed.is_distributed()
+            else len(found.logits)
+            if found.logits.ndim
+            else 0
+        )
         if tuple(found.logits.shape) != (rows, classes):
             part = f"the head {type(own.head).__name__}" if isinstance(own := _inner(model), Model) else "the model"
             must = f"logits of the shape ({rows}, {classes}), images × classes"

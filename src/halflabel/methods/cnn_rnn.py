@@ -15,7 +15,7 @@ from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.heads import HeadMaker, Model, find_head
 from halflabel.models.recurrent_head import RecurrentHead, path_loss
-from halflabel.system.validate import MOST, below_one, between
+from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Batch, Output, at_least_float32
 
 __all__ = ["Ordered", "Paths", "cnn_rnn"]
@@ -70,7 +70,7 @@ def cnn_rnn(
 
     Differs from the paper: that knows all labels, so there all that is not the next label competes.
     """
-    between(1, MOST, dimensions=dimensions, hidden=hidden, beam=beam, length=length)
+    between(1, MAX_SIZE, dimensions=dimensions, hidden=hidden, beam=beam, length=length)
     below_one(dropout=dropout)
     head = partial(
         RecurrentHead, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score

@@ -16,7 +16,7 @@ from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.embedding_heads import LabelVectorHead
 from halflabel.models.heads import Head
-from halflabel.system.validate import MOST, below_one, between
+from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Targets, at_least_float32
 
 __all__ = ["Fast0Tag", "RankNet", "fast0tag"]
@@ -69,7 +69,7 @@ class Fast0Tag(Method):
     def __init__(
         self, vectors: str, vector_size: int, missing: str, hidden: tuple[int, ...], dropout: float, unknown: str
     ) -> None:
-        between(1, MOST, vector_size=vector_size)
+        between(1, MAX_SIZE, vector_size=vector_size)
         below_one(dropout=dropout)
         super().__init__(RankNet(), UnknownAs(unknown), head=self._make_head, reduce=over_images)
         self.source, self.vector_size, self.missing = vectors, vector_size, missing

@@ -11,7 +11,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.label_graph import Edges
 from halflabel.methods.parts.semantic import GraphClassifier, SemanticMethod, label_edges
-from halflabel.system.validate import MOST, between
+from halflabel.system.validate import MAX_SIZE, between
 
 __all__ = ["gcn_ml"]
 
@@ -64,7 +64,7 @@ def gcn_ml(
     if not 0 < tau <= 1 or not 0 <= p < 1:
         raise UserError(f"tau {tau:g} and p {p:g} do not fit", "use 0 < tau ≤ 1 and 0 ≤ p < 1")
 
-    between(1, MOST, vector_size=vector_size, hidden=hidden)
+    between(1, MAX_SIZE, vector_size=vector_size, hidden=hidden)
 
     def edges(table: LabelTable) -> Edges:
         classes = len(table.classes)

@@ -8,7 +8,7 @@ from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
 from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Head, Linear, Weldon
-from halflabel.system.validate import MOST, above, at_least, between
+from halflabel.system.validate import MAX_SIZE, above, at_least, between
 
 __all__ = ["curriculum", "partial_bce", "plcl"]
 
@@ -154,7 +154,7 @@ def plcl(
         )
     above(0, k_plus=k_plus)
     at_least(0, k_minus=k_minus)
-    between(1, MOST, steps=steps, passes=passes, ensemble=ensemble)
+    between(1, MAX_SIZE, steps=steps, passes=passes, ensemble=ensemble)
     seeds = ensemble if strategy == "d" and ensemble_of == "seeds" else 1
 
     def make_member(channels: int, classes: int) -> Head:

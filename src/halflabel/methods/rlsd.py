@@ -13,7 +13,7 @@ from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.heads import pool
 from halflabel.models.recurrent_head import RecurrentHead
-from halflabel.system.validate import MOST, below_one, between
+from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
 
 __all__ = ["Regional", "rlsd", "windows"]
@@ -63,7 +63,7 @@ def rlsd(
     sizes are ours: this is made after what is said of the paper, not after code of its authors.
     """
     between(1, 64, levels=levels)  # whose windows are 64² at the last of them
-    between(1, MOST, length=length, dimensions=dimensions, hidden=hidden)
+    between(1, MAX_SIZE, length=length, dimensions=dimensions, hidden=hidden)
     below_one(dropout=dropout)
     head = partial(Regional, levels=levels, length=length, dimensions=dimensions, hidden=hidden, dropout=dropout)
     return Method(BCE(), UnknownAs(unknown), head=head, reduce=over_known)

@@ -13,7 +13,7 @@ from halflabel.methods.base import Method, method
 from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
 from halflabel.methods.parts.transfer import Blend, Prototypes, Warm, blend_images, blend_prototypes, contrast
 from halflabel.models.heads import Model, find_head
-from halflabel.system.validate import MOST, at_least, between
+from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["Blending", "sarb", "sarb_star"]
@@ -224,7 +224,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _blending(by: str, prototypes: int, **options: Any) -> Method:
     between(0, 1, share=options["share"])
-    between(1, MOST, bank=options["bank"], width=options["width"], prototypes=prototypes)
+    between(1, MAX_SIZE, bank=options["bank"], width=options["width"], prototypes=prototypes)
     at_least(1, blends=options["blends"], every=options["every"])
     at_least(0, **{name: options[name] for name in ("warm", "instance_weight", "prototype_weight", "contrast_weight")})
     head = {name: options.pop(name) for name in ("rank", "steps", "dropout")} | {"width": options["width"]}

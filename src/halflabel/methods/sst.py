@@ -15,7 +15,7 @@ from halflabel.methods.base import Method, method
 from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, check_head, label_edges, label_features
 from halflabel.methods.parts.transfer import Bank, Cooccurrence, Prototypes, Warm, contrast, falling, with_guesses
 from halflabel.models.heads import Model
-from halflabel.system.validate import MOST, at_least, between
+from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets
 
 __all__ = ["Transfer", "hst", "sst"]
@@ -251,7 +251,7 @@ def hst(
     check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
     if thresholds not in ("learned", "falling"):
         raise UserError(f"thresholds cannot be {thresholds!r}", "use learned or falling")
-    between(1, MOST, prototypes=prototypes)
+    between(1, MAX_SIZE, prototypes=prototypes)
     at_least(1, every=every)
     return Transfer(
         width,
@@ -279,4 +279,4 @@ def _check(theta: float, floor: float, warm: int, bank: int, width: int) -> None
     if not 0 <= floor <= theta <= 1:
         raise UserError(f"theta {theta:g} cannot fall to {floor:g}", "use 0 ≤ theta_floor ≤ theta ≤ 1")
     at_least(0, warm=warm)
-    between(1, MOST, bank=bank, width=width)
+    between(1, MAX_SIZE, bank=bank, width=width)

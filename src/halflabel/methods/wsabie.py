@@ -8,7 +8,7 @@ from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import over_images
 from halflabel.methods.parts.ranking import Ranking, Sampling, UnknownAs
 from halflabel.models.embedding_heads import Bilinear
-from halflabel.system.validate import MOST, at_least, between
+from halflabel.system.validate import MAX_SIZE, at_least, between
 
 __all__ = ["wsabie"]
 
@@ -42,7 +42,7 @@ def wsabie(dimensions: int = 100, norm: float = 0.0, rank: str = "sampled", unkn
     Differs from the paper: a batch at a time with the optimizer of training, not one pair at a time; all violating
     pairs of a positive are charged, not the one that was drawn; vectors that are too long are cut where they are used.
     """
-    between(1, MOST, dimensions=dimensions)
+    between(1, MAX_SIZE, dimensions=dimensions)
     at_least(0, norm=norm)
     # The ramp that leaks fully is the hinge.
     loss = Ranking(leak=1.0, kappa=0.0, rank=rank)

@@ -28,10 +28,9 @@ from halflabel.errors import NothingRead, UserError
 from halflabel.models.backbones import Backbone, fingerprint
 from halflabel.models.feature_cache_admin import ABANDONED, digest_of, note_use
 from halflabel.models.heads import pool
-from halflabel.system import distributed as processes
-from halflabel.system.files import FULL, no_space, replacing, write_json
-from halflabel.system.gpu_memory import Room
-from halflabel.system.lock import Lock
+from halflabel.system import distributed
+from halflabel.system.files import DISK_FULL, JobLock, atomic_write, disk_full_error, write_json
+from halflabel.system.gpu_memory import MicroBatcher
 
 __all__ = ["cache_features", "copies_for"]
 
@@ -92,33 +91,33 @@ def cache_features(
             say(line)
         said.add(line)
 
-    faults = processes.on_first(lambda: [shelf.fault() for shelf in shelves])
+    faults = distributed.run_on_main(lambda: [shelf.fault() for shelf in shelves])
     missing = [shelf for shelf, fault in zip(shelves, faults, strict=True) if fault is not None]
     total = len(missing) * len(source)
     for number, shelf in enumerate(missing):
 
         def tell(done: int, before: int = number * len(source)) -> None:
-            if progress is not None and processes.is_first():
+            if progress is not None and distributed.is_main():
                 progress(before + done, total)
 
         with shelf.turn(say_once, tell) as locked:
-            fault = processes.on_first(shelf.fault)  # another job may have built it meanwhile
+            fault = distributed.run_on_main(shelf.fault)  # another job may have built it meanwhile
             if fault is None:
                 tell(len(source))
                 continue
             if fault:
                 say_once(f"the feature cache is stale ({fault}): computing it again")
-            elif changed := processes.on_first(shelf.differs):
+            elif changed := distributed.run_on_main(shelf.differs):
                 say_once(f"the cached features do not fit ({changed}): computing others beside them")
             shelf.build(backbone, source, maps, device, batch_size, tell, locked)
-    if not all(processes.gather(all(shelf.values.exists() for shelf in shelves))):
+    if not all(distributed.all_gather(all(shelf.values.exists() for shelf in shelves))):
         raise UserError(
             f"not every process can read the feature cache in {folder}", "put the run into a folder all machines share"
         )
     bad: dict[int, list[str]] = {}
     for shelf in shelves:
         bad |= shelf.bad()
-        if processes.is_first():
+        if distributed.is_main():
             note_use(shelf.folder)
     if isinstance(source, Images):
         for image, (_, path, why) in bad.items():
@@ -145,7 +144,7 @@ class _Shelf:
             notes = (_read_json(parent / stem / name) for name in ("building.json", "cache.json"))
             return any(note.get("made_of") == made_of for note in notes)
 
-        name = stem if processes.on_first(is_old) else f"{stem}-{digest_of(made_of)}"
+        name = stem if distributed.run_on_main(is_old) else f"{stem}-{digest_of(made_of)}"
         return cls(parent / name, view, copy, made_of, stem)
 
     @property
@@ -176,14 +175,14 @@ class _Shelf:
     @contextmanager
     def turn(self, say: Callable[[str], None], tell: Callable[[int], None]) -> Iterator[bool]:
         """Wait until no other job builds it, then keep others from it; whether that can be, in the first process."""
-        lock = Lock(self.folder / "building.lock")
+        lock = JobLock(self.folder / "building.lock")
         try:
-            while not processes.on_first(lock.take):
+            while not distributed.run_on_main(lock.try_acquire):
                 say("another job is computing these features: waiting")
                 done = _read_json(self.folder / "building.json").get("done", 0)
                 tell(done if isinstance(done, int) else 0)
                 time.sleep(_LOOK)
-            yield lock.held
+            yield lock.is_held
         finally:
             lock.release()
 
@@ -211,15 +210,15 @@ class _Shelf:
             so_far = _read_json(self.folder / "building.json") if locked else {}
             return so_far.get("made_of") != self.made_of or not _is_whole(partial, so_far), so_far
 
-        fresh, so_far = processes.on_first(begin)
-        writes = processes.is_first()
+        fresh, so_far = distributed.run_on_main(begin)
+        writes = distributed.is_main()
         done: int = 0 if fresh else so_far["done"] // batch_size * batch_size  # whole batches, whatever they were then
         bad: dict[str, list[str]] = {} if fresh else so_far["bad"]
         values: Any = np.lib.format.open_memmap(partial, mode="r+") if writes and not fresh else None
         opened = os.stat(partial) if values is not None else None
         noted, crc = done, zlib.crc32(values[:done].tobytes()) if done and writes else 0
         noted_at = time.monotonic()
-        room = Room()
+        batcher = MicroBatcher()
 
         def note() -> None:
             nonlocal noted, noted_at, crc
@@ -233,7 +232,9 @@ class _Shelf:
         backbone = backbone.to(device).to(memory_format=torch.channels_last).eval()
         plan = sequential(len(source), batch_size)[done // batch_size :]
         try:
-            for planned, images, out, why in _together(plan, self._compute(backbone, source, plan, maps, device, room)):
+            for planned, images, out, why in _together(
+                plan, self._compute(backbone, source, plan, maps, device, batcher)
+            ):
                 bad |= why
                 if out is not None:
                     if values is None:
@@ -265,7 +266,7 @@ class _Shelf:
             if locked:
                 (self.folder / "building.json").unlink(missing_ok=True)
 
-        processes.on_first(end)
+        distributed.run_on_main(end)
 
     def _put(self, partial: Path, values: Any, opened: os.stat_result) -> None:
         """Give the built file its name. If that is no longer the file that was written to, write it anew.
@@ -281,7 +282,7 @@ class _Shelf:
         if is_ours:
             os.replace(partial, self.values)
             return
-        with replacing(self.values) as temporary, open(temporary, "wb") as file:
+        with atomic_write(self.values) as temporary, open(temporary, "wb") as file:
             np.save(file, values)
 
     def _compute(
@@ -291,7 +292,7 @@ class _Shelf:
         plan: Plan,
         maps: bool,
         device: torch.device | str,
-        room: Room,
+        batcher: MicroBatcher,
     ) -> Iterator[_Computed]:
         """What the backbone says of this process's batches of the plan."""
 
@@ -299,13 +300,13 @@ class _Shelf:
             features = backbone(view)
             return (features if maps else pool(features)).to(torch.float16)
 
-        plan = plan[processes.rank() :: processes.count()]
+        plan = plan[distributed.rank() :: distributed.world_size()]
         fetched = source.fetch(plan, (self.view,), seed=_COPY_SEED, epoch=self.copy)
         for planned, (images, views) in zip(plan, fetched, strict=True):
             out, why = None, {}
             if len(images):
                 with torch.inference_mode():
-                    out = room.run(look, views[0].to(device)).cpu().numpy()
+                    out = batcher.run(look, views[0].to(device)).cpu().numpy()
             if isinstance(source, Images):
                 why = {str(number): list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
             yield _Computed(planned, images, out, why)
@@ -321,7 +322,7 @@ class _Computed(NamedTuple):
 
 
 def _allocate(path: Path, shape: tuple[int, ...]) -> Any:
-    """A mapped file with all its room on the disk: writing into one without would end the process when it is full."""
+    """A mapped file with all its space on the disk: writing into one without would end the process when it is full."""
     path.unlink(missing_ok=True)  # not cut short: another job may have it open
     values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
     if hasattr(os, "posix_fallocate"):  # not on every system
@@ -330,8 +331,8 @@ def _allocate(path: Path, shape: tuple[int, ...]) -> Any:
                 os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         except OSError as error:
             path.unlink()
-            if error.errno in FULL:
-                raise no_space(path, error) from None
+            if error.errno in DISK_FULL:
+                raise disk_full_error(path, error) from None
             raise
     return values
 
@@ -362,8 +363,8 @@ def _is_whole(partial: Path, so_far: dict[str, Any]) -> bool:
 
 def _together(plan: Plan, own: Iterator[_Computed]) -> Iterator[_Computed]:
     """The batches of all processes in the order of the plan, in the first one; nothing in the others."""
-    for _ in range(0, len(plan), processes.count()):
-        for found in processes.to_first(next(own, None)):
+    for _ in range(0, len(plan), distributed.world_size()):
+        for found in distributed.gather_to_main(next(own, None)):
             if found is not None:
                 yield found
 

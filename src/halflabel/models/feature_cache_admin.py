@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from halflabel.errors import UserError
-from halflabel.system.lock import Lock
+from halflabel.system.files import JobLock
 
 __all__ = ["ABANDONED", "Cache", "chosen", "digest_of", "find_caches", "note_use", "remove"]
 
@@ -121,11 +121,11 @@ def remove(cache: Cache) -> None:
 
     Nothing but files that a cache has by name is removed. Whoever has it open may read on.
     """
-    locks: list[Lock] = []
+    locks: list[JobLock] = []
     try:
         for shelf in cache.shelves:
-            lock = Lock(shelf / "building.lock")
-            if _busy(shelf) or not lock.take():
+            lock = JobLock(shelf / "building.lock")
+            if _busy(shelf) or not lock.try_acquire():
                 raise UserError(f"{cache.name} is being built", "wait until that job has ended, or end it")
             locks.append(lock)
         now = _read(cache.folder)  # as it is, now that nobody else writes to it
@@ -234,8 +234,8 @@ def _length(folder: Path) -> int | None:
 def _busy(shelf: Path) -> bool:
     """Whether another job builds it: it holds the lock, or has written to a file of its own within the last day."""
     if (shelf / "building.lock").exists():
-        lock = Lock(shelf / "building.lock")
-        if not lock.take():
+        lock = JobLock(shelf / "building.lock")
+        if not lock.try_acquire():
             return True
         lock.release()
     return any(_is_young(path) for path in _alone(shelf))

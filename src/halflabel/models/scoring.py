@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from halflabel.data.sources import Source, agree_on_bad, sequential
 from halflabel.errors import NothingRead
 from halflabel.models.heads import Model, run_head
-from halflabel.system import distributed as processes
-from halflabel.system import scratch
-from halflabel.system.gpu_memory import Room
+from halflabel.system import distributed, memory
+from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.rng import bits
 from halflabel.types import Passes, Sweep
 
@@ -36,7 +35,7 @@ def score_source(
     seed: int = 0,
     mirror: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    room: Room | None = None,
+    batcher: MicroBatcher | None = None,
     features: bool = True,
 ) -> Sweep:
     """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
@@ -44,16 +43,16 @@ def score_source(
     With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). With `passes`,
     the head goes over the same features so many times more with its dropout on, drawn from `seed`.
     `progress` is told (images done, of how many). Several processes score different batches, and each gets all.
-    Where memory runs out the backbone gets fewer images at once, from then on as `room` remembers. Without `features`
-    those of the result have no columns.
+    Where memory runs out `batcher` gives the backbone fewer images at once from then on. Without `features` those of
+    the result have no columns.
 
     Memory: 4·C bytes per image for the logits, 4·D for the features, 4·C each for mean and spread of the passes; each
     of these tables lies in a scratch file from 256 MB on, one of each process.
     """
-    processes.start()
+    distributed.initialize()
     if mirror and model.backbone is None:
         raise ValueError("cached features have no mirror image")
-    room = Room() if room is None else room
+    batcher = MicroBatcher() if batcher is None else batcher
     was_training = model.training
     model.eval()
     found: dict[str, Tensor] = {}
@@ -62,27 +61,27 @@ def score_source(
     def keep(name: str, at: Tensor, values: Tensor) -> None:
         if name not in found:
             shape = len(source), values.shape[1]
-            found[name] = scratch.zeros(shape, what=f"the {name} of {len(source)} images take")
+            found[name] = memory.scratch_zeros(shape, what=f"the {name} of {len(source)} images take")
         found[name][at] = values.float().cpu()
 
     with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
         plan = sequential(len(source), batch_size)
-        numbers = range(len(plan))[processes.rank() :: processes.count()]
+        numbers = range(len(plan))[distributed.rank() :: distributed.world_size()]
         fetched = source.fetch([plan[number] for number in numbers], ("plain",))
         for number, (images, views) in zip(numbers, fetched, strict=True):
             if progress is not None:
-                progress(min((number + processes.count()) * batch_size, len(source)), len(source))
+                progress(min((number + distributed.world_size()) * batch_size, len(source)), len(source))
             unread.append(np.setdiff1d(plan[number], images, assume_unique=True))
             if not len(images):
                 continue
             at = torch.from_numpy(images)
             view = views[0].to(device, non_blocking=True)
             with autocast():
-                body = room.run(model.features, view)
+                body = batcher.run(model.features, view)
                 output = run_head(model.head, body)
                 logits = output.logits
                 if mirror:
-                    logits = (logits + model.head(room.run(model.features, view.flip(-1))).logits) / 2
+                    logits = (logits + model.head(batcher.run(model.features, view.flip(-1))).logits) / 2
             keep("logits", at, logits)
             if features:
                 keep("features", at, output.features)
@@ -97,7 +96,7 @@ def score_source(
     for values in found.values():  # not all rows at first: that would write the whole of a scratch file
         values[torch.from_numpy(np.concatenate(unread))] = math.nan
     agree_on_bad(source)
-    found = processes.merge(found, plan)
+    found = distributed.merge_rows(found, plan)
     if not found:
         raise NothingRead("not one image could be read", "check the image folder")
     return Sweep(**{"features": torch.zeros(len(source), 0), **found})

@@ -8,12 +8,12 @@ from halflabel.experiments.grid import LabelMask
 from halflabel.experiments.shared_start import Start
 from halflabel.papers.measure import GIVEN, GUESSES, METRICS
 from halflabel.papers.spec import Begin, Measure, Row, Table
+from halflabel.system.format import counted
 from halflabel.training.loop import Settings
 
 __all__ = [
     "begins",
     "by_condition",
-    "counted",
     "described",
     "joined",
     "labels_seen",
@@ -41,7 +41,7 @@ def protocol_of(table: Table) -> list[str]:
             f"labels that training sees: {labels_seen(hidden)}",
             f"{config['backbone']}{' from random weights' if one.training.start == 'random' else ''}, "
             f"{config.get('size') or 'native'} px, {'head only' if config['tune'] == 'head' else 'all tuned'}, "
-            f"{counted(settings.get('epochs', Settings.epochs))} of {settings['optimizer']}{rate}, "
+            f"{counted(settings.get('epochs', Settings.epochs), 'epoch')} of {settings['optimizer']}{rate}, "
             f"batches of {settings['batch_size']}{stops(settings.get('patience', 0))}{begins(one.training.begin)}",
             f"tested: {f'the images of the split {one.test}; ' if one.test != 'test' else ''}{one.tested}",
         ]
@@ -140,14 +140,6 @@ def stops(patience: int) -> str:
     return f", ended after {patience} epoch{'s' if patience > 1 else ''} without a better one" if patience else ""
 
 
-def counted(epochs: int) -> str:
-    """
-    >>> counted(1), counted(2)
-    ('1 epoch', '2 epochs')
-    """
-    return f"{epochs} epoch{'s' if epochs > 1 else ''}"
-
-
 def begins(start: Begin | Start | None) -> str:
     """What rows begin with.
 
@@ -159,7 +151,7 @@ def begins(start: Begin | Start | None) -> str:
     if start is None:
         return ""
     where = " on the labelled images alone" if start.labelled_only else ""
-    return f", from the weights of the model {start.method} after {counted(start.epochs)} of the same{where}"
+    return f", from the weights of the model {start.method} after {counted(start.epochs, 'epoch')} of the same{where}"
 
 
 def joined(words: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from halflabel.experiments.grid import Candidate, Grid, LabelMask
 from halflabel.methods.base import recipes
 from halflabel.papers.settings import Changes, Setup, set_up
 from halflabel.papers.spec import Cell, Condition, Row, Table
-from halflabel.system.files import plain
+from halflabel.system.files import to_json_value
 
 __all__ = ["Group", "choose", "grid_of", "groups_of", "with_bases"]
 
@@ -106,7 +106,7 @@ def _folder(cell: Cell, trial: int, tune: str) -> str:
     other_test = condition.test if condition.test != "test" else ""
     for rare in (training.begin, condition.labelled_only, other_test, cell.row.file):
         shared += [rare] if rare else []  # not where they are as usual: folders made before know nothing of them
-    digest = hashlib.sha256(json.dumps(plain(shared), sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(to_json_value(shared), sort_keys=True).encode()).hexdigest()[:8]
     words = [condition.dataset, *(f"{key}{value}" for key, value in condition.trials[trial].items()), tune, digest]
     return re.sub(r"[^A-Za-z0-9.+=-]+", "_", "-".join(words))
 

@@ -15,7 +15,7 @@ import numpy as np
 from halflabel.experiments.grid import LabelMask
 from halflabel.methods.base import recipes
 from halflabel.papers.spec import Condition, Row, Table
-from halflabel.system.files import plain, replacing, write_json
+from halflabel.system.files import atomic_write, to_json_value, write_json
 
 __all__ = ["Figure", "Reproduction", "Run", "figures"]
 
@@ -89,15 +89,15 @@ class Reproduction:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["table", *names, "per_seed"])
         for figure in self.figures:
-            cells = [plain(getattr(figure, name)) for name in names]
+            cells = [to_json_value(getattr(figure, name)) for name in names]
             seeds = " ".join(f"{value:.6g}" for value in figure.per_seed)
             writer.writerow([self.id, *("" if cell is None else cell for cell in cells), seeds])
-        with replacing(folder / "reproduction.csv") as temporary:
+        with atomic_write(folder / "reproduction.csv") as temporary:
             temporary.write_text(text.getvalue(), encoding="utf-8")
         write_json(folder / "reproduction.json", self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        content: dict[str, Any] = plain(asdict(self))
+        content: dict[str, Any] = to_json_value(asdict(self))
         return content
 
 

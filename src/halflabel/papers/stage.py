@@ -9,10 +9,11 @@ from pathlib import Path
 from halflabel.data.datasets import DATASETS, Dataset, Split, layout_of, open_dataset
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
-from halflabel.papers.describe import begins, counted, stops
+from halflabel.papers.describe import begins, stops
 from halflabel.papers.measure import GUESSES
 from halflabel.papers.plan import Group
 from halflabel.papers.spec import Condition, Table
+from halflabel.system.format import counted
 
 __all__ = ["Shelf", "bench_of"]
 
@@ -94,10 +95,11 @@ def bench_of(
     about.append(
         f"{config.backbone}{'' if setup.pretrained else ' from random weights'}, {config.size or 'native'} px "
         f"({config.resize}), {'head on frozen features' if config.tune == 'head' else 'all tuned'}, "
-        f"{counted(config.settings.epochs)} of {config.settings.optimizer}, batches of {config.settings.batch_size}"
+        f"{counted(config.settings.epochs, 'epoch')} of {config.settings.optimizer}, "
+        f"batches of {config.settings.batch_size}"
         + (", mirror images as only augmentation" if config.crop == 1 and config.tune == "all" else "")
         + stops(config.settings.patience)
-        + (f", after {counted(config.linear_init)} of the head alone" if config.linear_init else "")
+        + (f", after {counted(config.linear_init, 'epoch')} of the head alone" if config.linear_init else "")
         + begins(setup.start)
         + own
     )

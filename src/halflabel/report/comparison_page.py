@@ -31,8 +31,8 @@ from halflabel.report.layout import (
     write_page,
 )
 from halflabel.report.svg import Series, figure
-from halflabel.system.format import points
-from halflabel.system.html import Html, count, document, el, join, percent, short
+from halflabel.system.format import points, shorten
+from halflabel.system.html import Html, count, document, el, join, percent
 
 __all__ = ["build_comparison", "write_comparison"]
 
@@ -73,7 +73,7 @@ def build_comparison(folder: Path) -> str:
         _classes(facts),
     ]
     shown = [part for part in sections if part is not None]
-    title = f"{short(facts.folder.resolve().name, 60)} · comparison"
+    title = f"{shorten(facts.folder.resolve().name, 60)} · comparison"
     header = el(
         "header",
         el("h1", title),
@@ -103,8 +103,8 @@ def _cards(facts: ComparisonFacts) -> Html:
         note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
         note += f"; not significantly worse: {ties} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
         note += f" ({best.seeds} seed{'s' * (best.seeds > 1)})" if ties and best.seeds < ENOUGH_SEEDS else ""
-        title = f"best with labels: {short(best.labels, 30)}"
-        items.append((title, short(best.method, 22), note))
+        title = f"best with labels: {shorten(best.labels, 30)}"
+        items.append((title, shorten(best.method, 22), note))
     return cards(items)
 
 
@@ -132,7 +132,7 @@ def _protocol(facts: ComparisonFacts) -> Html:
     chosen = "; ".join(
         selection.get(kind, kind) + (f" (labels: {where[kind]})" if len(kinds) > 1 else "") for kind in kinds
     )
-    reasons = [el("li", el("b", short(name, 60)), f": {reason}") for name, reason in facts.chosen_by.items()]
+    reasons = [el("li", el("b", shorten(name, 60)), f": {reason}") for name, reason in facts.chosen_by.items()]
     return section(
         "judged",
         "How it was measured",
@@ -163,7 +163,11 @@ def _methods(facts: ComparisonFacts) -> Html:
     for rows in facts.panels:
         known = percent(rows[0].known, 1) if math.isfinite(rows[0].known) else "—"
         tables.append(
-            el("h3", f"Labels: {short(rows[0].labels, 60)} ", el("span", f"({known} of entries known)", class_="said"))
+            el(
+                "h3",
+                f"Labels: {shorten(rows[0].labels, 60)} ",
+                el("span", f"({known} of entries known)", class_="said"),
+            )
         )
         tables.append(_method_table(rows))
     charts = [chart for rows in facts.panels[:PANELS] for chart in _method_charts(rows)]
@@ -200,7 +204,7 @@ def _method_charts(rows: Sequence[Row]) -> list[Html]:
     alt = f"Test mAP with labels {labels}: {name_list(names)}, from {points(value[0])} to {points(value[-1])}"
     span = svg.padded_range(value, low, high)
     chart = svg.interval_chart(names, value, low, high, alt=alt, reference=value[0], span=span)
-    title = f"mAP, labels: {short(labels, 30)}"
+    title = f"mAP, labels: {shorten(labels, 30)}"
     figures = [figure(chart, title, "with 95 % intervals; the line marks the best")]
     keys = ("behind", "behind_low", "behind_high")
     value, low, high = (np.array([getattr(row, key) for row in shown[1:]]) for key in keys)
@@ -212,7 +216,7 @@ def _method_charts(rows: Sequence[Row]) -> list[Html]:
         differences = (value[finite], low[finite], high[finite])
         chart = svg.interval_chart(compared, *differences, alt=alt, reference=0.0, span=span, differences=True)
         note = "paired by image and seed; an interval that reaches the line is not significantly worse than the best"
-        title = f"Difference to {short(names[0], 24)}, labels: {short(labels, 20)}"
+        title = f"Difference to {shorten(names[0], 24)}, labels: {shorten(labels, 20)}"
         figures.append(figure(chart, title, note + _few_seeds_note(rows)))
     return figures
 
@@ -221,7 +225,7 @@ def _method_summaries(facts: ComparisonFacts) -> Html | None:
     """Say what each method does, in a sentence."""
     names = list(dict.fromkeys(row.method for row in facts.rows))[:CHART_ROWS]
     summaries = [(name, method_summary(name.partition(":")[0])) for name in names]
-    lines = [el("div", el("dt", short(name, 40)), el("dd", summary)) for name, summary in summaries if summary]
+    lines = [el("div", el("dt", shorten(name, 40)), el("dd", summary)) for name, summary in summaries if summary]
     return el("dl", *lines, class_="words") if lines else None
 
 
@@ -239,18 +243,18 @@ def _method_table(rows: Sequence[Row]) -> Html:
         lines.append(
             el(
                 "tr",
-                el("th", short(row.method, 40), scope="row", class_="name", title=short(row.method, 200)),
+                el("th", shorten(row.method, 40), scope="row", class_="name", title=shorten(row.method, 200)),
                 cell_with_note(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
                 cell_with_note(0.0 if best else row.behind, behind, "" if best or math.isnan(row.behind) else interval),
                 cell(row.seeds, f"{row.seeds} + {row.further}" if row.further else str(row.seeds)),
                 cell(row.seconds, f"{row.seconds:.3g}"),
                 cell(row.memory, memory),
-                cell_with_note(row.lr, rate, short(options, 40)),
+                cell_with_note(row.lr, rate, shorten(options, 40)),
                 cell(row.tried, tried),
                 cell_with_note(row.validation, points(row.validation), row.selected_on),
             )
         )
-    return scroll_table(titles, lines, f"Methods with labels {short(rows[0].labels, 60)}", sortable=True)
+    return scroll_table(titles, lines, f"Methods with labels {shorten(rows[0].labels, 60)}", sortable=True)
 
 
 def _missing(facts: ComparisonFacts) -> Html | None:
@@ -258,17 +262,17 @@ def _missing(facts: ComparisonFacts) -> Html | None:
     failed = [
         el(
             "li",
-            el("b", short(f.method if f.what == "all" else f.what, 100)),
-            f" (labels {short(f.labels, 60)}): ",
-            short(f.reason, 400),
+            el("b", shorten(f.method if f.what == "all" else f.what, 100)),
+            f" (labels {shorten(f.labels, 60)}): ",
+            shorten(f.reason, 400),
         )
         for f in facts.failures
     ]
     waiting = [
         el(
             "li",
-            el("b", short(left.method, 60)),
-            f" (labels {short(left.labels, 60)}): {count(left.runs)} runs, seeds {', '.join(map(str, left.seeds))}",
+            el("b", shorten(left.method, 60)),
+            f" (labels {shorten(left.labels, 60)}): {count(left.runs)} runs, seeds {', '.join(map(str, left.seeds))}",
         )
         for left in facts.left_out[:60]
     ]
@@ -295,11 +299,11 @@ def _shares(facts: ComparisonFacts) -> Html | None:
         low.append(line_low)
         high.append(line_high)
     alt = "Test mAP by share of labels kept: " + "; ".join(
-        f"{short(line.name, 30)} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
+        f"{shorten(line.name, 30)} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
         for line in series
     )
     chart = svg.interval_lines(series, low, high, alt=alt, x_label="% of each image's labels kept", y_label="test mAP")
-    legend = [(f"f{line.shade}", short(line.name, 30)) for line in series]
+    legend = [(f"f{line.shade}", shorten(line.name, 30)) for line in series]
     return section(
         "shares",
         "How many labels it takes",
@@ -322,7 +326,7 @@ def _seeds(facts: ComparisonFacts) -> Html | None:
         seed_spread(
             [row.method for row in rows],
             [np.array(row.per_seed) for row in rows],
-            f"Labels: {short(rows[0].labels, 30)}",
+            f"Labels: {shorten(rows[0].labels, 30)}",
         )
         for rows in filter(None, panels)
     ]
@@ -353,7 +357,7 @@ def _cost(facts: ComparisonFacts) -> Html | None:
         chart = svg.scatter_chart(
             [row.method for row in timed], x, y, alt=alt, x_label="seconds per run (logarithmic)", y_label="test mAP"
         )
-        parts.append(figure(chart, f"Labels: {short(rows[0].labels, 30)}", "best: top left"))
+        parts.append(figure(chart, f"Labels: {shorten(rows[0].labels, 30)}", "best: top left"))
     if not parts:
         return None
     device = facts.config.get("device", "?")
@@ -379,20 +383,20 @@ def _classes(facts: ComparisonFacts) -> Html | None:
     for rows in pairs:
         first, second = rows[0], rows[1]
         gaps = class_gaps(facts, first, second, GAPS)
-        title = f"{short(first.method, 30)} against {short(second.method, 30)}, labels: {short(first.labels, 30)}"
+        title = f"{shorten(first.method, 30)} against {shorten(second.method, 30)}, labels: {shorten(first.labels, 30)}"
         if not gaps:
             text = "No class differs." if gaps is not None else "Not compared: the two have no seed in common."
             parts.append(el("div", el("b", title), el("p", text, class_="none")))
             continue
         names = [gap.name for gap in gaps]
         mean, low, high = (np.array([getattr(gap.gap, key) for gap in gaps]) for key in ("mean", "low", "high"))
-        ends = [f"{short(names[k], 40)} {signed_points(mean[k])}" for k in (0, -1)]
+        ends = [f"{shorten(names[k], 40)} {signed_points(mean[k])}" for k in (0, -1)]
         alt = f"{title}: from {ends[0]} down to {ends[1]}"
         span, hollow = svg.padded_range(mean, low, high, np.zeros(1)), [gap.present < FEW_POSITIVES for gap in gaps]
         chart = svg.interval_chart(
             names, mean, low, high, alt=alt, reference=0.0, span=span, hollow=hollow, differences=True
         )
-        note = f"difference of AP: right of the line {short(first.method, 30)} is better"
+        note = f"difference of AP: right of the line {shorten(first.method, 30)} is better"
         legend = [("ring round", f"fewer than {FEW_POSITIVES} known positives")] * any(hollow)
         parts.append(
             el(
@@ -415,11 +419,11 @@ def _classes(facts: ComparisonFacts) -> Html | None:
 
 
 def _gap_table(title: str, gaps: Sequence[ClassGap], first: Row, second: Row) -> Html:
-    heads = ["class", short(first.method, 9), short(second.method, 9), "difference"]
+    heads = ["class", shorten(first.method, 9), shorten(second.method, 9), "difference"]
     lines = [
         el(
             "tr",
-            el("th", short(gap.name, 24), scope="row", class_="name", title=short(gap.name, 200)),
+            el("th", shorten(gap.name, 24), scope="row", class_="name", title=shorten(gap.name, 200)),
             cell(gap.first, points(gap.first)),
             cell(gap.second, points(gap.second)),
             cell_with_note(

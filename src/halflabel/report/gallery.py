@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.report.layout import section
 from halflabel.report.run_facts import RunFacts
-from halflabel.system.html import Html, count, decimal, el, score, short
+from halflabel.system.format import decimal, probability, shorten
+from halflabel.system.html import Html, count, el
 from halflabel.system.rng import bits, hash_names
 
 if TYPE_CHECKING:
@@ -274,14 +275,14 @@ class _TileMaker:
         threshold = float(self.predictor.thresholds[entry.column])
         file = self.facts.table.images[number]
         part = "held\u2011out" if entry.row < self.scored.held_out else "training"
-        alt = f"Photo {short(file, 60)}: {short(name, 60)} scored {score(p)}, {_STATE_TEXT[label]}"
+        alt = f"Photo {shorten(file, 60)}: {shorten(name, 60)} scored {probability(p)}, {_STATE_TEXT[label]}"
         svg = el(
             "svg", photo, overlay, viewBox=f"0 0 {tile_width} {tile_height}", role="img", aria_label=alt, class_="photo"
         )
         caption = [
-            el("div", el("b", short(name, 28), class_="name", title=short(name, 200))),
-            el("div", f"score {score(p)}"),
-            el("div", f"threshold {score(threshold)}", class_="file"),
+            el("div", el("b", shorten(name, 28), class_="name", title=shorten(name, 200))),
+            el("div", f"score {probability(p)}"),
+            el("div", f"threshold {probability(threshold)}", class_="file"),
             el(
                 "div",
                 el("span", _STATE_TEXT[label], class_=f"tag {_STATE_CLASS[label]}"),
@@ -289,7 +290,7 @@ class _TileMaker:
                 el("span", part, class_="tag part"),
             ),
             self._loss(entry),
-            el("div", el("span", short(file, 30), class_="name", title=short(file, 200)), class_="file"),
+            el("div", el("span", shorten(file, 30), class_="name", title=shorten(file, 200)), class_="file"),
         ]
         return el("figure", svg, el("figcaption", *caption), class_="tile")
 

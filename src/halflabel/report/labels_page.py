@@ -26,7 +26,8 @@ from halflabel.report.layout import (
     write_page,
 )
 from halflabel.report.svg import figure
-from halflabel.system.html import Html, count, decimal, document, el, percent, short
+from halflabel.system.format import decimal, shorten
+from halflabel.system.html import Html, count, document, el, percent
 
 __all__ = ["STATES", "build_labels_page", "cooccurrence_section", "known_labels_section", "write_labels_page"]
 
@@ -53,7 +54,7 @@ def build_labels_page(table: LabelTable, name: str) -> str:
     """Return the page of a label table as HTML text."""
     sections = [known_labels_section(table), cooccurrence_section(table)]
     shown = [part for part in sections if part is not None]
-    title = f"{short(name, 60)} · labels"
+    title = f"{shorten(name, 60)} · labels"
     header = el("header", el("h1", title))
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown)])
 
@@ -139,13 +140,13 @@ def cooccurrence_section(table: LabelTable) -> Html | None:
         legend = [("shade zero", "no image"), ("shade one", "most images")]
     tips = [
         [
-            f"{short(a, 40)}, {short(b, 40)}: {count(together[i, j])} images with both"
+            f"{shorten(a, 40)}, {shorten(b, 40)}: {count(together[i, j])} images with both"
             + (f", {decimal(shade[i, j], 2)} of {count(seen[i, j])} where the second is known" if has_negatives else "")
             for j, b in enumerate(names)
         ]
         for i, a in enumerate(names)
     ]
-    first = f"{short(top[0].first, 40)} and {short(top[0].second, 40)}"
+    first = f"{shorten(top[0].first, 40)} and {shorten(top[0].second, 40)}"
     alt = f"{title} for {name_list(names)}; most often together: {first}"
     heatmap = figure(svg.heatmap(names, shade, tips, alt=alt), title, caption, legend)
     meaning = (
@@ -166,7 +167,9 @@ def cooccurrence_section(table: LabelTable) -> Html | None:
 def _pair_table(pairs: list[Any], has_negatives: bool) -> Html:
     rows = []
     for pair in pairs:
-        both = [el("td", short(name, 26), class_="name", title=short(name, 200)) for name in (pair.first, pair.second)]
+        both = [
+            el("td", shorten(name, 26), class_="name", title=shorten(name, 200)) for name in (pair.first, pair.second)
+        ]
         numbers = [(pair.probability, 2), (pair.lift, 1)] if has_negatives else []
         cells = [cell(pair.together, count(pair.together)), *(cell(v, decimal(v, d)) for v, d in numbers)]
         rows.append(el("tr", *both, *cells))

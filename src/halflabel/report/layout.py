@@ -13,9 +13,9 @@ from halflabel.errors import UserError
 from halflabel.report import svg
 from halflabel.report.svg import figure
 from halflabel.runs.redact import shown_settings
-from halflabel.system.files import replacing
-from halflabel.system.format import points
-from halflabel.system.html import PAGE_SIZE, Html, count, el, join, short
+from halflabel.system.files import atomic_write
+from halflabel.system.format import points, shorten
+from halflabel.system.html import PAGE_SIZE, Html, count, el, join
 
 __all__ = [
     "FEW_POSITIVES",
@@ -76,7 +76,7 @@ def write_page(path: Path, build: Callable[[], str]) -> WrittenPage:
     """Write a page atomically; a path that cannot hold a page is refused before anything is built."""
     check_page_path(path)
     page = build().encode()
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(page)
     return WrittenPage(path, len(page))
 
@@ -166,7 +166,7 @@ def seed_spread(names: Sequence[str], per_seed: Sequence[NDArray[Any]], title: s
     mean = np.array([values.mean() for values in per_seed])
     deviation = np.array([values.std(ddof=1) for values in per_seed])
     widest = int(np.argmax(deviation))
-    apart = f"{short(names[widest], 60)}, standard deviation {points(deviation[widest], 2)}"
+    apart = f"{shorten(names[widest], 60)}, standard deviation {points(deviation[widest], 2)}"
     low, high = mean - deviation, mean + deviation
     alt, span = f"mAP of each seed. {title}; most apart: {apart}", svg.padded_range(*per_seed, low, high)
     chart = svg.interval_chart(names, mean, low, high, alt=alt, reference=np.nan, span=span, dots=per_seed)
@@ -187,7 +187,7 @@ def missing_runs(failed: Sequence[Html], left_out: int, waiting: Sequence[Html] 
 
 def name_list(names: Sequence[str], most: int = 3) -> str:
     """Return the first names as text, for the descriptions that screen readers read."""
-    shown = ", ".join(short(name, 40) for name in names[:most])
+    shown = ", ".join(shorten(name, 40) for name in names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
@@ -226,7 +226,7 @@ def settings_table(config: dict[str, Any], env: dict[str, Any]) -> Html:
             if key == "options":
                 value = ", ".join(f"{name} = {option}" for name, option in dict(value or {}).items()) or "—"
             rows.append(
-                el("tr", el("th", short(str(key), 40), scope="row"), el("td", short(str(value), 200)), class_=title)
+                el("tr", el("th", shorten(str(key), 40), scope="row"), el("td", shorten(str(value), 200)), class_=title)
             )
     return el(
         "details", el("summary", "Settings and versions"), el("div", el("table", el("tbody", *rows)), class_="scroll")

@@ -39,8 +39,8 @@ from halflabel.report.run_facts import HeldOutResults, RunFacts, read_run_facts
 from halflabel.report.svg import figure
 from halflabel.report.training_section import training_section
 from halflabel.runs.folder import RunFolder
-from halflabel.system.format import points
-from halflabel.system.html import PAGE_SIZE, Html, count, decimal, document, el, join, percent, short
+from halflabel.system.format import decimal, points, shorten
+from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, percent
 
 __all__ = ["MAX_PAGE_BYTES", "build_page", "precision_recall_section", "write_report"]
 
@@ -105,13 +105,13 @@ def build_page(
     ]
     shown = [part for part in sections if part is not None]
     method = str(facts.config.get("method", "?"))
-    title = f"{short(facts.name, 60)} · {short(method, 40)}"
+    title = f"{shorten(facts.name, 60)} · {shorten(method, 40)}"
     summary = method_summary(str(facts.config.get("method", "")))
     header = el(
         "header",
         el("h1", title),
         el("p", _subtitle(facts), class_="said"),
-        el("p", el("b", short(method, 40)), f": {summary}", class_="said") if summary else None,
+        el("p", el("b", shorten(method, 40)), f": {summary}", class_="said") if summary else None,
         _headline(facts),
     )
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), _footer(facts)])
@@ -130,7 +130,7 @@ def _trained_at(facts: RunFacts) -> str:
     if not time:
         return ""
     day, _, hour = str(time).partition("T")
-    return f"; trained {day[:10]}, {hour[:5]} UTC, by halflabel {short(str(version), 20)}"
+    return f"; trained {day[:10]}, {hour[:5]} UTC, by halflabel {shorten(str(version), 20)}"
 
 
 def _footer(facts: RunFacts) -> Html:
@@ -274,7 +274,7 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
     rows = []
     for c in order.tolist():
         name = facts.table.classes[c]
-        cells = [el("th", short(name, NAME_LETTERS), scope="row", class_="name", title=short(name, 200))]
+        cells = [el("th", shorten(name, NAME_LETTERS), scope="row", class_="name", title=shorten(name, 200))]
         cells += [cell(float(part[c]), count(part[c])) for part in (stats.positives, stats.negatives, stats.unknown)]
         if results is not None:
             row = results.per_class[c]
@@ -323,7 +323,7 @@ def precision_recall_section(results: HeldOutResults) -> Html:
         row = results.per_class[c]
         curve = precision_recall(results.scores[:, c], results.labels[:, c])
         alt = (
-            f"{short(row['class'], 60)}: AP {points(row['AP'])}; at threshold {decimal(row['threshold'])} "
+            f"{shorten(row['class'], 60)}: AP {points(row['AP'])}; at threshold {decimal(row['threshold'])} "
             f"recall {decimal(row['recall'])}, precision {decimal(row['precision'])}"
         )
         operating = (row["recall"], row["precision"])
@@ -331,7 +331,7 @@ def precision_recall_section(results: HeldOutResults) -> Html:
         panels.append(
             figure(
                 chart,
-                short(row["class"], 22),
+                shorten(row["class"], 22),
                 join([f"AP {points(row['AP'])}", el("br"), f"threshold {_format_threshold(row['threshold'])}"]),
             )
         )

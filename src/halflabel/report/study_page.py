@@ -29,8 +29,8 @@ from halflabel.report.layout import (
 )
 from halflabel.report.study_facts import StudyFacts, read_study
 from halflabel.report.svg import Series, figure
-from halflabel.system.format import points
-from halflabel.system.html import Html, count, document, el, short
+from halflabel.system.format import points, shorten
+from halflabel.system.html import Html, count, document, el
 
 __all__ = ["build_study", "write_study"]
 
@@ -63,7 +63,7 @@ def write_study(folder: Path, out: Path | None = None) -> WrittenPage:
 def build_study(folder: Path) -> str:
     """Return the page of a study as HTML text. It holds no folder names of this machine."""
     facts = read_study(folder)
-    failed = [el("li", short(line, 400)) for line in facts.result.failures]
+    failed = [el("li", shorten(line, 400)) for line in facts.result.failures]
     sections = [
         _question(facts),
         _finding(facts),
@@ -78,7 +78,7 @@ def build_study(folder: Path) -> str:
     ]
     shown = [part for part in sections if part is not None]
     kind = "learning curve" if isinstance(facts.result, Growth) else "annotation study"
-    title = f"{short(facts.folder.resolve().name, 60)} · {kind}"
+    title = f"{shorten(facts.folder.resolve().name, 60)} · {kind}"
     header = el("header", el("h1", title), el("p", _subtitle(facts), class_="said"), _cards(facts))
     footer = comparison_footer(facts.config, "the study was made", ("entry", "AP", "mAP", "95 % interval", "epoch"))
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
@@ -87,7 +87,7 @@ def build_study(folder: Path) -> str:
 def _subtitle(facts: StudyFacts) -> str:
     point_count, most = len(facts.result.points), max(len(point.per_seed) for point in facts.result.points)
     seeds = f"up to {most} seeds" if most > 1 else "1 seed"
-    method = short(facts.result.method, 60)
+    method = shorten(facts.result.method, 60)
     return f"{method}, {count(point_count)} sets of labels, {seeds}; {training_summary(facts.config)}"
 
 
@@ -135,7 +135,7 @@ def _question(facts: StudyFacts) -> Html:
             "on the rest, and tested on the same images each time."
         )
         meaning = MEANING
-    strategies = [el("div", el("dt", short(name, 40)), el("dd", meaning.get(name, ""))) for name in facts.strategies]
+    strategies = [el("div", el("dt", shorten(name, 40)), el("dd", meaning.get(name, ""))) for name in facts.strategies]
     summary = method_summary(result.method.partition(":")[0])
     return section(
         "question",
@@ -143,7 +143,7 @@ def _question(facts: StudyFacts) -> Html:
         el("p", el("b", question)),
         el("p", design),
         el("dl", *strategies, class_="words"),
-        el("p", el("b", short(result.method, 60)), f": {summary}", class_="said") if summary else None,
+        el("p", el("b", shorten(result.method, 60)), f": {summary}", class_="said") if summary else None,
     )
 
 
@@ -188,7 +188,9 @@ def _curves(facts: StudyFacts) -> Html | None:
         line = [point for point in facts.points_of(name) if math.isfinite(point.mAP) and point not in off_chart]
         if line:
             share = np.array([round(100 * point.share, 2) for point in line])
-            series.append(Series(short(name, 30), share, np.array([point.mAP for point in line]), 1 + (shade - 1) % 6))
+            series.append(
+                Series(shorten(name, 30), share, np.array([point.mAP for point in line]), 1 + (shade - 1) % 6)
+            )
             low.append(np.array([_finite_or(point.low, point.mAP) for point in line]))
             high.append(np.array([_finite_or(point.high, point.mAP) for point in line]))
     if not series:
@@ -235,7 +237,7 @@ def _points(facts: StudyFacts) -> Html:
     rows = [
         el(
             "tr",
-            el("th", short(point.strategy, 40), scope="row", class_="name", title=short(point.strategy, 200)),
+            el("th", shorten(point.strategy, 40), scope="row", class_="name", title=shorten(point.strategy, 200)),
             cell(point.share, _percent(point.share)),
             cell_with_note(point.mAP, points(point.mAP), _interval(point)),
             cell(point.labels, count(point.labels)),
@@ -263,7 +265,7 @@ def _differences(facts: StudyFacts) -> Html | None:
         wrong = (
             "" if gap.share == gap.other_share and gap.other != "noisy" else f", {_percent(1 - gap.other_share)} wrong"
         )
-        groups.setdefault(f"{short(gap.strategy, 30)} less {short(gap.other, 30)}{wrong}", []).append(gap)
+        groups.setdefault(f"{shorten(gap.strategy, 30)} less {shorten(gap.other, 30)}{wrong}", []).append(gap)
     if not groups:
         return None
     charts, rows = [], []
@@ -279,8 +281,8 @@ def _differences(facts: StudyFacts) -> Html | None:
         rows += [
             el(
                 "tr",
-                el("th", f"{short(gap.strategy, 30)} {_percent(gap.share)}", scope="row", class_="name"),
-                el("td", f"{short(gap.other, 30)} {_percent(gap.other_share)}", class_="name"),
+                el("th", f"{shorten(gap.strategy, 30)} {_percent(gap.share)}", scope="row", class_="name"),
+                el("td", f"{shorten(gap.other, 30)} {_percent(gap.other_share)}", class_="name"),
                 cell_with_note(
                     gap.difference,
                     signed_points(gap.difference) + ("" if gap.better or gap.worse else " ≈"),
@@ -311,7 +313,7 @@ def _seeds(facts: StudyFacts) -> Html | None:
         ]
         if line:
             names = [_percent(point.share) for point in line]
-            charts.append(seed_spread(names, [np.array(point.per_seed) for point in line], short(name, 30)))
+            charts.append(seed_spread(names, [np.array(point.per_seed) for point in line], shorten(name, 30)))
     if not charts:
         return None
     return section(
@@ -338,7 +340,7 @@ def _cost(facts: StudyFacts) -> Html | None:
             rows.append(
                 el(
                     "tr",
-                    el("th", short(gap.strategy, 30), scope="row", class_="name"),
+                    el("th", shorten(gap.strategy, 30), scope="row", class_="name"),
                     cell_with_note(
                         gap.share,
                         f"{100 * gap.other_share:.3g} → {_percent(gap.share)}",
@@ -399,7 +401,7 @@ def _commands(facts: StudyFacts) -> Html:
     commands = [el("p", el("code", command)) for command in facts.commands]
     if not commands:
         commands = [el("p", "The study was made from Python, not by a command.")]
-    page = f"halflabel report {short(facts.folder.resolve().name, 60)}"
+    page = f"halflabel report {shorten(facts.folder.resolve().name, 60)}"
     return section(
         "commands",
         "The commands",
@@ -410,7 +412,7 @@ def _commands(facts: StudyFacts) -> Html:
 
 
 def _point_name(point: Point) -> str:
-    return f"{short(point.strategy, 30)} {_percent(point.share)}"
+    return f"{shorten(point.strategy, 30)} {_percent(point.share)}"
 
 
 def _interval(point: Point) -> str:

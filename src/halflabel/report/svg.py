@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from halflabel.report.axes import Axis, LogAxis, padded_range, round_ticks, short_number
 from halflabel.report.curves import thin
-from halflabel.system.format import points
-from halflabel.system.html import Html, count, el, join, short
+from halflabel.system.format import points, shorten
+from halflabel.system.html import Html, count, el, join
 
 __all__ = [
     "Series",
@@ -127,7 +127,7 @@ def stacked_bars(names: Sequence[str], counts: NDArray[Any], classes: Sequence[s
         for value, css in zip(values.tolist(), classes, strict=True):
             if value:
                 width = round(x(left + value) - x(left), 1)
-                tip = el("title", f"{short(name, 60)}: {count(value)} {css}")
+                tip = el("title", f"{shorten(name, 60)}: {count(value)} {css}")
                 parts.append(
                     el(
                         "rect",
@@ -176,7 +176,7 @@ def interval_chart(
         middle = top + (ROW_HEIGHT - 5) / 2
         digits, dash = (2, "to") if differences else (1, "–")
         texts = [points(number, digits, signed=differences) for number in (value, least, most)]
-        tip = el("title", f"{short(name, 60)}: {texts[0]} ({texts[1]} {dash} {texts[2]})")
+        tip = el("title", f"{shorten(name, 60)}: {texts[0]} ({texts[1]} {dash} {texts[2]})")
         parts.append(_row_name(name, top))
         if math.isfinite(least) and math.isfinite(most):
             parts.append(el("line", x1=x(least), x2=x(most), y1=middle, y2=middle, class_="whisker"))
@@ -257,7 +257,7 @@ def scatter_chart(
     dots = [(x(a), y(b)) for a, b in zip(x_values, y_values, strict=True)]
     placed = [(a - 5, a + 5, b) for a, b in dots]  # left, right and middle of what names may not cover
     for k in np.argsort(-y_values, kind="stable").tolist():
-        (dot_x, dot_y), name = dots[k], short(names[k], 16)
+        (dot_x, dot_y), name = dots[k], shorten(names[k], 16)
         width = 6.2 * len(name)
         right_of_dot = dot_x + 7 + width <= WIDTH
         left = dot_x + 7 if right_of_dot else dot_x - 7 - width
@@ -270,7 +270,7 @@ def scatter_chart(
         ]
         middle = free[0] if free else dot_y
         placed.append((left, left + width, middle))
-        tip = el("title", f"{short(names[k], 60)}: {points(y_values[k])}, {x_values[k]:.3g} s")
+        tip = el("title", f"{shorten(names[k], 60)}: {points(y_values[k])}, {x_values[k]:.3g} s")
         parts.append(el("circle", tip, cx=dot_x, cy=dot_y, r=4, class_="f1"))
         name_x = round(dot_x + 7 if right_of_dot else dot_x - 7, 1)
         anchor = {"x": name_x, "text_anchor": "start" if right_of_dot else "end"}
@@ -369,7 +369,7 @@ def heatmap(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[
         parts.append(_row_name(name, middle - (ROW_HEIGHT - 5) / 2))
         center = round(NAME_WIDTH + 6 + (row + 0.5) * cell, 1)
         parts.append(
-            el("text", short(name, 14), transform=f"translate({center + 3} {above - 5}) rotate(-75)", class_="name")
+            el("text", shorten(name, 14), transform=f"translate({center + 3} {above - 5}) rotate(-75)", class_="name")
         )
         for column in range(len(names)):
             box = {
@@ -420,7 +420,7 @@ def _frame(
 
 
 def _row_name(name: str, top: float) -> Html:
-    tip = el("title", short(name, 200)) if len(name) > _NAME_LETTERS else None
+    tip = el("title", shorten(name, 200)) if len(name) > _NAME_LETTERS else None
     return el(
-        "text", short(name, _NAME_LETTERS), tip, x=NAME_WIDTH, y=round(top + 11, 1), text_anchor="end", class_="name"
+        "text", shorten(name, _NAME_LETTERS), tip, x=NAME_WIDTH, y=round(top + 11, 1), text_anchor="end", class_="name"
     )

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from halflabel.report import svg
 from halflabel.report.layout import section, truncation_note
 from halflabel.report.svg import Series, figure
-from halflabel.system.format import points
-from halflabel.system.html import Html, count, el, short
+from halflabel.system.format import points, shorten
+from halflabel.system.html import Html, count, el
 
 __all__ = ["training_section"]
 
@@ -40,7 +40,7 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
     panels += _relabelling_chart(log)
     others = [key for key in dict.fromkeys(key for line in log for key in line) if key not in {*_STANDARD, *_RATES}]
     for key in others[:OTHER_COLUMNS]:
-        values, title = _column(log, key), short(key.replace("_", " "), 40)
+        values, title = _column(log, key), shorten(key.replace("_", " "), 40)
         if np.isfinite(values).any():
             alt = f"{title} over the epochs, at last {values[np.isfinite(values)][-1]:.4g}"
             panels.append(figure(_epoch_chart(log, [Series(title, _epochs(log), values)], alt), title))

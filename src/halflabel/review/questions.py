@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.presence import Presence, blocks
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 from halflabel.system.rng import bits, hash_names
 
 __all__ = [
@@ -377,7 +377,7 @@ def doubtful(
 def write_questions(questions: Sequence[Question], table: LabelTable, path: str | Path) -> None:
     """CSV `image,class,probability,why`, in the order given."""
     with (
-        replacing(path) as temporary,
+        atomic_write(path) as temporary,
         open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")

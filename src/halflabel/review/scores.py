@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 from halflabel.system.rng import bits
 
 if TYPE_CHECKING:
@@ -228,9 +228,9 @@ def _table(shape: tuple[int, int]) -> NDArray[np.float32]:
     """Room for scores: in memory, or a scratch file where they are many; for that alone torch is needed."""
     if 4 * shape[0] * shape[1] < _LARGE:
         return np.empty(shape, np.float32)
-    from halflabel.system import scratch
+    from halflabel.system import memory
 
-    found: NDArray[np.float32] = scratch.zeros(shape, what=f"the scores of {shape[0]} images take").numpy()
+    found: NDArray[np.float32] = memory.scratch_zeros(shape, what=f"the scores of {shape[0]} images take").numpy()
     return found
 
 
@@ -258,5 +258,5 @@ def _write(
     )
     about = {"labels": table.digest(), "stamp": _stamp(run, folder, paths), "classes": list(table.classes)}
     content = content.replace_schema_metadata({"halflabel": json.dumps(about)})
-    with replacing(run / _FILE) as temporary:
+    with atomic_write(run / _FILE) as temporary:
         pq.write_table(content, temporary, compression="zstd", row_group_size=_rows(table))

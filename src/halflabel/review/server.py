@@ -18,7 +18,7 @@ from halflabel.review.security import Guard
 from halflabel.review.session import Desk
 from halflabel.review.thumbnails import Maps, NoPicture, NothingSeen, Pictures
 
-__all__ = ["PORT", "bind", "make_app", "new_token", "serve"]
+__all__ = ["PORT", "make_app", "new_token", "serve"]
 
 PORT = 8765
 _STATIC = {
@@ -184,24 +184,6 @@ def _picture(desk: Desk, public: str, make: Callable[[int], bytes], kind: str) -
         return JSONResponse({"nothing": str(error)})
     except NoPicture as error:
         return JSONResponse({"error": str(error)}, 404)
-
-
-def bind(host: str, port: int | None) -> socket.socket:
-    """A listening socket; without a port 8765, or any that is free."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for number in (port,) if port is not None else (PORT, 0):
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((host, number))
-            listening.listen(64)
-            return listening
-        except (OSError, OverflowError) as error:
-            listening.close()
-            if port is not None or number == 0:
-                reason = getattr(error, "strerror", None) or error
-                raise UserError(f"cannot listen on {host}, port {number} ({reason})", "choose another --port") from None
-    raise AssertionError("unreachable")
 
 
 def serve(app: Any, listening: socket.socket) -> None:

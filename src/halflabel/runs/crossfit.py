@@ -26,7 +26,7 @@ from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
-from halflabel.system import scratch
+from halflabel.system import memory
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
@@ -138,7 +138,7 @@ def cross_fit(
     how.check_regime(table.stats().regime)
     wide = int(features.values.shape[1]) if channels is None else channels
     part = assign_parts(table, [1 / folds] * folds, seed=config.settings.seed)
-    logits = scratch.zeros(table.shape, what=f"the scores of {len(table)} images take")
+    logits = memory.scratch_zeros(table.shape, what=f"the scores of {len(table)} images take")
     for number in range(folds):
         inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
         model = _train(Part(features, inside), table.subset(inside), config, wide)

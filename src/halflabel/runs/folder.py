@@ -23,8 +23,8 @@ from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.runs import folder_tables
 from halflabel.runs.folder_tables import first_line
-from halflabel.system import distributed as processes
-from halflabel.system.files import check_fields, plain, read_json, read_text, replacing, write_json
+from halflabel.system import distributed
+from halflabel.system.files import atomic_write, check_field_types, read_json, read_text, to_json_value, write_json
 
 if TYPE_CHECKING:
     from halflabel.labels.names import Names
@@ -66,7 +66,7 @@ def _first_process_only(write: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(write)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        if processes.is_first():
+        if distributed.is_main():
             write(*args, **kwargs)
 
     return guarded
@@ -192,7 +192,7 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         import yaml
 
-        text = read_text(self / "config.yaml", "train again", most=_MAX_CONFIG_BYTES)
+        text = read_text(self / "config.yaml", "train again", max_bytes=_MAX_CONFIG_BYTES)
         try:
             config = yaml.safe_load(text)
         except Exception as error:  # YAML's errors, and Python's for invalid dates and numbers
@@ -205,7 +205,7 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> None:
         import yaml
 
-        with replacing(self / "config.yaml") as temporary:
+        with atomic_write(self / "config.yaml") as temporary:
             temporary.write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     @_first_process_only
@@ -259,7 +259,7 @@ class RunFolder:
 
         values = self.read_json("calibration.json")
         try:
-            check_fields(Platt, values)
+            check_field_types(Platt, values)
             return Platt(**values)
         except (TypeError, AttributeError):
             raise UserError(f"{self / 'calibration.json'} is damaged", "train again") from None
@@ -276,7 +276,7 @@ class RunFolder:
 
     @_first_process_only
     def write_text(self, name: str, text: str) -> None:
-        with replacing(self / name) as temporary:
+        with atomic_write(self / name) as temporary:
             # A path may contain bytes that are not UTF-8; they are written back unchanged.
             temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
@@ -312,7 +312,7 @@ class RunFolder:
     @_first_process_only
     def write_log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the whole log, as JSON lines and as CSV."""
-        self.write_text("log.jsonl", "".join(json.dumps(plain(dict(line))) + "\n" for line in lines))
+        self.write_text("log.jsonl", "".join(json.dumps(to_json_value(dict(line))) + "\n" for line in lines))
         columns = list(dict.fromkeys(key for line in lines for key in line))
         self.write_csv("log.csv", columns, [[line.get(key, "") for key in columns] for line in lines])
 
@@ -331,12 +331,12 @@ class RunFolder:
     @_first_process_only
     def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         with (
-            replacing(self / name) as temporary,
+            atomic_write(self / name) as temporary,
             open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
         ):
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(header)
-            writer.writerows([plain(cell) for cell in row] for row in rows)
+            writer.writerows([to_json_value(cell) for cell in row] for row in rows)
 
     def _read_csv(self, name: str) -> list[dict[str, str]]:
         path = self / name

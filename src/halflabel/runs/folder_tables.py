@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["first_line", "read_predictions", "read_split", "write_predictions", "write_split"]
 
@@ -23,7 +23,7 @@ def write_split(path: Path, images: Sequence[str], part: NDArray[Any]) -> None:
     import pyarrow.parquet as pq
 
     kind = np.array(["train", "validation"])[part]
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         pq.write_table(pa.table({"image": images, "part": pa.array(kind).dictionary_encode()}), temporary)
 
 
@@ -54,7 +54,7 @@ def write_predictions(path: Path, images: Sequence[str], classes: Sequence[str],
     flat = pa.array(np.ascontiguousarray(scores, dtype=np.float32).reshape(-1))
     table = pa.table({"image": images, "scores": pa.FixedSizeListArray.from_arrays(flat, len(classes))})
     table = table.replace_schema_metadata({"classes": json.dumps(list(classes))})
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 

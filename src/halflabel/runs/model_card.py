@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halflabel.system.format import points
-from halflabel.system.html import decimal
+from halflabel.system.format import decimal, points
 
 if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable

@@ -31,8 +31,8 @@ from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.folder_tables import first_line
-from halflabel.system import distributed as processes
-from halflabel.system.files import check_fields, read_json
+from halflabel.system import distributed
+from halflabel.system.files import check_field_types, read_json
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 
@@ -199,7 +199,7 @@ class Predictor:
         annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
         logits = self.logits(source, progress)
-        evaluation = processes.on_first(
+        evaluation = distributed.run_on_main(
             lambda: evaluate(
                 logits,
                 torch.from_numpy(table.dense()),
@@ -251,7 +251,7 @@ def predict_files(
                 paths.append(path)
         return paths
 
-    paths = processes.on_first(list_files)  # only one of several processes may read standard input
+    paths = distributed.run_on_main(list_files)  # only one of several processes may read standard input
     if not paths:
         raise UserError("there are no images", "name image files, or folders with images")
     source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)
@@ -283,7 +283,7 @@ def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
     """Return the fields of a Predictor that the metadata determines; `where` is named in errors."""
     fix, view = "export the run again", metadata.view
     try:
-        check_fields(Plain, vars(view))
+        check_field_types(Plain, vars(view))
         classes = Names(metadata.classes)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where} is damaged ({error})", fix) from None

@@ -37,7 +37,7 @@ from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
 from halflabel.training.checkpoint import newest, save_tensors
 from halflabel.training.config import Config
@@ -158,7 +158,7 @@ def train(
                 source = load_images(raw, device, progress)
             elif config.views_on == "device" and isinstance(raw, Images):
                 source = OnDevice(raw, device, decode=config.decode_on == "device")
-            begun = processes.on_first(lambda: newest(run.checkpoints / "all") is not None)
+            begun = distributed.run_on_main(lambda: newest(run.checkpoints / "all") is not None)
             if config.linear_init and not begun:
                 say(f"linear init: {config.linear_init} epochs of the head on frozen features")
                 rate = settings.lr if config.linear_lr is None else config.linear_lr
@@ -172,12 +172,12 @@ def train(
             run.cancel_start()  # so that the same command with other options starts it
         raise
     finally:  # also when there are too many of them
-        if isinstance(raw, Images) and processes.is_first():
+        if isinstance(raw, Images) and distributed.is_main():
             raw.quarantine.write(run.bad_images)
     if isinstance(raw, Images) and len(raw.quarantine):
         say(f"{len(raw.quarantine)} of {len(raw)} images could not be read: see {run.bad_images}")
     run.write_log(log)
-    if processes.is_first():
+    if distributed.is_main():
         _write_model(run, Model(backbone, head), table.classes, config, size)
     run.write_repro_script(_repro(run, config, str(images) if isinstance(images, Path) else config.images))
     run.write_completion()
@@ -187,7 +187,9 @@ def train(
         tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
     logits = score_source(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
     left_out = table.subset(outside).known - hidden.known
-    return processes.on_first(lambda: _finish(run, logits, hidden, log, config, known.stats().annotations, left_out))
+    return distributed.run_on_main(
+        lambda: _finish(run, logits, hidden, log, config, known.stats().annotations, left_out)
+    )
 
 
 def _start_from(run: RunFolder, model: Model, classes: Names) -> None:

@@ -1,7 +1,7 @@
-"""The processes of one job, as `torchrun` and `accelerate launch` start them: who they are, and how they agree.
+"""The processes of one job as `torchrun` and `accelerate launch` start them: ranks, and collective operations.
 
-With one process nothing here waits, sends or changes anything. What several call together (`on_first`, `gather`,
-`to_first`, `together`, `merge`, `agree`) all of them must call, in the same order.
+With one process nothing here waits, sends or changes anything. The collective functions (`run_on_main`, `all_gather`,
+`gather_to_main`, `check_on_all`, `merge_rows`, `synchronize`) must be called by all processes in the same order.
 """
 
 from __future__ import annotations
@@ -20,64 +20,64 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "agree",
+    "all_gather",
+    "check_on_all",
     "claim",
-    "count",
-    "gather",
-    "here",
-    "is_first",
-    "leave",
-    "lost",
-    "merge",
-    "on_first",
+    "full_tensor",
+    "gather_to_main",
+    "initialize",
+    "is_distributed",
+    "is_main",
+    "local_world_size",
+    "lost_connection",
+    "merge_rows",
     "rank",
-    "several",
-    "start",
-    "to_first",
-    "together",
-    "whole",
+    "run_on_main",
+    "shut_down",
+    "synchronize",
+    "world_size",
 ]
 
-# Longer than what one process may do while the others wait: checksums of a large cache, metrics, plots.
-_PATIENCE = timedelta(hours=1)
-_SENT = 1 << 26  # bytes sent at a time
-_WORDS = 1 << 20  # looked at together for a checksum
+# Longer than anything the main process does while the others wait: checksums of a large cache, metrics, plots.
+_TIMEOUT = timedelta(hours=1)
+_BLOCK_BYTES = 1 << 26  # sent at a time
+_CHECKSUM_WORDS = 1 << 20  # summed at a time
 _LOST = re.compile(r"connection (closed|reset)( by peer)?|broken pipe|timed out|gloo|nccl", re.IGNORECASE)
 
 T = TypeVar("T")
 
-_store: Any = None  # what all processes can write to, also when one of them has ended
+_store: Any = None  # a key-value store that all processes can write to, even after one of them has ended
 
 
-def count() -> int:
-    """How many processes work together."""
+def world_size() -> int:
+    """Return the number of processes of the job."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
-    return int(os.environ["RANK"]) if several() else 0
+    """Return the number of this process, from 0."""
+    return int(os.environ["RANK"]) if is_distributed() else 0
 
 
-def here() -> int:
-    """How many of them are on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if several() else 1
+def local_world_size() -> int:
+    """Return the number of processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_distributed() else 1
 
 
-def several() -> bool:
-    """Whether there is more than one."""
-    return count() > 1
+def is_distributed() -> bool:
+    """Return whether the job has more than one process."""
+    return world_size() > 1
 
 
-def is_first() -> bool:
-    """Whether this is the process that writes and speaks."""
+def is_main() -> bool:
+    """Return whether this is process 0, which writes files and prints."""
     return rank() == 0
 
 
-def start() -> None:
-    """Meet the other processes, once; each takes the GPU of its number on its machine, where there are any."""
+def initialize() -> None:
+    """Connect to the other processes, once; each takes the GPU of its local rank, where there are GPUs."""
     global _store
-    if not several():
+    if not is_distributed():
         return
     import torch
     from torch import distributed as dist
@@ -89,179 +89,181 @@ def start() -> None:
     gpus = torch.cuda.device_count()
     if gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
-    # NCCL wants a GPU for each process; Gloo also lets several share one.
-    backend = "cpu:gloo,cuda:nccl" if gpus >= here() and dist.is_nccl_available() else "gloo"
+    # NCCL needs a GPU for each process; with Gloo several processes can share one.
+    backend = "cpu:gloo,cuda:nccl" if gpus >= local_world_size() and dist.is_nccl_available() else "gloo"
     try:
-        found, number, total = next(rendezvous("env://", timeout=_PATIENCE))
-        dist.init_process_group(backend, store=found, rank=number, world_size=total, timeout=_PATIENCE)
+        store, own_rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
+        dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"the {count()} processes of this job cannot reach each other ({reason})",
+            f"the {world_size()} processes of this job cannot reach each other ({reason})",
             "start them with torchrun or accelerate launch, with the same address and port on all machines",
         ) from None
-    _store = PrefixStore("halflabel", found)
+    _store = PrefixStore("halflabel", store)
 
 
-def leave() -> None:
-    """Part from the others, when all is done."""
-    if several():
+def shut_down() -> None:
+    """Disconnect from the other processes at the end of the job."""
+    if is_distributed():
         from torch import distributed as dist
 
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def gather(value: Any) -> list[Any]:
-    """What each process gives, by its number."""
-    if not several():
+def all_gather(value: Any) -> list[Any]:
+    """Return the values of all processes, by rank, in every process."""
+    if not is_distributed():
         return [value]
     from torch import distributed as dist
 
-    start()
-    found: list[Any] = [None] * count()
-    dist.all_gather_object(found, value)
-    return found
+    initialize()
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
-def to_first(value: Any) -> list[Any]:
-    """What each process gives, by its number, in the first one; nothing in the others."""
-    if not several():
+def gather_to_main(value: Any) -> list[Any]:
+    """Return the values of all processes, by rank, in the main process; an empty list in the others."""
+    if not is_distributed():
         return [value]
     from torch import distributed as dist
 
-    start()
-    found: list[Any] = [None] * count() if is_first() else []
-    dist.gather_object(value, found if is_first() else None)
-    return found
+    initialize()
+    values: list[Any] = [None] * world_size() if is_main() else []
+    dist.gather_object(value, values if is_main() else None)
+    return values
 
 
-def on_first(work: Callable[[], T]) -> T:
-    """Let the first process do it; the others wait and get its result, or its UserError."""
-    if not several():
+def run_on_main(work: Callable[[], T]) -> T:
+    """Run `work` in the main process; the others wait and get its result, or its UserError."""
+    if not is_distributed():
         return work()
     from torch import distributed as dist
 
-    start()
-    box: list[Any] = [None, None]
-    if is_first():
+    initialize()
+    outcome: list[Any] = [None, None]  # result, error
+    if is_main():
         try:
-            box[0] = work()
+            outcome[0] = work()
         except UserError as error:
-            box[1] = (error.message, error.fix)
-    dist.broadcast_object_list(box, 0)
-    if box[1] is not None:
-        raise UserError(*box[1])
-    result: T = box[0]
+            outcome[1] = (error.message, error.fix)
+    dist.broadcast_object_list(outcome, 0)
+    if outcome[1] is not None:
+        raise UserError(*outcome[1])
+    result: T = outcome[0]
     return result
 
 
-def together(check: Callable[[], None]) -> None:
-    """Let every process check something at the same time; a UserError of any of them is raised in all."""
-    refused = None
+def check_on_all(check: Callable[[], None]) -> None:
+    """Run a check in every process; a UserError of any of them is raised in all."""
+    failure = None
     try:
         check()
     except UserError as error:
-        refused = (error.message, error.fix)
-    for found in gather(refused):
-        if found is not None:
-            raise UserError(*found)
+        failure = (error.message, error.fix)
+    for other in all_gather(failure):
+        if other is not None:
+            raise UserError(*other)
 
 
-def merge(found: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
-    """Rows (N, width) on the CPU, of which each process has those of its batches `plan[rank::count]`: give each all.
+def merge_rows(tables: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
+    """Give every process all rows of tables (N, width) on the CPU; each computed its batches `plan[rank::world_size]`.
 
-    No row is sent twice, and none is made up. A process that has nothing under a name gets the whole. What it gets goes
-    to the place where the table is, in memory or in a scratch file; 64 MB more are taken while it is sent.
+    No row is sent twice. A process without a table of some name gets the whole of it. Rows are received in place, in
+    memory or in a scratch file, through a buffer of 64 MB.
     """
-    if not several():
-        return found
+    if not is_distributed():
+        return tables
     import numpy as np
     import torch
     from torch import distributed as dist
 
-    from halflabel.system import scratch
+    from halflabel.system import memory
 
     shapes: dict[str, tuple[int, ...]] = {}
-    for described in gather({name: tuple(value.shape) for name, value in found.items()}):
-        shapes |= described
-    parts = [torch.from_numpy(np.concatenate([np.arange(0), *plan[owner :: count()]])) for owner in range(count())]
-    tables = {}
+    for shapes_of_rank in all_gather({name: tuple(table.shape) for name, table in tables.items()}):
+        shapes |= shapes_of_rank
+    size = world_size()
+    images_of_rank = [torch.from_numpy(np.concatenate([np.arange(0), *plan[owner::size]])) for owner in range(size)]
+    merged = {}
     for name, shape in sorted(shapes.items()):
-        if name in found:
-            tables[name] = found[name]
+        if name in tables:
+            merged[name] = tables[name]
         else:
-            tables[name] = scratch.zeros(shape, what=f"the {name} of {shape[0]} images take")
-            tables[name][parts[rank()]] = torch.nan  # it could read none of its images
-    for owner, images in enumerate(parts):
-        for values in tables.values():
-            for rows in torch.split(images, max(_SENT // max(values[:1].nbytes, 1), 1)):
-                sent = values[rows]
-                dist.broadcast(sent, owner)
+            merged[name] = memory.scratch_zeros(shape, what=f"the {name} of {shape[0]} images take")
+            merged[name][images_of_rank[rank()]] = torch.nan  # this process could read none of its images
+    for owner, images in enumerate(images_of_rank):
+        for table in merged.values():
+            for rows in torch.split(images, max(_BLOCK_BYTES // max(table[:1].nbytes, 1), 1)):
+                block = table[rows]
+                dist.broadcast(block, owner)
                 if owner != rank():
-                    values[rows] = sent
-    return tables
+                    table[rows] = block
+    return merged
 
 
-def agree(tensors: Iterable[Tensor]) -> int:
-    """Make the tensors of all processes those of the first; how many differed.
+def synchronize(tensors: Iterable[Tensor]) -> int:
+    """Copy the main process's tensors to all processes; return how many differed.
 
-    They are the same by construction, but for sums that a GPU takes in any order; checksums show whether to send them.
+    They are equal by construction, except for sums that a GPU takes in any order. Only tensors whose checksums differ
+    are sent.
     """
-    if not several():
+    if not is_distributed():
         return 0
     from torch import distributed as dist
 
-    held = list(tensors)
-    sums = gather([_checksum(value) for value in held])
-    differ = [value for value, *each in zip(held, *sums, strict=True) if len(set(each)) > 1]
-    for value in differ:
-        sent = value.detach().contiguous()
-        dist.broadcast(sent, 0)
-        value.detach().copy_(sent)
-    return len(differ)
+    local = list(tensors)
+    checksums = all_gather([_checksum(tensor) for tensor in local])
+    different = [tensor for tensor, *sums in zip(local, *checksums, strict=True) if len(set(sums)) > 1]
+    for tensor in different:
+        buffer = tensor.detach().contiguous()
+        dist.broadcast(buffer, 0)
+        tensor.detach().copy_(buffer)
+    return len(different)
 
 
-def _checksum(value: Tensor) -> int:
-    """Of the bytes and their places, wherever the tensor is."""
+def _checksum(tensor: Tensor) -> int:
+    """Return a checksum of a tensor's bytes and their positions, on any device."""
     import torch
 
-    flat = value.detach().contiguous().view(-1)
-    if flat.element_size() > 4:  # complex numbers and 64 bits as pairs of words
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.element_size() > 4:  # complex and 64-bit numbers as pairs of words
         flat = flat.view(torch.int32)
     words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[flat.element_size()])
     total = 0
-    for number, part in enumerate(torch.split(words, _WORDS)):
-        places = torch.arange(1, len(part) + 1, device=part.device)
-        total = hash((total, number, int((part.to(torch.int64) * places).sum())))
+    for number, block in enumerate(torch.split(words, _CHECKSUM_WORDS)):
+        positions = torch.arange(1, len(block) + 1, device=block.device)
+        total = hash((total, number, int((block.to(torch.int64) * positions).sum())))
     return total
 
 
-def whole(number: Tensor) -> Tensor:
-    """A sum over a weight, whose parts may lie in different processes (`--shard`), over all of it; with its gradient.
+def full_tensor(total: Tensor) -> Tensor:
+    """Return a sum over a weight whose parts may lie in different processes (`--shard`), with its gradient.
 
-    Methods that charge for weights call it, all processes in the same order. Any other number stays as it is.
+    Methods that penalise weights call it, in all processes in the same order. An ordinary tensor is returned as it is.
     """
-    full: Callable[[], Tensor] | None = getattr(number, "full_tensor", None)
-    return number if full is None else full()
+    gather_parts: Callable[[], Tensor] | None = getattr(total, "full_tensor", None)
+    return total if gather_parts is None else gather_parts()
 
 
-def claim(what: str) -> bool:
-    """Whether this process is the one of all to say something that each of them could say."""
+def claim(key: str) -> bool:
+    """Return True in exactly one process, for messages that each process could print."""
     if _store is None:
-        return is_first()
+        return is_main()
     try:
-        return bool(_store.add(what, 1) == 1)
-    except RuntimeError:  # the process that kept it has ended: better said twice than not at all
+        return bool(_store.add(key, 1) == 1)
+    except RuntimeError:  # the process that holds the store has ended: better printed twice than not at all
         return True
 
 
-def lost(error: RuntimeError) -> str:
-    """What is wrong, in a few words, if an error means that another process is gone; else nothing."""
-    if not several():
+def lost_connection(error: RuntimeError) -> str:
+    """Return the reason, in a few words, if an error means that another process has ended; otherwise an empty text."""
+    if not is_distributed():
         return ""
     from torch import distributed as dist
 
-    if found := _LOST.search(str(error)):
-        return found[0].lower()
+    if reason := _LOST.search(str(error)):
+        return reason[0].lower()
     return type(error).__name__ if isinstance(error, dist.DistError) else ""

@@ -1,7 +1,8 @@
-"""Files that are whole or not there: written beside their place, synced, then renamed into it."""
+"""Atomic writes, JSON and text with clear errors, type checks of decoded values, and a lock between processes."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -14,95 +15,107 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from filelock import FileLock, Timeout
+
 from halflabel.errors import UserError
 
-__all__ = ["FULL", "check_fields", "no_space", "plain", "read_json", "read_text", "replacing", "write_json"]
+__all__ = [
+    "DISK_FULL",
+    "JobLock",
+    "atomic_write",
+    "check_field_types",
+    "disk_full_error",
+    "read_json",
+    "read_text",
+    "to_json_value",
+    "write_json",
+]
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-_LARGEST = 1 << 28  # bytes of a text file that is read whole
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
+_MAX_TEXT_BYTES = 1 << 28
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write content as JSON, whole or not at all; NaN and infinities become null."""
-    text = json.dumps(plain(content), indent=1, ensure_ascii=False) + "\n"
-    with replacing(path) as temporary:
-        # A path may hold bytes that are no UTF-8: what Python makes of them goes out as \udcff, which JSON reads back.
+    """Write content as JSON, atomically; NaN and infinities become null."""
+    text = json.dumps(to_json_value(content), indent=1, ensure_ascii=False) + "\n"
+    with atomic_write(path) as temporary:
+        # A path may hold bytes that are not UTF-8: Python's surrogates are written as \udcff, which JSON reads back.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def read_text(path: str | Path, fix: str, *, most: int = _LARGEST) -> str:
-    """The text of a file of at most `most` bytes in UTF-8; what keeps it from being read is an error with that fix."""
+def read_text(path: str | Path, fix: str, *, max_bytes: int = _MAX_TEXT_BYTES) -> str:
+    """Read a UTF-8 file of at most `max_bytes`; any failure is a UserError with the given fix."""
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, a device never ends
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would block, reading a device would not end
             raise UserError(f"{path} is not a file", fix)
-        if found.st_size > most:
-            raise UserError(f"{path} has {found.st_size} bytes, and {most} is the most there should be", fix)
+        if status.st_size > max_bytes:
+            raise UserError(f"{path} has {status.st_size} bytes, over the limit of {max_bytes}", fix)
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path} is missing", fix) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})", fix) from None
     except ValueError:
-        raise UserError(f"{path} cannot be read: it is no UTF-8 text", fix) from None
+        raise UserError(f"{path} cannot be read: it is not UTF-8 text", fix) from None
 
 
 def read_json(path: str | Path, fix: str) -> Any:
-    """The content of a JSON file; what keeps it from being read is an error with that fix."""
+    """Read a JSON file; any failure is a UserError with the given fix."""
     text = read_text(path, fix)
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # also numbers of thousands of digits, and brackets as deep
-        raise UserError(f"{path} cannot be read: it is no JSON", fix) from None
+    except (ValueError, RecursionError):  # also numbers of thousands of digits, and deep nesting
+        raise UserError(f"{path} cannot be read: it is not JSON", fix) from None
 
 
-def check_fields(kind: type, found: Mapping[str, Any]) -> None:
-    """Raise TypeError unless every value is of the type that the field of a dataclass or named tuple has."""
-    hints = get_type_hints(kind)
-    for name, value in found.items():
+def check_field_types(cls: type, values: Mapping[str, Any]) -> None:
+    """Raise TypeError unless every value has the type of the field of that name in a dataclass or named tuple."""
+    hints = get_type_hints(cls)
+    for name, value in values.items():
         if name not in hints:
             raise TypeError(f"there is no setting {name!r:.40}")
-        if not _is_a(value, hints[name]):
+        if not _is_of_type(value, hints[name]):
             raise TypeError(f"{name} is {value!r:.40}")
 
 
-def _is_a(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is UnionType:
-        return any(_is_a(value, each) for each in get_args(kind))
-    if get_origin(kind) is Literal:
-        return value in get_args(kind) if isinstance(value, str) else False
-    if kind is float:
-        return (type(value) is float and math.isfinite(value)) or _is_a(value, int)
-    if kind is int:
+def _is_of_type(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is UnionType:
+        return any(_is_of_type(value, member) for member in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint) if isinstance(value, str) else False
+    if hint is float:
+        return (type(value) is float and math.isfinite(value)) or _is_of_type(value, int)
+    if hint is int:
         return type(value) is int and abs(value) < 1 << 63
-    kind = get_origin(kind) or kind
-    return value is None if kind is NoneType else isinstance(value, kind)
+    hint = get_origin(hint) or hint
+    return value is None if hint is NoneType else isinstance(value, hint)
 
 
-def plain(value: Any) -> Any:
-    """What JSON can hold: NumPy numbers and paths as plain values, NaN and infinities as None."""
+def to_json_value(value: Any) -> Any:
+    """Convert to what JSON can hold: NumPy numbers and paths to built-in types, NaN and infinities to None."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # NumPy and torch, numbers and arrays alike
-        return plain(value.tolist())
+        return to_json_value(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def no_space(path: str | Path, error: OSError) -> UserError:
-    """The error for a disk that is full."""
+def disk_full_error(path: str | Path, error: OSError) -> UserError:
+    """Return the error for a disk that is full."""
     return UserError(
         f"cannot write {path}: {error.strerror}",
-        "make room and do the same again; a training goes on with `halflabel train --resume RUN`",
+        "free disk space and run the same command again; to continue a training: `halflabel train --resume RUN`",
     )
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; when the block ends well it becomes `path`, else it is removed.
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; it becomes `path` if the block succeeds, and is removed if it fails.
 
     A crash at any moment leaves either the old file or the new one, never a part of one.
     """
@@ -113,8 +126,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     except OSError as error:
-        if error.errno in FULL:
-            raise no_space(path, error) from None
+        if error.errno in DISK_FULL:
+            raise disk_full_error(path, error) from None
         raise UserError(f"cannot write {path}: {error.strerror}", "choose a folder you may write to") from None
     os.close(handle)
     temporary = Path(name)
@@ -122,18 +135,52 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        # mkstemp makes the file private; a result is as readable as any other new file.
+        # mkstemp makes the file private; a result gets the permissions of any other new file.
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in FULL:
-            raise no_space(path, error) from None
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            raise disk_full_error(path, error) from None
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+class JobLock:
+    """A lock between processes on a file, released by the system if its process dies.
+
+    Where the folder cannot be written or its disk has no locks, `try_acquire` succeeds without a lock: `is_held` tells.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+
+    @property
+    def is_held(self) -> bool:
+        return self._lock.is_locked
+
+    def try_acquire(self) -> bool:
+        """Try to acquire the lock; False if another process holds it."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        except OSError:  # no locks here
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        return True
+
+    def release(self) -> None:
+        """Release the lock and remove its file; without a lock, do nothing."""
+        if self.is_held:
+            with contextlib.suppress(OSError):
+                self.path.unlink()  # first: a process that opens the file after the release must find it gone
+            self._lock.release()

@@ -1,24 +1,73 @@
-"""How mAP, AP and F1 are shown to people: in points of 100.
-
-Files and the Python API hold them as shares of 1, but for `reproduce`, whose measures are the papers' own.
-"""
+"""Numbers and names as text for people, in the terminal, on HTML pages and in model cards."""
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["points"]
+__all__ = ["counted", "decimal", "group_digits", "percent", "points", "probability", "shorten"]
 
 
 def points(value: float, digits: int = 1, *, signed: bool = False) -> str:
-    """A metric of 0 … 1 in points of 100, as papers write it; a dash where there is no value (never 0).
+    """Format a metric of 0 … 1 in points of 100, as papers write it; a dash for NaN (never 0).
 
-    Differences are shown with two digits and their sign.
+    Files and the Python API hold metrics as shares of 1, except for `reproduce`, whose measures are the papers'.
+    Differences are shown with two digits and a sign.
 
     >>> points(0.8294), points(math.nan), points(-0.00318, 2, signed=True), points(-0.00001, 2, signed=True)
     ('82.9', '—', '−0.32', '0.00')
     """
     if not math.isfinite(value):
         return "—"
-    rounded = round(100 * float(value), digits) + 0.0  # else a small negative number would read "−0.0"
+    rounded = round(100 * float(value), digits) + 0.0  # + 0.0 turns −0.0 into 0.0
     return f"{rounded:{'+' if signed and rounded else ''}.{digits}f}".replace("-", "−")
+
+
+def decimal(value: float, digits: int = 3) -> str:
+    """Format a number with fixed digits; a dash for NaN (never 0)."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "—"
+
+
+def probability(value: float) -> str:
+    """Format a probability with three digits; one that would round to 0 or 1 is shown as a bound.
+
+    >>> probability(0.25), probability(0.00001), probability(0.99999)
+    ('0.250', '< 0.001', '> 0.999')
+    """
+    return "< 0.001" if value < 0.0005 else "> 0.999" if value > 0.9995 else decimal(value)
+
+
+def group_digits(value: float, gap: str = " ") -> str:
+    """Format a whole number with its digits in groups of three.
+
+    >>> group_digits(1234567)
+    '1 234 567'
+    """
+    return f"{int(value):,}".replace(",", gap)
+
+
+def counted(count: int, singular: str, plural: str = "") -> str:
+    """Format a number of things; `plural` is for nouns that take more than an s.
+
+    >>> counted(1, "label"), counted(0, "label"), counted(2, "class", "classes")
+    ('1 label', '0 labels', '2 classes')
+    """
+    return f"{group_digits(count)} {singular if count == 1 else plural or singular + 's'}"
+
+
+def percent(part: float, whole: float, gap: str = " ") -> str:
+    """Format a share as a percentage with one digit; a dash where the whole is 0.
+
+    >>> percent(1, 3), percent(0, 0)
+    ('33.3 %', '—')
+    """
+    return f"{100 * part / whole:.1f}{gap}%" if whole else "—"
+
+
+def shorten(text: str, length: int) -> str:
+    """Cut a text to `length` characters by leaving out the middle: the ends of file names tell them apart.
+
+    >>> shorten("a/very/long/path/to/0001.jpg", 13)
+    'a/very…01.jpg'
+    """
+    head = length // 2
+    return text if len(text) <= length else f"{text[:head]}…{text[len(text) - (length - head - 1) :]}"

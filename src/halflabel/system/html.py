@@ -1,4 +1,4 @@
-"""HTML that is escaped by construction: text stays text, whatever a class or a file is called."""
+"""HTML elements that escape their text, and the shell of all HTML pages, with their style sheet and script."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
-import numpy as np
+from halflabel.system import format as text_format
 
-__all__ = ["PAGE_SIZE", "Html", "count", "decimal", "document", "el", "join", "percent", "score", "short"]
+__all__ = ["PAGE_SIZE", "Html", "count", "document", "el", "join", "percent"]
 
+_NARROW_SPACE = "\u202f"  # lines never break at it
 _VOID = {"br", "hr", "img", "input", "meta"}
-# Control characters are no HTML text. Those that turn the direction of writing round could dress up a name as another.
-_UNSEEN = re.compile(
+# Control characters are not valid in HTML. Those that reverse the writing direction could disguise one name as another.
+_CONTROL = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 
 
 class Html(str):
-    """Markup that is safe to put on a page. Only `el` and `join` make it from other text."""
+    """Markup that is safe to put on a page; made from other text by `el` and `join` only."""
 
     __slots__ = ()
 
@@ -30,9 +31,9 @@ PAGE_SIZE = Html("\u0000size\u0000")  # `document` replaces it by the size of th
 
 
 def el(name: str, /, *children: object, **attributes: object) -> Html:
-    """An element. Children and attributes are escaped unless they are Html; None and False are left out.
+    """Return an element. Children and attributes are escaped unless they are Html; None and False are left out.
 
-    Attribute names: `class_` is class, `data_v` is data-v; names with capitals, as viewBox, stay as they are.
+    Attribute names: `class_` means class, `data_v` means data-v; names with capitals, such as viewBox, stay unchanged.
 
     >>> el("td", "<script>", class_="name", hidden=True, title=None)
     '<td class="name" hidden>&lt;script&gt;</td>'
@@ -74,48 +75,24 @@ def document(title: str, body: Sequence[Html], *, script: bool = True, forms: st
 
 
 def join(children: Iterable[object]) -> Html:
-    """One after the other; what is not Html is escaped, None is nothing."""
+    """Concatenate; text that is not Html is escaped, None is left out."""
     return Html(
         "".join(child if isinstance(child, Html) else _escape(child) for child in children if child is not None)
     )
 
 
-def short(text: str, most: int) -> str:
-    """At most so many characters, the middle left out: the ends of file names tell them apart.
-
-    >>> short("a/very/long/path/to/0001.jpg", 13)
-    'a/very…01.jpg'
-    """
-    head = most // 2
-    return text if len(text) <= most else f"{text[:head]}…{text[len(text) - (most - head - 1) :]}"
-
-
 def count(value: float) -> str:
-    """A whole number with its digits in groups of three, kept on one line."""
-    return f"{int(value):,}".replace(",", "\u202f")
-
-
-def decimal(value: float, digits: int = 3) -> str:
-    """A number for people: fixed digits, and a dash where there is no value (never 0)."""
-    return f"{value:.{digits}f}" if np.isfinite(value) else "—"
-
-
-def score(value: float) -> str:
-    """A probability with three digits; what would round to 0 or 1 says on which side of them it is.
-
-    >>> score(0.25), score(0.00001), score(0.99999)
-    ('0.250', '< 0.001', '> 0.999')
-    """
-    return "< 0.001" if value < 0.0005 else "> 0.999" if value > 0.9995 else decimal(value)
+    """Format a whole number with its digits in groups of three, without line breaks."""
+    return text_format.group_digits(value, _NARROW_SPACE)
 
 
 def percent(part: float, whole: float) -> str:
-    """A share of something, a dash of nothing."""
-    return f"{100 * part / whole:.1f}\u202f%" if whole else "—"
+    """Format a share as a percentage, without line breaks; a dash where the whole is 0."""
+    return text_format.percent(part, whole, _NARROW_SPACE)
 
 
 def _escape(value: object) -> str:
-    return html.escape(_UNSEEN.sub("\ufffd", str(value)), quote=True)
+    return html.escape(_CONTROL.sub("\ufffd", str(value)), quote=True)
 
 
 def _read_asset(name: str) -> str:

@@ -1,36 +1,154 @@
-"""How much memory there is, and how the C library hands it out: on a CPU, waiting for page faults or computing."""
+"""Main memory: how much there is, how the C library returns it, and scratch files for tables that do not fit.
+
+It imports torch only when a table is made, so that the command line starts quickly.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import math
+import mmap
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-__all__ = ["keep_freed_memory", "physical"]
+from halflabel.errors import UserError
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # glibc's numbers for mallopt
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["check_scratch_space", "is_large", "keep_freed_memory", "physical_memory", "scratch_zeros"]
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameter numbers of glibc's mallopt
+_SCRATCH_BYTES = 1 << 28  # tables of this size and larger go to a scratch file
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FIX = (
+    "free space there or set TMPDIR to a larger disk; use fewer images or classes; in training, use a method that "
+    "stores nothing per image, such as em or wan"
+)
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what large tensors free, for the next ones, instead of returning it to the system each time.
+    """Let glibc reuse the memory of freed large tensors instead of returning it to the system each time.
 
-    A convolutional network on a CPU allocates and frees tensors of many megabytes in every layer; by default each one
-    is mapped anew and its pages are cleared by the kernel, which can take longer than the network itself. Does nothing
-    on other systems. Memory in use does not shrink again until the process ends.
+    A convolutional network on a CPU allocates and frees tensors of many megabytes in every layer. By default each is
+    mapped anew and its pages are cleared by the kernel, which can take longer than the network itself. The memory of
+    the process does not shrink again until it ends. Other C libraries are left as they are.
     """
     if not sys.platform.startswith("linux"):
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # a C library without it, such as musl
+    except (OSError, AttributeError):  # a C library without mallopt, such as musl
         return
     mallopt(_MMAP_THRESHOLD, 1 << 30)
     mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def physical() -> int:
-    """Bytes of memory that the machine has; 16 GiB where the system does not say."""
+def physical_memory() -> int:
+    """Return the bytes of memory that the machine has; 16 GiB where the system does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 1 << 34
+
+
+def scratch_zeros(
+    shape: Sequence[int], dtype: torch.dtype | None = None, what: str = "this method would store"
+) -> Tensor:
+    """Return a table of zeros (float32 by default) on the CPU: in memory below 256 MB, otherwise in a scratch file.
+
+    The file lies in TMPDIR if that is set, otherwise in the temporary folder, or in /var/tmp if the temporary folder is
+    in memory (tmpfs). It has no name: it disappears with the tensor or with the process, however that ends. Its disk
+    space is reserved at once, so that a disk that fills up later cannot kill the process. Too little space raises a
+    UserError that begins with `what`. The system decides how many pages stay in memory.
+
+    >>> scratch_zeros((2, 3)).tolist()
+    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    import torch
+
+    dtype = torch.float32 if dtype is None else dtype
+    size = math.prod(shape) * dtype.itemsize
+    if not is_large(size):
+        return torch.zeros(*shape, dtype=dtype)
+    check_scratch_space(size, what)
+    with tempfile.TemporaryFile(prefix="halflabel-", buffering=0, dir=_scratch_folder()) as file:
+        try:
+            _allocate(file, size)
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                raise
+            raise _no_space(size, what) from None
+        pages = mmap.mmap(file.fileno(), size)  # the mapping outlives the closed file
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+
+
+def is_large(size: float) -> bool:
+    """Return whether a table of `size` bytes goes to a scratch file."""
+    return size >= _SCRATCH_BYTES
+
+
+def check_scratch_space(size: float, what: str) -> None:
+    """Raise a UserError that begins with `what` if `size` bytes of scratch files do not fit on the disk now."""
+    if size > _free_bytes(_scratch_folder()):
+        raise _no_space(size, what)
+
+
+def _scratch_folder() -> str:
+    temporary = tempfile.gettempdir()
+    asked = os.environ.get("TMPDIR")  # Python ignores it if the folder does not exist
+    if (asked and os.path.realpath(asked) == os.path.realpath(temporary)) or not _is_tmpfs(temporary):
+        return temporary
+    on_disk = "/var/tmp"
+    return on_disk if os.access(on_disk, os.W_OK) and not _is_tmpfs(on_disk) else temporary
+
+
+def _free_bytes(folder: str) -> float:
+    """Return the bytes that files in a folder may take; a folder in memory has no more than the available memory."""
+    free = shutil.disk_usage(folder).free
+    return min(free, _available_memory()) if _is_tmpfs(folder) else free
+
+
+def _is_tmpfs(folder: str) -> bool:
+    """Return whether files in a folder are held in main memory, as far as the system tells."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    mounts = {fields[1]: fields[2] for fields in (line.split(" ") for line in lines) if len(fields) > 2}
+    path = Path(os.path.realpath(folder))
+    mount = next((str(part) for part in (path, *path.parents) if str(part) in mounts), "")
+    return mounts.get(mount) in ("tmpfs", "ramfs")
+
+
+def _available_memory() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)
+
+
+def _allocate(file: IO[bytes], size: int) -> None:
+    """Extend the file to `size` bytes and reserve their disk space where the file system can."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+    file.truncate(size)
+
+
+def _no_space(size: float, what: str) -> UserError:
+    folder = _scratch_folder()
+    free = _free_bytes(folder) / 1e9
+    return UserError(f"{what} {size / 1e9:.1f} GB in scratch files in {folder}, where {free:.1f} GB are free", _FIX)

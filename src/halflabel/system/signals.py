@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM, which may come at any moment: held back where half of something would be left.
+"""Ctrl-C and SIGTERM: deferred while an interruption would leave something half done.
 
-Between `hold` and `release` a first signal waits; a second one is obeyed at once. Of several processes none waits: it
-would wait for others that have ended.
+Between `defer_signals` and `release_signals` a first signal waits; a second one is obeyed at once. With several
+processes signals are never deferred: the process would wait for others that have ended.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 
-__all__ = ["Stopped", "forget", "heeded", "hold", "is_held", "release"]
+__all__ = ["Stopped", "are_deferred", "cancel_deferral", "defer_signals", "handle_signals", "release_signals"]
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked to stop: Ctrl-C, or SIGTERM as a machine that shuts down or a queue whose time is up sends it."""
+    """A signal asked the program to stop: Ctrl-C, or SIGTERM from a shutdown or a batch queue."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -27,65 +27,65 @@ class Stopped(KeyboardInterrupt):
 
 
 class _State:
-    owner = 0  # the process that the signals are for; its workers inherit the handlers
-    held = False
-    asked: int | None = None  # the signal that has come
+    owner = 0  # id of the process that handles the signals; its workers inherit the handlers
+    deferred = False
+    received: int | None = None  # number of the signal that has arrived
 
 
 _state = _State()
 
 
-def hold() -> None:
-    """From here on something is half done."""
-    _state.held = True
+def defer_signals() -> None:
+    """Defer signals until `release_signals()`."""
+    _state.deferred = True
 
 
-def release() -> None:
-    """It is whole again: stop here if a signal came meanwhile."""
-    _state.held = False
-    if _state.asked is not None:
-        raise Stopped(_state.asked)
+def release_signals() -> None:
+    """Stop deferring signals; raise `Stopped` if one has arrived."""
+    _state.deferred = False
+    if _state.received is not None:
+        raise Stopped(_state.received)
 
 
-def is_held() -> bool:
-    """Whether something is half done."""
-    return _state.held
+def are_deferred() -> bool:
+    """Return whether signals are deferred."""
+    return _state.deferred
 
 
-def forget() -> None:
-    """What was half done is given up: nothing is held back any more."""
-    _state.held = False
+def cancel_deferral() -> None:
+    """Stop deferring signals without raising: the half-done work is given up."""
+    _state.deferred = False
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM raise `Stopped`, at once or at the next `release`. In the main thread; else do nothing."""
-    if threading.current_thread() is not threading.main_thread():  # only there signals can be handled
+def handle_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM raise `Stopped`, at once or at the next `release_signals`; main thread only."""
+    if threading.current_thread() is not threading.main_thread():  # other threads cannot handle signals
         yield
         return
-    _state.owner, _state.asked = os.getpid(), None
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in before.items():
-        if number == signal.SIGTERM or handler is not signal.SIG_IGN:  # a job in the background has no Ctrl-C
-            signal.signal(number, _obey)
+    _state.owner, _state.received = os.getpid(), None
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
+        if number == signal.SIGTERM or handler is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
+            signal.signal(number, _handle)
     try:
         yield
     finally:
-        _state.asked = None
-        for number, handler in before.items():
+        _state.received = None
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def _obey(number: int, frame: Any) -> None:
+def _handle(number: int, frame: Any) -> None:
     if os.getpid() != _state.owner:
-        # Ctrl-C reaches a whole group of processes: workers go on until the one they work for ends them.
+        # Ctrl-C reaches the whole process group: workers continue until their parent ends them.
         if number == signal.SIGINT:
             return
         raise Stopped(number)
-    waits = _state.held and _state.asked is None and not processes.several()
-    _state.asked = number
+    waits = _state.deferred and _state.received is None and not distributed.is_distributed()
+    _state.received = number
     if hasattr(signal, "SIGCHLD"):
-        # Workers that the same signal has ended are no news: torch would raise an error for each, wherever this is.
+        # torch would raise an error, anywhere, for each worker that the same signal has ended.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if not waits:
         raise Stopped(number)

@@ -1,4 +1,4 @@
-"""Where a server listens. It needs no torch, so that a port that is taken is said at once."""
+"""Listening sockets of the servers. Imports no torch, so that a port in use is reported at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from halflabel.errors import UserError
 __all__ = ["open_socket"]
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; 0 is any free port. A host or port that cannot be had is said at once."""
+def open_socket(host: str, *ports: int) -> socket.socket:
+    """Listen on the first of the ports that is free; 0 means any free port. None free raises a UserError."""
+    *others, last = ports
+    for port in others:
+        try:
+            return _listen(host, port)
+        except (OSError, OverflowError):
+            continue
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return _listen(host, last)
     except (OSError, OverflowError) as error:
-        raise UserError(f"cannot listen at {host}, port {port} ({error})", "choose another --port or --host") from None
+        raise UserError(f"cannot listen at {host}, port {last} ({error})", "choose another --port or --host") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=1024)

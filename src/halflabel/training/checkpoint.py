@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = [
     "Checkpoint",
@@ -51,7 +51,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
         if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
             plain[name] = tensor.clone()
         seen.add(tensor.untyped_storage().data_ptr())
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             save_file(plain, temporary, dict(metadata or {}))
         except SafetensorError as error:  # it wraps what the system says
@@ -67,7 +67,7 @@ def save(folder: Path, step: int, checkpoint: Checkpoint) -> None:
         stale.unlink(missing_ok=True)
     stem = f"{step:010d}"
     digest = save_tensors(checkpoint.tensors, folder / f"{stem}.safetensors")
-    with replacing(folder / f"{stem}.json") as temporary:  # the JSON comes last: without it there is no checkpoint
+    with atomic_write(folder / f"{stem}.json") as temporary:  # the JSON comes last: without it there is no checkpoint
         temporary.write_text(json.dumps({"sha256": digest, **checkpoint.meta}))
     for old in sorted(folder.glob("*.json"))[:-KEPT]:
         old.unlink()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from halflabel.errors import UserError
 from halflabel.methods.base import Method
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.training import checkpoint as checkpoints
 from halflabel.training.checkpoint import Checkpoint
 from halflabel.training.distribution import Distribution
@@ -46,19 +46,19 @@ class Checkpointer:
         if self.folder is None:
             return
         if not resume:
-            if processes.is_first():
+            if distributed.is_main():
                 checkpoints.clear(self.folder)
             return
         if (checkpoint := checkpoints.newest(self.folder)) is not None:
             self._load(checkpoint)
-        if len(set(processes.gather((*self.state.position, self.state.steps)))) > 1:
+        if len(set(distributed.all_gather((*self.state.position, self.state.steps)))) > 1:
             raise UserError(
                 f"the processes find different checkpoints in {self.folder}",
                 "put the run into a folder that all machines share",
             )
 
     def save(self) -> None:
-        if self.folder is None or not (processes.is_first() or self.distribution.is_sharded):
+        if self.folder is None or not (distributed.is_main() or self.distribution.is_sharded):
             return
         tensors = checkpoints.flatten("model", self.distribution.whole_model().state_dict())
         tensors |= checkpoints.flatten("method", self.method.state_dict())
@@ -70,12 +70,12 @@ class Checkpointer:
         scaler = self.step.accelerator.scaler
         meta = {
             **self.state.to_json(),
-            "images_at_once": self.step.micro_batches.most,
+            "images_at_once": self.step.micro_batches.limit,
             "groups": groups,
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
         number = (self.state.epoch - 1) * (self.batches_per_epoch + 1) + self.state.batches_done
-        if processes.is_first():
+        if distributed.is_main():
             checkpoints.save(self.folder, number, Checkpoint(tensors, meta))
         self.saved = self.state.position
 
@@ -100,7 +100,7 @@ class Checkpointer:
         best_weights = checkpoints.restore("best", tensors)
         self.state.best_weights = {name: value.to(device) for name, value in best_weights.items()}
         self.state.load_json(meta)
-        self.step.micro_batches.most = meta.get("images_at_once", 0)
+        self.step.micro_batches.limit = meta.get("images_at_once", 0)
         if scaler is not None and meta["scaler"] is not None:
             scaler.load_state_dict(meta["scaler"])
         self.saved = self.state.position

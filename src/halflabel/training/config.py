@@ -10,7 +10,7 @@ from typing import Any, Literal
 from halflabel.data.views import View, make_views
 from halflabel.errors import UserError
 from halflabel.models.backbones import Backbone
-from halflabel.system.files import check_fields
+from halflabel.system.files import check_field_types
 from halflabel.system.validate import between
 from halflabel.training.loop import Settings
 
@@ -64,8 +64,8 @@ class Config:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Config:
         try:
-            check_fields(Settings, found["settings"])
-            check_fields(cls, {name: value for name, value in found.items() if name != "settings"})
+            check_field_types(Settings, found["settings"])
+            check_field_types(cls, {name: value for name, value in found.items() if name != "settings"})
             return cls(**{**found, "settings": Settings(**found["settings"])})
         except (TypeError, KeyError, AttributeError) as error:
             raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None

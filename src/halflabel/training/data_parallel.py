@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from halflabel.data.sources import Fetched, Plan, Source
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.system.rng import bits
 from halflabel.types import Output, at_least_float32
 
@@ -45,17 +45,17 @@ class WholeBatchParallel(nn.Module):
 
     def fetch(self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int) -> Iterator[Fetched]:
         """For each batch, the numbers of all images that could be read, and the views of this process's slice."""
-        slices = [np.array_split(batch, processes.count())[processes.rank()] for batch in plan]
+        slices = [np.array_split(batch, distributed.world_size())[distributed.rank()] for batch in plan]
         fetched = iter(source.fetch([images for images in slices if len(images)], views, seed=seed, epoch=epoch))
         for batch, images in zip(plan, slices, strict=True):
             local = next(fetched) if len(images) else Fetched(images, ())
-            yield self._exchange_numbers(local, -(-len(batch) // processes.count()))
+            yield self._exchange_numbers(local, -(-len(batch) // distributed.world_size()))
 
     def _exchange_numbers(self, local: Fetched, max_images: int) -> Fetched:
         """Gather from all processes which images could be read, at most `max_images` each."""
         sent = torch.full((max_images,), -1)
         sent[: len(local.images)] = torch.from_numpy(local.images)
-        received = [torch.empty_like(sent) for _ in range(processes.count())]
+        received = [torch.empty_like(sent) for _ in range(distributed.world_size())]
         dist.all_gather(received, sent)
         images = [numbers[numbers >= 0] for numbers in received]
         self.counts, self.calls = [len(numbers) for numbers in images], 0
@@ -63,7 +63,7 @@ class WholeBatchParallel(nn.Module):
         if min(self.counts) == 0 < max(self.counts):
             # A process without images must run the model too, or the others would wait for it. It runs on a blank
             # row, which is not sent, counted or learned from.
-            shapes = processes.gather([(view.shape[1:], view.dtype) for view in views])
+            shapes = distributed.all_gather([(view.shape[1:], view.dtype) for view in views])
             if not len(local.images):
                 like = next(shape for shape, count in zip(shapes, self.counts, strict=True) if count)
                 views = tuple(torch.zeros((1, *shape), dtype=dtype) for shape, dtype in like)
@@ -105,7 +105,7 @@ class WholeBatchParallel(nn.Module):
 def _average(gradients: list[Tensor]) -> None:
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
-    flat /= processes.count()
+    flat /= distributed.world_size()
     for gradient, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
 
@@ -115,7 +115,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, counts: list[int]) -> Tensor:
-        rows = counts[processes.rank()]
+        rows = counts[distributed.rank()]
         blocks = local.reshape(-1, max(rows, 1), *local.shape[1:])
         padded = local.new_zeros(len(blocks), max(counts), *local.shape[1:])
         padded[:, :rows] = blocks[:, :rows]
@@ -131,17 +131,17 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        count, first = ctx.counts[processes.rank()], sum(ctx.counts[: processes.rank()])
+        count, first = ctx.counts[distributed.rank()], sum(ctx.counts[: distributed.rank()])
         if not count:
             return gradients[0].new_zeros(ctx.local_shape), None
         rows = gradients[0].reshape(ctx.shape)[:, first : first + count].flatten(0, 1)
-        return rows * processes.count(), None
+        return rows * distributed.world_size(), None
 
 
 @contextmanager
 def _process_seed(device: torch.device, call: int) -> Iterator[None]:
     """Another seed in each process, for dropout; random numbers drawn after the context are equal in all processes."""
-    seed = int(bits(torch.default_generator.initial_seed(), processes.rank(), call)[0] >> np.uint64(1))
+    seed = int(bits(torch.default_generator.initial_seed(), distributed.rank(), call)[0] >> np.uint64(1))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
@@ -179,7 +179,7 @@ class _SyncBatchNorm(TorchFunctionMode):
     ) -> Tensor:
         if not training:
             return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-        count = self.counts[processes.rank()]
+        count = self.counts[distributed.rank()]
         per_image = x.numel() // x.shape[1] // max(count, 1)  # numbers per channel of one image
         size = per_image * sum(self.counts)
         if size < 2:

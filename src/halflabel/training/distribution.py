@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from halflabel.data.sources import Fetched, Plan, Source
 from halflabel.models.heads import Model
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.training.cuda_graphs import compile_model
 from halflabel.training.data_parallel import WholeBatchParallel
 from halflabel.training.settings import Settings
@@ -27,7 +27,7 @@ __all__ = ["Distribution", "distribute", "is_sharded", "place_model"]
 
 def is_sharded(settings: Settings) -> bool:
     """Whether each process holds only a part of the weights."""
-    return settings.shard and processes.several()
+    return settings.shard and distributed.is_distributed()
 
 
 def place_model(model: Model, settings: Settings, device: torch.device) -> Model:
@@ -43,7 +43,7 @@ def distribute(plain: Model, settings: Settings, device: torch.device) -> Distri
     """The distribution for the settings and the number of processes. `plain` comes from `place_model`."""
     if is_sharded(settings):
         return Sharded(plain, device)
-    if processes.several():
+    if distributed.is_distributed():
         return DataParallel(plain)
     return Distribution(plain, settings, device)
 

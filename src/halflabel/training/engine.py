@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from halflabel.errors import UserError
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 from halflabel.training.settings import Settings
 
 __all__ = ["deterministic_algorithms", "make_accelerator"]
@@ -34,13 +34,13 @@ def make_accelerator(settings: Settings) -> Any:
     from accelerate.state import AcceleratorState
     from accelerate.utils import AutocastKwargs
 
-    if processes.several() and settings.compile != "no":
+    if distributed.is_distributed() and settings.compile != "no":
         raise UserError(f"--compile {settings.compile} works in one process only", "leave --compile out")
     if settings.shard and (settings.ema or settings.precision == "fp16"):
         raise UserError(
             "--shard works neither with --ema nor with --precision fp16", "use --ema 0 and --precision bf16"
         )
-    processes.start()
+    distributed.initialize()
     # One process may train several times, with another precision or on another device.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     try:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from halflabel.errors import UserError
 from halflabel.models.heads import Model
-from halflabel.system import distributed as processes
+from halflabel.system import distributed
 
 __all__ = ["ShardedModel"]
 
@@ -31,14 +31,14 @@ class ShardedModel:
     """
 
     def __init__(self, plain: Model, device: torch.device) -> None:
-        gpus, local_processes = torch.cuda.device_count(), processes.here()
+        gpus, local_processes = torch.cuda.device_count(), distributed.local_world_size()
         if device.type == "cuda" and gpus < local_processes:
             raise UserError(
                 f"--shard needs one GPU per process, and {local_processes} processes share {gpus}",
                 "start fewer processes (--nproc-per-node), or leave --shard out",
             )
         self.model = deepcopy(plain)
-        mesh = init_device_mesh(device.type, (processes.count(),))
+        mesh = init_device_mesh(device.type, (distributed.world_size(),))
         for block in (*_blocks(self.model), self.model):
             fully_shard(block, mesh=mesh)
         self.model.to(device)

@@ -33,9 +33,8 @@ from halflabel.methods.checks import absorbed
 from halflabel.metrics import completion_rates
 from halflabel.models.heads import Model
 from halflabel.models.scoring import PASSES, score_source, seed_generators
-from halflabel.system import distributed as processes
-from halflabel.system import signals as interrupt
-from halflabel.system.gpu_memory import Room
+from halflabel.system import distributed, signals
+from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.rng import bits
 from halflabel.training.async_scalar import AsyncScalar, ScalarReading
 from halflabel.training.callbacks import Callback, EpochLog
@@ -130,7 +129,7 @@ def make_loop(
     state = TrainingState(torch.zeros((), device=device))
     batches = math.ceil(len(source) / settings.batch_size)
     checkpointer = Checkpointer(folder, state, method, distribution, step, batches)
-    if callback is None or not processes.is_first():
+    if callback is None or not distributed.is_main():
         callback = Callback()
     return Loop(
         method, source, table, settings, distribution, step, state, checkpointer, validation, judge, callback, truth
@@ -156,7 +155,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.loss_reader = AsyncScalar(self.step.device)
-        self.scoring_batches = Room()
+        self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
 
     def run(self, resume: bool) -> Fitted:
@@ -165,32 +164,32 @@ class Loop:
                 return self._run(resume)
         except KeyboardInterrupt:
             # The state is consistent, so save it. Sharded weights cannot be saved: other processes may have ended.
-            if not (interrupt.is_held() or self.distribution.is_sharded or self.checkpointer.is_current):
+            if not (signals.are_deferred() or self.distribution.is_sharded or self.checkpointer.is_current):
                 self.checkpointer.save()
             raise
         finally:
-            interrupt.forget()
+            signals.cancel_deferral()
 
     def _run(self, resume: bool) -> Fitted:
         state = self.state
-        interrupt.hold()
+        signals.defer_signals()
         self.checkpointer.start(resume)
-        interrupt.release()
+        signals.release_signals()
         if state.position == (1, 0) and self.method.relabel.wants_sweep_first():
             absorbed(self.method.relabel, self._sweep(0), 0)
-            processes.agree(self.method.state_dict().values())
+            distributed.synchronize(self.method.state_dict().values())
         while state.epoch <= self.settings.epochs and not self._is_stalled():
             self._train_epoch()
             log = self._finish_epoch()
             state.start_next_epoch()
             self.checkpointer.save()
             self.callback.on_epoch_end(log)
-            interrupt.release()
+            signals.release_signals()
         if not state.best_weights:
             state.best_weights, state.best_epoch = self._evaluated_weights(), state.epoch - 1
         self.distribution.plain.load_state_dict(state.best_weights)
         self.distribution.finish()
-        processes.gather(None)  # wait until the last checkpoint is written
+        distributed.all_gather(None)  # wait until the last checkpoint is written
         return Fitted(state.best_weights, state.best_epoch, state.log)
 
     def _train_epoch(self) -> None:
@@ -218,7 +217,7 @@ class Loop:
         )
         for number, (images, views) in enumerate(batches, state.batches_done):
             if number % settings.accumulate == 0:
-                interrupt.hold()
+                signals.defer_signals()
                 loss_before = state.loss_sum.clone()
                 step.begin()
             seed_generators(step_seeds[number], step.device)
@@ -242,7 +241,7 @@ class Loop:
             if saves:
                 self.checkpointer.save()
             if updates:
-                interrupt.release()
+                signals.release_signals()
 
     def _report_step(self, number: int, images: int, read_now: bool) -> None:
         """Call the callback with the mean loss, where it is read; stop if the loss is not finite."""
@@ -276,18 +275,18 @@ class Loop:
         log = self._start_log()
         # First everything that takes long and changes nothing: a signal during it finds a consistent state to save.
         agree_on_bad(self.source)
-        processes.agree(self._shared_tensors())
+        distributed.synchronize(self._shared_tensors())
         relabel = self.method.relabel
         sweep = self._sweep(state.epoch) if relabel.wants_sweep(state.epoch) else None
         logits = None
         if self.validation is not None and self.judge is not None:
             logits = self._score(self._evaluated_model(), self.validation).logits
-        interrupt.hold()
+        signals.defer_signals()
         if sweep is not None:
             log.update(self._relabel(sweep))
-            processes.agree(self.method.state_dict().values())
+            distributed.synchronize(self.method.state_dict().values())
         if logits is not None and (judge := self.judge) is not None:
-            log.update(processes.on_first(lambda: judge(logits)))
+            log.update(distributed.run_on_main(lambda: judge(logits)))
             value = log.get("select", math.nan)
             if self.settings.schedule == "plateau" and value < state.previous:
                 state.lr_factor *= self.settings.step_factor
@@ -302,8 +301,8 @@ class Loop:
         log = EpochLog(epoch=self.state.epoch, loss=float(self.state.loss_sum) / max(batches, 1))
         log["lr"] = self.step.optimizer.param_groups[0]["lr"]
         log["images_per_s"] = self.images_seen / seconds
-        if self.step.micro_batches.most:
-            log["images_at_once"] = self.step.micro_batches.most
+        if self.step.micro_batches.limit:
+            log["images_at_once"] = self.step.micro_batches.limit
         return log
 
     def _relabel(self, sweep: Sweep) -> dict[str, float]:
@@ -344,7 +343,7 @@ class Loop:
                 autocast=self.step.autocast,
                 passes=passes,
                 seed=seed,
-                room=self.scoring_batches,
+                batcher=self.scoring_batches,
                 features=features,
             )
 

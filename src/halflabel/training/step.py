@@ -15,7 +15,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.checks import checked_step
-from halflabel.system.gpu_memory import Kept, Room, no_room
+from halflabel.system.gpu_memory import MicroBatcher, Snapshot, out_of_gpu_memory
 from halflabel.training.distribution import Distribution
 from halflabel.training.ema import ModelEma
 from halflabel.training.optimizer import make_optimizer, parameter_groups
@@ -56,9 +56,9 @@ class OptimizerStep:
         # Looking up labels in a dense table is faster; a large table stays sparse.
         is_small = len(table) * len(table.classes) <= _DENSE_ENTRIES
         self.dense_labels = torch.from_numpy(table.dense()).to(device) if is_small else None
-        self.micro_batches = Room()
+        self.micro_batches = MicroBatcher()
         can_split = distribution.can_split_batches and device.type in _LIMITED_MEMORY
-        self.snapshot = Kept(distribution.plain, method) if can_split else None
+        self.snapshot = Snapshot(distribution.plain, method) if can_split else None
         self.check_next_batch = True  # whether to check the shapes and values that the method returns
 
     @property
@@ -69,15 +69,17 @@ class OptimizerStep:
     def begin(self) -> None:
         """Remember the state before a step, for `undo`."""
         if self.snapshot is not None:
-            self.snapshot.take()
+            self.snapshot.save()
 
     def undo(self) -> None:
         """Restore the state before a step that ran out of memory; from now on split batches into smaller parts."""
         if self.snapshot is None:
             size = self.settings.batch_size
-            raise no_room(f"for batches of {size}; with several processes or --compile, batches cannot be split")
+            raise out_of_gpu_memory(
+                f"for batches of {size}; with several processes or --compile, batches cannot be split"
+            )
         self.optimizer.zero_grad(set_to_none=True)
-        self.snapshot.put_back()
+        self.snapshot.restore()
         note = (
             ", added up before each step; batch norm, and methods that rank or count within a batch, see only the parts"
         )
@@ -128,7 +130,7 @@ class OptimizerStep:
             raise UserError(
                 f"{type(self.method).__name__} computes with the weights of the model, of which --shard keeps only a "
                 "part in each process",
-                "train without --shard; in a method, halflabel.system.distributed.whole completes sums over weights",
+                "train without --shard; in a method, halflabel.system.distributed.full_tensor completes sums over weights",
             ) from error
         return loss.detach()
 
@@ -153,7 +155,7 @@ class OptimizerStep:
             else:
                 self.optimizer.step()
         except torch.OutOfMemoryError:  # some weights may be updated already, and fewer images would not help
-            raise no_room(f"for the state of {self.settings.optimizer}") from None
+            raise out_of_gpu_memory(f"for the state of {self.settings.optimizer}") from None
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(self.distribution.plain)

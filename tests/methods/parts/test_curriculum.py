@@ -16,7 +16,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.metrics import completion_rates
-from halflabel.system import scratch
+from halflabel.system import memory
 from halflabel.system.rng import hash_names
 from halflabel.types import Batch, Passes, Sweep
 
@@ -327,13 +327,13 @@ def test_scratch_files_are_labelled_as_memory_is(strategy, monkeypatch, tmp_path
     expected = Curriculum(strategy, before="2,3", redecide=True)
     expected.start(make_table(labels))
     told = expected.absorb(sweep, 1)
-    monkeypatch.setattr("halflabel.system.scratch._LARGE", 1)
+    monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK", 33)
     found = Curriculum(strategy, before="2,3", redecide=True)
     found.start(make_table(labels))
     assert found.labels.is_mapped
-    tables = [scratch.zeros(values.shape).copy_(values) for values in sweep]
+    tables = [memory.scratch_zeros(values.shape).copy_(values) for values in sweep]
     assert found.absorb(Sweep(*tables), 1) == told
     assert torch.equal(found.guesses(), expected.guesses())
     assert told["weak_positives"] > 0

@@ -18,7 +18,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts import label_store
 from halflabel.methods.parts.label_store import PackedLabels, SoftLabels
-from halflabel.system import scratch
+from halflabel.system import memory
 
 
 def make_labels(images: int, classes: int, seed: int = 0) -> np.ndarray:
@@ -28,7 +28,7 @@ def make_labels(images: int, classes: int, seed: int = 0) -> np.ndarray:
 @pytest.fixture(params=["memory", "file"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     if request.param == "file":
-        monkeypatch.setattr(scratch, "_LARGE", 1)
+        monkeypatch.setattr(memory, "_SCRATCH_BYTES", 1)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return str(request.param)
 
@@ -92,7 +92,7 @@ def test_the_scratch_file_has_no_name_and_stays_where_it_is(tmp_path: Path, monk
     table = LabelTable.from_dense(make_labels(6, 5))
     inside = nn.ModuleDict({"small": PackedLabels()})
     inside["small"].start(table)
-    monkeypatch.setattr(scratch, "_LARGE", 1)
+    monkeypatch.setattr(memory, "_SCRATCH_BYTES", 1)
     inside["large"] = PackedLabels()
     inside["large"].start(table)
     assert not list(tmp_path.iterdir())

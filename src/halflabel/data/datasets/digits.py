@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 from halflabel.system.rng import hash_names, uniform
 
 __all__ = ["CLASSES", "Scenes", "Split", "scenes", "write_folder"]
@@ -81,7 +81,7 @@ def write_folder(folder: str | Path, n: int, *, seed: int = 0, split: Split = "t
         raise UserError(f"cannot make {pictures}: {error.strerror}", "choose a folder you may write to") from None
     table = Path(folder) / f"{split}.csv"
     # The table takes its name last: where there is one, all its pictures are there.
-    with replacing(table) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+    with atomic_write(table) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["image", *CLASSES])
         for numbers in _portions(n):

@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as F
 from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, list_images, locate, read_image
 from halflabel.data.pack.read import FORMAT, INDEX, VERSION, Stored, checksum, is_pack, read_about, shard_name
 from halflabel.errors import UserError
-from halflabel.system.files import replacing, write_json
+from halflabel.system.files import atomic_write, write_json
 from halflabel.system.rng import bits, hash_names
 
 __all__ = ["encode", "pack_images"]
@@ -204,7 +204,7 @@ def _write_arrow(batch: Any, path: Path) -> None:
     import pyarrow as pa
 
     with (
-        replacing(path) as temporary,
+        atomic_write(path) as temporary,
         pa.OSFile(str(temporary), "wb") as file,
         pa.ipc.new_file(file, batch.schema) as writer,
     ):

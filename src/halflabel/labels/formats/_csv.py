@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.policy import quote_option
-from halflabel.system.memory import physical
+from halflabel.system.memory import physical_memory
 
 __all__ = [
     "CsvTable",
@@ -365,7 +365,7 @@ def read_parquet(path: Path) -> pa.Table:
 
 
 def _check_room(size: int, path: Path) -> None:
-    if size > physical() // 2:
+    if size > physical_memory() // 2:
         message = f"what is in this file takes {size / 1e9:.3g} GB of memory, more than half of what there is"
         raise LabelError(message, "split the file, or read it on a larger machine", path)
 

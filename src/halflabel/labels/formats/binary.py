@@ -33,7 +33,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["ENDING", "USES", "open_table", "read", "sniff", "write"]
 
@@ -129,7 +129,7 @@ def write(rows: Rows, path: Path) -> None:
         first = ends[1]
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that every array stands at a multiple of its item's size
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             file.write(array.data)

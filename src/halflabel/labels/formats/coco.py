@@ -26,7 +26,7 @@ from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "Parsed", "document", "note_annotations", "parse", "read", "sniff", "write"]
 
@@ -116,7 +116,7 @@ def write(rows: Rows, path: Path) -> None:
         )
     meaning = "absent" if absent else "unknown"
     info = {"description": f"image-level labels; a class not listed for an image is {meaning}"}
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps({"info": info, **document(rows)}, ensure_ascii=False), encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "attributes_file", "numbered", "parse", "position", "read", "sniff", "write"]
 
@@ -116,7 +116,7 @@ def write(rows: Rows, path: Path) -> None:
     present, time = (said.reshape(-1) > 0).astype(np.int8), np.zeros(said.size, np.int8)
     columns = [pa.array(part) for part in (image, column, present, certainty.reshape(-1), time)]
     table = pa.table(columns, names=[*FIELDS, "time"])
-    with replacing(base / _LABELS) as temporary:
+    with atomic_write(base / _LABELS) as temporary:
         pa_csv.write_csv(table, temporary, pa_csv.WriteOptions(include_header=False, delimiter=" "))
 
 
@@ -125,7 +125,7 @@ def _numbered_text(names: Names | tuple[str, ...]) -> str:
 
 
 def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 

@@ -31,7 +31,7 @@ from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -115,7 +115,7 @@ def write(rows: Rows, path: Path) -> None:
         content = {"classes": list(rows.classes), "labels": labels}
         if keys != names:
             content["file_names"] = dict(zip(keys, names, strict=True))
-        with replacing(path / file) as temporary:
+        with atomic_write(path / file) as temporary:
             temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 

@@ -27,7 +27,7 @@ from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, quote_option
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["IMAGE", "USES", "read", "sniff", "write"]
 
@@ -339,7 +339,7 @@ def _write_jsonl(rows: Rows, path: Path) -> None:
     table = rows.resolve()
     words = np.array(["false", "null", "true"])
     keys = [json.dumps(name, ensure_ascii=False) for name in table.classes]
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         for first in range(0, len(table), 4096):
             block = np.arange(first, min(first + 4096, len(table)))
             for position, line in zip(block, words[table.rows(block) + 1].tolist(), strict=True):
@@ -355,7 +355,7 @@ def _write_csv(rows: Rows, path: Path) -> None:
     if odd:
         raise UserError(f"the name {odd[0]!r} does not survive in CSV", "write metadata.jsonl instead")
     words = np.array(["false", "", "true"])
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([IMAGE, *table.classes])
         for first in range(0, len(table), 4096):
@@ -370,5 +370,5 @@ def _write_parquet(rows: Rows, path: Path) -> None:
     table = rows.resolve()
     labels = table.dense()
     columns = [pa.array(labels[:, number] > 0, mask=labels[:, number] == 0) for number in range(len(table.classes))]
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         pq.write_table(pa.table([table.images.array, *columns], names=[IMAGE, *table.classes]), temporary)

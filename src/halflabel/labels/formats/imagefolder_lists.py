@@ -23,7 +23,7 @@ from halflabel.labels.formats.imagefolder import IMAGE
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -107,7 +107,7 @@ def write(rows: Rows, path: Path) -> None:
     has_source = any(rows.sources[number] for number in np.unique(rows.source[last]))
     parts = np.split(last, np.searchsorted(rows.image[last], np.arange(1, len(rows.images))))
     file = path if path.suffix else path / FILE
-    with replacing(file) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as out:
+    with atomic_write(file) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as out:
         for title, part in zip(rows.images, parts, strict=False):  # no image at all still splits into one part
             record: dict[str, Any] = {IMAGE: title}
             record |= {name: [rows.classes[c] for c in rows.column[_of(rows, part, name)]] for name in _LISTS}

@@ -31,7 +31,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import model_source
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["LOCAL_FILES", "OPTIONS", "PERSON", "USES", "config_path", "read", "sniff", "write"]
 
@@ -103,9 +103,9 @@ def write(rows: Rows, path: Path, image_url: str = LOCAL_FILES) -> None:
     by_image: list[list[int]] = [[] for _ in range(len(rows.images))]
     for k in rows.holding().tolist():
         by_image[rows.image[k]].append(k)
-    with replacing(config_path(path)) as interface:
+    with atomic_write(config_path(path)) as interface:
         interface.write_text(_interface(rows.classes, groups), encoding="utf-8")
-        with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
             for number, name in enumerate(rows.images):
                 at = by_image[number]
                 url = name if "://" in name else image_url + quote(name)

@@ -28,7 +28,7 @@ from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, read_value, shorten
 from halflabel.labels.rows import Rows, too_many_sources
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = [
     "COLUMNS",
@@ -178,7 +178,7 @@ def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
 
     The file is there once all are written; what raises on the way leaves what was there before.
     """
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         if Path(path).suffix == ".parquet":
             import pyarrow.parquet as pq
 

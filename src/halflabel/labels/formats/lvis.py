@@ -18,7 +18,7 @@ from halflabel.labels.formats import coco
 from halflabel.labels.formats._json import head_and_tail
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -82,7 +82,7 @@ def write(rows: Rows, path: Path) -> None:
     for record, numbers in zip(content["images"], lists, strict=False):  # no image at all still splits into one part
         record["neg_category_ids"] = numbers.tolist()
         record["not_exhaustive_category_ids"] = []
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 

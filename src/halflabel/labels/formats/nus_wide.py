@@ -19,7 +19,7 @@ from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -93,7 +93,7 @@ def write(rows: Rows, path: Path) -> None:
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(data)
 
 

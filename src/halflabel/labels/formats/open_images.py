@@ -23,7 +23,7 @@ from halflabel.labels.formats.long import csv_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows, too_many_sources
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["NEEDED", "USES", "display_names", "read", "sniff", "write"]
 
@@ -105,7 +105,7 @@ def write(rows: Rows, path: Path) -> None:
     sure = np.nan_to_num(rows.score, nan=0.5)  # of the value written
     present = np.where(rows.value > 0, sure, 1 - sure)
     confidence[filled] = present[filled].clip(0.001, 0.999)
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         file.write((",".join(COLUMNS) + "\n").encode())
         for start in range(0, len(rows), 1 << 18):
             part = slice(start, start + (1 << 18))

@@ -24,7 +24,7 @@ from halflabel.labels.formats._csv import existing_path
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -93,7 +93,7 @@ def write(rows: Rows, path: Path) -> None:
     observed = table.known < len(images) * len(classes)
     _refuse_mixture(folder, split, images, classes, observed)
 
-    with replacing(folder / f"formatted_{split}_labels{'_obs' if observed else ''}.npy") as temporary:
+    with atomic_write(folder / f"formatted_{split}_labels{'_obs' if observed else ''}.npy") as temporary:
         # Floating point, as the published files are; filled by blocks, so that the whole never is in memory.
         shape = (len(images), len(classes))
         labels = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float64, shape=shape)
@@ -102,9 +102,9 @@ def write(rows: Rows, path: Path) -> None:
             known = table.rows(block)
             labels[block] = known if observed else known > 0
         labels.flush()
-    with replacing(folder / f"formatted_{split}_images.npy") as temporary, open(temporary, "wb") as file:
+    with atomic_write(folder / f"formatted_{split}_images.npy") as temporary, open(temporary, "wb") as file:
         np.save(file, np.array(images, dtype=str))
-    with replacing(folder / "classes.txt") as temporary:
+    with atomic_write(folder / "classes.txt") as temporary:
         temporary.write_text("".join(f"{name}\n" for name in classes), encoding="utf-8", newline="\n")
 
 

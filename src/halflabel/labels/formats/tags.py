@@ -25,7 +25,7 @@ from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["LISTS", "USES", "read", "sniff", "write"]
 
@@ -161,7 +161,7 @@ def write(rows: Rows, path: Path) -> None:
     if not tagged or {name.lower() for name in tagged} <= _VALUES:
         raise UserError("no class with a telling name is present anywhere", "write --to long instead")
     parts = np.split(last, np.searchsorted(rows.image[last], np.arange(1, len(rows.images))))
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.write("image,tags,absent\n")
         for title, part in zip(rows.images, parts, strict=True):
             lists = (", ".join(rows.classes[c] for c in rows.column[part[rows.value[part] == v]]) for v in (1, -1))

@@ -18,7 +18,7 @@ from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -94,7 +94,7 @@ def write(rows: Rows, path: Path) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 

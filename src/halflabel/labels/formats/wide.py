@@ -18,7 +18,7 @@ from halflabel.labels.formats.tags import LISTS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorten
 from halflabel.labels.rows import Rows
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -83,7 +83,7 @@ def write(rows: Rows, path: Path) -> None:
     if "" in table.images:
         raise UserError("an image has no name", "give every image a name")
     text = np.array(["0", "", "1"])
-    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+    with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         file.write(csv_line(header))
         for first in range(0, len(table), 4096):
             block = np.arange(first, min(first + 4096, len(table)))

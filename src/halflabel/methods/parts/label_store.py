@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.system import scratch
+from halflabel.system import memory
 
 __all__ = ["PackedLabels", "SoftLabels", "fits_float32"]
 
@@ -45,8 +45,8 @@ class _ByteStore(nn.Module):
                 f"{method} would need {size / 1e9:.1f} GB to store labels of {rows} images",
                 "use a method that stores nothing per image, such as em or wan; or train on fewer images or classes",
             )
-        self.is_mapped = scratch.is_large(size)
-        self.codes = scratch.zeros((rows, width), torch.uint8, f"{method} would remember")
+        self.is_mapped = memory.is_large(size)
+        self.codes = memory.scratch_zeros((rows, width), torch.uint8, f"{method} would remember")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         return self if self.is_mapped else super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

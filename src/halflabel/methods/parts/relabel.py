@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.system import distributed as processes
-from halflabel.system import scratch
+from halflabel.system import distributed, memory
 from halflabel.types import Batch, Passes, Sweep, Targets, at_least_float32
 
 __all__ = ["AssumeNegative", "FewAbsent", "Ignore", "Relabeler", "check_size", "never_starts"]
@@ -129,8 +128,10 @@ def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps
             "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes",
         )
     tables = [stored * images * classes] + [4.0 * images * classes] * sweeps
-    room = processes.here() * sum(size for size in tables if scratch.is_large(size))
+    room = distributed.local_world_size() * sum(size for size in tables if memory.is_large(size))
     if room:  # all ask before any of them takes its share
-        processes.together(
-            lambda: scratch.check(room, f"{method} would score {images} images × {classes} classes at once:")
+        distributed.check_on_all(
+            lambda: memory.check_scratch_space(
+                room, f"{method} would score {images} images × {classes} classes at once:"
+            )
         )

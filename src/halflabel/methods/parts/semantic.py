@@ -20,7 +20,7 @@ from halflabel.methods.parts.label_graph import Edges, read_edges
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.models.heads import Head, pool
-from halflabel.system.validate import MOST, below_one, between
+from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
 
 __all__ = [
@@ -136,8 +136,8 @@ class GatedGraph(nn.Module):
 
 def check_head(*, width: int, rank: int, steps: int, dropout: float, vector_size: int) -> None:
     """Refuse options of which no `SemanticHead` can be made."""
-    between(0, MOST, width=width, steps=steps)
-    between(1, MOST, rank=rank, vector_size=vector_size)
+    between(0, MAX_SIZE, width=width, steps=steps)
+    between(1, MAX_SIZE, rank=rank, vector_size=vector_size)
     below_one(dropout=dropout)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from halflabel.errors import UserError
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 
 __all__ = ["BLUE", "GREY", "ORANGE", "literal", "save_figure"]
 
@@ -34,7 +34,7 @@ def save_figure(figure: Any, path: Path, *, caption: str = "", kind: str = "png"
     if caption:
         figure.text(0.01, -0.01, literal(caption), va="top", fontsize="small", color="#4b5563")
         options = {"bbox_inches": "tight", "pad_inches": 0.12}
-    with replacing(path) as temporary, warnings.catch_warnings():
+    with atomic_write(path) as temporary, warnings.catch_warnings():
         # A name may contain letters that the font lacks. Matplotlib draws boxes for them; the user cannot change that.
         warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
         figure.savefig(temporary, format=kind, dpi=dpi, **options)

@@ -14,7 +14,7 @@ from halflabel.errors import UserError
 from halflabel.papers.figures import score_distributions
 from halflabel.papers.figures.inputs import SAMPLE_STREAM, FigureInputs, FigureUnavailable, Progress
 from halflabel.report.curves import ScoreHistograms, probability_histograms
-from halflabel.system.files import replacing, write_json
+from halflabel.system.files import atomic_write, write_json
 from halflabel.system.rng import bits, hash_names
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class _Request(NamedTuple):
 
     def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
         path = self.out / name
-        with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(header)
             writer.writerows(rows)

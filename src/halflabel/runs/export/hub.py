@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from halflabel.errors import UserError
 from halflabel.runs.folder import RunFolder
-from halflabel.system.files import replacing, write_json
-from halflabel.system.format import points
-from halflabel.system.html import decimal
+from halflabel.system.files import atomic_write, write_json
+from halflabel.system.format import decimal, points
 
 if TYPE_CHECKING:
     from halflabel.runs.export.metadata import ModelMetadata
@@ -38,10 +37,10 @@ def export_hub(run: RunFolder, folder: Path, *, force: bool = False) -> Path:
     from halflabel.runs.predictor import Predictor  # imports torch, so only after the quick checks
 
     metadata = ModelMetadata.of(Predictor.from_run(run))  # also checks that the run is complete
-    with replacing(folder / FILES[0]) as temporary:
+    with atomic_write(folder / FILES[0]) as temporary:
         shutil.copyfile(run.weights, temporary)
     write_json(folder / FILES[1], metadata.as_dict())
-    with replacing(folder / FILES[2]) as temporary:
+    with atomic_write(folder / FILES[2]) as temporary:
         temporary.write_text(card(run, metadata), encoding="utf-8")
     return folder
 

@@ -26,7 +26,7 @@ from halflabel.metrics.calibration import Platt
 from halflabel.models.heads import Head, Model
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder_tables import first_line
-from halflabel.system.files import replacing
+from halflabel.system.files import atomic_write
 from halflabel.types import Output
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def write_onnx(model: Model, metadata: ModelMetadata, path: Path, *, tolerance: 
     proto = _translate(graph, metadata.view.size)
     _name_batch(proto)
     onnx.helper.set_model_props(proto, {key: json.dumps(value) for key, value in metadata.as_dict().items()})
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             onnx.checker.check_model(proto)
             temporary.write_bytes(proto.SerializeToString())

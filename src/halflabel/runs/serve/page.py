@@ -8,7 +8,8 @@ from typing import Any
 
 from halflabel import __version__
 from halflabel.runs.serve.limits import Limits
-from halflabel.system.html import Html, count, decimal, document, el, join, score, short
+from halflabel.system.format import decimal, probability, shorten
+from halflabel.system.html import Html, count, document, el, join
 
 __all__ = ["docs_page"]
 
@@ -75,8 +76,8 @@ def docs_page(
         ),
     )
     said = f"Says which of {count(classes)} classes are in a photo; halflabel {__version__}"
-    head = el("header", el("h1", short(name, 80)), el("p", said, class_="said"))
-    return document(short(name, 60), [head, content], script=False, forms="'self'")
+    head = el("header", el("h1", shorten(name, 80)), el("p", said, class_="said"))
+    return document(shorten(name, 60), [head, content], script=False, forms="'self'")
 
 
 def _legend() -> Html:
@@ -86,7 +87,7 @@ def _legend() -> Html:
 
 def _answer(answer: Mapping[str, Any], thresholds: Mapping[str, float]) -> Html:
     """One photo: its labels with a bar each, or what is wrong with it."""
-    file = short(str(answer["image"]) or "photo", 60)
+    file = shorten(str(answer["image"]) or "photo", 60)
     title = el("b", file, class_="name")
     if answer["error"]:
         return el("div", title, el("p", str(answer["error"]), class_="warn"))
@@ -94,7 +95,7 @@ def _answer(answer: Mapping[str, Any], thresholds: Mapping[str, float]) -> Html:
     for label in answer["labels"]:
         name, p, present = str(label["class"]), float(label["probability"]), bool(label["present"])
         cut = thresholds.get(name)
-        told = f"probability {score(p)}" + (f", threshold {decimal(cut)}" if cut is not None else "")
+        told = f"probability {probability(p)}" + (f", threshold {decimal(cut)}" if cut is not None else "")
         drawn = el(
             "svg",
             el("title", f"{told}: {'present' if present else 'not called present'}"),
@@ -108,8 +109,8 @@ def _answer(answer: Mapping[str, Any], thresholds: Mapping[str, float]) -> Html:
             role="img",
             class_="meter",
         )
-        said = el("b", short(name, 40)) if present else short(name, 40)
-        rows.append(el("tr", el("th", said, scope="row", class_="name"), el("td", drawn), el("td", score(p))))
+        said = el("b", shorten(name, 40)) if present else shorten(name, 40)
+        rows.append(el("tr", el("th", said, scope="row", class_="name"), el("td", drawn), el("td", probability(p))))
     table = el("table", el("tbody", *rows), class_="answer") if rows else el("p", "No class was found.", class_="none")
     picture = str(answer.get("picture", ""))
     photo = el("img", src=picture, alt="", class_="asked") if picture else None

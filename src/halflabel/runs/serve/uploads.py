@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from halflabel.runs.serve.limits import Limits, Refused, megabytes
-from halflabel.system.html import short
+from halflabel.system.format import shorten
 
 __all__ = ["Body", "Upload", "Uploads"]
 
@@ -114,7 +114,7 @@ class Uploads:
 
     def _keep_file(self, file: UploadFile) -> Upload:
         # Any text may come as a name; what is no text would not go out as JSON.
-        name = short((file.filename or "").encode("utf-8", "replace").decode(), 255)
+        name = shorten((file.filename or "").encode("utf-8", "replace").decode(), 255)
         if (file.size or 0) > self.limits.file_bytes:
             return Upload(name, None, 413, f"larger than {megabytes(self.limits.file_bytes)}")
         path = self._place()

@@ -21,8 +21,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.relabel import check_size
 from halflabel.models.heads import Linear, Model
 from halflabel.models.scoring import score_source
-from halflabel.system import distributed as processes
-from halflabel.system import scratch
+from halflabel.system import distributed, memory
 from halflabel.types import Passes
 
 Usage = namedtuple("Usage", "total used free")
@@ -31,7 +30,7 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A temporary folder of its own, in which every table is a file's pages."""
-    monkeypatch.setattr(scratch, "_LARGE", 1)
+    monkeypatch.setattr(memory, "_SCRATCH_BYTES", 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # wanted there, whatever kind of disk it is
     return tmp_path
@@ -50,7 +49,7 @@ def nothing_known(images: int, classes: int) -> LabelTable:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_a_file_has_no_name_and_goes_with_its_tensor(folder: Path, dtype: torch.dtype) -> None:
-    table = scratch.zeros((7, 5), dtype)
+    table = memory.scratch_zeros((7, 5), dtype)
     assert table.shape == (7, 5)
     assert table.dtype == dtype
     assert not table.any()
@@ -69,19 +68,19 @@ def test_a_file_has_no_name_and_goes_with_its_tensor(folder: Path, dtype: torch.
 def test_small_tables_are_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    table = scratch.zeros((7, 5))
+    table = memory.scratch_zeros((7, 5))
     assert not open_files(tmp_path)
     assert not table.any()
-    assert scratch.is_large(2**28)
-    assert not scratch.is_large(2**28 - 1)
-    assert scratch.zeros((0, 5)).shape == (0, 5)
+    assert memory.is_large(2**28)
+    assert not memory.is_large(2**28 - 1)
+    assert memory.scratch_zeros((0, 5)).shape == (0, 5)
 
 
 def test_room_is_taken_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     reserve = os.posix_fallocate
     monkeypatch.setattr(os, "posix_fallocate", lambda *given: taken.append(given[1:]) or reserve(*given))
-    kept = scratch.zeros((1000, 3))
+    kept = memory.scratch_zeros((1000, 3))
     assert taken == [(0, 12_000)]
     assert kept.nbytes == 12_000
 
@@ -96,10 +95,10 @@ def test_a_full_disk_is_refused_in_words(folder: Path, monkeypatch: pytest.Monke
         with pytest.raises(
             UserError, match=r"^x would remember 0\.0 GB in scratch files in .*TMPDIR.*such as em or wan"
         ):
-            scratch.zeros((5, 3), what="x would remember")
+            memory.scratch_zeros((5, 3), what="x would remember")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 10**12 - 10**9, 10**9))
     with pytest.raises(UserError, match=r"^x would remember 1\.2 GB .* where 1\.0 GB are free"):
-        scratch.zeros((300_000_000,), what="x would remember")
+        memory.scratch_zeros((300_000_000,), what="x would remember")
 
 
 def test_disks_that_cannot_take_room_at_once_do_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +106,7 @@ def test_disks_that_cannot_take_room_at_once_do_without(folder: Path, monkeypatc
         raise OSError(errno.EOPNOTSUPP, "no")
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
-    table = scratch.zeros((5, 3))
+    table = memory.scratch_zeros((5, 3))
     table += 1
     assert table.sum() == 15
 
@@ -119,7 +118,7 @@ def test_scores_are_the_same_in_a_file_and_unread_images_are_nan(folder: Path, m
     bad = [0, 1, 2, 3, 4, 9, 22]  # the whole first batch among them
     source = Features(values, Names.numbered(23), bad)
     with monkeypatch.context() as there:
-        there.setattr(scratch, "_LARGE", 1 << 28)
+        there.setattr(memory, "_SCRATCH_BYTES", 1 << 28)
         expected = score_source(model, source, batch_size=5, passes=Passes(3), seed=1)
         assert not open_files(folder)
     found = score_source(model, source, batch_size=5, passes=Passes(3), seed=1)
@@ -145,7 +144,7 @@ def test_sweeps_are_refused_where_the_disk_has_no_room(monkeypatch: pytest.Monke
         check_size(nothing_known(500_000, 5000), 0, "x", sweeps=3)
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(processes, "gather", lambda value: [None, value])
+    monkeypatch.setattr(distributed, "all_gather", lambda value: [None, value])
     with pytest.raises(UserError, match=r"20\.0 GB"):  # each of two processes on this machine has a table
         check_size(nothing_known(500_000, 5000), 0, "x", sweeps=1)
     free = 0
@@ -157,19 +156,19 @@ def test_sweeps_are_refused_where_the_disk_has_no_room(monkeypatch: pytest.Monke
 def test_a_temporary_folder_that_is_memory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(scratch, "_is_memory", lambda folder: folder == str(tmp_path))
-    assert scratch._folder() == "/var/tmp"
+    monkeypatch.setattr(memory, "_is_tmpfs", lambda folder: folder == str(tmp_path))
+    assert memory._scratch_folder() == "/var/tmp"
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # whoever asks for it gets it, but no more than there is
-    assert scratch._folder() == str(tmp_path)
-    monkeypatch.setattr(scratch, "_available", lambda: 5e9)
+    assert memory._scratch_folder() == str(tmp_path)
+    monkeypatch.setattr(memory, "_available_memory", lambda: 5e9)
     with pytest.raises(UserError, match=r"take 6\.0 GB in scratch files in .*, where 5\.0 GB are free"):
-        scratch.check(6e9, "the scores take")
+        memory.check_scratch_space(6e9, "the scores take")
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
 def test_what_is_memory_is_told_from_what_is_not() -> None:
     mounted = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     shm = [fields[2] for fields in mounted if fields[1] == "/dev/shm"]
-    assert scratch._is_memory("/dev/shm/any") == (shm[-1:] == ["tmpfs"])
-    assert not scratch._is_memory("/proc")
-    assert scratch._available() > 0
+    assert memory._is_tmpfs("/dev/shm/any") == (shm[-1:] == ["tmpfs"])
+    assert not memory._is_tmpfs("/proc")
+    assert memory._available_memory() > 0

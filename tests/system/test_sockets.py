@@ -1,0 +1,23 @@
+"""Listening sockets: a port in use is reported, or the next one is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from halflabel.errors import UserError
+from halflabel.system.sockets import open_socket
+
+
+def test_a_port_in_use_is_an_error_or_the_next_one_is_taken() -> None:
+    with open_socket("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen at 127.0.0.1, port {port}"):
+            open_socket("127.0.0.1", port)
+        with open_socket("127.0.0.1", port, 0) as other:
+            assert other.getsockname()[1] not in (0, port)
+
+
+def test_an_unknown_host_or_an_impossible_port_is_an_error() -> None:
+    for host, port in (("no.such.host.invalid", 0), ("127.0.0.1", 1 << 20)):
+        with pytest.raises(UserError, match="cannot listen"):
+            open_socket(host, port)
