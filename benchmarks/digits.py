@@ -35,8 +35,8 @@ from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.system.memory import keep_freed_memory
-from halflabel.training.config import make_views
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings, make_views
+from halflabel.training.loop import fit
 
 OPTIONS = {
     "partial": {"share": 0.1},

@@ -24,8 +24,7 @@ from halflabel.fill import cross_fit, plan
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 from voc_frozen import features, read
 
 

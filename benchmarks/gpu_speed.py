@@ -28,8 +28,9 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Model
+from halflabel.training.config import Settings
 from halflabel.training.cuda_graphs import compile_model
-from halflabel.training.loop import Settings, fit
+from halflabel.training.loop import fit
 
 CLASSES = 20
 

@@ -45,7 +45,8 @@ from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -29,7 +29,8 @@ from halflabel.models.heads import Linear, Model
 from halflabel.runs.evaluate import ValidationMetric
 from halflabel.system.memory import keep_freed_memory
 from halflabel.system.rng import hash_names
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 
 
 class Ready:

@@ -28,7 +28,8 @@ from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.review.questions import choose
 from halflabel.system.rng import bits, hash_names
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from voc_frozen import features, read
 
 Entries = NDArray[np.int64]  # (K, 2) image and class numbers

@@ -34,7 +34,8 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.heads import Linear, Model
 from halflabel.models.scoring import score_source
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 
 OUT = Path(__file__).parent / "out" / "noise.json"
 MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1", "mAP")

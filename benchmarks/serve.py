@@ -243,8 +243,7 @@ def small_model(folder: Path, backbone: str) -> Path:
     from halflabel.labels.table import LabelTable
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
-    from halflabel.training.config import Config
-    from halflabel.training.loop import Settings
+    from halflabel.training.config import Config, Settings
 
     made = scenes(60, size=64)
     table = LabelTable.from_dense(made.labels, made.names, made.classes)

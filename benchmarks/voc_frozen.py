@@ -33,8 +33,8 @@ from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import ValidationMetric
-from halflabel.training.config import Config, make_views, open_images
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Config, Settings, make_views, open_images
+from halflabel.training.loop import fit
 
 
 def read(labels: Path, split: str) -> LabelTable:

@@ -36,8 +36,8 @@ from halflabel.models.backbones import Backbone, Preprocess, build_backbone
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import ValidationMetric
-from halflabel.training.config import Config, make_views, open_images
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Config, Settings, make_views, open_images
+from halflabel.training.loop import fit
 from voc_frozen import hide, read
 
 

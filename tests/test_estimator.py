@@ -382,10 +382,10 @@ def test_rates_are_the_methods_unless_given() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"epochs": 0}, "epochs is 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
+        ({"epochs": 0}, "epochs cannot be 0"),
+        ({"batch_size": 0}, "batch_size cannot be 0"),
         ({"schedule": "plateau"}, "no schedule here"),
-        ({"optimizer": "lion"}, "no optimizer called 'lion'"),
+        ({"optimizer": "lion"}, "optimizer cannot be .lion."),
         ({"zero": "absnt"}, "zero='absnt'"),
         ({"threshold": 1.5}, "no threshold"),
         ({"device": "gpu"}, "'gpu' is not a device"),

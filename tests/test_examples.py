@@ -86,8 +86,8 @@ def fresh(code: str) -> str:
 
 def test_a_file_of_ones_own_stands_in_for_the_command_line(tmp_path: Path) -> None:
     code = """from halflabel.cli import main
-from halflabel.losses import BCE
-from halflabel.method import Method, method
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.base import Method, method
 
 @method(serves=("full",), paper="none")
 def my_own(margin: float = 1) -> Method:

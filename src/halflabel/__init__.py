@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from halflabel.methods.parts.relabel import Relabeler
     from halflabel.methods.parts.terms import Term
     from halflabel.models.heads import Head
-    from halflabel.training.loop import Settings, fit
+    from halflabel.training.config import Settings
+    from halflabel.training.loop import fit
 
 # Name -> its module, and its name there ("" for the module itself). Imported when first asked for: torch takes seconds,
 # and most commands need none of it.
@@ -53,7 +54,7 @@ _HOMES = {
     "Method": ("methods.base", "Method"),
     "Policy": ("labels.policy", "Policy"),
     "Relabeler": ("methods.parts.relabel", "Relabeler"),
-    "Settings": ("training.loop", "Settings"),
+    "Settings": ("training.config", "Settings"),
     "Term": ("methods.parts.terms", "Term"),
     "UserError": ("errors", "UserError"),
     "drop": ("labels.drop", ""),

@@ -34,9 +34,9 @@ from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.system import memory
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Config
+from halflabel.training.config import Config, Settings
 from halflabel.training.device import choose_device
-from halflabel.training.loop import Settings, fit
+from halflabel.training.loop import fit
 
 __all__ = ["HalfLabelClassifier"]
 
@@ -247,9 +247,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _settings(self) -> Settings:
         """How to train, checked: what is wrong is said before anything is computed."""
         how = recipe(self.method)
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}", f"give {name} of 1 or more")
         if self.schedule not in _SCHEDULES:
             raise UserError(f"{self.schedule!r} is no schedule here", f"use one of: {', '.join(_SCHEDULES)}")
         if self.zero not in ("auto", "unknown", "absent"):

@@ -23,7 +23,8 @@ from halflabel.methods.parts.losses import BCE
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep
 
 IMAGES, CLASSES, CHANNELS = 32, 6, 16

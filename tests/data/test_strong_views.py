@@ -20,7 +20,7 @@ from halflabel.experiments.bench import Bench
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
-from halflabel.training.config import STRONG, Config
+from halflabel.training.config import STRONG_VIEW_FIELDS, Config
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--batch-size", "16"]
 SRCR = ["--method", "srcr", "--epochs", "1", "--copies", "1"]
@@ -92,8 +92,8 @@ def test_a_run_remembers_them_and_caches_are_kept_apart(
     done(*train, "--out", usual)
     assert "others beside them" in done(*train, "--out", gentle, *GENTLE)
     assert "others beside them" not in done(*train, "--out", tmp_path / "again", *GENTLE)
-    assert [RunFolder(gentle).read_config()[name] for name in STRONG] == [1, 3, 0.1]
-    assert [RunFolder(usual).read_config()[name] for name in STRONG] == [2, 9, 0.5]
+    assert [RunFolder(gentle).read_config()[name] for name in STRONG_VIEW_FIELDS] == [1, 3, 0.1]
+    assert [RunFolder(usual).read_config()[name] for name in STRONG_VIEW_FIELDS] == [2, 9, 0.5]
     weights = {run: (run / "best.safetensors").read_bytes() for run in (usual, gentle, tmp_path / "again")}
     assert weights[gentle] == weights[tmp_path / "again"] != weights[usual]
     assert all(word in (gentle / "repro.sh").read_text() for word in ("--strong-ops 1", "--cutout 0.1"))
@@ -101,11 +101,11 @@ def test_a_run_remembers_them_and_caches_are_kept_apart(
     done("train", "--resume", gentle)
     assert (gentle / "best.safetensors").read_bytes() == weights[gentle]
     done("train", "--continue", gentle, "--out", tmp_path / "next")
-    assert [RunFolder(tmp_path / "next").read_config()[name] for name in STRONG] == [1, 3, 0.1]
+    assert [RunFolder(tmp_path / "next").read_config()[name] for name in STRONG_VIEW_FIELDS] == [1, 3, 0.1]
     assert CliRunner().invoke(app, ["train", "--resume", str(gentle), "--cutout", "0.3"]).exit_code == 2
     # A run of an earlier version knows nothing of them, and opens as it was.
     found = yaml.safe_load((usual / "config.yaml").read_text())
-    for name in STRONG:
+    for name in STRONG_VIEW_FIELDS:
         found.pop(name)
     (usual / "config.yaml").write_text(yaml.safe_dump(found))
     assert Config.from_dict(RunFolder(usual).read_config()).views(
@@ -122,5 +122,5 @@ def test_comparisons_are_told_apart_by_them_and_older_ones_go_on(tmp_path: Path)
     def identity(**more: Any) -> dict[str, Any]:
         return Bench(table, images, Config(backbone="tiny", size=32, **more), cache=tmp_path).identity()
 
-    assert not set(STRONG) & set(identity())  # as folders have it that were made before there was a choice
+    assert not set(STRONG_VIEW_FIELDS) & set(identity())  # as folders have it that were made before there was a choice
     assert identity(cutout=0.2) == {**identity(), "cutout": 0.2}

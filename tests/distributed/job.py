@@ -31,7 +31,8 @@ from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
 from halflabel.system import distributed, memory
 from halflabel.training import fsdp as shard
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from halflabel.training.step import OptimizerStep
 from halflabel.types import Batch, Output, Passes
 

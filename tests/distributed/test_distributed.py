@@ -24,8 +24,8 @@ from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.methods.base import recipes
 from halflabel.system import distributed
+from halflabel.training.config import Settings
 from halflabel.training.engine import make_accelerator
-from halflabel.training.loop import Settings
 
 
 def _load_job() -> ModuleType:

@@ -14,8 +14,7 @@ from halflabel.experiments import Comparison, compare
 from halflabel.experiments.bench import Bench, Trained
 from halflabel.experiments.grid import Task
 from halflabel.labels.table import LabelTable
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 
 @pytest.fixture(autouse=True)

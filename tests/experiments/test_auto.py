@@ -13,7 +13,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods import auto
 from halflabel.methods.auto import MOST, RULES, WHOLE, Choice, Rule, choose, epochs_for, short_list
 from halflabel.methods.base import REGIMES, recipe, recipes
-from halflabel.training.loop import Settings
+from halflabel.training.config import Settings
 
 
 def full(images: int = 200, classes: int = 12) -> LabelTable:

@@ -17,7 +17,8 @@ from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.heads import Model
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 
 ALL, TENTH = LabelMask(), LabelMask.share(0.1)
 

@@ -33,8 +33,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.report.comparison_facts import read_comparison
 from halflabel.report.run_facts import is_comparison
 from halflabel.system.rng import uniform
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
 

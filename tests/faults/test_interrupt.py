@@ -28,7 +28,8 @@ from halflabel.system import signals
 from halflabel.system.signals import Stopped
 from halflabel.training import checkpoint
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.loop import Fitted, Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import Fitted, fit
 from halflabel.training.step import OptimizerStep
 from halflabel.types import Batch, Sweep, Targets
 

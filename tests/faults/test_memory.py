@@ -26,7 +26,8 @@ from halflabel.models.heads import Linear, Model
 from halflabel.models.scoring import score_source
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.training.callbacks import Callback
-from halflabel.training.loop import Fitted, Settings, fit, make_loop
+from halflabel.training.config import Settings
+from halflabel.training.loop import Fitted, fit, make_loop
 from halflabel.types import Batch, Passes, Targets
 
 N, C = 24, 3

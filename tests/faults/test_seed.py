@@ -12,8 +12,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 
 def test_a_methods_own_weights_are_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 
 class World(NamedTuple):

@@ -15,8 +15,7 @@ from halflabel.models.scoring import score_source
 from halflabel.runs import crossfit
 from halflabel.runs.crossfit import cross_fit, score_run
 from halflabel.runs.folder import RunFolder
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
 

@@ -27,8 +27,7 @@ def models(place: Path) -> Iterator[Reader]:
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
     from halflabel.training.checkpoint import Checkpoint, save, save_tensors
-    from halflabel.training.config import Config
-    from halflabel.training.loop import Settings
+    from halflabel.training.config import Config, Settings
 
     made = load("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "digits.py").scenes(12, size=32)
     table = LabelTable.from_dense(made.labels[:, :3], made.names, CLASSES)

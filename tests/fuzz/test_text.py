@@ -25,7 +25,7 @@ from halflabel.methods.parts.label_graph import from_file
 from halflabel.review.questions import read_questions
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder
-from halflabel.system.files import check_field_types
+from halflabel.system.validate import check_fields
 from halflabel.training.config import Config
 
 few = settings(max_examples=40)
@@ -127,7 +127,7 @@ def test_settings(data: st.DataObject) -> None:
     where[key] = data.draw(documents)
     with suppress(UserError):
         made = asdict(Config.from_dict(good))
-        check_field_types(Config, {name: value for name, value in made.items() if name != "settings"})
+        check_fields(Config, {name: value for name, value in made.items() if name != "settings"})
         assert isinstance(made["settings"]["epochs"], int)
         assert made["resize"] in ("squash", "crop")
 

@@ -17,7 +17,8 @@ from halflabel.methods.cnn_rnn import Ordered
 from halflabel.models.heads import Model
 from halflabel.models.recurrent_head import RecurrentHead
 from halflabel.models.scoring import score_source
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from halflabel.types import Batch
 
 _spec = importlib.util.spec_from_file_location(

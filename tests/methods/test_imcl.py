@@ -21,7 +21,8 @@ from halflabel.methods.parts.matching_pursuit import Part, joint_omp
 from halflabel.methods.parts.similarity_memory import ImageVectors, impute
 from halflabel.models.heads import Linear, Model
 from halflabel.training.callbacks import Callback
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep
 
 _spec = importlib.util.spec_from_file_location(

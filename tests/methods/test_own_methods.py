@@ -26,8 +26,8 @@ from halflabel.methods.parts.relabel import Ignore
 from halflabel.methods.parts.terms import Term
 from halflabel.methods.user_files import VARIABLE, load_methods
 from halflabel.models import heads
+from halflabel.training.config import Settings
 from halflabel.training.loop import fit
-from halflabel.training.settings import Settings
 from halflabel.types import Batch, Output, Sweep, Targets
 
 MINE = '''

@@ -20,7 +20,8 @@ from halflabel.methods.parts.losses import ByShare
 from halflabel.methods.parts.relabel import Ignore
 from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Linear, Model, Weldon
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
 _spec = importlib.util.spec_from_file_location(

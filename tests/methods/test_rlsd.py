@@ -17,7 +17,8 @@ from halflabel.methods.rlsd import Regional, windows
 from halflabel.models.heads import Model
 from halflabel.models.recurrent_head import RecurrentHead
 from halflabel.models.scoring import score_source
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from halflabel.types import Batch
 
 _spec = importlib.util.spec_from_file_location("reference_rlsd", Path(__file__).parent.parent / "reference" / "rlsd.py")

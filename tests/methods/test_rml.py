@@ -22,7 +22,8 @@ from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_o
 from halflabel.methods.rml import Propagate, Transductive
 from halflabel.models.heads import Linear, Model
 from halflabel.training.callbacks import Callback
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep, Targets
 
 TESTS = Path(__file__).parent.parent

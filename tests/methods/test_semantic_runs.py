@@ -17,8 +17,8 @@ from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Config, Settings
+from halflabel.training.loop import fit
 
 SMALL = {"vector_size": 4}
 HEAD = {**SMALL, "width": 8, "rank": 4}

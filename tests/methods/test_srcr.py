@@ -18,7 +18,8 @@ from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.srcr import Confident, Saliency
 from halflabel.models.heads import Model
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 from halflabel.types import Batch, Targets
 
 _spec = importlib.util.spec_from_file_location(

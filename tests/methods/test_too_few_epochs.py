@@ -11,7 +11,8 @@ from halflabel.data.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, recipes, seeded
 from halflabel.models.heads import Model
-from halflabel.training.loop import Settings, fit
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
 
 CASES = [
     ("ss-rml", {}, 5, "passing labels on never starts in 5 epochs: .* use --epochs 6 or more, or --start 4"),

@@ -10,7 +10,8 @@ from halflabel.methods.base import recipe, recipes
 from halflabel.papers.lengths import moved_options, moved_settings
 from halflabel.papers.settings import Changes, Setup, set_up
 from halflabel.papers.tables import TABLES
-from halflabel.training.settings import Settings, rate_after
+from halflabel.training.config import Settings
+from halflabel.training.optimizer import learning_rate_factor
 
 MOVED = {"apl_from", "apl_to", "cr_from", "every", "prior_epochs", "span", "start", "start_epoch", "warm"}
 NO_EPOCHS = {
@@ -31,7 +32,7 @@ def test_the_rate_is_lowered_at_the_same_share_of_training() -> None:
         found = made("S2-table4", row, epochs=epochs)
         settings = found.config.settings
         assert (settings.epochs, settings.step_epochs, found.options["relabel_at"]) == (epochs, step, relabel)
-        assert [rate_after(share * epochs, settings) for share in (0.45, 0.55)] == [1.0, 0.1]
+        assert [learning_rate_factor(share * epochs, settings) for share in (0.45, 0.55)] == [1.0, 0.1]
         assert any(line.startswith(f"step epochs {step} instead of 10") for line in found.differs) == (epochs != 20)
     one = made("S2-table4", row, epochs=1)
     assert one.config.settings.step_epochs == 1

@@ -19,8 +19,7 @@ from halflabel.papers.measure import GIVEN, GUESSES, METRICS, given_shares
 from halflabel.papers.published import PUBLISHED
 from halflabel.papers.spec import Condition, Row, Table, Training
 from halflabel.papers.tables import TABLES, recipe_for
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 PLANNED: set[str] = set()
 

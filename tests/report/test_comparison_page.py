@@ -27,8 +27,7 @@ from halflabel.report.comparison_facts import class_gaps, read_comparison
 from halflabel.report.comparison_page import build_comparison, write_comparison
 from halflabel.report.run_facts import is_comparison
 from halflabel.system.format import points
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 
 @pytest.fixture(scope="module")

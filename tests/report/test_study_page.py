@@ -24,8 +24,7 @@ from halflabel.report.run_facts import is_comparison, is_study
 from halflabel.report.study_facts import read_study
 from halflabel.report.study_page import build_study, write_study
 from halflabel.system.format import points
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 BOTH = pytest.mark.parametrize("kind", ["study", "growth"])
 

@@ -21,8 +21,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor, predict_files
 from halflabel.runs.train import train
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 N = 24
 CLASSES = ["red", "green", "blue"]

@@ -22,8 +22,9 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.models.heads import Head, Linear, Model
+from halflabel.training.config import Settings
 from halflabel.training.cuda_graphs import compile_model
-from halflabel.training.loop import Settings, fit
+from halflabel.training.loop import fit
 from halflabel.types import Output
 
 B, C = 4, 3

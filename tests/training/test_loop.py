@@ -27,8 +27,9 @@ from halflabel.models.heads import Head, Linear, Model
 from halflabel.models.scoring import score_source
 from halflabel.training import loop as training
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.loop import Settings, fit
-from halflabel.training.settings import rate_after
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
+from halflabel.training.optimizer import learning_rate_factor
 from halflabel.types import Batch, Output, Passes, Sweep, Targets
 
 N, D, C = 50, 8, 5
@@ -125,7 +126,7 @@ def test_the_loop_is_the_plain_torch_loop(name: str) -> None:
 
 def test_an_unknown_optimizer_is_the_users_to_fix() -> None:
     source, table = data()
-    with pytest.raises(UserError, match="adamw, adam, sgd or rmsprop"):
+    with pytest.raises(UserError, match="adamw, adam, sgd, rmsprop"):
         fit(linear(), bce(), source, table, replace(PLAIN, optimizer="lion"))  # type: ignore[arg-type]
 
 
@@ -173,7 +174,7 @@ def test_accumulated_steps_are_as_many_as_those_of_large_batches() -> None:
 def test_rates(change: dict[str, Any], expected: dict[float, float]) -> None:
     settings = replace(PLAIN, epochs=10, **change)
     for progress, rate in expected.items():
-        assert rate_after(progress, settings) == pytest.approx(rate, abs=1e-9)
+        assert learning_rate_factor(progress, settings) == pytest.approx(rate, abs=1e-9)
 
 
 def test_the_cosine_is_followed_step_by_step_and_logged() -> None:

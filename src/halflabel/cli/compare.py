@@ -147,10 +147,9 @@ def compare(
 
     from halflabel.experiments import compare as compare_methods
     from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config
-    from halflabel.training.loop import Settings
+    from halflabel.training.config import Config, Settings
 
-    chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}
+    chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value, "device": device.value}
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
     settings = Settings(
         epochs=epochs if epochs is not None else epochs_for(len(table), tune.value),
@@ -158,7 +157,6 @@ def compare(
         ema=ema,
         clip=clip,
         patience=patience,
-        device=device.value,
         **chosen,
     )
     config = Config(

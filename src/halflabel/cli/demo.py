@@ -27,8 +27,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system.files import atomic_write
 from halflabel.system.format import points
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 __all__ = ["Row", "run_demo"]
 

@@ -122,7 +122,7 @@ def reproduce(
     from halflabel.papers.run import reproduce as run_table
     from halflabel.papers.settings import Changes
 
-    choices: dict[str, Any] = {"precision": precision.value, "hold": hold.value}
+    choices: dict[str, Any] = {"precision": precision.value, "hold": hold.value, "device": device.value}
     changes = Changes(
         backbone=backbone,
         weights=str(weights.absolute()) if weights else None,
@@ -131,7 +131,6 @@ def reproduce(
         epochs=epochs,
         batch_size=batch_size,
         lr=lr,
-        device=device.value,
         workers=workers,
         **choices,
     )

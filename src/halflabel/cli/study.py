@@ -117,16 +117,14 @@ def study(
     from halflabel.cli.progress import Bar
     from halflabel.experiments import study as studies
     from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config
-    from halflabel.training.loop import Settings
+    from halflabel.training.config import Config, Settings
 
-    chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value}
+    chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value, "device": device.value}
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
     settings = Settings(
         epochs=epochs if epochs is not None else epochs_for(len(table), tune.value),
         batch_size=batch_size,
         clip=clip,
-        device=device.value,
         **chosen,
     )
     config = Config(

@@ -241,8 +241,7 @@ def train(
 
     from halflabel.methods.auto import choose
     from halflabel.methods.base import recipe
-    from halflabel.training.config import Config
-    from halflabel.training.loop import Settings
+    from halflabel.training.config import Config, Settings
 
     picked = choose(table.stats(), tune=tune.value, method=None if method == "auto" else method)
     how = recipe(picked.method)
@@ -257,7 +256,7 @@ def train(
     begun |= {name: value for name, value in asked.items() if value is not None}
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"optimizer": optimizer.value, "schedule": schedule.value, "precision": precision.value}
-    choices["compile"] = compile.value
+    choices |= {"compile": compile.value, "device": device.value}
     shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value, "hold": hold.value}
     shapes |= {"views_on": views_on.value, "decode_on": decode_on.value}
     settings = Settings(
@@ -274,7 +273,6 @@ def train(
         shard=shard,
         deterministic=deterministic,
         seed=seed,
-        device=device.value,
         **choices,
         **decided,
     )

@@ -36,9 +36,9 @@ from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import ValidationMetric
 from halflabel.training.callbacks import Callback
-from halflabel.training.config import STRONG, Config
+from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 from halflabel.training.device import choose_device
-from halflabel.training.loop import Fitted, Settings, fit
+from halflabel.training.loop import Fitted, fit
 
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
 
@@ -160,7 +160,7 @@ class Bench:
         made = self.config.as_dict()
         for name in ("method", "options", "linear_init", "images", "workers", "max_bad"):
             made.pop(name)
-        for name in STRONG:  # as the rare ones below
+        for name in STRONG_VIEW_FIELDS:  # as the rare ones below
             if made[name] == getattr(Config, name):
                 made.pop(name)
         if self.config.weights:  # what is in the file: another one may have been put in its place

@@ -9,7 +9,7 @@ from halflabel.experiments.shared_start import Start
 from halflabel.papers.measure import GIVEN, GUESSES, METRICS
 from halflabel.papers.spec import Begin, Measure, Row, Table
 from halflabel.system.format import counted
-from halflabel.training.loop import Settings
+from halflabel.training.config import Settings
 
 __all__ = [
     "begins",

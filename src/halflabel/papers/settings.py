@@ -11,8 +11,7 @@ from halflabel.methods.base import recipe
 from halflabel.models.feature_cache import copies_for
 from halflabel.papers.lengths import moved_options, moved_settings
 from halflabel.papers.spec import Cell
-from halflabel.training.config import STRONG, Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 
 __all__ = ["Changes", "Setup", "set_up"]
 
@@ -42,7 +41,7 @@ class Changes:
     epochs: int | None = None
     batch_size: int | None = None
     lr: float | None = None
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["no", "bf16", "fp16"] = "no"
     hold: Literal["files", "device"] = "files"
     workers: int = 2
@@ -117,7 +116,7 @@ def set_up(cell: Cell, changes: Changes) -> Setup:
         linear_init=found.get("linear_init", 0),
         linear_lr=found.get("linear_lr"),
         crop=training.weak.get("least", Config.crop),
-        **{name: found[name] for name in STRONG if name in found},
+        **{name: found[name] for name in STRONG_VIEW_FIELDS if name in found},
         held_out=cell.condition.held_out,
         hold=changes.hold,
         workers=changes.workers,

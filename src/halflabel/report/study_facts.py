@@ -14,7 +14,7 @@ from halflabel.experiments.learning_curve import Backtest
 from halflabel.experiments.result import Interval
 from halflabel.experiments.study import Gap, Growth, Point, Study
 from halflabel.runs.redact import shown_command, shown_name, without_folders
-from halflabel.system.files import check_field_types
+from halflabel.system.validate import check_fields
 
 __all__ = ["StudyFacts", "read_study"]
 
@@ -116,7 +116,7 @@ def _record(kind: type[T], content: Mapping[str, Any]) -> T:
     }
     if "per_seed" in values:
         values["per_seed"] = _numbers(values["per_seed"])
-    check_field_types(kind, {name: value for name, value in values.items() if content[name] is not None})
+    check_fields(kind, {name: value for name, value in values.items() if content[name] is not None})
     return kind(**values)
 
 

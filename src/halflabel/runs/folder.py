@@ -24,7 +24,8 @@ from halflabel.errors import UserError
 from halflabel.runs import folder_tables
 from halflabel.runs.folder_tables import first_line
 from halflabel.system import distributed
-from halflabel.system.files import atomic_write, check_field_types, read_json, read_text, to_json_value, write_json
+from halflabel.system.files import atomic_write, read_json, read_text, to_json_value, write_json
+from halflabel.system.validate import check_fields
 
 if TYPE_CHECKING:
     from halflabel.labels.names import Names
@@ -259,7 +260,7 @@ class RunFolder:
 
         values = self.read_json("calibration.json")
         try:
-            check_field_types(Platt, values)
+            check_fields(Platt, values)
             return Platt(**values)
         except (TypeError, AttributeError):
             raise UserError(f"{self / 'calibration.json'} is damaged", "train again") from None

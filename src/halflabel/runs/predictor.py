@@ -32,7 +32,8 @@ from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.folder_tables import first_line
 from halflabel.system import distributed
-from halflabel.system.files import check_field_types, read_json
+from halflabel.system.files import read_json
+from halflabel.system.validate import check_fields
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 
@@ -283,7 +284,7 @@ def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
     """Return the fields of a Predictor that the metadata determines; `where` is named in errors."""
     fix, view = "export the run again", metadata.view
     try:
-        check_field_types(Plain, vars(view))
+        check_fields(Plain, vars(view))
         classes = Names(metadata.classes)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where} is damaged ({error})", fix) from None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PureWindowsPath
 from typing import Any
 
-from halflabel.training.settings import Settings
+from halflabel.training.config import Settings
 
 __all__ = ["shown_command", "shown_name", "shown_options", "shown_settings", "without_folders"]
 

@@ -40,9 +40,9 @@ from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
 from halflabel.training.checkpoint import newest, save_tensors
-from halflabel.training.config import Config
+from halflabel.training.config import Config, Settings
 from halflabel.training.device import choose_device
-from halflabel.training.loop import Settings, fit
+from halflabel.training.loop import fit
 
 __all__ = ["train"]
 

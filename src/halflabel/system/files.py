@@ -1,4 +1,4 @@
-"""Atomic writes, JSON and text with clear errors, type checks of decoded values, and a lock between processes."""
+"""Atomic writes, JSON and text with clear errors, and a lock between processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -23,7 +22,6 @@ __all__ = [
     "DISK_FULL",
     "JobLock",
     "atomic_write",
-    "check_field_types",
     "disk_full_error",
     "read_json",
     "read_text",
@@ -67,29 +65,6 @@ def read_json(path: str | Path, fix: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):  # also numbers of thousands of digits, and deep nesting
         raise UserError(f"{path} cannot be read: it is not JSON", fix) from None
-
-
-def check_field_types(cls: type, values: Mapping[str, Any]) -> None:
-    """Raise TypeError unless every value has the type of the field of that name in a dataclass or named tuple."""
-    hints = get_type_hints(cls)
-    for name, value in values.items():
-        if name not in hints:
-            raise TypeError(f"there is no setting {name!r:.40}")
-        if not _is_of_type(value, hints[name]):
-            raise TypeError(f"{name} is {value!r:.40}")
-
-
-def _is_of_type(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is UnionType:
-        return any(_is_of_type(value, member) for member in get_args(hint))
-    if get_origin(hint) is Literal:
-        return value in get_args(hint) if isinstance(value, str) else False
-    if hint is float:
-        return (type(value) is float and math.isfinite(value)) or _is_of_type(value, int)
-    if hint is int:
-        return type(value) is int and abs(value) < 1 << 63
-    hint = get_origin(hint) or hint
-    return value is None if hint is NoneType else isinstance(value, hint)
 
 
 def to_json_value(value: Any) -> Any:

@@ -1,10 +1,17 @@
-"""Range checks of numbers that users set: a UserError names the value and the allowed range."""
+"""Checks of values: ranges of numbers, and the fields of dataclasses and named tuples."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, get_type_hints
+
 from halflabel.errors import UserError
 
-__all__ = ["MAX_SIZE", "above", "at_least", "below_one", "between"]
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["MAX_SIZE", "FieldError", "above", "at_least", "below_one", "between", "check_fields"]
 
 MAX_SIZE = 1 << 16  # the largest layer size, and the most steps of a loop, that an option may ask for
 
@@ -40,3 +47,62 @@ def below_one(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < 1:
             raise UserError(f"{name} cannot be {value:g}", f"use 0 ≤ {name} < 1")
+
+
+class FieldError(TypeError):
+    """A value that does not fit the field it is meant for; `fix` says what would."""
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+def check_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, if each fits the declared type and bounds of a dataclass's or named tuple's field.
+
+    Types are strict: the text "1" is not a number, and NaN is none. An int is accepted as a float, and becomes one.
+    Fields may be missing.
+
+    >>> from typing import NamedTuple
+    >>> class Line(NamedTuple):
+    ...     slope: float
+    >>> check_fields(Line, {"slope": 2})
+    {'slope': 2.0}
+    """
+    from pydantic import ValidationError
+
+    for name, value in values.items():
+        if type(value) is int and abs(value) >= 1 << 63:
+            raise FieldError(f"{name} cannot be {value!r:.40}", f"use a smaller {name}")
+    try:
+        checked: dict[str, Any] = _checker(kind).validate_python(dict(values))
+    except ValidationError as error:
+        raise _first_fault(error) from None
+    return checked
+
+
+@cache
+def _checker(kind: type) -> TypeAdapter[Any]:
+    """The pydantic validator of a class; pydantic is imported here because that takes a third of a second."""
+    from pydantic import ConfigDict, TypeAdapter, with_config
+    from typing_extensions import TypedDict
+
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    hints = get_type_hints(kind, include_extras=True)
+    fields = TypedDict(kind.__name__, hints, total=False)  # type: ignore[misc]  # fields known at run time only
+    return TypeAdapter(with_config(config)(fields))
+
+
+def _first_fault(error: Any) -> FieldError:
+    """The first error that pydantic reports, in the words of `at_least` and its like."""
+    fault = error.errors()[0]
+    name, value, context = str(fault["loc"][0]), fault["input"], fault.get("ctx", {})
+    if fault["type"] == "extra_forbidden":
+        return FieldError(f"there is no setting {name!r:.40}", "leave it out")
+    fixes = {
+        "greater_than_equal": f"use {name} ≥ {context.get('ge')}",
+        "less_than_equal": f"use {name} ≤ {context.get('le')}",
+        "literal_error": f"use one of: {str(context.get('expected', '')).replace(' or ', ', ').replace(chr(39), '')}",
+    }
+    wanted = fault["msg"].removeprefix("Input should be ")
+    return FieldError(f"{name} cannot be {value!r:.40}", fixes.get(fault["type"], f"use {wanted}"))

@@ -1,71 +1,318 @@
-"""What to train and how, and what that makes of a folder of images: its files, their views, the device."""
+"""Every training option, declared once: name, type, bounds, default and help text.
+
+`Config` says what to train, `Settings` how to optimize it. All else follows from the fields declared here: the checks
+of values given in Python and of a run's config.yaml, the options of `train`, `compare`, `study` and `reproduce`, and
+the command in repro.sh. To add an option, add a field. This module must not import torch, so that `--help` stays fast.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from halflabel.data.views import View, make_views
+from annotated_types import Ge, Le
+
 from halflabel.errors import UserError
-from halflabel.models.backbones import Backbone
-from halflabel.system.files import check_field_types
-from halflabel.system.validate import between
-from halflabel.training.loop import Settings
+from halflabel.system.validate import FieldError, check_fields
 
-__all__ = ["STRONG", "Config"]
+if TYPE_CHECKING:
+    from halflabel.data.views import View
+    from halflabel.models.backbones import Backbone
 
-STRONG = ("strong_ops", "strong_magnitude", "cutout")  # the settings of strong views
-MOST_OPS, MOST_MAGNITUDE = 10, 30
+__all__ = ["STRONG_VIEW_FIELDS", "Config", "Option", "Settings", "declared_options"]
+
+COMMON = "Common options"
+MODEL = "Model and starting weights"
+IMAGES = "Images and views"
+OPTIMIZATION = "Optimization"
+SPEED = "Speed and memory"
+
+TRAIN = ("train",)
+TRAIN_AND_COMPARE = ("train", "compare")
+EXPERIMENTS = ("train", "compare", "study")
+EVERY_COMMAND = ("train", "compare", "study", "reproduce")
+
+Share = Annotated[float, Ge(0), Le(1)]
+Amount = Annotated[float, Ge(0)]
+Count = Annotated[int, Ge(0)]
+Positive = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field appears on the command line."""
+
+    help: str
+    group: str
+    commands: tuple[str, ...] = TRAIN
+    decided_by: str = ""  # who chooses the value where the user gives none, such as "the method"
+    command_default: Any = None  # the commands' default where it is not the field's
+    is_path: bool = False  # a path, stored as an absolute one
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to optimize. Learning rates are used as given: they are never scaled by the batch size or otherwise."""
+
+    epochs: Annotated[
+        Positive,
+        Option("Passes over the training images.", COMMON, EVERY_COMMAND, decided_by="by the number of images"),
+    ] = 10
+    batch_size: Annotated[Positive, Option("Images per step.", COMMON, EVERY_COMMAND)] = 32
+    lr: Annotated[
+        Amount, Option("Learning rate of the head.", COMMON, EVERY_COMMAND, decided_by="chosen by the method")
+    ] = 1e-3
+    backbone_lr: Annotated[
+        Amount,
+        Option("Learning rate of the backbone, as a fraction of --lr.", OPTIMIZATION, decided_by="0.1"),
+    ] = 0.1
+    optimizer: Annotated[
+        Literal["adamw", "adam", "sgd", "rmsprop"], Option("Optimizer.", OPTIMIZATION, EXPERIMENTS)
+    ] = "adamw"
+    weight_decay: Annotated[Amount, Option("Weight decay.", OPTIMIZATION, decided_by="chosen by the method")] = 1e-4
+    momentum: Annotated[Share, Option("Momentum of sgd.", OPTIMIZATION)] = 0.9
+    schedule: Annotated[
+        Literal["cosine", "step", "plateau", "constant"], Option("Schedule of the learning rate.", OPTIMIZATION)
+    ] = "cosine"
+    step_epochs: Annotated[
+        Positive, Option("With --schedule step: epochs between two reductions of the learning rate.", OPTIMIZATION)
+    ] = 10
+    step_factor: Annotated[
+        Share,
+        Option(
+            "With --schedule step or plateau: the factor of each reduction. plateau reduces the learning rate when the "
+            "validation metric falls.",
+            OPTIMIZATION,
+        ),
+    ] = 0.1
+    warmup: Annotated[Amount, Option("Epochs of linear warm-up.", OPTIMIZATION)] = 0.0
+    ema: Annotated[
+        Share,
+        Option(
+            "Decay of the exponential moving average of the weights, which is evaluated and saved; 0 turns it off.",
+            OPTIMIZATION,
+            TRAIN_AND_COMPARE,
+            decided_by="0",
+        ),
+    ] = 0.0
+    precision: Annotated[
+        Literal["no", "bf16", "fp16"], Option("Mixed precision; no means float32.", SPEED, EVERY_COMMAND)
+    ] = "no"
+    clip: Annotated[Amount, Option("Largest gradient norm; 0 means no clipping.", OPTIMIZATION, EXPERIMENTS)] = 0.0
+    accumulate: Annotated[Positive, Option("Batches per optimizer step.", OPTIMIZATION)] = 1
+    channels_last: Annotated[bool, Option("Channels-last memory layout for convolutions; usually faster.", SPEED)] = (
+        True
+    )
+    compile: Annotated[
+        Literal["no", "graph", "inductor", "full"],
+        Option("graph: CUDA graphs, faster for small batches; inductor: torch.compile; full: both.", SPEED),
+    ] = "no"
+    shard: Annotated[
+        bool,
+        Option("With torchrun: shard the weights over the processes (FSDP), for large backbones.", SPEED),
+    ] = False
+    deterministic: Annotated[
+        bool,
+        Option("On a GPU: use deterministic algorithms where torch has them. Slower.", SPEED),
+    ] = False
+    patience: Annotated[
+        Count,
+        Option(
+            "Stop after this many epochs without a better validation metric; 0 means never.",
+            OPTIMIZATION,
+            TRAIN_AND_COMPARE,
+        ),
+    ] = 0
+    save_every: Annotated[
+        Count,
+        Option("Optimizer steps between checkpoints within an epoch; 0 saves only after each epoch.", SPEED),
+    ] = 0
+    seed: Annotated[int, Option("Random seed. The same seed gives the same result.", COMMON)] = 0
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"],
+        Option("Where to compute; auto uses a GPU if there is one.", COMMON, EVERY_COMMAND),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        _validate(self)
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to train and how; written to config.yaml with every default filled in."""
+    """What to train; with its `settings`, everything that a run's config.yaml holds."""
 
     method: str = "bce"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    backbone: str = "efficientnet-lite0"
-    weights: str | None = None
-    begin_from: str | None = None  # a finished run whose weights training starts from
-    size: int | None = None  # pixels; None = what the backbone was trained on
-    resize: Literal["squash", "crop"] = "squash"
-    tune: Literal["head", "all"] = "head"  # head: frozen backbone, cached features
-    linear_init: int = 0  # epochs of the head alone on frozen features before all is tuned
-    linear_lr: float | None = None  # their learning rate; None = that of all
-    crop: float = 0.8  # the least share of an image that a random crop shows; 1 = mirror images only
-    strong_ops: int = 2  # of a strong view: operations of RandAugment, one after the other
-    strong_magnitude: int = 9  # how far each of them goes, 0 to 30
-    cutout: float = 0.5  # the grey square's longest side, as a share of the image's
-    held_out: float = 0.2  # the share of images kept for validation
-    max_bad: float = 0.01  # the share of unreadable images that is too much
-    workers: int = 0
-    hold: Literal["files", "device"] = "files"  # where images are kept when all is tuned: decoded once, on the device
-    views_on: Literal["workers", "device"] = "workers"  # where views are made of images that are not held there
-    decode_on: Literal["workers", "device"] = "workers"  # where the JPEGs of a pack are decoded
-    mirror: bool = False  # score the mirror image too, and take the mean
-    copies: int = 4  # cached strong views per image, for methods that ask for them on a frozen backbone
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of the method
+    backbone: Annotated[
+        str,
+        Option("efficientnet-lite0, which comes with the package, or any timm model.", COMMON, EVERY_COMMAND),
+    ] = "efficientnet-lite0"
+    weights: Annotated[
+        str | None, Option("A local file with the backbone's weights.", MODEL, EVERY_COMMAND, is_path=True)
+    ] = None
+    begin_from: Annotated[
+        str | None, Option("A finished run whose weights training starts from.", MODEL, is_path=True)
+    ] = None
+    size: Annotated[
+        int | None,
+        Option("Image size in pixels.", IMAGES, EVERY_COMMAND, decided_by="the size the backbone was trained on"),
+    ] = None
+    resize: Annotated[
+        Literal["squash", "crop"],
+        Option("squash: the whole image, squeezed to a square; crop: the centre square.", IMAGES, EXPERIMENTS),
+    ] = "squash"
+    tune: Annotated[
+        Literal["head", "all"],
+        Option(
+            "head: freeze the backbone and train the head on cached features, fast on a CPU; all: the whole network.",
+            COMMON,
+            EVERY_COMMAND,
+        ),
+    ] = "head"
+    linear_init: Annotated[
+        Count,
+        Option(
+            "With --tune all: epochs of training the head alone first.", OPTIMIZATION, decided_by="chosen by the method"
+        ),
+    ] = 0
+    linear_lr: Annotated[
+        Annotated[float | None, Ge(0)],
+        Option("Learning rate of the epochs of --linear-init.", OPTIMIZATION, decided_by="--lr"),
+    ] = None
+    crop: Annotated[
+        Annotated[float, Ge(0.05), Le(1)],
+        Option(
+            "Smallest share of the image that a random crop shows; 1 only mirrors images.", IMAGES, decided_by="0.8"
+        ),
+    ] = 0.8
+    strong_ops: Annotated[
+        Annotated[int, Ge(0), Le(10)],
+        Option("Strong views: number of RandAugment operations.", IMAGES, TRAIN_AND_COMPARE),
+    ] = 2
+    strong_magnitude: Annotated[
+        Annotated[int, Ge(0), Le(30)],
+        Option("Strong views: magnitude of each RandAugment operation.", IMAGES, TRAIN_AND_COMPARE),
+    ] = 9
+    cutout: Annotated[
+        Share,
+        Option("Strong views: largest side of the grey square, as a share of the image's.", IMAGES, TRAIN_AND_COMPARE),
+    ] = 0.5
+    held_out: Annotated[
+        Annotated[float, Ge(0), Le(0.9)],
+        Option("Share of the images held out for validation.", COMMON, EXPERIMENTS),
+    ] = 0.2
+    max_bad: Annotated[
+        Share, Option("Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
+    ] = 0.01
+    workers: Annotated[Count, Option("Processes that decode images.", SPEED, EVERY_COMMAND, command_default=2)] = 0
+    hold: Annotated[
+        Literal["files", "device"],
+        Option("device: with --tune all, decode images once and keep them on the GPU.", SPEED, ("train", "reproduce")),
+    ] = "files"
+    views_on: Annotated[
+        Literal["workers", "device"],
+        Option("device: with --tune all, workers only decode; the GPU computes crops and colours.", SPEED),
+    ] = "workers"
+    decode_on: Annotated[
+        Literal["workers", "device"],
+        Option("device: with --views-on device, the GPU also decodes the JPEGs of a pack.", SPEED),
+    ] = "workers"
+    mirror: Annotated[
+        bool,
+        Option(
+            "Average the scores of each image and its mirror image: takes twice the time.",
+            IMAGES,
+            decided_by="only where --method auto tunes the whole network",
+        ),
+    ] = False
+    copies: Annotated[
+        Positive, Option("Strong views cached per image on a frozen backbone, for methods that use them.", SPEED)
+    ] = 4
     settings: Settings = field(default_factory=Settings)
-    images: str = ""  # the folder, for resuming
+    images: str = ""  # the image folder, for resuming
+
+    def __post_init__(self) -> None:
+        _validate(self)
 
     def as_dict(self) -> dict[str, Any]:
+        """The content of config.yaml."""
         return {**dataclasses.asdict(self), "options": dict(self.options)}
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Config:
+        """The reverse of `as_dict`; content that does not fit is a UserError."""
+        try:
+            return cls(**{**content, "settings": Settings(**content["settings"])})
+        except (TypeError, KeyError, AttributeError, UserError) as error:
+            reason = error.message if isinstance(error, UserError) else str(error)
+            raise UserError(f"the run's config.yaml does not fit this version ({reason})", "train again") from None
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, Any]) -> Config:
+        """A config from fields of Config and Settings in one mapping; None means the default."""
+        given = {name: value for name, value in values.items() if value is not None}
+        names = {each.name for each in dataclasses.fields(Settings)}
+        settings = Settings(**{name: value for name, value in given.items() if name in names})
+        return cls(**{name: value for name, value in given.items() if name not in names}, settings=settings)
+
     def views(self, size: int, backbone: Backbone) -> dict[str, View]:
-        """The views of images of so many pixels that these settings ask for."""
-        between(0, MOST_OPS, strong_ops=self.strong_ops)
-        between(0, MOST_MAGNITUDE, strong_magnitude=self.strong_magnitude)
-        between(0, 1, cutout=self.cutout)
+        """The plain, weak and strong views of images at `size` pixels."""
+        from halflabel.data.views import make_views
+
         strong = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
         preprocess = backbone.preprocess
         return make_views(size, self.resize, preprocess.interpolation, preprocess.crop_pct, crop=self.crop, **strong)
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Config:
-        try:
-            check_field_types(Settings, found["settings"])
-            check_field_types(cls, {name: value for name, value in found.items() if name != "settings"})
-            return cls(**{**found, "settings": Settings(**found["settings"])})
-        except (TypeError, KeyError, AttributeError) as error:
-            raise UserError(f"the run's config.yaml does not fit this version ({error})", "train again") from None
+
+STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")
+
+
+@dataclass(frozen=True)
+class DeclaredOption:
+    """A field of Config or Settings that is an option of commands."""
+
+    name: str
+    type: Any
+    default: Any
+    minimum: Any
+    maximum: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+@cache
+def declared_options() -> dict[str, DeclaredOption]:
+    """Every option of `train` that is a field of Config or Settings, by name, in the order of declaration."""
+    declared = {}
+    for kind in (Config, Settings):
+        hints = get_type_hints(kind, include_extras=True)
+        for each in dataclasses.fields(kind):
+            metadata = getattr(hints[each.name], "__metadata__", ())
+            if not metadata or not isinstance(metadata[-1], Option):
+                continue
+            minimum = next((bound.ge for bound in metadata if isinstance(bound, Ge)), None)
+            maximum = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
+            declared[each.name] = DeclaredOption(
+                each.name, hints[each.name].__origin__, each.default, minimum, maximum, metadata[-1]
+            )
+    return declared
+
+
+def _validate(made: Config | Settings) -> None:
+    """Check every field; numbers of NumPy become plain ones."""
+    values = {
+        each.name: value.item() if hasattr(value := getattr(made, each.name), "item") else value
+        for each in dataclasses.fields(made)
+    }
+    try:
+        checked = check_fields(type(made), values)
+    except FieldError as error:
+        raise UserError(str(error), error.fix) from None
+    for name, value in checked.items():
+        object.__setattr__(made, name, value)

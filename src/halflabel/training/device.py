@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 import torch
 
 from halflabel.errors import UserError
@@ -9,7 +11,7 @@ from halflabel.errors import UserError
 __all__ = ["choose_device"]
 
 
-def choose_device(name: str, *, fall_back: bool = False) -> str:
+def choose_device(name: str, *, fall_back: bool = False) -> Literal["cpu", "cuda", "mps"]:
     """The torch device for a name: "auto" is a CUDA GPU if there is one, else the CPU.
 
     With `fall_back`, "cuda" on a machine without a GPU means the CPU: a run trained on a GPU can score anywhere.
@@ -24,4 +26,4 @@ def choose_device(name: str, *, fall_back: bool = False) -> str:
         raise UserError("there is no CUDA device here", "use --device cpu (in Python: device='cpu')")
     if name in ("auto", "cuda"):
         return "cuda" if has_gpu else "cpu"
-    return name
+    return cast(Literal["cpu", "mps"], name)

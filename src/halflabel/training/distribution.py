@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from halflabel.data.sources import Fetched, Plan, Source
 from halflabel.models.heads import Model
 from halflabel.system import distributed
+from halflabel.training.config import Settings
 from halflabel.training.cuda_graphs import compile_model
 from halflabel.training.data_parallel import WholeBatchParallel
-from halflabel.training.settings import Settings
 
 if TYPE_CHECKING:
     from halflabel.training.fsdp import ShardedModel

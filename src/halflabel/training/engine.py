@@ -11,7 +11,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.system import distributed
-from halflabel.training.settings import Settings
+from halflabel.training.config import Settings
 
 __all__ = ["deterministic_algorithms", "make_accelerator"]
 

@@ -39,14 +39,15 @@ from halflabel.system.rng import bits
 from halflabel.training.async_scalar import AsyncScalar, ScalarReading
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpointer import Checkpointer
+from halflabel.training.config import Settings
 from halflabel.training.distribution import Distribution, distribute, place_model
 from halflabel.training.engine import deterministic_algorithms, make_accelerator
-from halflabel.training.settings import Settings, rate_after
+from halflabel.training.optimizer import learning_rate_factor
 from halflabel.training.state import TrainingState
 from halflabel.training.step import OptimizerStep
 from halflabel.types import Passes, Sweep
 
-__all__ = ["Fitted", "Judge", "Loop", "Settings", "fit", "make_loop"]
+__all__ = ["Fitted", "Judge", "Loop", "fit", "make_loop"]
 
 _LOSS_INTERVAL = 20  # batches between two readings of the loss
 _ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
@@ -222,7 +223,9 @@ class Loop:
                 step.begin()
             seed_generators(step_seeds[number], step.device)
             is_last = number + 1 == len(plan)
-            step.set_learning_rate(state.lr_factor * rate_after((state.epoch - 1) + number / len(plan), settings))
+            step.set_learning_rate(
+                state.lr_factor * learning_rate_factor((state.epoch - 1) + number / len(plan), settings)
+            )
             if len(images):  # 0 if no file of the batch could be read
                 try:
                     state.loss_sum += step.backward(images, views, state.epoch, self._share(plan, number))

@@ -1,17 +1,17 @@
-"""Parameter groups and the optimizer."""
+"""Parameter groups, the optimizer and the schedule of the learning rate."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from halflabel.errors import UserError
 from halflabel.methods.base import Method
 from halflabel.models.heads import Model
-from halflabel.training.settings import Settings
+from halflabel.training.config import Settings
 
-__all__ = ["make_optimizer", "parameter_groups"]
+__all__ = ["learning_rate_factor", "make_optimizer", "parameter_groups"]
 
 
 def parameter_groups(model: Model, method: Method, settings: Settings) -> list[dict[str, Any]]:
@@ -37,4 +37,15 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.op
             return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=fused)
         case "rmsprop":
             return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
-    raise UserError(f"there is no optimizer called {settings.optimizer!r}", "use adamw, adam, sgd or rmsprop")
+
+
+def learning_rate_factor(progress: float, settings: Settings) -> float:
+    """The factor of the learning rate after `progress` epochs, which may be a fraction."""
+    if progress < settings.warmup:
+        return min((progress + 1e-3) / settings.warmup, 1.0)
+    if settings.schedule == "cosine":
+        span = max(settings.epochs - settings.warmup, 1e-9)
+        return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
+    if settings.schedule == "step":
+        return settings.step_factor ** int(progress // settings.step_epochs)
+    return 1.0

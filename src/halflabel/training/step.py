@@ -16,10 +16,10 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.checks import checked_step
 from halflabel.system.gpu_memory import MicroBatcher, Snapshot, out_of_gpu_memory
+from halflabel.training.config import Settings
 from halflabel.training.distribution import Distribution
 from halflabel.training.ema import ModelEma
 from halflabel.training.optimizer import make_optimizer, parameter_groups
-from halflabel.training.settings import Settings
 from halflabel.types import Batch
 
 __all__ = ["OptimizerStep"]

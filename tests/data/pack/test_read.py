@@ -497,7 +497,8 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
     from halflabel.methods.base import recipe
     from halflabel.models.backbones import build_backbone
     from halflabel.models.heads import Linear, Model
-    from halflabel.training.loop import Settings, fit
+    from halflabel.training.config import Settings
+    from halflabel.training.loop import fit
 
     monkeypatch.setattr(packed, "_BLOCK", 3)
     monkeypatch.setattr(packed, "_WINDOW", 1)

@@ -22,8 +22,7 @@ from halflabel.papers.figures.score_distributions import score_densities
 from halflabel.report.run_facts import read_run_facts
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
-from halflabel.training.config import Config
-from halflabel.training.loop import Settings
+from halflabel.training.config import Config, Settings
 
 CLASSES = ["a$^$b", "one_$", *(f"digit {i}" for i in range(2, 10))]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from halflabel.papers.spec import Begin, Condition, Hiding, Measure, Row, Table, Training
-from halflabel.training.settings import Settings
+from halflabel.training.config import Settings
 
 __all__ = ["TABLES"]
 
