@@ -1,4 +1,4 @@
-"""Names: the ordered, distinct names of images or classes."""
+"""Names: the ordered, distinct names of images or classes, stored as one Arrow array."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from halflabel.errors import LabelError, UserError
 
 __all__ = ["Names", "class_number", "first_duplicate"]
 
-_PIECE = 1 << 16
+_CHUNK = 1 << 16
 
 
 class Names:
-    """Distinct strings in a fixed order, held as one Arrow array: 4 bytes and the text itself per name.
+    """Distinct strings in a fixed order, stored as one Arrow array: 4 bytes plus the text per name.
 
     >>> names = Names(["cat", "dog", "007"])
     >>> len(names), names[2], names.index(["dog", "cow"]).tolist()
@@ -35,21 +35,21 @@ class Names:
             array = array.cast(pa.string())
         if len(array) != pc.count_distinct(array).as_py():
             counts = array.value_counts()
-            repeated = counts.filter(pc.greater(counts.field(1), 1)).field(0)[0].as_py()
-            raise UserError(f"the name {repeated!r} is given twice", "give every image and every class its own name")
+            duplicate = counts.filter(pc.greater(counts.field(1), 1)).field(0)[0].as_py()
+            raise UserError(f"the name {duplicate!r} is given twice", "give every image and every class its own name")
         self.array = array
 
     @classmethod
     def numbered(cls, count: int) -> Names:
-        """The names "0", "1", … for tables made from plain arrays."""
+        """The names "0", "1", …, for tables built from arrays without names."""
         return cls._trusted(pa.array(np.arange(count)).cast(pa.string()))
 
     @classmethod
     def from_parts(cls, offset: NDArray[Any], text: NDArray[np.uint8]) -> Names:
-        """Names given as UTF-8 `text`, one after the other, that of number i from offset[i] to offset[i + 1].
+        """Names from UTF-8 `text` without separators; name i is text[offset[i]:offset[i + 1]].
 
-        The arrays are used as they are. That names are distinct is the promise of whoever gives them: to look costs
-        seconds and half a gigabyte where there are millions. ValueError where they cannot be names at all.
+        The arrays are used without a copy. The caller guarantees that the names are distinct: checking millions of
+        names takes seconds and half a gigabyte. Raises ValueError for arrays that cannot be names.
         """
         if not len(offset) or offset.dtype.itemsize not in (4, 8) or offset[0] != 0 or offset[-1] != len(text):
             raise ValueError("names")
@@ -68,15 +68,15 @@ class Names:
         return names
 
     def parts(self) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-        """(N + 1 offsets, UTF-8 text) as `from_parts` takes them."""
+        """(N + 1 offsets, UTF-8 text), the arguments of `from_parts`."""
         if not len(self.array):
             return np.zeros(1, np.int32), np.zeros(0, np.uint8)
         _, offsets, text = self.array.buffers()
         kind = np.dtype(np.int32 if pa.types.is_string(self.array.type) else np.int64)
         offset = np.frombuffer(offsets, kind, len(self.array) + 1, self.array.offset * kind.itemsize)
         first, end = int(offset[0]), int(offset[-1])
-        own = np.frombuffer(text, np.uint8)[first:end] if end > first else np.zeros(0, np.uint8)
-        return offset - kind.type(first) if first else offset, own
+        used_text = np.frombuffer(text, np.uint8)[first:end] if end > first else np.zeros(0, np.uint8)
+        return offset - kind.type(first) if first else offset, used_text
 
     def __len__(self) -> int:
         return len(self.array)
@@ -88,36 +88,37 @@ class Names:
         return str(self.array[int(position)].as_py())
 
     def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self.array), _PIECE):  # millions of Python strings at once would be gigabytes
-            yield from self.array.slice(first, _PIECE).to_pylist()
+        for first in range(0, len(self.array), _CHUNK):  # in chunks: millions of Python strings take gigabytes
+            yield from self.array.slice(first, _CHUNK).to_pylist()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Names) and len(self) == len(other) and bool(self.array.equals(other.array))
 
-    __hash__ = None  # type: ignore[assignment]  # holds an array: compared by content, never a key
+    __hash__ = None  # type: ignore[assignment]  # mutable content; compared by value, never a dict key
 
     def __repr__(self) -> str:
         head = ", ".join(repr(self[i]) for i in range(min(3, len(self))))
         return f"Names([{head}{', …' if len(self) > 3 else ''}], {len(self)})"
 
     def index(self, names: Iterable[str] | pa.Array) -> NDArray[np.int64]:
-        """The position of each given name, −1 where it is not among these."""
+        """The position of each of `names`, −1 for a name that is not here."""
         wanted = names if isinstance(names, pa.Array) else pa.array(list(names), pa.string())
         if wanted.type != self.array.type:
             wanted = wanted.cast(self.array.type)
-        found = pc.index_in(wanted, value_set=self.array)
-        return np.asarray(pc.fill_null(found, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
+        positions = pc.index_in(wanted, value_set=self.array)
+        return np.asarray(pc.fill_null(positions, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def take(self, positions: NDArray[Any]) -> Names:
+        """The names at `positions`, in that order."""
         positions = np.asarray(positions, dtype=np.int64)
         chosen = self.array.take(pa.array(positions))
-        # Distinct places have distinct names. To compare the names themselves takes seconds where there are millions.
+        # Distinct positions have distinct names; comparing millions of names would take seconds.
         if len(positions) > 1 and np.bincount(positions).max() > 1:
             return Names(chosen)
         return Names._trusted(chosen)
 
     def union(self, other: Names) -> Names:
-        """These names, then those of `other` that are new, in their order."""
+        """These names, then the names of `other` that are new, in their order."""
         if self == other:
             return self
         fresh = np.flatnonzero(self.index(other.array) < 0)
@@ -126,9 +127,9 @@ class Names:
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
-    """The first name that has been there before, None where all differ.
+    """The first name that occurs a second time; None if all are distinct.
 
-    >>> repeated(["cat", "dog", "cow", "dog"]), first_duplicate(["cat", "dog"])
+    >>> first_duplicate(["cat", "dog", "cow", "dog"]), first_duplicate(["cat", "dog"])
     ('dog', None)
     """
     seen: set[str] = set()
@@ -140,9 +141,11 @@ def first_duplicate(names: Iterable[str]) -> str | None:
 
 
 def class_number(name: str, classes: Mapping[str, int], path: Path, line: int) -> int:
-    """The number of a class that a file names on a line; one that is not there is an error with the nearest name."""
+    """The index of the class `name` from line `line` of a file; LabelError with the closest name if there is none."""
     if name not in classes:
         close = get_close_matches(name, classes, 1)
-        fix = f"write {close[0]!r}, or remove the line" if close else "use the names of the labels, or remove the line"
+        fix = (
+            f"write {close[0]!r}, or remove the line" if close else "use a class name of the labels, or remove the line"
+        )
         raise LabelError(f"no class is called {name!r}", fix, path, line=line)
     return classes[name]

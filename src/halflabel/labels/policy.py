@@ -1,4 +1,4 @@
-"""Policy: what the user states about a label file, because the file cannot say it; and the reading of raw values."""
+"""Policy: what the user states about a label file because the file does not say it; and how raw values are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VALUE_WORDS: dict[str, Meaning] = {
 
 
 class UndecidedValue(Exception):
-    """A raw value whose meaning nobody has stated; `message` and `fix` are for the user."""
+    """A raw value whose meaning is not stated; `message` and `fix` are for the user."""
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
@@ -49,20 +49,22 @@ class UndecidedValue(Exception):
 
 @dataclass(frozen=True)
 class Policy:
-    """What a file cannot say of itself. None means "not stated": a reader that needs it then refuses, never guesses.
+    """What the user states about a label file.
 
-    unlisted        what it means that a (image, class) pair is not listed: "unknown" or "absent"
-    minus_one       what −1 means in a table of values
-    zero            what 0 means, where it could be absent or unknown
+    None means "not stated": a reader that needs the option raises an error, it never guesses.
+
+    unlisted        meaning of an (image, class) pair that the file does not list: "unknown" or "absent"
+    minus_one       meaning of −1 in a table of values
+    zero            meaning of 0, where it could be absent or unknown
     values          further raw values and their meaning, such as {"maybe": "unknown"}
-    difficult       what an object marked difficult means (Pascal VOC)
-    machine         from this confidence on, a machine's unverified guess counts as present (Open Images)
-    image_column    the column that names the image
+    difficult       meaning of an object marked difficult (Pascal VOC)
+    machine         confidence from which an unverified machine-generated label counts as present (Open Images)
+    image_column    the column with the image names
     ignore          columns that are not classes
-    where           keep only rows with these column values, such as {"split": "train"}
-    separator       what stands between two tags of a cell, such as ";"; also "space", "newline", "#" and "none"
-    split           the split to read, where a format has several
-    encoding        the text encoding, UTF-8 unless stated
+    where           read only rows with these column values, such as {"split": "train"}
+    separator       the separator of the tags in a cell, such as ";"; also "space", "newline", "#" and "none"
+    split           the split to read, for formats with several
+    encoding        the text encoding; UTF-8 if not stated
     """
 
     unlisted: Literal["unknown", "absent"] | None = None
@@ -79,20 +81,20 @@ class Policy:
     encoding: str | None = None
 
     def check(self, uses: Iterable[str], format_name: str) -> None:
-        """Refuse what is stated but means nothing for this format, rather than pass over it in silence."""
+        """Raise UserError for an option that this format does not use, instead of ignoring it silently."""
         blank = Policy()
         for option in fields(self):
             if option.name not in uses and getattr(self, option.name) != getattr(blank, option.name):
-                # One --value is given for each of the values.
+                # The option is --value, repeated for each value.
                 flag = "--value" if option.name == "values" else "--" + option.name.replace("_", "-")
                 raise UserError(f"{flag} means nothing for the format {format_name!r}", f"leave {flag} out")
 
 
-def read_value(raw: str, policy: Policy, among: frozenset[str]) -> Meaning:
-    """What one raw value means, given all raw values of the file (`among`).
+def read_value(raw: str, policy: Policy, all_values: frozenset[str]) -> Meaning:
+    """The meaning of one raw value; `all_values` are all raw values of the file.
 
-    −1 is absent in one field, unknown in another and "uncertain" in a third, so it is never guessed. 0 is absent,
-    except beside a −1 that is absent too: then 0 has to be stated as well.
+    −1 means absent in some files, unknown in others and "uncertain" in a third kind, so it is never guessed. 0 means
+    absent, unless the file also has −1 meaning absent: then the meaning of 0 must be stated too.
 
     >>> read_value("0", Policy(), frozenset({"0", "1"}))
     'absent'
@@ -103,17 +105,17 @@ def read_value(raw: str, policy: Policy, among: frozenset[str]) -> Meaning:
     if text in MINUS_ONE:
         if policy.minus_one is None:
             raise UndecidedValue(
-                "value -1 may mean absent, unknown or unsure, and the file does not say which",
+                "value -1 may mean absent, unknown or unsure, and the file does not state which",
                 "add --minus-one absent or --minus-one unknown",
             )
         return policy.minus_one
     if text in ZERO:
         if policy.zero is not None:
             return policy.zero
-        stripped = {other.strip() for other in among}
+        stripped = {other.strip() for other in all_values}
         if "absent" in {policy.values.get(other, policy.minus_one) for other in stripped.intersection(MINUS_ONE)}:
             raise UndecidedValue(
-                "value 0 stands beside -1 = absent, so it may mean unknown",
+                "the file also has -1 = absent, so value 0 may mean unknown",
                 "add --zero unknown or --zero absent",
             )
         return "absent"
@@ -126,20 +128,20 @@ def read_value(raw: str, policy: Policy, among: frozenset[str]) -> Meaning:
     return meaning
 
 
-def shorten(text: str, most: int = 60) -> str:
-    """What a cell says; of several lines or a long text the beginning, with … for the rest.
+def shorten(text: str, limit: int = 60) -> str:
+    """The first line of a cell, at most `limit` characters, with … if anything was cut; for error messages.
 
-    >>> shown("a cat"), shown("a cat\\nand a dog"), shorten("very long", 5)
+    >>> shorten("a cat"), shorten("a cat\\nand a dog"), shorten("very long", 5)
     ('a cat', 'a cat…', 'very…')
     """
-    beginning = "".join(text.splitlines()[:1])[:most]
-    return text if beginning == text else beginning[: most - 1] + "…"
+    beginning = "".join(text.splitlines()[:1])[:limit]
+    return text if beginning == text else beginning[: limit - 1] + "…"
 
 
 def quote_option(flag: str, text: str) -> str:
-    """An option and what it says, as it can be copied into a shell.
+    """An option and its value, quoted for a shell.
 
-    >>> stating("--where", "split=train"), quote_option("--ignore", "my notes")
+    >>> quote_option("--where", "split=train"), quote_option("--ignore", "my notes")
     ('--where split=train', "--ignore 'my notes'")
     """
     return f"{flag} {shlex.quote(text)}"

@@ -1,4 +1,4 @@
-"""Counts of what is known, per class, per image and per pair of classes."""
+"""Statistics of a label table: counts of known labels per class, per image and per pair of classes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = [
     "top_pairs",
 ]
 
-_PIECE = 1 << 22  # entries counted at a time
+_CHUNK = 1 << 22  # entries counted at a time
 
 Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
 
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """What a label table knows, in numbers.
+    """Counts of the known labels of a table.
 
     `positives`, `negatives` and `unknown` count images per class, (C,). `known_per_image[n]` is the number of images
-    with n known labels, `positives_per_image[n]` of images with n known positives; both sum to `images`.
+    with n known labels, `positives_per_image[n]` the number with n known positives; both sum to `images`.
     """
 
     images: int
@@ -66,15 +66,15 @@ class Stats:
 
     @property
     def positives_per_labelled_image(self) -> float:
-        """The mean number of known positives of the images with a known label."""
+        """The mean number of known positives of the labelled images."""
         return float(self.positives.sum()) / self.labelled_images if self.labelled_images else 0.0
 
     @property
     def regime(self) -> Regime:
-        """How the images that have labels are labelled; those without any are counted by `unlabelled_share`.
+        """How the labelled images are labelled; `unlabelled_share` counts the images without labels.
 
-        full: every class is known; single-positive: exactly one positive each and no negative anywhere; positives-only:
-        no negative anywhere; partial: anything else; empty: nothing is known.
+        full: every class is known; single-positive: exactly one positive per image and no negatives; positives-only: no
+        negatives; partial: anything else; empty: nothing is known.
         """
         if not self.known:
             return "empty"
@@ -86,14 +86,14 @@ class Stats:
 
 
 def compute_stats(table: LabelTable) -> Stats:
-    """Count what is known of each class and each image."""
+    """Count the known labels of each class and each image."""
     images, classes = table.shape
     present = table.value > 0
     known, positives = np.zeros((2, classes), np.int64)
-    for first in range(0, table.known, _PIECE):  # counting makes 8 bytes of each number
-        column = table.column[first : first + _PIECE]
+    for first in range(0, table.known, _CHUNK):  # in chunks: bincount converts to 8 bytes per entry
+        column = table.column[first : first + _CHUNK]
         known += np.bincount(column, minlength=classes)
-        positives += np.bincount(column[present[first : first + _PIECE]], minlength=classes)
+        positives += np.bincount(column[present[first : first + _CHUNK]], minlength=classes)
     before = count_before(present, table.start)
     return Stats(
         images=images,
@@ -109,9 +109,9 @@ def compute_stats(table: LabelTable) -> Stats:
 
 
 class ConditionalProbabilities(NamedTuple):
-    """P(j | i) with its counts, sparse (C, C), row i and column j: probability = together / seen.
+    """P(j | i) and its counts, sparse (C, C), row i and column j: probability = together / seen.
 
-    What is not stored in `seen` has never been seen, so its probability is unknown rather than 0.
+    A pair that is not stored in `seen` was never observed: its probability is unknown, not 0.
     """
 
     probability: Any
@@ -120,28 +120,31 @@ class ConditionalProbabilities(NamedTuple):
 
 
 def conditional_probabilities(table: LabelTable) -> ConditionalProbabilities:
-    """How likely class j is where class i is present, from the images where j is known.
+    """The probability of class j where class i is present, from the images where j is known.
 
     P(j | i) = #(i present, j present) / #(i present, j known)
 
-    Images where j is unknown say nothing, so missing labels do not pull towards absence. Where negatives are never
-    given, every known j is present and P is 1: only `together` says something then. The diagonal is 1.
+    Images where j is unknown do not count, so missing labels do not pull towards absence. In tables without negatives
+    every known j is present and P is 1: use only `together` there. The diagonal is 1.
     """
     present = table.matrix(table.value > 0)
     together = (present.T @ present).tocsr()
     seen = (present.T @ table.matrix(np.ones(table.known, np.bool_))).tocsr()
     together, seen = together.astype(np.int64), seen.astype(np.int64)
-    # Where both are present j is known, so the pairs of `together` all lie in `seen`: divide entry by entry.
-    of = seen.multiply(together.astype(np.bool_)).tocsr()
-    for matrix in (together, of):
+    # Where both are present j is known, so all pairs of `together` are in `seen`: divide entry by entry.
+    seen_of_together = seen.multiply(together.astype(np.bool_)).tocsr()
+    for matrix in (together, seen_of_together):
         matrix.sort_indices()
     probability = together.astype(np.float64)
-    probability.data /= of.data
+    probability.data /= seen_of_together.data
     return ConditionalProbabilities(probability, together, seen)
 
 
 class Pair(NamedTuple):
-    """Two classes, the images known to show both, P(second | first), and lift = P(second | first) / P(second)."""
+    """Two classes that occur together.
+
+    `together`: images known to have both; `probability`: P(second | first); `lift`: P(second | first) / P(second).
+    """
 
     first: str
     second: str
@@ -153,24 +156,24 @@ class Pair(NamedTuple):
 def top_pairs(table: LabelTable, n: int = 20) -> list[Pair]:
     """The n pairs of classes that are most often present together, most frequent first.
 
-    `first` is the class with fewer known positives, so that P is the larger of the two where all is known. P(second) is
-    the share of positives among its known labels. Equal counts come in the order of the classes.
+    `first` is the class with fewer known positives, so that P is the larger of the two conditional probabilities in
+    fully labelled tables. P(second) is the share of positives among its known labels. Ties are in class order.
     """
     stats = compute_stats(table)
     i, j, count = _most_frequent(_together(table), n)
     if not len(i):
         return []
-    turned = stats.positives[j] < stats.positives[i]
-    i, j = np.where(turned, j, i), np.where(turned, i, j)
-    # Of these classes alone: how often the second is known where the first is present.
+    swapped = stats.positives[j] < stats.positives[i]
+    i, j = np.where(swapped, j, i), np.where(swapped, i, j)
+    # Only for these classes: how often the second is known where the first is present.
     firsts, seconds = np.isin(np.arange(stats.classes), i), np.isin(np.arange(stats.classes), j)
     present = table.matrix((table.value > 0) & firsts[table.column])
     seen = (present.T @ table.matrix(seconds[table.column])).tocsr()[i, j]
-    chance = count / np.asarray(seen).ravel()
+    probability = count / np.asarray(seen).ravel()
     base = stats.positives / np.maximum(stats.positives + stats.negatives, 1)
     return [
         Pair(table.classes[first], table.classes[second], int(both), float(p), float(p / base[second]))
-        for first, second, both, p in zip(i, j, count, chance, strict=True)
+        for first, second, both, p in zip(i, j, count, probability, strict=True)
     ]
 
 
@@ -180,10 +183,10 @@ def _together(table: LabelTable) -> Any:
 
 
 def _most_frequent(together: Any, n: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """(i, j, count) of the n largest counts above the diagonal, equal ones by i, then j."""
+    """(i, j, count) of the n largest counts above the diagonal; ties by i, then j."""
     row = np.repeat(np.arange(together.shape[0], dtype=np.int32), np.diff(together.indptr))
     upper = np.flatnonzero(together.indices > row)
-    if len(upper) > n:  # those that could be among them, before any sorting
+    if len(upper) > n:  # drop what cannot be among the n largest before sorting
         count = together.data[upper]
         upper = upper[count >= np.partition(count, len(count) - n)[len(count) - n]]
     row, col, count = row[upper], together.indices[upper], together.data[upper]

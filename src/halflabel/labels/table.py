@@ -1,4 +1,4 @@
-"""LabelTable: present, absent or unknown for N images × C classes. The only place that knows the encoding."""
+"""LabelTable: present, absent or unknown for N images × C classes. The only module that knows the encoding."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LabelTable", "count_before", "last_of_each"]
 
-_PIECE = 1 << 22  # entries looked at together where there are many
+_CHUNK = 1 << 22  # entries processed at a time
 
 
 class LabelTable:
-    """Known labels of N images × C classes; what is not stored is unknown.
+    """The known labels of N images × C classes; entries that are not stored are unknown.
 
-    Compressed rows: the entries of image i are `column[start[i]:start[i+1]]` (class numbers, ascending) with
-    `value` +1 present or −1 absent. Memory: 8 bytes and the name per image, the name per class, 3 bytes per known entry
-    (5 above 32,767 classes). 9,000,000 images × 5,000 classes with 60,000,000 known entries take about 430 MB.
+    Compressed sparse rows: the entries of image i are `column[start[i]:start[i+1]]` (class indices, ascending) with
+    `value` +1 present or −1 absent. Memory: 8 bytes plus the name per image, the name per class, 3 bytes per known
+    entry (5 above 32,767 classes). 9,000,000 images × 5,000 classes with 60,000,000 known entries take about 430 MB.
 
     >>> table = LabelTable.from_dense([[1, 0], [-1, 1]], images=["a", "b"], classes=["cat", "dog"])
     >>> table.rows([1, 0]).tolist()
@@ -54,12 +54,12 @@ class LabelTable:
     def from_entries(
         cls, images: Names, classes: Names, image: NDArray[Any], column: NDArray[Any], value: NDArray[Any]
     ) -> LabelTable:
-        """Build from entries in any order. Of several for one (image, class) the last wins; value 0 is unknown."""
+        """Build from entries in any order. The last entry of an (image, class) wins; value 0 is unknown."""
         if not (len(image) == len(column) == len(value)):
-            raise ValueError("image, column and value must be equally long")
+            raise ValueError("image, column and value must have the same length")
         for name, numbers, size in (("image", image, len(images)), ("class", column, len(classes))):
             if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < size):
-                raise ValueError(f"{name} numbers must lie in 0 … {size - 1}")
+                raise ValueError(f"{name} indices must be in 0 … {size - 1}")
         if len(value) and not (int(value.min()) >= -1 and int(value.max()) <= 1):
             raise ValueError("values must be −1, 0 or +1")
         order = last_of_each(image, column)
@@ -79,7 +79,7 @@ class LabelTable:
         """Build from an (N, C) array of −1, 0 (unknown), +1; NaN also means unknown."""
         array = np.asarray(labels)
         if array.ndim != 2:
-            raise UserError(f"labels have {array.ndim} dimensions", "give an array of images × classes")
+            raise UserError(f"labels have {array.ndim} dimensions", "use an array of images × classes")
         if array.dtype.kind == "f":
             array = np.nan_to_num(array, nan=0.0)
         if not np.isin(array, (-1, 0, 1)).all():
@@ -103,6 +103,7 @@ class LabelTable:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(images, classes)."""
         return len(self.images), len(self.classes)
 
     @property
@@ -112,9 +113,9 @@ class LabelTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the table, names included."""
-        own = self.start.nbytes + self.column.nbytes + self.value.nbytes
-        return int(own + self.images.array.nbytes + self.classes.array.nbytes)
+        """Bytes of the table, including the names."""
+        arrays = self.start.nbytes + self.column.nbytes + self.value.nbytes
+        return int(arrays + self.images.array.nbytes + self.classes.array.nbytes)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -123,7 +124,7 @@ class LabelTable:
         return f"LabelTable({len(self.images)} images × {len(self.classes)} classes, {self.known} known)"
 
     def __eq__(self, other: object) -> bool:
-        """Same images and classes in the same order, same known labels."""
+        """Same images and classes in the same order, and the same known labels."""
         return (
             isinstance(other, LabelTable)
             and self.images == other.images
@@ -133,22 +134,22 @@ class LabelTable:
             and np.array_equal(self.value, other.value)
         )
 
-    __hash__ = None  # type: ignore[assignment]  # holds arrays: compared by content, never a key
+    __hash__ = None  # type: ignore[assignment]  # mutable content; compared by value, never a dict key
 
     def rows(self, index: ArrayLike) -> NDArray[np.int8]:
-        """The labels of some images: (B,) image numbers -> (B, C) int8 in {−1, 0, +1}."""
-        index = _numbers(index, len(self.images))
+        """The labels of some images: (B,) image indices -> (B, C) int8 in {−1, 0, +1}."""
+        index = _check_indices(index, len(self.images))
         out = np.zeros((len(index), len(self.classes)), np.int8)
-        row, at = self._spans(index)
-        out[row, self.column[at]] = self.value[at]
+        row, position = self._spans(index)
+        out[row, self.column[position]] = self.value[position]
         return out
 
     def dense(self) -> NDArray[np.int8]:
-        """All labels as (N, C) int8: one byte per entry, so for small tables only."""
+        """All labels as (N, C) int8: one byte per entry, so only for small tables."""
         return self.rows(np.arange(len(self.images)))
 
     def entries(self) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8]]:
-        """Every known entry as (image, class, value), image by image and classes ascending."""
+        """All known entries as (image, class, value), ordered by image and class."""
         return np.repeat(np.arange(len(self.images)), np.diff(self.start)), self.column, self.value
 
     def keep(self, mask: NDArray[np.bool_]) -> LabelTable:
@@ -160,7 +161,7 @@ class LabelTable:
     def matrix(self, mask: NDArray[np.bool_]) -> Any:
         """The known entries where `mask` (one per entry) is true, as ones in a sparse (N, C) matrix.
 
-        Products count images in int32: no count can be above their number, and that number fits.
+        int32, so products count images without overflow: no count exceeds the number of images.
         """
         from scipy.sparse import csr_array
 
@@ -168,33 +169,33 @@ class LabelTable:
         return csr_array((np.ones(len(column), np.int32), column, count_before(mask, self.start)), shape=self.shape)
 
     def subset(self, images: ArrayLike | None = None, classes: ArrayLike | None = None) -> LabelTable:
-        """Some images and classes, by number and in the order given."""
+        """Some images and classes, by index and in the given order."""
         table = self
         if images is not None:
-            index = _numbers(images, len(table.images))
+            index = _check_indices(images, len(table.images))
             table = LabelTable(table.images.take(index), table.classes, *table.gather(index))
         if classes is not None:
-            wanted = _numbers(classes, len(table.classes))
+            wanted = _check_indices(classes, len(table.classes))
             position = np.full(len(table.classes), -1, np.int64)
             position[wanted] = np.arange(len(wanted))
             image, column, value = table.entries()
-            stays = position[column] >= 0
+            is_kept = position[column] >= 0
             table = LabelTable.from_entries(
-                table.images, table.classes.take(wanted), image[stays], position[column[stays]], value[stays]
+                table.images, table.classes.take(wanted), image[is_kept], position[column[is_kept]], value[is_kept]
             )
         return table
 
     def gather(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8]]:
-        """(start, column, value) of some images, by number and in the order given: their labels without their names."""
+        """(start, column, value) of some images, by index and in the given order: their labels without names."""
         start = np.zeros(len(index) + 1, np.int64)
         np.cumsum(self.start[index + 1] - self.start[index], out=start[1:])
         column, value = np.empty(start[-1], self.column.dtype), np.empty(start[-1], self.value.dtype)
-        step = max(_PIECE // 8, 1)
+        step = max(_CHUNK // 8, 1)
         for first in range(0, len(index), step):
-            part = index[first : first + step]
-            here = slice(start[first], start[first + len(part)])
-            _, at = self._spans(part)
-            column[here], value[here] = self.column[at], self.value[at]
+            chunk = index[first : first + step]
+            out = slice(start[first], start[first + len(chunk)])
+            _, position = self._spans(chunk)
+            column[out], value[out] = self.column[position], self.value[position]
         return start, column, value
 
     def merge(self, other: LabelTable) -> LabelTable:
@@ -213,9 +214,9 @@ class LabelTable:
     def split(
         self, shares: Sequence[float], *, groups: Sequence[Any] | None = None, seed: int = 0
     ) -> tuple[LabelTable, ...]:
-        """Parts of the given shares, stratified by what is known; images of one group stay together.
+        """Parts with the given shares, stratified by known labels; images of one group stay together.
 
-        See `halflabel.labels.split.assign_parts`, which gives the part number of each image instead.
+        `halflabel.labels.split.assign_parts` returns the part of each image instead.
         """
         from halflabel.labels.split import assign_parts
 
@@ -223,25 +224,25 @@ class LabelTable:
         return tuple(self.subset(np.flatnonzero(part == number)) for number in range(len(shares)))
 
     def stats(self) -> Stats:
-        """Counts of what is known, per class and per image."""
+        """Counts of known labels, per class and per image."""
         from halflabel.labels.stats import compute_stats
 
         return compute_stats(self)
 
     def digest(self) -> str:
-        """A sha256 of names and labels: equal for equal tables, on every machine and for ever."""
+        """A SHA-256 of names and labels: equal for equal tables, on every machine and in every version."""
         sha = hashlib.sha256()
         for names in (self.images, self.classes):
             sha.update(len(names).to_bytes(8, "little"))
             for words in _with_lengths(*names.parts()):
                 sha.update(words.data)
         for array, kind in ((self.start, "<i8"), (self.column, "<i4"), (self.value, "<i1")):
-            for first in range(0, len(array), _PIECE):
-                sha.update(np.ascontiguousarray(array[first : first + _PIECE], kind).data)
+            for first in range(0, len(array), _CHUNK):
+                sha.update(np.ascontiguousarray(array[first : first + _CHUNK], kind).data)
         return sha.hexdigest()
 
     def _spans(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For image numbers, the row each of their entries falls into and the entries' positions."""
+        """For image indices, the output row and the position of each of their entries."""
         first = self.start[index]
         count = self.start[index + 1] - first
         row = np.repeat(np.arange(len(index)), count)
@@ -249,69 +250,70 @@ class LabelTable:
         return row, np.arange(len(row)) + np.repeat(first - before, count)
 
 
-def _numbers(index: ArrayLike, size: int) -> NDArray[np.int64]:
-    """Image or class numbers as int64; a mask, or a number that is not there, is a mistake and not an index."""
+def _check_indices(index: ArrayLike, size: int) -> NDArray[np.int64]:
+    """Image or class indices as int64; raises for a mask or an index out of range."""
     array = np.asarray(index)
     if array.dtype == bool:
-        raise TypeError("give numbers, not a mask: np.flatnonzero(mask)")
+        raise TypeError("expected indices, not a mask: use np.flatnonzero(mask)")
     array = array.astype(np.int64, copy=False)
     if array.size and not (array.min() >= 0 and array.max() < size):
-        raise IndexError(f"numbers must lie in 0 … {size - 1}")
+        raise IndexError(f"indices must be in 0 … {size - 1}")
     return array
 
 
 def last_of_each(image: NDArray[Any], column: NDArray[Any]) -> NDArray[np.int64] | slice:
-    """Which entries hold: the last one of each (image, class), by image and class; all of them if they stand so.
+    """The positions of the last entry of each (image, class), ordered by image and class.
 
-    Entries whose images ascend, as those of most files do, are ordered some millions at a time.
+    Returns slice(None) if the entries are already distinct and in that order. Entries with ascending images, as in most
+    files, are sorted in chunks of some millions.
     """
     ascends = all(
-        bool(np.all(image[first : first + _PIECE][1:] >= image[first : first + _PIECE][:-1]))
-        for first in range(0, len(image), _PIECE - 1)
+        bool(np.all(image[first : first + _CHUNK][1:] >= image[first : first + _CHUNK][:-1]))
+        for first in range(0, len(image), _CHUNK - 1)
     )
-    found: list[NDArray[np.int64]] = []
-    first, plain = 0, True
+    chunks: list[NDArray[np.int64]] = []
+    first, is_ordered = 0, True
     while first < len(image):
         end = len(image)
-        if ascends and first + _PIECE < end:
-            # To the end of the image that the piece would cut in two.
-            end = int(np.searchsorted(image, image[first + _PIECE], side="right"))
+        if ascends and first + _CHUNK < end:
+            # Extend the chunk to the end of its last image.
+            end = int(np.searchsorted(image, image[first + _CHUNK], side="right"))
         key = image[first:end].astype(np.int64) * (int(column[first:end].max()) + 1) + column[first:end]
         if np.all(key[1:] > key[:-1]):
-            found.append(np.arange(first, end))
+            chunks.append(np.arange(first, end))
         else:
-            plain = False
+            is_ordered = False
             order = np.argsort(key, kind="stable")
             key = key[order]
-            found.append(order[np.append(key[1:] != key[:-1], True)] + first)
+            chunks.append(order[np.append(key[1:] != key[:-1], True)] + first)
         first = end
-    return slice(None) if plain else np.concatenate(found)
+    return slice(None) if is_ordered else np.concatenate(chunks)
 
 
 def count_before(mask: NDArray[np.bool_], start: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of the entries before each of the places `start` (ascending) are marked, a piece at a time."""
+    """How many entries are marked before each position in `start` (ascending), counted in chunks."""
     out = np.zeros(len(start), np.int64)
     total = 0
-    for first in range(0, len(mask), _PIECE):
-        running = total + np.cumsum(mask[first : first + _PIECE], dtype=np.int64)
-        here = slice(*np.searchsorted(start, (first + 1, first + len(running) + 1)))
-        out[here] = running[start[here] - first - 1]
+    for first in range(0, len(mask), _CHUNK):
+        running = total + np.cumsum(mask[first : first + _CHUNK], dtype=np.int64)
+        inside = slice(*np.searchsorted(start, (first + 1, first + len(running) + 1)))
+        out[inside] = running[start[inside] - first - 1]
         total = int(running[-1])
     return out
 
 
 def _with_lengths(offset: NDArray[Any], text: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-    """Names as bytes, each after its length in 4 little-endian bytes; some at a time."""
+    """Each name as bytes after its length in 4 little-endian bytes, in chunks."""
     for first in range(0, len(offset) - 1, 1 << 16):
         ends = offset[first : first + (1 << 16) + 1].astype(np.int64)
         length = np.diff(ends)
         is_text = np.ones(int(length.sum()) + 4 * len(length), bool)
-        at = ends[:-1] - ends[0] + 4 * np.arange(len(length))  # where each name's length goes
+        length_at = ends[:-1] - ends[0] + 4 * np.arange(len(length))
         lengths = length.astype("<u4").view(np.uint8).reshape(-1, 4)
         out = np.empty(len(is_text), np.uint8)
-        place = at[:, None] + np.arange(4)
-        is_text[place] = False
-        out[place] = lengths
+        length_bytes = length_at[:, None] + np.arange(4)
+        is_text[length_bytes] = False
+        out[length_bytes] = lengths
         out[is_text] = text[ends[0] : ends[-1]]
         yield out
 

@@ -227,5 +227,5 @@ def test_names_in_parts() -> None:
 
 
 def test_names_are_given_out_in_pieces(monkeypatch) -> None:
-    monkeypatch.setattr("halflabel.labels.names._PIECE", 2)
+    monkeypatch.setattr("halflabel.labels.names._CHUNK", 2)
     assert list(Names("abcde")) == list("abcde")
