@@ -105,7 +105,7 @@ def test_proposals_that_cannot_hold_together_are_all_named(tmp_path: Path) -> No
     rules = rules_of(tmp_path, "dog,implies,animal\nday,excludes,night\n")
     present = np.array([[1, 0, 0, 1, 1, 1]], bool)
     absent = np.array([[0, 1, 0, 0, 0, 0]], bool)
-    bad_present, bad_absent = rules.clashing(present, absent)
+    bad_present, bad_absent = rules.conflicting(present, absent)
     assert bad_present[0].tolist() == [True, False, False, True, True, False]
     assert bad_absent[0].tolist() == [False, True, False, False, False, False]
 
@@ -113,14 +113,14 @@ def test_proposals_that_cannot_hold_together_are_all_named(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "line", "message", "fix"),
     [
-        ("dog,implies,animal\nanimal,implies,living\nliving,implies,dog\n", 3, "circle", "remove one"),
+        ("dog,implies,animal\nanimal,implies,living\nliving,implies,dog\n", 3, "cycle", "remove one"),
         ("dog,implies,animal\ndog,implies,living\nanimal,excludes,living\n", 3, "could never be present", "remove"),
         ("dog,implies,anmal\n", 1, "no class is called 'anmal'", "'animal'"),
-        ("class,rule,class\ndog,means,animal\n", 2, "'means' is no rule", "implies or excludes"),
+        ("class,rule,class\ndog,means,animal\n", 2, "'means' is not a rule", "implies or excludes"),
         ("dog,implies\n", 1, "2 fields", "class,rule,class"),
         ("dog,implies,dog\n", 1, "itself", "another class"),
         ("day,excludes,night\nnight,excludes,day\n", 2, "already on line 1", "remove one"),
-        ("class,rule,class\n", None, "not one rule", "dog,implies,animal"),
+        ("class,rule,class\n", None, "has no rules", "dog,implies,animal"),
     ],
 )
 def test_faults_have_a_place_and_a_fix(tmp_path: Path, text: str, line: int | None, message: str, fix: str) -> None:
@@ -151,7 +151,7 @@ def test_a_hierarchy_is_read_with_display_names(tmp_path: Path) -> None:
     path.write_text(json.dumps(tree()))
     (tmp_path / "class-descriptions-boxable.csv").write_text("/m/dog,Dog\n/m/animal,Animal\n")
     assert read_rules(path, Names(["Animal", "Dog"])).implied.toarray()[1].tolist() == [True, True]
-    with pytest.raises(LabelError, match="descriptions beside it"):
+    with pytest.raises(LabelError, match="file of class descriptions"):
         read_rules(path, Names(["sofa", "chair"]))
     path.write_text('{"Subcategory": []}')
     with pytest.raises(LabelError, match="LabelName"):
@@ -231,6 +231,6 @@ def test_of_several_premises_the_surest_is_named(tmp_path: Path) -> None:
     score[2, [0, 5]] = 0.5, 0.5
     labels[3] = [0, 0, -1, 0, 1, 0]
     late[3] = [-1, 0, 0, -1, 0, 0]
-    found = [part.tolist() for part in rules.surest(labels, score, late)]
+    found = [part.tolist() for part in rules.strongest_premises(labels, score, late)]
     assert list(zip(*found, strict=True)) == [(0, 2, 5), (1, 2, 0), (2, 2, 0), (3, 0, 2), (3, 3, 4)]
-    assert all(len(part) == 0 for part in rules.surest(labels, score, np.zeros_like(late)))
+    assert all(len(part) == 0 for part in rules.strongest_premises(labels, score, np.zeros_like(late)))

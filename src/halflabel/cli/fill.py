@@ -259,7 +259,7 @@ def suggest_rules(
     for title in ("holds", "of", "at least", "by chance"):
         rows.add_column(title, justify="right")
     for rule in found:
-        shares = (f"{100 * share:.1f} %" for share in (rule.bound, rule.usual))
+        shares = (f"{100 * share:.1f} %" for share in (rule.bound, rule.expected))
         rows.add_row(
             Text(rule.first), rule.kind, Text(rule.second), group_digits(rule.holds), group_digits(rule.seen), *shares
         )

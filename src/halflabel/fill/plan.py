@@ -131,7 +131,7 @@ class Filling:
         absent = free & (BINS - 1 - place >= self.absent.cut) & ~present
         score = np.where(present, p, 1 - p).astype(np.float32)
         if self.rules is not None:
-            bad_present, bad_absent = self.rules.clashing(present, absent)
+            bad_present, bad_absent = self.rules.conflicting(present, absent)
             tally.clashes += (bad_present | bad_absent).sum(0)
             present &= ~bad_present
             absent &= ~bad_absent
@@ -140,7 +140,7 @@ class Filling:
             able = (labels == 0) & (follows == 0) & ~bad_present & ~bad_absent
             late_present, late_absent = more.present & able & ~present, more.absent & able & ~absent
             late = late_present.astype(np.int8) - late_absent
-            row, column, origin = self.rules.surest(present.astype(np.int8) - absent, score, late)
+            row, column, origin = self.rules.strongest_premises(present.astype(np.int8) - absent, score, late)
             score[row, column] = score[row, origin]
             present |= late_present
             absent |= late_absent
@@ -162,7 +162,7 @@ class Filling:
         said[made.image, made.column] = made.value
         sure[made.image, made.column] = made.score
         who[made.image, made.column] = made.source
-        row, column, origin = self.rules.surest(said, sure, follows)
+        row, column, origin = self.rules.strongest_premises(said, sure, follows)
         score[row, column] = sure[row, origin]
         source[row, column] = who[row, origin]
 

@@ -1,10 +1,10 @@
-"""Protocols that hide or corrupt labels: LabelTable -> LabelTable, pure and seeded.
+"""Protocols that hide or corrupt labels, to simulate partly labelled data: LabelTable -> LabelTable, pure and seeded.
 
-Every choice is a function of (seed, image name, class name), so the same call gives the same labels for ever, on every
-machine and whatever the order of the images. Where choices are made image by image (`partial`, `noisy`, `noisy_plus`,
-`single_positive`, `positives`, `one_positive_all_negatives`) dropping and taking a subset of the images can be done in
-either order. `dense`, `per_class`, `corrupt` and `semi_supervised` keep exact counts over the whole table, so there a
-subset changes the choice. With one seed larger shares and numbers contain the smaller ones.
+Every choice is a function of (seed, image name, class name), so the same call gives the same labels on every machine
+and for any order of the images. Protocols that choose image by image (`partial`, `noisy`, `noisy_plus`,
+`single_positive`, `positives`, `one_positive_all_negatives`) commute with taking a subset of the images. `dense`,
+`per_class`, `corrupt` and `semi_supervised` keep exact counts over the whole table, so there a subset changes the
+choice. With the same seed, larger shares and numbers contain the smaller ones.
 """
 
 from __future__ import annotations
@@ -39,45 +39,45 @@ __all__ = [
 Mask = NDArray[np.bool_]
 
 _NANO = 10**9
-_CHUNK = 1 << 22  # entries drawn for at a time: bounds working memory to some hundred MB whatever the table
-_SWAPS = 8
+_CHUNK = 1 << 22  # entries per chunk: limits working memory to some hundred MB
+_SWAPS = 8  # rounds of random swaps in `_derangement`
 
 
 def partial(table: LabelTable, share: float, *, exact: bool = True, seed: int = 0) -> LabelTable:
     """Keep a random share of every image's known labels.
 
-    With `exact` an image with n known labels keeps ⌊share·n⌋ of them, and one more with probability share·n − ⌊share·n⌋
-    (drawn per image), so 0.1 of 20 is always 2. Without it each known label is kept independently with probability
-    `share`. Either way partial(0.1) is contained in partial(0.2) of the same seed. (Durand 2019, §4.1.)
+    With `exact`, an image with n known labels keeps ⌊share·n⌋ of them, and one more with probability share·n −
+    ⌊share·n⌋ (drawn per image), so 0.1 of 20 is always 2. Without it, each known label is kept independently with
+    probability `share`. With the same seed, partial(0.1) is contained in partial(0.2). (Durand 2019, §4.1.)
     """
     _check_share(share)
     _check_any(table.known, "known labels")
-    return table.keep(_choose(table, "partial", share, exact, seed))
+    return table.keep(_choose_entries(table, "partial", share, exact, seed))
 
 
 def dense(table: LabelTable, share: float, *, seed: int = 0) -> LabelTable:
     """Keep all labels of a random share of the images and none of the others.
 
-    Of the N images with a known label exactly ⌊share·N + ½⌋ keep all they have. dense(0.1) is contained in dense(0.2)
-    of the same seed. (Durand 2019, §4.1.)
+    Of the N images with a known label exactly ⌊share·N + ½⌋ keep all their labels. With the same seed, dense(0.1) is
+    contained in dense(0.2). (Durand 2019, §4.1.)
     """
     _check_share(share)
-    order = _labelled(table, seed)
-    return _keep_images(table, order[: _nearest(share, len(order))])
+    order = _shuffled_labelled_images(table, seed)
+    return _keep_images(table, order[: _round_share(share, len(order))])
 
 
 def noisy(table: LabelTable, share: float, *, exact: bool = True, seed: int = 0) -> LabelTable:
-    """Flip a random share of every image's known labels and keep them all.
+    """Flip a random share of every image's known labels and keep all of them.
 
-    A flipped label says the opposite: +1 becomes −1 and −1 becomes +1. Which ones are flipped follows the same rule as
-    in `partial`: ⌊share·n⌋ per image and one more by chance, or independently with `exact=False`. The paper says only
-    "some labels are wrong" at a fixed number of clean ones. noisy(0.2) flips all that noisy(0.1) does. (Durand 2019,
-    §4.1: "80 % clean" is share = 0.2.)
+    Flipping turns +1 into −1 and −1 into +1. The flipped labels are chosen as in `partial`: ⌊share·n⌋ per image and one
+    more by chance, or independently with `exact=False`. The paper says only "some labels are wrong" for a fixed number
+    of clean labels. noisy(0.2) flips all labels that noisy(0.1) flips. (Durand 2019, §4.1: "80 % clean" is share =
+    0.2.)
     """
     _check_share(share)
     _check_any(table.known, "known labels")
-    wrong = _choose(table, "noisy", share, exact, seed)
-    return _revalued(table, np.where(wrong, -table.value, table.value))
+    wrong = _choose_entries(table, "noisy", share, exact, seed)
+    return _with_values(table, np.where(wrong, -table.value, table.value))
 
 
 def noisy_plus(table: LabelTable, *, seed: int = 0) -> LabelTable:
@@ -86,13 +86,13 @@ def noisy_plus(table: LabelTable, *, seed: int = 0) -> LabelTable:
     The positive is the one `single_positive` keeps. Known negatives stay; unknown stays unknown. (Durand 2019, §4.1.)
     """
     chosen = _choose_positives(table, None, 1, seed)
-    return _revalued(table, np.where(chosen, 1, -1).astype(np.int8))
+    return _with_values(table, np.where(chosen, 1, -1).astype(np.int8))
 
 
 def single_positive(table: LabelTable, *, seed: int = 0) -> LabelTable:
-    """Keep one uniformly chosen known positive per image; all else becomes unknown.
+    """Keep one known positive per image, chosen uniformly; all other labels become unknown.
 
-    Images without a known positive become wholly unknown. (Zhou 2022.)
+    Images without a known positive lose all labels. (Zhou 2022.)
     """
     return positives(table, number=1, seed=seed)
 
@@ -105,10 +105,10 @@ def positives(
     keep_negatives: bool = False,
     seed: int = 0,
 ) -> LabelTable:
-    """Keep a share, or a number, of each image's known positives; all else becomes unknown.
+    """Keep a share, or a number, of each image's known positives; all other labels become unknown.
 
     Of n known positives an image keeps ⌊share·n⌋ and one more with probability share·n − ⌊share·n⌋, or min(number, n).
-    Known negatives go too, unless `keep_negatives`. (Zhou 2022, the general missing-label setting.)
+    Known negatives become unknown too, unless `keep_negatives`. (Zhou 2022, the general missing-label setting.)
     """
     if (share is None) == (number is None):
         raise UserError("positives needs a share or a number", "give exactly one of share=0.5 and number=2")
@@ -129,9 +129,9 @@ def one_positive_all_negatives(table: LabelTable, *, seed: int = 0) -> LabelTabl
 
 
 def per_class(table: LabelTable, *, positives: int, negatives: int, seed: int = 0) -> LabelTable:
-    """Keep a fixed number of known positives and of known negatives per class; all else becomes unknown.
+    """Keep a fixed number of known positives and known negatives per class; all other labels become unknown.
 
-    A class with fewer keeps all it has. Larger numbers contain the smaller ones of the same seed.
+    A class with fewer keeps all of them. With the same seed, larger numbers contain the smaller ones.
     """
     _check_number(positives, "positives")
     _check_number(negatives, "negatives")
@@ -139,62 +139,67 @@ def per_class(table: LabelTable, *, positives: int, negatives: int, seed: int = 
     if positives == negatives == 0:
         raise UserError("per-class would keep nothing", "ask for at least one positive or negative per class")
     quota = np.repeat([positives, negatives], len(table.classes))
-    # A label among the n lowest draws of its class is so within its chunk too: prune chunk by chunk, then decide.
-    found: list[NDArray[np.int64]] = []
+    # A label among the n lowest draws of its class is among the n lowest of its chunk too: prune each chunk first.
+    entries: list[NDArray[np.int64]] = []
     strata: list[NDArray[np.int64]] = []
     draws: list[NDArray[np.uint64]] = []
     for entry, _, draw in _draws(table, "per-class", seed):
         stratum = table.column[entry] + len(table.classes) * (table.value[entry] < 0).astype(np.int64)
-        near = np.flatnonzero(_lowest(stratum, draw, quota))
-        found.append(near + entry.start)
-        strata.append(stratum[near])
-        draws.append(draw[near])
-    kept = np.concatenate(found)[_lowest(np.concatenate(strata), np.concatenate(draws), quota)]
+        candidates = np.flatnonzero(_lowest(stratum, draw, quota))
+        entries.append(candidates + entry.start)
+        strata.append(stratum[candidates])
+        draws.append(draw[candidates])
+    chosen = np.concatenate(entries)[_lowest(np.concatenate(strata), np.concatenate(draws), quota)]
     mask = np.zeros(table.known, np.bool_)
-    mask[kept] = True
+    mask[chosen] = True
     return table.keep(mask)
 
 
 def corrupt(table: LabelTable, share: float, *, seed: int = 0) -> LabelTable:
-    """Give a random share of the images each other's labels, so that every class count stays as it was.
+    """Exchange the labels of a random share of the images, so that all class counts stay the same.
 
-    Of the N images with a known label exactly ⌊share·N + ½⌋ are chosen, and their whole label rows change places at
-    random: each chosen image gets the row of another chosen one, and one that differs from its own (unless more than
-    half of the chosen rows are equal: then some must stay). Known positives, known negatives
-    and co-occurrences of the classes are exactly the same afterwards, and no label is hidden. The images chosen at 10 %
-    are among those at 20 % of the same seed. (Cevikalp 2019, §3.3: labels of a random subset are "altered
-    stochastically, while maintaining the class frequencies"; exchanging whole rows is our reading.)
+    Exactly ⌊share·N + ½⌋ of the N images with a known label are chosen, and their whole label rows are permuted at
+    random: each chosen image gets the row of another one, different from its old row (unless more than half of the
+    chosen rows are equal: then some cannot change). Known positives, known negatives and co-occurrences of the classes
+    are exactly the same afterwards, and no label is hidden. With the same seed, the images chosen at 10 % are among
+    those at 20 %. (Cevikalp 2019, §3.3: labels of a random subset are "altered stochastically, while maintaining the
+    class frequencies"; exchanging whole rows is our interpretation.)
     """
     _check_share(share)
-    order = _labelled(table, seed)
-    order = order[: _nearest(share, len(order))]
+    order = _shuffled_labelled_images(table, seed)
+    order = order[: _round_share(share, len(order))]
     if len(order) == 1:
         raise UserError("only one image would be corrupted", "use a larger share: labels are exchanged between images")
     source = np.arange(len(table.images))
-    source[order] = order[_exchange(_row_hashes(table)[order], hash_names(table.images.array)[order], seed)]
+    source[order] = order[_derangement(_hash_rows(table)[order], hash_names(table.images.array)[order], seed)]
     return LabelTable(table.images, table.classes, *table.gather(source))
 
 
 def semi_supervised(
     table: LabelTable, *, share: float | None = None, number: int | None = None, seed: int = 0
 ) -> LabelTable:
-    """Make a share, or a number, of the images wholly unknown; the others keep all their labels.
+    """Remove all labels of a share, or a number, of the images; the others keep all their labels.
 
-    Of the N images with a known label exactly `number`, or ⌊share·N + ½⌋, lose all they have. The images that keep
-    their labels are those that `dense` keeps for that many. (Cevikalp 2019, §3.1.)
+    Of the N images with a known label exactly `number`, or ⌊share·N + ½⌋, lose all labels. The images that keep their
+    labels are those that `dense` keeps for the same count. (Cevikalp 2019, §3.1.)
     """
     if (share is None) == (number is None):
         raise UserError("semi-supervised needs a share or a number", "give exactly one of share=0.9 and number=1000")
-    order = _labelled(table, seed)
+    order = _shuffled_labelled_images(table, seed)
     if share is not None:
         _check_share(share)
-        number = _nearest(share, len(order))
+        number = _round_share(share, len(order))
     assert number is not None
     _check_number(number, "number")
     if number > len(order):
-        raise UserError(f"{number} images cannot be hidden of {len(order)} with labels", f"use at most {len(order)}")
+        raise UserError(
+            f"cannot hide the labels of {number} images: only {len(order)} have labels", f"use at most {len(order)}"
+        )
     return _keep_images(table, order[: len(order) - number])
 
+
+# An example value for each required option, for error messages.
+EXAMPLES = {"share": "0.1", "positives": "20", "negatives": "20"}
 
 PROTOCOLS: dict[str, Callable[..., LabelTable]] = {
     "partial": partial,
@@ -211,7 +216,7 @@ PROTOCOLS: dict[str, Callable[..., LabelTable]] = {
 
 
 def protocol_summaries() -> dict[str, str]:
-    """What each protocol does, in the first sentence of its docstring.
+    """The first sentence of each protocol's docstring, by protocol name.
 
     >>> protocol_summaries()["noisy+"]
     'Keep one known positive per image and turn the others into negatives.'
@@ -220,21 +225,18 @@ def protocol_summaries() -> dict[str, str]:
 
 
 def apply(protocol: str, table: LabelTable, *, seed: int = 0, **options: Any) -> LabelTable:
-    """Run a protocol by name with the options it takes; a wrong or missing one is named in the error."""
+    """Run a protocol by name with its options; the error names an option that is wrong or missing."""
     if protocol not in PROTOCOLS:
         raise UserError(f"no protocol is called {protocol!r}", f"use one of: {', '.join(PROTOCOLS)}")
-    takes = dict(list(inspect.signature(PROTOCOLS[protocol]).parameters.items())[1:])
-    takes.pop("seed")
+    parameters = dict(list(inspect.signature(PROTOCOLS[protocol]).parameters.items())[1:])
+    parameters.pop("seed")
     for name in options:
-        if name not in takes:
-            raise UserError(f"{protocol} takes no {name}", f"it takes: {', '.join(takes) or 'nothing but a seed'}")
-    for name, parameter in takes.items():
+        if name not in parameters:
+            raise UserError(f"{protocol} has no option {name}", f"it takes: {', '.join(parameters) or 'only a seed'}")
+    for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
-            raise UserError(f"{protocol} needs a {name}", f"say how much, such as {name}={EXAMPLES[name]}")
+            raise UserError(f"{protocol} needs a {name}", f"give it a value, such as {name}={EXAMPLES[name]}")
     return PROTOCOLS[protocol](table, seed=seed, **options)
-
-
-EXAMPLES = {"share": "0.1", "positives": "20", "negatives": "20"}
 
 
 def _check_share(share: float) -> None:
@@ -257,23 +259,23 @@ def _tag(name: str) -> int:
 
 
 def _nano(share: float, count: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """share·count in whole billionths: float error is rounded off, so 0.29 of 100 is 29."""
+    """share·count in whole billionths: this rounds off float errors, so 0.29 of 100 is 29."""
     return np.rint(np.asarray(count) * share * _NANO).astype(np.int64)
 
 
-def _nearest(share: float, count: int) -> int:
+def _round_share(share: float, count: int) -> int:
     return int(_nano(share, count) + _NANO // 2) // _NANO
 
 
-def _quota(share: float, count: NDArray[np.int64], chance: NDArray[np.float64]) -> NDArray[np.int64]:
-    """⌊share·count⌋, and one more where `chance` is below the rest."""
+def _draw_quota(share: float, count: NDArray[np.int64], chance: NDArray[np.float64]) -> NDArray[np.int64]:
+    """⌊share·count⌋, plus one where `chance` is below the fractional part."""
     nano = _nano(share, count)
     whole = nano // _NANO
     return whole + (chance < (nano - whole * _NANO) / _NANO)
 
 
 def _chunks(table: LabelTable) -> Iterator[tuple[int, int]]:
-    """Ranges of images that hold about `_CHUNK` entries each."""
+    """Ranges of images with about `_CHUNK` entries each."""
     first = 0
     while first < len(table.images):
         last = int(np.searchsorted(table.start, table.start[first] + _CHUNK, side="right")) - 1
@@ -283,7 +285,7 @@ def _chunks(table: LabelTable) -> Iterator[tuple[int, int]]:
 
 
 def _draws(table: LabelTable, tag: str, seed: int) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.uint64]]]:
-    """Chunk by chunk: the entries, the image number of each, and its random bits."""
+    """Per chunk: the entries, the image index of each, and its random bits."""
     image_hash, class_hash = hash_names(table.images.array), hash_names(table.classes.array)
     for first, last in _chunks(table):
         entry = slice(int(table.start[first]), int(table.start[last]))
@@ -295,27 +297,27 @@ def _lowest(group: NDArray[np.int64], draw: NDArray[np.uint64], quota: NDArray[n
     """True for the `quota[g]` lowest draws of each group g."""
     order = np.lexsort((draw, group))
     group = group[order]
-    begins = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else np.zeros(0, np.int64)
-    rank = np.arange(len(group)) - np.repeat(begins, np.diff(np.append(begins, len(group))))
+    group_starts = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else np.zeros(0, np.int64)
+    rank = np.arange(len(group)) - np.repeat(group_starts, np.diff(np.append(group_starts, len(group))))
     mask = np.zeros(len(group), np.bool_)
     mask[order] = rank < quota[group]
     return mask
 
 
-def _choose(table: LabelTable, tag: str, share: float, exact: bool, seed: int) -> Mask:
-    """A share of the known entries: of each image exactly, or each by itself."""
+def _choose_entries(table: LabelTable, tag: str, share: float, exact: bool, seed: int) -> Mask:
+    """Choose a share of the known entries: exactly per image, or each entry independently."""
     mask = np.zeros(table.known, np.bool_)
     if exact:
         chance = uniform(seed, _tag(f"{tag}, one more"), hash_names(table.images.array))
-        quota = _quota(share, np.diff(table.start), chance)
+        quota = _draw_quota(share, np.diff(table.start), chance)
     for entry, image, draw in _draws(table, tag, seed):
-        # 53 bits make the number of `uniform`; share 1 keeps everything because that number is below 1.
+        # The upper 53 bits are the number that `uniform` returns; it is below 1, so share 1 keeps everything.
         mask[entry] = _lowest(image, draw, quota) if exact else (draw >> np.uint64(11)) * 2.0**-53 < share
     return mask
 
 
 def _choose_positives(table: LabelTable, share: float | None, number: int | None, seed: int) -> Mask:
-    """Some known positives of each image; one tag for all protocols, so that they agree on the positive they keep."""
+    """Choose known positives of each image. All protocols use the same tag, so they keep the same positive."""
     _check_any(int(np.count_nonzero(table.value > 0)), "known positives")
     mask = np.zeros(table.known, np.bool_)
     chance = uniform(seed, _tag("positive, one more"), hash_names(table.images.array))
@@ -325,66 +327,66 @@ def _choose_positives(table: LabelTable, share: float | None, number: int | None
         image, draw = image[present], draw[present]
         if share is not None and len(image):
             first, count = int(image[0]), np.bincount(image - image[0])
-            reach = slice(first, first + len(count))
-            quota[reach] = _quota(share, count, chance[reach])
+            images = slice(first, first + len(count))
+            quota[images] = _draw_quota(share, count, chance[images])
         mask[present + entry.start] = _lowest(image, draw, quota)
     return mask
 
 
-def _labelled(table: LabelTable, seed: int) -> NDArray[np.int64]:
-    """The images with a known label in a random order that their names and the seed alone decide."""
+def _shuffled_labelled_images(table: LabelTable, seed: int) -> NDArray[np.int64]:
+    """The images with a known label, in a random order that depends only on their names and the seed."""
     images = np.flatnonzero(np.diff(table.start))
     _check_any(len(images), "known labels")
     return images[np.argsort(bits(seed, _tag("image"), hash_names(table.images.array)[images]), kind="stable")]
 
 
 def _keep_images(table: LabelTable, images: NDArray[np.int64]) -> LabelTable:
-    kept = np.zeros(len(table.images), np.bool_)
-    kept[images] = True
-    return table.keep(np.repeat(kept, np.diff(table.start)))
+    is_kept = np.zeros(len(table.images), np.bool_)
+    is_kept[images] = True
+    return table.keep(np.repeat(is_kept, np.diff(table.start)))
 
 
-def _revalued(table: LabelTable, value: NDArray[np.int8]) -> LabelTable:
+def _with_values(table: LabelTable, value: NDArray[np.int8]) -> LabelTable:
     return LabelTable(table.images, table.classes, table.start, table.column, value)
 
 
-def _row_hashes(table: LabelTable) -> NDArray[np.uint64]:
-    """One number per image, the same for images with the same known labels whatever the order of the classes."""
+def _hash_rows(table: LabelTable) -> NDArray[np.uint64]:
+    """One hash per image, equal for images with the same known labels in any order of the classes."""
     class_hash = hash_names(table.classes.array)
     out = np.zeros(len(table.images), np.uint64)
     for first, last in _chunks(table):
         entry = slice(int(table.start[first]), int(table.start[last]))
-        word = bits(0, class_hash[table.column[entry]], table.value[entry])
-        total = np.append(np.zeros(1, np.uint64), np.cumsum(word))
-        at = table.start[first : last + 1] - table.start[first]
-        out[first:last] = total[at[1:]] - total[at[:-1]]
+        entry_hash = bits(0, class_hash[table.column[entry]], table.value[entry])
+        total = np.append(np.zeros(1, np.uint64), np.cumsum(entry_hash))
+        offsets = table.start[first : last + 1] - table.start[first]
+        out[first:last] = total[offsets[1:]] - total[offsets[:-1]]
     return out
 
 
-def _exchange(row: NDArray[np.uint64], name: NDArray[np.uint64], seed: int) -> NDArray[np.int64]:
-    """A permutation of rows that stand in random order; none gets a row equal to its own unless most are equal."""
+def _derangement(row: NDArray[np.uint64], name: NDArray[np.uint64], seed: int) -> NDArray[np.int64]:
+    """A permutation of rows that are in random order; no image gets a row equal to its own, unless most are equal."""
     source = np.roll(np.arange(len(row)), -1)
 
     def swap(stuck: NDArray[np.int64], partner: NDArray[np.int64]) -> None:
         source[stuck], source[partner] = source[partner], source[stuck]
 
-    # Nearly all of those with an equal row are done by random swaps, all kinds of rows at once.
+    # Random swaps, for all rows at once, resolve nearly all images that still have an equal row.
     for attempt in range(_SWAPS):
         same = row[source] == row
         stuck, free = np.flatnonzero(same), np.flatnonzero(~same)
-        partner = _shuffled(free, name, seed, attempt)[: len(stuck)]
+        partner = _shuffle(free, name, seed, attempt)[: len(stuck)]
         stuck = stuck[: len(partner)]
         good = (row[source[partner]] != row[stuck]) & (row[source[stuck]] != row[partner])
         swap(stuck[good], partner[good])
-    # The rest kind by kind: of a kind that s images are stuck with there are at least s partners that neither are nor
-    # have that kind, as long as it makes up no more than half of the rows.
+    # Resolve the rest one distinct row at a time: if s images are stuck with a row, there are at least s partners that
+    # neither had nor got that row, as long as it makes up no more than half of all rows.
     for kind in np.unique(row[row[source] == row]):
         stuck = np.flatnonzero((row == kind) & (row[source] == kind))
         others = np.flatnonzero((row != kind) & (row[source] != kind))
-        partner = _shuffled(others, name, seed, _SWAPS)[: len(stuck)]
+        partner = _shuffle(others, name, seed, _SWAPS)[: len(stuck)]
         swap(stuck[: len(partner)], partner)
     return source
 
 
-def _shuffled(positions: NDArray[np.int64], name: NDArray[np.uint64], seed: int, attempt: int) -> NDArray[np.int64]:
+def _shuffle(positions: NDArray[np.int64], name: NDArray[np.uint64], seed: int, attempt: int) -> NDArray[np.int64]:
     return positions[np.argsort(bits(seed, _tag("exchange"), attempt, name[positions]), kind="stable")]

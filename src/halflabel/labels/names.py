@@ -144,8 +144,6 @@ def class_number(name: str, classes: Mapping[str, int], path: Path, line: int) -
     """The index of the class `name` from line `line` of a file; LabelError with the closest name if there is none."""
     if name not in classes:
         close = get_close_matches(name, classes, 1)
-        fix = (
-            f"write {close[0]!r}, or remove the line" if close else "use a class name of the labels, or remove the line"
-        )
+        fix = f"write {close[0]!r}, or remove the line" if close else "use a class of the labels, or remove the line"
         raise LabelError(f"no class is called {name!r}", fix, path, line=line)
     return classes[name]

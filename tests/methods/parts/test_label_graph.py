@@ -162,7 +162,7 @@ def test_files_are_read(tmp_path, text):
     ("text", "said"),
     [
         ("dog,cat,0.5\ndgo,cat,1\n", r"line 2: no class is called 'dgo'. Fix: write 'dog'"),
-        ("dog,cat,0.5\ncat,zebra,1\n", r"line 2: no class is called 'zebra'. Fix: use the names of the labels"),
+        ("dog,cat,0.5\ncat,zebra,1\n", r"line 2: no class is called 'zebra'. Fix: use a class of the labels"),
         ("dog,cat,0.5\n\ncat,dog,much\n", r"line 3: 'much' is not a weight. Fix: use a number"),
         ("dog,cat,-1\n", r"line 1: '-1' is not a weight"),
         ("dog,cat,nan\n", r"line 1: 'nan' is not a weight"),
