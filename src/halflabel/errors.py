@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["LabelError", "NothingRead", "UserError", "WrongHead"]
+__all__ = ["LabelError", "NothingRead", "UserError", "WrongHead", "missing_package"]
 
 _LONGEST = 2000  # characters: a name in a damaged file may have millions
 
@@ -53,3 +53,12 @@ class NothingRead(UserError):
 
 class WrongHead(UserError):
     """A method's step asks for more than the output, and the model has another head than the method makes."""
+
+
+def missing_package(error: ImportError, extra: str) -> UserError:
+    """Return the error for a package that only an extra of halflabel installs.
+
+    >>> print(missing_package(ImportError("No module named 'fastapi'"), "web"))
+    a package is not installed (No module named 'fastapi'). Fix: pip install 'halflabel[web]'
+    """
+    return UserError(f"a package is not installed ({error})", f"pip install 'halflabel[{extra}]'")

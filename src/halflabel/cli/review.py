@@ -107,12 +107,6 @@ def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bo
 def _serve(
     run: RunFolder, images: Path, questions: Path | None, place: Path, who: str, host: str, port: int | None
 ) -> None:
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError:
-        raise UserError("the review page needs FastAPI and uvicorn", "pip install fastapi uvicorn") from None
-
     from halflabel.review import server
     from halflabel.review.answers import Answers, answered
     from halflabel.review.questions import choose, read_questions

@@ -70,12 +70,7 @@ def serve(
             raise UserError(f"{flag} {value:g} is no limit", f"use a number, or leave {flag} out")
     model_kind(model)
     with open_socket(host, port) as listening:
-        try:
-            from halflabel.runs import serve as server
-        except ImportError as error:
-            fix = "pip install fastapi uvicorn python-multipart"
-            raise UserError(f"serving needs packages that are not here ({error})", fix) from None
-
+        from halflabel.runs import serve as server
         from halflabel.runs.predictor import open_model
 
         bytes_per_file = int(max_mb * 1e6)

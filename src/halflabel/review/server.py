@@ -8,15 +8,19 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
-
-from halflabel.errors import UserError
+from halflabel.errors import UserError, missing_package
 from halflabel.review.security import Guard
 from halflabel.review.session import Desk
 from halflabel.review.thumbnails import Maps, NoPicture, NothingSeen, Pictures
+
+try:
+    import uvicorn
+    from fastapi import FastAPI, Query, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from pydantic import BaseModel, ConfigDict, Field
+except ImportError as error:
+    raise missing_package(error, "web") from None
 
 __all__ = ["PORT", "make_app", "new_token", "serve"]
 
@@ -188,8 +192,6 @@ def _picture(desk: Desk, public: str, make: Callable[[int], bytes], kind: str) -
 
 def serve(app: Any, listening: socket.socket) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    import uvicorn
-
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, limit_concurrency=100, timeout_keep_alive=75,
         timeout_graceful_shutdown=2, lifespan="off",

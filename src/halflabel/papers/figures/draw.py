@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, missing_package
 from halflabel.papers.figures import score_distributions
 from halflabel.papers.figures.inputs import SAMPLE_STREAM, FigureInputs, FigureUnavailable, Progress
 from halflabel.report.curves import ScoreHistograms, probability_histograms
@@ -70,6 +70,10 @@ def draw_figures(
         raise UserError(f"{photos} is not a folder", "name the folder with the images")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file", "name a folder with --out")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise missing_package(error, "figures") from None
     run.check_finished()
     if against is not None:
         against.check_finished()

@@ -14,7 +14,15 @@ page.py      the page at /docs
 
 from __future__ import annotations
 
-from halflabel.runs.serve.app import make_app, serve
+from halflabel.errors import missing_package
+
+try:
+    import python_multipart  # noqa: F401
+    import uvicorn  # noqa: F401
+
+    from halflabel.runs.serve.app import make_app, serve
+except ImportError as error:
+    raise missing_package(error, "web") from None
 from halflabel.runs.serve.batches import Batcher
 from halflabel.runs.serve.limits import Limits, Refused
 from halflabel.system.sockets import open_socket
