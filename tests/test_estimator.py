@@ -296,9 +296,9 @@ def test_probabilities_out_of_fold_of_a_y_with_unknowns() -> None:
 
 
 OWN = '''
-from halflabel.heads import Linear
-from halflabel.losses import BCE
-from halflabel.method import Method, method
+from halflabel.models.heads import Linear
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.base import Method, method
 
 class OwnHead(Linear):
     pass

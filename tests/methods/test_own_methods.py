@@ -221,10 +221,10 @@ def train(method: Method, epochs: int = 2) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Method(losses.BCE(), head=Bare), "the head Bare gives a Tensor, and must give an Output"),
+        (lambda: Method(losses.BCE(), head=Bare), "the head Bare returns a Tensor, not an Output"),
         (
             lambda: Method(losses.BCE(), head=lambda d, c: heads.Ensemble([Bare(d, c)])),
-            "the head Bare gives a Tensor, and must give an Output",
+            "the head Bare returns a Tensor, not an Output",
         ),
         (lambda: Method(losses.BCE(), head=Wide), r"the head Wide .* \(6, 4\), and must give logits .* \(6, 3\)"),
         (lambda: Method(losses.BCE(), head=nn.Linear), "head= of Method makes a Linear, and must make a Head"),

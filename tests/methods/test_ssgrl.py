@@ -173,7 +173,7 @@ def test_the_head_is_found_behind_wrappers():
     model = Model(None, SemanticHead(4, 2))
     wrapped = torch.nn.DataParallel(model)
     assert find_head(wrapped, SemanticHead) is model.head
-    with pytest.raises(UserError, match="a head of the kind SemanticHead"):
+    with pytest.raises(UserError, match="the step needs a SemanticHead"):
         find_head(torch.nn.Linear(2, 2), SemanticHead)
 
 

@@ -577,4 +577,4 @@ def test_fingerprint_ignores_batch_counters() -> None:
 
 
 def test_names_are_exported() -> None:
-    assert set(backbones.__all__) == {"Backbone", "Preprocess", "build", "fingerprint", "load_lite"}
+    assert set(backbones.__all__) == {"Backbone", "Preprocess", "build_backbone", "fingerprint", "load_lite"}

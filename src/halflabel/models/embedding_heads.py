@@ -1,4 +1,4 @@
-"""Heads that put images and labels into one space, where the inner product is the score."""
+"""Heads that map images and labels into one vector space; the logit is the inner product."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from halflabel.types import Output
 __all__ = ["Bilinear", "LabelVectorHead", "clip_norm"]
 
 
-def clip_norm(vectors: Tensor, most: float, dim: int) -> Tensor:
-    """Vectors along `dim` longer than `most` are cut to that length; 0 = no bound."""
-    if not most:
+def clip_norm(vectors: Tensor, max_norm: float, dim: int) -> Tensor:
+    """Scale vectors along `dim` that are longer than `max_norm` to that length; 0 = no bound."""
+    if not max_norm:
         return vectors
-    length: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
-    return vectors * (most / length.clamp(min=most))
+    norm: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
+    return vectors * (max_norm / norm.clamp(min=max_norm))
 
 
 class Bilinear(Head):
-    """x_c = w_c · V f: image and labels meet in `dimensions` dimensions, both sides learned. Weston 2011 (WSABIE).
+    """x_c = w_c · V f in a space of `dimensions` dimensions; w and V are learned. Weston 2011 (WSABIE).
 
-    Label vectors w_c and the vectors V_i of single features are held to ‖·‖ ≤ `norm` (0 = no bound): longer ones count
-    as cut to that length, and so does their gradient.
+    Label vectors w_c and the columns of V have ‖·‖ ≤ `norm` (0 = no bound): longer ones are scaled to that length in
+    the forward pass, and the gradient passes through the scaling.
 
     (B, D) or (B, D, h, w) -> logits (B, C). Memory: 4·dimensions bytes per class and per feature, against 4·D per class
     of a linear head: with D = 2,048, C = 5,000 and 100 dimensions 2.8 MB instead of 41.
@@ -34,7 +34,7 @@ class Bilinear(Head):
         super().__init__()
         if dimensions < 1 or norm < 0:
             raise UserError(
-                f"no image fits into {dimensions} dimensions and the norm {norm:g}", "use dimensions ≥ 1, norm ≥ 0"
+                f"a bilinear head cannot have dimensions {dimensions} and norm {norm:g}", "use dimensions ≥ 1, norm ≥ 0"
             )
         self.norm = norm
         self.images = nn.Parameter(torch.randn(dimensions, channels) / channels**0.5)
@@ -48,12 +48,23 @@ class Bilinear(Head):
         weight = clip_norm(self.labels, self.norm, 1) @ clip_norm(self.images, self.norm, 0)
         return torch.einsum("cd,bdhw->bchw", weight, maps)
 
+    @torch.no_grad()
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """Start from the matrix of this head's rank that is nearest to W, by its singular values; b has no place."""
+        left, singular, right = torch.linalg.svd(weight.double(), full_matrices=False)
+        rank = min(len(self.images), len(singular))
+        root = singular[:rank].sqrt()
+        # Dimensions beyond the rank keep their image side: with both sides 0, neither would learn.
+        self.labels.zero_()
+        self.labels[:, :rank] = (left[:, :rank] * root).to(self.labels)
+        self.images[:rank] = (root[:, None] * right[:rank]).to(self.images)
+
 
 class LabelVectorHead(Head):
-    """x_c = t_c · φ(f): images are mapped among given label vectors t_c, which stay as they are. Zhang 2016 (Fast0Tag).
+    """x_c = t_c · φ(f): images are mapped into the space of fixed label vectors t_c. Zhang 2016 (Fast0Tag).
 
-    φ is a network of ReLU layers of the sizes `hidden`, each with dropout, and a linear one; of no sizes, a linear map.
-    The vectors are set by `set_vectors`, once they are known; until then all scores are 0.
+    φ has ReLU layers of the sizes `hidden`, each with dropout, then a linear layer; without hidden layers it is linear.
+    The method sets the vectors by `set_vectors`; until then all logits are 0.
 
     (B, D) or (B, D, h, w) -> logits (B, C). Memory: 4·size bytes per class (not learned), 4 per weight of φ.
     """
@@ -69,6 +80,7 @@ class LabelVectorHead(Head):
             layers += [nn.Linear(channels, width), nn.ReLU(), nn.Dropout(dropout)]
             channels = width
         self.to_space = nn.Sequential(*layers, nn.Linear(channels, size))
+        self.linear_needs_method = not hidden
         self.register_buffer("vectors", torch.zeros(classes, size))
 
     def set_vectors(self, vectors: Tensor) -> None:
@@ -80,5 +92,16 @@ class LabelVectorHead(Head):
         return Output(self.to_space(pooled) @ self.vectors.T, pooled)
 
     def class_maps(self, maps: Tensor) -> Tensor:
-        scored: Tensor = self.to_space(maps.permute(0, 2, 3, 1)) @ self.vectors.T
-        return scored.permute(0, 3, 1, 2)
+        logits: Tensor = self.to_space(maps.permute(0, 2, 3, 1)) @ self.vectors.T
+        return logits.permute(0, 3, 1, 2)
+
+    @torch.no_grad()
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """With a linear φ = M f + m: M = T⁺ W, m = T⁺ b, least squares. The vectors T must be set."""
+        if not self.linear_needs_method:
+            return
+        inverse = torch.linalg.pinv(self.vectors.cpu().double())
+        layer = self.to_space[0]
+        assert isinstance(layer, nn.Linear)
+        layer.weight.copy_(inverse @ weight.double())
+        layer.bias.copy_(inverse @ bias.double())

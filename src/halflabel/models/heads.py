@@ -1,4 +1,4 @@
-"""Heads: from a backbone's features or maps to scores per class; and the model that joins the two."""
+"""Heads, which turn a backbone's features or maps into logits, and the model that joins backbone and head."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ __all__ = ["Ensemble", "Head", "HeadMaker", "Linear", "Model", "Weldon", "find_h
 
 
 def pool(features: Tensor) -> Tensor:
-    """Mean over places: (B, D, h, w) -> (B, D); pooled features stay as they are."""
+    """Mean over places: (B, D, h, w) -> (B, D); pooled features (B, D) are returned unchanged."""
     return features.mean(dim=(2, 3)) if features.ndim == 4 else features
 
 
 class Head(nn.Module):
     """(B, D) pooled features or (B, D, h, w) maps -> Output."""
 
-    needs_maps = False  # whether pooled features are not enough
+    needs_maps = False  # True: pooled features are not enough
+    linear_needs_method = False  # True: the method must be started before `load_linear`
 
     def forward(self, features: Tensor) -> Output:
-        raise TypeError(f"{type(self).__name__} does not say how to score")
+        raise TypeError(f"{type(self).__name__} does not define forward")
 
     def class_maps(self, maps: Tensor) -> Tensor:
-        """Evidence per place and class, for pictures: (B, D, h, w) -> (B, C, h, w)."""
+        """Evidence per place and class, for heat maps: (B, D, h, w) -> (B, C, h, w)."""
         raise TypeError(f"{type(self).__name__} has no class maps")
+
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """Start from a linear classifier x = W f + b, W (C, D), b (C,); heads without such a start ignore it."""
 
 
 HeadMaker = Callable[[int, int], Head]  # (D, C) -> head
@@ -37,7 +41,7 @@ H = TypeVar("H", bound=Head)
 
 
 class Linear(Head):
-    """x = W · mean over places of the features + b. Memory: 4·D bytes per class."""
+    """x = W · (mean of the features over places) + b. Memory: 4·D bytes per class."""
 
     def __init__(self, channels: int, classes: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -51,13 +55,18 @@ class Linear(Head):
     def class_maps(self, maps: Tensor) -> Tensor:
         return torch.einsum("cd,bdhw->bchw", self.linear.weight, maps) + self.linear.bias.view(1, -1, 1, 1)
 
+    @torch.no_grad()
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        self.linear.weight.copy_(weight)
+        self.linear.bias.copy_(bias)
+
 
 class Weldon(Head):
-    """x = ½ (mean of the k⁺ highest cells + mean of the k⁻ lowest) of each class map. Durand 2016 (WELDON).
+    """x = ½ (mean of the k⁺ highest cells + mean of the k⁻ lowest cells) of each class map. Durand 2016 (WELDON).
 
     Class maps A = 1×1 convolution of the features, after dropout of single elements. k < 1 is a share of the cells
-    (rounded, at least one), k ≥ 1 a number of them (at most all); k⁻ = 0 leaves the lowest out, and the ½ with them.
-    (B, D, h, w) -> logits (B, C), maps (B, C, h, w). Pooled features (B, D) are maps of one cell, where the head is
+    (rounded, at least one), k ≥ 1 a number of cells (at most all). With k⁻ = 0, x is the mean of the highest cells.
+    (B, D, h, w) -> logits (B, C), maps (B, C, h, w). Pooled features (B, D) are maps of one cell, on which the head is
     linear. Memory: 4·(D + 1) bytes per class.
     """
 
@@ -69,8 +78,8 @@ class Weldon(Head):
         super().__init__()
         if k_plus <= 0 or k_minus < 0:
             raise UserError(
-                f"WELDON pooling over {k_plus:g} highest and {k_minus:g} lowest cells scores nothing",
-                "use k_plus > 0 and k_minus ≥ 0: below 1 a share of the cells, else how many",
+                f"WELDON pooling cannot use k_plus = {k_plus:g} and k_minus = {k_minus:g}",
+                "use k_plus > 0 and k_minus ≥ 0: below 1 a share of the cells, else a number of cells",
             )
         self.k_plus = k_plus
         self.k_minus = k_minus
@@ -88,7 +97,7 @@ class Weldon(Head):
         if self.k_minus == 0:
             return high
         low = cells.topk(_cells(self.k_minus, cells.shape[2]), dim=2, largest=False, sorted=False).values.mean(2)
-        return high / 2 + low / 2  # halved first: the sum could leave the range of half precision
+        return high / 2 + low / 2  # halved first: the sum could overflow in half precision
 
     def class_maps(self, maps: Tensor) -> Tensor:
         scored: Tensor = self.conv(maps)
@@ -96,26 +105,26 @@ class Weldon(Head):
 
 
 def _cells(k: float, cells: int) -> int:
-    """How many of the cells k stands for."""
+    """The number of cells that k, a share or a number, stands for."""
     return min(max(round(k * cells), 1) if k < 1 else int(k), cells)
 
 
 def run_head(head: nn.Module, features: Tensor) -> Output:
-    """What a head says of features or maps; an error if that is no Output."""
+    """Run a head on features or maps; an error if it does not return an Output."""
     output = head(features)
     if isinstance(output, Output):
         return output
     raise UserError(
-        f"the head {type(head).__name__} gives a {type(output).__name__}, and must give an Output",
+        f"the head {type(head).__name__} returns a {type(output).__name__}, not an Output",
         "return halflabel.types.Output(logits, features)",
     )
 
 
 class Ensemble(Head):
-    """Members that share the features, each with its own first weights; x = the mean of their logits.
+    """Heads on the same features, each with its own initial weights; x = the mean of their logits.
 
-    Output.members (K, B, C) are the logits of each, Output.maps the mean of their maps where all have some.
-    Memory: that of the members together.
+    Output.members (K, B, C) are the logits of each head, Output.maps the mean of their maps if all have maps.
+    Memory: the sum over the members.
     """
 
     def __init__(self, members: Sequence[Head]) -> None:
@@ -127,23 +136,23 @@ class Ensemble(Head):
         outputs = [run_head(head, features) for head in self.heads]
         members = torch.stack([output.logits for output in outputs])
         maps = [output.maps for output in outputs if output.maps is not None]
-        shown = torch.stack(maps).mean(0) if len(maps) == len(outputs) else None
-        return Output(members.mean(0), pool(features), shown, members)
+        mean_maps = torch.stack(maps).mean(0) if len(maps) == len(outputs) else None
+        return Output(members.mean(0), pool(features), mean_maps, members)
 
     def class_maps(self, maps: Tensor) -> Tensor:
         return torch.stack([cast(Head, head).class_maps(maps) for head in self.heads]).mean(0)
 
 
 def find_head(model: nn.Module, kind: type[H]) -> H:
-    """The head of that kind of a model, whatever training has wrapped around it."""
+    """The first head of class `kind` in a model, also inside the wrappers of training."""
     for part in model.modules():
         if isinstance(part, kind):
             return part
-    raise WrongHead(f"the step needs a head of the kind {kind.__name__}", "use the head that the method makes")
+    raise WrongHead(f"the step needs a {kind.__name__}", "use the head that the method makes")
 
 
 class Model(nn.Module):
-    """Backbone and head. Without a backbone it takes what a cache holds: features or maps."""
+    """Backbone and head. Without a backbone, the input is cached features or maps."""
 
     def __init__(self, backbone: nn.Module | None, head: Head) -> None:
         super().__init__()
@@ -151,11 +160,11 @@ class Model(nn.Module):
         self.head = head
 
     def features(self, view: Tensor) -> Tensor:
-        """What the head is given: (B, D) or (B, D, h, w)."""
-        found: Tensor = view if self.backbone is None else self.backbone(view)
-        return found
+        """The input of the head: (B, D) or (B, D, h, w)."""
+        features: Tensor = view if self.backbone is None else self.backbone(view)
+        return features
 
     def forward(self, view: Tensor) -> Output:
-        """What the head says, in float32 at least: methods then reckon alike in every precision."""
+        """The output of the head, in float32 at least, so that methods compute alike in every precision."""
         output = run_head(self.head, self.features(view))
         return Output(*(None if part is None else at_least_float32(part) for part in output))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A head that tells what an image shows from what people report of it."""
+"""A head that separates what an image shows from what annotators report."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["LatentNoiseHead", "relevance"]
 
 
 def relevance(visual: Tensor, present: Tensor, absent: Tensor) -> Tensor:
-    """The logit of h = r₁ v + r₀ (1 − v) from the logits of v, r₁ and r₀: three of one shape -> that shape.
+    """The logit of h = r₁ v + r₀ (1 − v) from the logits of v, r₁ and r₀, all of one shape.
 
-    log h and log(1 − h) = log((1 − r₁) v + (1 − r₀) (1 − v)) are summed as logarithms, so that neither vanishes: the
-    result is finite for any finite logits.
+    log h and log(1 − h) = log((1 − r₁) v + (1 − r₀) (1 − v)) are computed by logsumexp, so the result is finite for any
+    finite logits.
     """
     shown, hidden = logsigmoid(visual), logsigmoid(-visual)
     reported = torch.stack([shown + logsigmoid(present), hidden + logsigmoid(absent)]).logsumexp(0)
-    kept_back = torch.stack([shown + logsigmoid(-present), hidden + logsigmoid(-absent)]).logsumexp(0)
-    return reported - kept_back
+    not_reported = torch.stack([shown + logsigmoid(-present), hidden + logsigmoid(-absent)]).logsumexp(0)
+    return reported - not_reported
 
 
 class LatentNoiseHead(Head):
-    """Visual classifier v, and relevance h: what is reported, given what is there and the image. Misra 2016.
+    """A visual classifier v, and the relevance h: the probability that a class is reported. Misra 2016.
 
         v = σ(W f + b),   h = r₁ v + r₀ (1 − v)
         r₁ = σ(ρ W₁ f + b₁) = P(reported | present, f),   r₀ = σ(ρ W₀ f + b₀) = P(reported | absent, f)
 
-    In training the logits are those of h; in evaluation those that `score` names: "visual" (v) or "relevance" (h). At
-    first nearly all is reported as it is: W₁ = W₀ = 0, b₁ = `first`, b₀ = −`first`. `rate` (ρ) makes what the noise
-    learns from the image slower than v: as fast as v, it would take over what v is to learn.
+    In training the logits are those of h; in evaluation those of `score`: "visual" (v) or "relevance" (h). At the start
+    nearly every class is reported correctly: W₁ = W₀ = 0, b₁ = `first`, b₀ = −`first`. `rate` (ρ) slows down what the
+    noise learns from the image: as fast as v, it would learn in place of v.
 
-    (B, D) or (B, D, h, w) -> logits (B, C). Maps are those of v. Memory: 12·(D + 1) bytes per class.
+    (B, D) or (B, D, h, w) -> logits (B, C). Class maps are those of v. Memory: 12·(D + 1) bytes per class.
     """
 
     def __init__(
@@ -67,3 +67,9 @@ class LatentNoiseHead(Head):
 
     def class_maps(self, maps: Tensor) -> Tensor:
         return torch.einsum("cd,bdhw->bchw", self.visual.weight, maps) + self.visual.bias.view(1, -1, 1, 1)
+
+    @torch.no_grad()
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """Start the visual classifier from W and b."""
+        self.visual.weight.copy_(weight)
+        self.visual.bias.copy_(bias)
