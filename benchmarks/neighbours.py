@@ -82,8 +82,8 @@ def main() -> None:
 
 
 def ours(queries: np.ndarray, references: np.ndarray, k: int) -> Found:
-    found = nearest(torch.from_numpy(queries), torch.from_numpy(references), k)
-    return found.distance.numpy(), found.index.numpy()
+    distance, index = nearest(torch.from_numpy(queries), torch.from_numpy(references), k)
+    return distance.numpy(), index.numpy()
 
 
 def by_sklearn(queries: np.ndarray, references: np.ndarray, k: int) -> Found:

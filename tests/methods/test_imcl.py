@@ -252,7 +252,7 @@ def test_side_information_brings_groups_together(tmp_path):
     ("text", "said"),
     [
         ("a,b,c\n", "side.csv, line 1: 3 fields. Fix: write image,group"),
-        ("nobody,owl\n", "not one image of the training labels is named .*'nobody'.*such as '0'"),
+        ("nobody,owl\n", "no image of the training labels .*'nobody'.*such as '0'"),
         ("", "the file is empty"),
     ],
 )

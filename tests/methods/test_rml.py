@@ -18,8 +18,9 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.losses import over_images
+from halflabel.methods.parts.propagation import PropagateLabels
 from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials, violators
-from halflabel.methods.rml import Propagate, Transductive
+from halflabel.methods.parts.terms import Transductive
 from halflabel.models.heads import Linear, Model
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import Settings
@@ -286,7 +287,7 @@ def _scattered(seed=0, images=12, classes=5):
 @pytest.mark.parametrize(("t", "labelled"), [(0.0, 1.0), (1.5, 5.0)])
 def test_labels_are_passed_on_as_in_the_loop(unknown, t, labelled):
     labels, features = _scattered()
-    relabel = Propagate(first=1, every=1, t=t, labelled=labelled, unknown=unknown)
+    relabel = PropagateLabels(first=1, every=1, t=t, labelled=labelled, unknown=unknown)
     relabel.start(LabelTable.from_dense(labels))
     logits = torch.zeros(labels.shape, dtype=torch.float64)
     before = relabel(_batch(labels), logits, 1)
@@ -315,7 +316,7 @@ def test_labels_are_passed_on_as_in_the_loop(unknown, t, labelled):
 def test_unreadable_images_neither_give_nor_take():
     labels, features = _scattered()
     features[[0, 9]] = torch.nan
-    relabel = Propagate(1, 20, 0.0, 1.0, "auto")
+    relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
     relabel.start(LabelTable.from_dense(labels))
     relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
     assert relabel.neighbour[0] == -1
@@ -329,8 +330,8 @@ def test_neighbours_are_the_same_looked_for_part_by_part(monkeypatch):
     features[[0, 9]] = torch.nan
     found = []
     for piece in (1 << 16, 2):
-        monkeypatch.setattr("halflabel.methods.rml._PIECE", piece)
-        relabel = Propagate(1, 20, 0.0, 1.0, "auto")
+        monkeypatch.setattr("halflabel.methods.parts.propagation._BLOCK_IMAGES", piece)
+        relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
         relabel.start(LabelTable.from_dense(labels))
         log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
         found.append((relabel.neighbour, relabel.similarity))
@@ -342,14 +343,14 @@ def test_sweeps_without_room_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
     table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**9))
-    Propagate(-1, 20, 0.0, 1.0, "auto").start(table)  # it never sweeps
+    PropagateLabels(-1, 20, 0.0, 1.0, "auto").start(table)  # it never sweeps
     with pytest.raises(UserError, match=r"ss-rml would score 500000 images × 1000 classes at once: 2\.0 GB"):
-        Propagate(1, 20, 0.0, 1.0, "auto").start(table)
+        PropagateLabels(1, 20, 0.0, 1.0, "auto").start(table)
 
 
 def test_equal_features():
     labels, features = _scattered()
-    relabel = Propagate(1, 20, 0.0, 1.0, "auto")
+    relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
     relabel.start(LabelTable.from_dense(labels))
     relabel.absorb(Sweep(torch.zeros(labels.shape), torch.ones_like(features)), 1)
     assert relabel.similarity[relabel.neighbour >= 0].tolist() == [1.0] * int((relabel.neighbour >= 0).sum())
@@ -360,7 +361,7 @@ def test_one_labelled_image_is_the_nearest_of_all_others(known):
     labels, features = _scattered()
     labels[:] = 0
     labels[4, :known] = 1
-    relabel = Propagate(1, 20, 0.0, 1.0, "auto")
+    relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
     relabel.start(LabelTable.from_dense(labels))
     log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
     assert relabel.neighbour.tolist() == [4] * 4 + [-1] + [4] * 7
@@ -379,7 +380,7 @@ def test_a_class_nobody_has_labelled_changes_nothing():
     found = []
     for more in (0, 2):
         wide = np.pad(labels, ((0, 0), (0, more)))
-        relabel = Propagate(1, 20, 0.0, 1.0, "ignore")
+        relabel = PropagateLabels(1, 20, 0.0, 1.0, "ignore")
         relabel.start(LabelTable.from_dense(wide))
         relabel.absorb(Sweep(torch.zeros(wide.shape), features), 1)
         found.append(relabel(_batch(wide), torch.zeros(wide.shape, dtype=torch.float64), 2))
@@ -389,17 +390,17 @@ def test_a_class_nobody_has_labelled_changes_nothing():
 
 
 def test_when_features_are_wanted():
-    relabel = Propagate(3, 20, 0.0, 1.0, "auto")
+    relabel = PropagateLabels(3, 20, 0.0, 1.0, "auto")
     relabel.start(LabelTable.from_dense([[1, -1], [0, 0]]))
     assert [epoch for epoch in range(1, 50) if relabel.wants_sweep(epoch)] == [3, 23, 43]
     relabel.start(LabelTable.from_dense([[1, -1], [1, 1]]))
     assert not relabel.wants_sweep(3)  # nothing is unknown
-    at_once = Propagate(0, 20, 0.0, 1.0, "auto")
+    at_once = PropagateLabels(0, 20, 0.0, 1.0, "auto")
     at_once.start(LabelTable.from_dense([[1, -1], [0, 0]]))
     assert [epoch for epoch in range(50) if at_once.wants_sweep(epoch)] == [0, 20, 40]
     assert at_once.wants_sweep_first()
     assert not relabel.wants_sweep_first()
-    never = Propagate(-1, 20, 0.0, 1.0, "auto")
+    never = PropagateLabels(-1, 20, 0.0, 1.0, "auto")
     never.start(LabelTable.from_dense([[1, -1], [0, 0]]))
     assert not any(never.wants_sweep(epoch) for epoch in range(50))
     assert never.idle(3) == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -11,7 +11,7 @@ from halflabel.errors import UserError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["MAX_SIZE", "FieldError", "above", "at_least", "below_one", "between", "check_fields"]
+__all__ = ["MAX_SIZE", "FieldError", "above", "at_least", "below_one", "between", "check_fields", "one_of"]
 
 MAX_SIZE = 1 << 16  # the largest layer size, and the most steps of a loop, that an option may ask for
 
@@ -47,6 +47,19 @@ def below_one(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < 1:
             raise UserError(f"{name} cannot be {value:g}", f"use 0 ≤ {name} < 1")
+
+
+def one_of(allowed: Iterable[str], **values: str) -> None:
+    """Refuse a text that is not one of the allowed ones, by its name.
+
+    >>> one_of(("mean", "max"), pooling="min")
+    Traceback (most recent call last):
+    halflabel.errors.UserError: pooling cannot be 'min'. Fix: use one of: mean, max
+    """
+    allowed = tuple(allowed)
+    for name, value in values.items():
+        if value not in allowed:
+            raise UserError(f"{name} cannot be {value!r}", f"use one of: {', '.join(allowed)}")
 
 
 class FieldError(TypeError):

@@ -21,14 +21,14 @@ slow = _load("neighbours")
 
 
 def _check(queries, references, k, skip=None, **options):
-    found = nearest(queries, references, k, skip=skip, **options)
+    distance, index = nearest(queries, references, k, skip=skip, **options)
     expected = slow.nearest(
         queries.double().tolist(), references.double().tolist(), k, None if skip is None else skip.tolist()
     )
-    assert found.index.tolist() == [[number for _, number in row] for row in expected]
-    distance = torch.tensor([[distance for distance, _ in row] for row in expected])
-    torch.testing.assert_close(found.distance, distance, rtol=1e-6, atol=0)
-    assert found.distance.dtype == torch.float32
+    assert index.tolist() == [[number for _, number in row] for row in expected]
+    expected_distance = torch.tensor([[distance for distance, _ in row] for row in expected])
+    torch.testing.assert_close(distance, expected_distance, rtol=1e-6, atol=0)
+    assert distance.dtype == torch.float32
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -50,9 +50,9 @@ def test_duplicates_far_from_the_origin_are_told_apart():
     torch.manual_seed(2)
     references = 1000 + torch.randn(50, 8) * 1e-3
     references[30] = references[7]
-    found = nearest(references, references)
-    assert found.distance.max() == 0
-    assert found.index[30] == 7
+    distance, index = nearest(references, references)
+    assert distance.max() == 0
+    assert index[30] == 7
     _check(1000 + torch.randn(20, 8) * 1e-3, references, 3)
 
 
@@ -71,20 +71,20 @@ def test_a_query_never_gets_the_reference_it_skips():
     some = torch.arange(20)
     some[::2] = -1
     _check(points, points, 2, some)
-    assert nearest(points, points, skip=torch.arange(20)).index[5] == 6
+    assert nearest(points, points, skip=torch.arange(20))[1][5] == 6
 
 
 def test_all_alike():
-    found = nearest(torch.ones(3, 2), torch.ones(5, 2), 2)
-    assert found.index.tolist() == [[0, 1]] * 3
-    assert found.distance.tolist() == [[0.0, 0.0]] * 3
+    distance, index = nearest(torch.ones(3, 2), torch.ones(5, 2), 2)
+    assert index.tolist() == [[0, 1]] * 3
+    assert distance.tolist() == [[0.0, 0.0]] * 3
 
 
 def test_half_precision_features_and_no_queries():
     torch.manual_seed(5)
     _check(torch.randn(4, 3).half(), torch.randn(6, 3).half(), 2)
-    empty = nearest(torch.zeros(0, 3), torch.zeros(2, 3), 2)
-    assert empty.index.shape == empty.distance.shape == (0, 2)
+    distance, index = nearest(torch.zeros(0, 3), torch.zeros(2, 3), 2)
+    assert index.shape == distance.shape == (0, 2)
 
 
 def test_what_cannot_be_answered_is_refused():

@@ -12,7 +12,7 @@ from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
-__all__ = ["Entropy", "ExpectedPositives", "Term", "entropy", "estimate_positives"]
+__all__ = ["Entropy", "ExpectedPositives", "Term", "Transductive", "entropy", "estimate_positives"]
 
 
 class Term(nn.Module):
@@ -70,6 +70,20 @@ class ExpectedPositives(Term):
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
         return self.penalty(output.logits)
+
+
+class Transductive(Term):
+    """η/B Σ_i Σ_j H_1(|x_ij|), H_1(t) = max(0, 1 − t), over images i without any known label (Cevikalp 2019, eq. 4)."""
+
+    def __init__(self, eta: float) -> None:
+        super().__init__()
+        self.eta = eta
+
+    def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
+        size = at_least_float32(output.logits).abs()
+        unlabelled = (batch.labels == 0).all(1, keepdim=True)
+        cost = torch.where(unlabelled & (size < 1), 1 - size, 0.0)
+        return self.eta * cost.sum() / max(len(cost), 1)
 
 
 def estimate_positives(table: LabelTable) -> float:

@@ -1,0 +1,112 @@
+"""Label propagation: unknown labels are copied from the nearest labelled image in feature space (ss-rml)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.nearest import nearest
+from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.methods.parts.relabel import check_size, never_starts
+from halflabel.types import Batch, Sweep, Targets, at_least_float32
+
+__all__ = ["PropagateLabels"]
+
+_BLOCK_IMAGES = 1 << 16  # images processed at a time
+
+
+class PropagateLabels(UnknownAs):
+    """Unknown labels are copied from the nearest labelled image, with weight s_i = exp(−d_i/t). Cevikalp 2019, eq. 5.
+
+    Known + → (labelled, 0), known − → (0, labelled), copied + → (s_i, 0), copied − → (0, s_i); labels that are still
+    unknown as in `UnknownAs`, with the weight of the image. It stores the nearest image and its similarity, 12 bytes
+    per image; labels are looked up in the training table. A sweep has 4·(C + D) bytes per image, from 256 MB on in
+    scratch files; the search takes 4·D bytes per labelled image in memory and 8·D on the device.
+    """
+
+    neighbour: Tensor  # (N,) int64, the nearest labelled image, −1 for none
+    similarity: Tensor  # (N,) float32
+
+    def __init__(self, first: int, every: int, t: float, labelled: float, unknown: str) -> None:
+        super().__init__(unknown)
+        if first < -1 or every < 1:
+            raise UserError(f"start is {first} and every is {every}", "use start >= 0, or -1 for never, and every >= 1")
+        if t < 0 or labelled < 0:
+            raise UserError(f"t is {t:g} and labelled is {labelled:g}", "use numbers of 0 or more")
+        self.first = first
+        self.every = every
+        self.t = t
+        self.labelled = labelled
+
+    def idle(self, epochs: int) -> str:
+        return never_starts("label propagation", self.first + 1, epochs, f"--start {epochs - 1}")
+
+    def start(self, table: LabelTable) -> None:
+        super().start(table)
+        if self.first >= 0:
+            check_size(table, 0, "ss-rml", sweeps=1)
+        self.table = table
+        self.register_buffer("neighbour", torch.full((len(table),), -1))
+        self.register_buffer("similarity", torch.zeros(len(table)))
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        known = batch.labels != 0
+        neighbour = self.neighbour[batch.index]
+        copied = torch.from_numpy(self.table.rows(neighbour.clamp(min=0).cpu().numpy())).to(known.device)
+        copied = copied.masked_fill(known | (neighbour < 0)[:, None], 0)
+        dtype = at_least_float32(logits).dtype
+        similarity = self.similarity[batch.index, None].to(dtype)
+        has_known = known.any(1, keepdim=True)
+        image_weight = torch.where(has_known, self.labelled, similarity)
+        unknown = ~known & (copied == 0) & (has_known | (neighbour >= 0)[:, None])
+        pos = self.labelled * (batch.labels > 0).to(dtype) + similarity * (copied > 0)
+        neg = self.labelled * (batch.labels < 0).to(dtype) + similarity * (copied < 0)
+        return Targets(pos, neg + self.weight.to(dtype) * image_weight * unknown)
+
+    def wants_sweep(self, epoch: int) -> bool:
+        is_due = 0 <= self.first <= epoch and (epoch - self.first) % self.every == 0
+        return is_due and self.table.known < self.table.shape[0] * self.table.shape[1]
+
+    def wants_sweep_first(self) -> bool:
+        return self.first == 0 and self.wants_sweep(0)
+
+    def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
+        known_count = np.diff(self.table.start)
+        blocks = torch.split(sweep.features, _BLOCK_IMAGES)
+        readable = torch.cat([torch.isfinite(block).all(1) for block in blocks]).numpy()
+        labelled = np.flatnonzero((known_count > 0) & readable)
+        # Classes without any known label cannot be copied, so an image does not lack them.
+        incomplete = np.flatnonzero((known_count < len(np.unique(self.table.column))) & readable)
+        if len(labelled) == 1:  # an image cannot be its own neighbour
+            incomplete = incomplete[incomplete != labelled[0]]
+        if not len(labelled) or not len(incomplete):
+            return {}
+        device = self.neighbour.device
+        index, distance = _nearest_labelled(sweep.features, incomplete, labelled, device)
+        t = self.t or float(distance.mean()) * len(incomplete) / int(readable.sum())
+        similarity = torch.exp(-distance / t) if t > 0 else torch.ones_like(distance)
+        images = torch.from_numpy(incomplete).to(device)
+        self.neighbour.fill_(-1)[images] = index.to(device)
+        self.similarity.zero_()[images] = similarity.to(device)
+        return {"propagated_images": float(len(incomplete)), "similarity": float(similarity.mean())}
+
+
+def _nearest_labelled(
+    features: Tensor, queries: NDArray[np.int64], labelled: NDArray[np.int64], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the nearest labelled image of each query other than itself: image numbers and distances, (Q,) each."""
+    position = np.full(len(features), -1)
+    position[labelled] = np.arange(len(labelled))
+    images, skip = torch.from_numpy(queries), torch.from_numpy(position[queries])
+    numbers = torch.from_numpy(labelled)
+    references = features[numbers].to(device)
+    neighbours = [
+        nearest(features[block], references, skip=skipped if len(labelled) > 1 else None)
+        for block, skipped in zip(torch.split(images, _BLOCK_IMAGES), torch.split(skip, _BLOCK_IMAGES), strict=True)
+    ]
+    distance, index = (torch.cat(blocks)[:, 0] for blocks in zip(*neighbours, strict=True))
+    return numbers[index], distance
