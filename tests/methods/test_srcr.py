@@ -16,7 +16,8 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.losses import BCE
-from halflabel.methods.srcr import Confident, Saliency
+from halflabel.methods.parts.self_training import SaliencyHead
+from halflabel.methods.srcr import Confident
 from halflabel.models.heads import Model
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
@@ -47,7 +48,7 @@ def make_labels(images, classes, seed=1):
 
 def given_cells(cells, **options):
     """A head of one class whose map has these cells, and its output: the one feature is the map itself."""
-    head = Saliency(1, 1, **options).double()
+    head = SaliencyHead(1, 1, **options).double()
     with torch.no_grad():
         head.conv.weight.fill_(1)
         head.conv.bias.zero_()
@@ -59,7 +60,7 @@ def given_cells(cells, **options):
 @pytest.mark.parametrize(("k", "alpha"), [(1, 0.5), (5, 0.5), (3, 0.0), (1000, 1.0)])
 def test_scores_are_the_slow_loop(shape, k, alpha):
     given = features(*shape)
-    head = Saliency(shape[1], 3, k, alpha).double()
+    head = SaliencyHead(shape[1], 3, k, alpha).double()
     output = head(given)
     wanted = slow.logits(given, head.conv.weight[:, :, 0, 0], head.conv.bias, k, alpha)
     wanted = torch.stack([torch.stack(row) for row in wanted])
@@ -93,7 +94,7 @@ def test_equal_cells_give_one_score_and_k_of_them_the_larger_gradient():
 
 
 def test_pooled_features_are_maps_of_one_cell():
-    head = Saliency(4, 3).double()
+    head = SaliencyHead(4, 3).double()
     pooled = features().mean(dim=(2, 3))
     output = head(pooled)
     torch.testing.assert_close(output.logits, 1.5 * (pooled @ head.conv.weight[:, :, 0, 0].T + head.conv.bias))
@@ -105,9 +106,9 @@ def test_pooled_features_are_maps_of_one_cell():
 
 def test_infer_acts_after_training_only():
     head = recipe("srcr").make(infer="mean").head(4, 3).double()
-    shifted = Saliency(4, 3).double()
+    shifted = SaliencyHead(4, 3).double()
     shifted.load_state_dict(head.state_dict())
-    plain = Saliency(4, 3, alpha=0.0).double()
+    plain = SaliencyHead(4, 3, alpha=0.0).double()
     plain.load_state_dict(head.state_dict())
     given = features()
     assert torch.equal(head.train()(given).logits, shifted(given).logits)
@@ -346,7 +347,7 @@ def test_rules_of_the_house(options):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_head_is_finite_in_half_precision(dtype):
-    head = Saliency(1, 2).to(dtype)
+    head = SaliencyHead(1, 2).to(dtype)
     with torch.no_grad():
         head.conv.weight.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1, 1))
         head.conv.bias.zero_()
@@ -399,11 +400,11 @@ def test_it_trains_on_cached_features_with_and_without_strong_views():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"saliency": "some"}, "use all, known, none"),
-        ({"consistency": "yes"}, "use cr, pl, none"),
-        ({"normalise": "classes"}, "use batch, image, entries"),
-        ({"supervise": "plain"}, "use both, weak, strong"),
-        ({"infer": "max"}, "use shifted, mean"),
+        ({"saliency": "some"}, "use one of: all, known, none"),
+        ({"consistency": "yes"}, "use one of: cr, pl, none"),
+        ({"normalise": "classes"}, "use one of: batch, image, entries"),
+        ({"supervise": "plain"}, "use one of: both, weak, strong"),
+        ({"infer": "max"}, "use one of: shifted, mean"),
         ({"tau": 0.4}, "from 0.5 to 1"),
         ({"tau": 1.5}, "from 0.5 to 1"),
         ({"cr_from": 0}, "cr_from ≥ 1"),

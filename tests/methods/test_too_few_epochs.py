@@ -15,7 +15,7 @@ from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 
 CASES = [
-    ("ss-rml", {}, 5, "passing labels on never starts in 5 epochs: .* use --epochs 6 or more, or --start 4"),
+    ("ss-rml", {}, 5, "label propagation never starts in 5 epochs: .* use --epochs 6 or more, or --start 4"),
     ("ss-rml", {"start": 0}, 0, ""),
     (
         "csl",

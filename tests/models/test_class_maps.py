@@ -10,7 +10,7 @@ from torch import nn
 from halflabel.data.views import Plain
 from halflabel.errors import UserError
 from halflabel.methods.base import recipe, seeded
-from halflabel.methods.srcr import Saliency
+from halflabel.methods.parts.self_training import SaliencyHead
 from halflabel.models.backbones import build_backbone
 from halflabel.models.class_maps import compute_class_maps, heat_map, heat_map_on_photo, overlay, visible_box
 from halflabel.models.heads import Head, Linear, Model
@@ -95,7 +95,7 @@ def test_heat_lies_where_the_model_looked():
 
 def test_activations_are_the_heads_class_maps_in_the_order_asked_for():
     backbone = build_backbone("tiny", size=48)
-    for head in (seeded(0, lambda: Saliency(64, 5)), seeded(0, lambda: Linear(64, 5, dropout=0.5))):
+    for head in (seeded(0, lambda: SaliencyHead(64, 5)), seeded(0, lambda: Linear(64, 5, dropout=0.5))):
         model = Model(backbone, head).train()
         given = photos(18, 48, 48)  # more than are looked at together
         found = compute_class_maps(model, given, [3, 0, 3])
@@ -111,7 +111,7 @@ def test_activations_are_the_heads_class_maps_in_the_order_asked_for():
 
 
 def test_activations_of_cached_maps():
-    head = seeded(0, lambda: Saliency(4, 3))
+    head = seeded(0, lambda: SaliencyHead(4, 3))
     maps = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
     found = compute_class_maps(Model(None, head), maps, [1])
     np.testing.assert_allclose(found[:, 0], head.class_maps(maps)[:, 1].detach().numpy(), rtol=1e-6)

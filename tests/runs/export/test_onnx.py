@@ -22,7 +22,7 @@ from halflabel.errors import UserError
 from halflabel.methods.boostlu import BoostedMaps
 from halflabel.methods.parts.semantic import GraphClassifier, SemanticHead, TaughtHead
 from halflabel.methods.rlsd import Regional
-from halflabel.methods.srcr import Saliency
+from halflabel.methods.parts.self_training import SaliencyHead
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbones import build_backbone
 from halflabel.models.embedding_heads import Bilinear
@@ -118,7 +118,7 @@ def told(head: TaughtHead) -> Head:
 
 
 HEADS: dict[str, Callable[[], Head]] = {
-    "maps": lambda: Ensemble([BoostedMaps(64, 4), Saliency(64, 4)]),
+    "maps": lambda: Ensemble([BoostedMaps(64, 4), SaliencyHead(64, 4)]),
     "graph": lambda: GnnHead(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
     "noise": lambda: Ensemble([LatentNoiseHead(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
     "paths": lambda: RecurrentHead(64, 4, dimensions=8, hidden=8, beam=3, length=2),
