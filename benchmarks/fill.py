@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from halflabel.data.sources import Features
-from halflabel.fill import cross_fit, plan
+from halflabel.fill.plan import plan_fill
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
+from halflabel.runs.crossfit import cross_fit
 from halflabel.training.config import Config, Settings
 from voc_frozen import features, read
 
@@ -36,7 +37,7 @@ def measure(full: LabelTable, source: Features, seed: int, asked: argparse.Names
     began = time.perf_counter()
     scores = cross_fit(source, known, Config(method=asked.method, settings=settings), folds=asked.folds)
     trained = time.perf_counter()
-    filling = plan(scores, known, precision=asked.precision, confidence=asked.confidence)
+    filling = plan_fill(scores, known, precision=asked.precision, confidence=asked.confidence)
     value = filling.rows().resolve().dense()
     ended = time.perf_counter()
     truth, before = full.dense(), known.dense()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from halflabel.data.datasets.digits import write_folder
-from halflabel.fill import Scores
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
+from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.training.config import Config, Settings

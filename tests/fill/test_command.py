@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
-from halflabel.fill import Scores
-from halflabel.fill import run as write
 from halflabel.labels import formats
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
+from halflabel.runs import crossfit
+from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 
 
@@ -82,7 +82,7 @@ def test_what_a_model_filled_before_is_no_evidence(
     )  # fmt: skip
     assert f"{made.sum()} of {digits.known} labels were made by a model: it trains on them, but judges" in shown
     judged = []
-    monkeypatch.setattr(write, "score_run", lambda run, images, table, **more: judged.append(table) or scored(table))
+    monkeypatch.setattr(crossfit, "score_run", lambda run, images, table, **more: judged.append(table) or scored(table))
     out = tmp_path / "whole.csv"
     done("fill", tmp_path / "run", pictures / "images", "--out", out, "--complete", *EASY)
     assert judged == [digits.keep(made == 0)]
@@ -109,7 +109,7 @@ def test_rows_of_rules_are_counted_by_whose_label_they_follow_from(
     rules, out = tmp_path / "rules.csv", tmp_path / "whole.csv"
     rules.write_text("0,implies,1\n")
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: rows)
-    monkeypatch.setattr(write, "score_run", lambda run, images, table, **more: scored(table))
+    monkeypatch.setattr(crossfit, "score_run", lambda run, images, table, **more: scored(table))
     shown = done("fill", frozen.folder, pictures / "images", "--rules", rules, "--out", out, "--complete")
     assert "10 of the filled ones follow by the rules from what people said (source rule)" in shown
     assert "5 of the filled ones follow by the rules from what a model had said, and no person" in shown
@@ -129,7 +129,7 @@ def scored(table: LabelTable) -> Scores:
 @pytest.mark.parametrize("name", ["f.labels", "f.json", "f", "f.csv.gz"])
 def test_only_names_that_say_what_is_written(frozen: RunFolder, pictures: Path, tmp_path: Path, name: str) -> None:
     answer = refused("fill", frozen.folder, pictures / "images", "--out", tmp_path / name)
-    assert "end it in .csv or .parquet" in answer
+    assert "end the name in .csv or .parquet" in answer
     assert list(tmp_path.iterdir()) == []
 
 

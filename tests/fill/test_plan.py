@@ -10,13 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.fill import RULE_SOURCE, Scores, fill_run, plan, score_run, write_filled
+from halflabel.fill import fill_run, write_filled
+from halflabel.fill.plan import plan_fill
 from halflabel.labels import formats
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import training_and_evaluation_tables
+from halflabel.labels.provenance import RULE_SOURCE, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import read_rules
 from halflabel.labels.table import LabelTable
+from halflabel.runs.crossfit import Scores, score_run
 from halflabel.runs.folder import RunFolder
 
 _spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
@@ -28,7 +30,7 @@ _spec.loader.exec_module(worlds)
 
 def test_known_labels_have_no_row_and_scores_are_probabilities() -> None:
     world = worlds.make_world(0)
-    filling = plan(world.scores, world.table, source="model:x:runs/y")
+    filling = plan_fill(world.scores, world.table, source="model:x:runs/y")
     rows = filling.rows()
     assert not world.table.dense()[rows.image, rows.column].any()
     assert set(rows.sources) == {"model:x:runs/y", RULE_SOURCE}
@@ -43,8 +45,8 @@ def test_known_labels_have_no_row_and_scores_are_probabilities() -> None:
 
 def test_the_tally_counts_every_unknown_entry_once() -> None:
     world = worlds.make_world(1)
-    filling = plan(world.scores, world.table)
-    tally = filling.tally()
+    filling = plan_fill(world.scores, world.table)
+    tally = filling.empty_counts()
     count = sum(len(rows) for rows in filling.blocks(tally))
     assert count == (tally.present + tally.absent).sum()
     assert np.array_equal(tally.present + tally.absent + tally.unknown, (world.table.dense() == 0).sum(0))
@@ -53,9 +55,9 @@ def test_the_tally_counts_every_unknown_entry_once() -> None:
 
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     world = worlds.make_world(2, images=1500, known=0.4)
-    whole = plan(world.scores, world.table).rows()
-    monkeypatch.setattr("halflabel.fill.plan._ENTRIES", 1000)
-    pieces = plan(world.scores, world.table).rows()
+    whole = plan_fill(world.scores, world.table).rows()
+    monkeypatch.setattr("halflabel.fill.plan._BLOCK_ENTRIES", 1000)
+    pieces = plan_fill(world.scores, world.table).rows()
     assert len(whole) > 2000
     assert whole.resolve() == pieces.resolve()
     assert np.allclose(whole.score, pieces.score)
@@ -64,7 +66,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_unreadable_images_stay_unknown() -> None:
     world = worlds.make_world(3)
     world.scores.logits[:500] = np.nan
-    rows = plan(world.scores, world.table).rows()
+    rows = plan_fill(world.scores, world.table).rows()
     assert rows.image.min() >= 500
 
 
@@ -75,53 +77,53 @@ def test_images_that_were_trained_on_judge_nothing() -> None:
     part[:2000] = -1
     known = world.table.dense()
     logits[:2000] += 6 * known[:2000]
-    filling = plan(Scores(logits, part, ""), world.table)
+    filling = plan_fill(Scores(logits, part, ""), world.table)
     seen = world.table.subset(np.arange(2000, 4000))
-    assert filling.counts.present.sum() + filling.counts.absent.sum() == seen.known
+    assert filling.bin_counts.present.sum() + filling.bin_counts.absent.sum() == seen.known
 
 
 def test_a_model_that_knows_nothing_fills_no_positive() -> None:
     world = worlds.make_world(5)
     noise = np.random.default_rng(0).normal(size=world.scores.logits.shape).astype(np.float32)
-    filling = plan(Scores(noise, world.scores.part, ""), world.table)
+    filling = plan_fill(Scores(noise, world.scores.part, ""), world.table)
     assert filling.present.filled.sum() == 0
     assert any("the model fills nothing as present" in warning for warning in filling.warnings)
 
 
 def test_labels_filled_before_are_kept_and_are_no_evidence() -> None:
     world = worlds.make_world(6)
-    first = plan(world.scores, world.table)
-    again = plan(world.scores, Rows.from_table(world.table, "person").append(first.rows()))
-    assert again.counts.present.sum() == first.counts.present.sum()
+    first = plan_fill(world.scores, world.table)
+    again = plan_fill(world.scores, Rows.from_table(world.table, "person").append(first.rows()))
+    assert again.bin_counts.present.sum() == first.bin_counts.present.sum()
     assert len(again.rows()) < len(first.rows()) / 20
 
 
 def test_positives_alone_cannot_be_judged() -> None:
     world = worlds.make_world(7)
     with pytest.raises(UserError, match="known to be absent") as caught:
-        plan(world.scores, world.table.keep(world.table.value > 0))
+        plan_fill(world.scores, world.table.keep(world.table.value > 0))
     assert "neither of positives nor of negatives" in caught.value.message
     assert "labelled" in caught.value.fix
     with pytest.raises(UserError, match="known to be present"):
-        plan(world.scores, world.table.keep(world.table.value < 0))
+        plan_fill(world.scores, world.table.keep(world.table.value < 0))
     with pytest.raises(UserError, match="known to be absent"):
-        plan(Scores(world.scores.logits, np.full(4000, -1, np.int8), ""), world.table)
+        plan_fill(Scores(world.scores.logits, np.full(4000, -1, np.int8), ""), world.table)
 
 
 def test_a_class_with_positives_only_is_left_alone() -> None:
     world = worlds.make_world(8)
     table = world.table.keep((world.table.value > 0) | (world.table.column != 2))
-    filling = plan(world.scores, table)
-    assert filling.shut.tolist() == [False, False, True, False, False, False]
+    filling = plan_fill(world.scores, table)
+    assert filling.unfillable.tolist() == [False, False, True, False, False, False]
     assert not (filling.rows().column == 2).any()
-    assert any(warning.startswith("2: positives are known and not one negative") for warning in filling.warnings)
+    assert any(warning.startswith("2: positives are known but no negatives") for warning in filling.warnings)
 
 
 def test_a_random_sample_raises_no_warning_and_others_do() -> None:
-    assert all(plan(*worlds.make_world(seed)[::2]).warnings == () for seed in range(6))
-    noted = plan(*worlds.make_world(0, known=0.1, bias=4)[::2]).warnings
+    assert all(plan_fill(*worlds.make_world(seed)[::2]).warnings == () for seed in range(6))
+    noted = plan_fill(*worlds.make_world(0, known=0.1, bias=4)[::2]).warnings
     assert any("precision of filled positives is overestimated" in warning for warning in noted)
-    withheld = plan(*worlds.make_world(0, known=0.4, bias=0.2)[::2]).warnings
+    withheld = plan_fill(*worlds.make_world(0, known=0.4, bias=0.2)[::2]).warnings
     assert any("precision of filled negatives is overestimated" in warning for warning in withheld)
 
 
@@ -129,12 +131,12 @@ def ruled(tmp_path: Path, text: str, seed: int = 9):  # type: ignore[no-untyped-
     world = worlds.make_world(seed)
     path = tmp_path / "rules.csv"
     path.write_text(text)
-    return world, plan(world.scores, world.table, rules=read_rules(path, world.table.classes), source="model:m:r")
+    return world, plan_fill(world.scores, world.table, rules=read_rules(path, world.table.classes), source="model:m:r")
 
 
 def test_rules_fill_what_follows_from_known_labels(tmp_path: Path) -> None:
     world, filling = ruled(tmp_path, "0,implies,5\n1,excludes,4\n")
-    tally = filling.tally()
+    tally = filling.empty_counts()
     parts = list(filling.blocks(tally))
     rows = parts[0]
     known = world.table.dense()
@@ -165,7 +167,7 @@ def test_rules_fill_what_follows_from_known_labels(tmp_path: Path) -> None:
 def test_what_follows_from_a_fill_is_the_models_with_its_probability(tmp_path: Path) -> None:
     world, filling = ruled(tmp_path, "5,implies,0\n")
     rows = filling.rows()
-    plain = plan(world.scores, world.table, source="model:m:r").rows()
+    plain = plan_fill(world.scores, world.table, source="model:m:r").rows()
     assert not filling.table.dense()[rows.image, rows.column].any()
     mine = rows.source == 0
     score = np.full(world.table.shape, np.nan)
@@ -178,7 +180,7 @@ def test_what_follows_from_a_fill_is_the_models_with_its_probability(tmp_path: P
 
 def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
     world = worlds.make_world(10, images=1200, known=0.4)
-    filling = plan(world.scores, world.table, source="model:m:r")
+    filling = plan_fill(world.scores, world.table, source="model:m:r")
     expected = world.table.merge(filling.rows().resolve())
     labels = tmp_path / "labels.csv"
     formats.write(world.table, labels)
@@ -237,16 +239,16 @@ def test_a_tuned_run_is_judged_on_what_it_held_out(tuned: RunFolder, pictures: P
 def test_other_labels_join_those_of_the_run(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
     some = Rows.from_table(digits.subset(np.arange(10)), "person")
     filling = fill_run(frozen, pictures / "images", labels=some, precision=0.6, confidence=0.6, folds=2)
-    assert filling.asked.tolist() == list(range(10))
+    assert filling.images_to_fill.tolist() == list(range(10))
     assert filling.source == f"model:bn-bce:{frozen.folder.as_posix()}"
     assert filling.rows().image.max(initial=0) < 10
-    judged = filling.counts.present.sum() + filling.counts.absent.sum()
+    judged = filling.bin_counts.present.sum() + filling.bin_counts.absent.sum()
     assert judged == digits.known  # the other 50 images are evidence too
-    assert filling.counts.unknown.sum() == (digits.dense()[:10] == 0).sum()
+    assert filling.bin_counts.unknown.sum() == (digits.dense()[:10] == 0).sum()
     guessed = Rows.from_table(digits.subset(np.arange(10)), "model:em:runs/before")
     again = fill_run(frozen, pictures / "images", labels=guessed, precision=0.6, confidence=0.6, folds=2)
     assert again.table.known == digits.known
-    judged = again.counts.present.sum() + again.counts.absent.sum()
+    judged = again.bin_counts.present.sum() + again.bin_counts.absent.sum()
     assert judged == digits.subset(np.arange(10, 60)).known  # what a model filled is no evidence
     foreign = Rows.build(Names(["x"]), Names(["sofa"]), np.array([0]), np.array([0]), np.array([1]))
     with pytest.raises(UserError, match="'sofa'"):
@@ -279,7 +281,7 @@ def test_what_follows_from_a_models_label_is_no_evidence_later(
         ("person", "model:an:runs/before"),
     )  # fmt: skip
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: labels)
-    monkeypatch.setattr("halflabel.fill.run.score_run", lambda run, images, table, **more: blind(table))
+    monkeypatch.setattr("halflabel.runs.crossfit.score_run", lambda run, images, table, **more: blind(table))
     filling = fill_run(frozen, pictures / "images", rules=path)
     tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
     after = formats.read(tmp_path / "whole.csv", format="long").rows
@@ -332,7 +334,7 @@ def test_what_rules_derive_is_as_good_as_what_it_was_derived_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """Against a slow loop over every chain: the value, the source and the score of each derived row."""
-    monkeypatch.setattr("halflabel.fill.plan._ENTRIES", block)
+    monkeypatch.setattr("halflabel.fill.plan._BLOCK_ENTRIES", block)
     rng = np.random.default_rng(0)
     path = tmp_path / "rules.csv"
     path.write_text("0,implies,1\n1,implies,2\n3,implies,2\n4,excludes,1\n4,excludes,5\n6,implies,5\n")
@@ -346,8 +348,8 @@ def test_what_rules_derive_is_as_good_as_what_it_was_derived_from(
     labels = Rows.build(Names.numbered(300), Names.numbered(8), image, column, known[image, column], who, sure, sources)
     asked = rng.random(300) < 0.6
     rules = read_rules(path, labels.classes)
-    filling = plan(blind(labels.resolve()), labels, asked=asked, rules=rules, source="model:b:r")
-    tally = filling.tally()
+    filling = plan_fill(blind(labels.resolve()), labels, to_fill=asked, rules=rules, source="model:b:r")
+    tally = filling.empty_counts()
     found = {
         (rows.images[i], c): (v, rows.sources[s], x)
         for rows in filling.blocks(tally)
@@ -366,7 +368,7 @@ def test_what_rules_derive_is_as_good_as_what_it_was_derived_from(
     assert all(found[at][:2] == expected[at][:2] for at in found)
     assert np.array_equal([found[at][2] for at in found], [expected[at][2] for at in found], equal_nan=True)
     assert {row[1] for row in found.values()} == {"rule", "model:a:r", "model:b:r", "machine"}
-    assert [tally.contradictions, tally.contradictions - tally.by_models_fault] == contradicted.tolist()
+    assert [tally.contradictions, tally.contradictions - tally.contradictions_by_model] == contradicted.tolist()
     assert contradicted[0] > contradicted[1] > 0
     assert tally.by_rule.sum() == sum(row[1] == "rule" for row in found.values())
     assert tally.by_model.sum() == sum(row[1] != "rule" for row in found.values())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from halflabel.fill.thresholds import BINS, Counts, _lower, _weights, bin_of, choose
+from halflabel.fill.thresholds import BINS, BinCounts, _lower, _weights, bin_of, choose_thresholds
 from halflabel.metrics.probability import fit_classes, sigmoid
 
 _spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
@@ -93,10 +93,10 @@ def test_counts_are_those_of_a_slow_loop() -> None:
     p[4] = np.nan
     labels = rng.choice([-1, 0, 1], (30, 3)).astype(np.int8)
     free = (labels == 0) & (rng.random((30, 3)) < 0.7)
-    counts = Counts.zeros(3)
+    counts = BinCounts.zeros(3)
     counts.add(p[:10], free[:10], labels[:10])
     counts.add(p[10:], free[10:], labels[10:])
-    slow = Counts.zeros(3)
+    slow = BinCounts.zeros(3)
     for i in range(30):
         for c in range(3):
             if i == 4:
@@ -128,9 +128,9 @@ def test_weights_let_known_entries_stand_for_the_unknown_ones() -> None:
 
 
 def decide(world, target: float = 0.95):  # type: ignore[no-untyped-def]
-    from halflabel.fill import plan
+    from halflabel.fill.plan import plan_fill
 
-    return plan(world.scores, world.table, precision=target)
+    return plan_fill(world.scores, world.table, precision=target)
 
 
 @pytest.mark.parametrize("target", [0.9, 0.95])
@@ -164,13 +164,13 @@ def test_absent_is_not_the_easy_answer_for_a_rare_class() -> None:
     """Of a class that 2 % have, all entries as absent would be 98 % right. Its likely positives still stay out."""
     rng = np.random.default_rng(5)
     z = rng.normal(-6, 2.5, (20_000, 1))
-    counts = Counts.zeros(1)
+    counts = BinCounts.zeros(1)
     p = sigmoid(z).astype(np.float32)
     truth = np.where(rng.random(z.shape) < p, 1, -1).astype(np.int8)
     known = truth * (rng.random(z.shape) < 0.2)
     assert (truth < 0).mean() > 0.96
     counts.add(p, known == 0, known.astype(np.int8))
-    side = choose(counts, positive=False, target=0.95)
+    side = choose_thresholds(counts, positive=False, target=0.95)
     filled = (known == 0) & (BINS - 1 - bin_of(p) >= side.cut)
     assert filled.mean() > 0.6
     assert p[filled].max() < 0.06
@@ -178,29 +178,29 @@ def test_absent_is_not_the_easy_answer_for_a_rare_class() -> None:
 
 def test_a_class_whose_labels_speak_against_it_is_tightened() -> None:
     """One class's probabilities are far too high, which the pooled precision would hide among nine good ones."""
-    counts = Counts.zeros(10)
+    counts = BinCounts.zeros(10)
     high = int(bin_of(np.array([0.97]))[0])
     counts.unknown[:, high] = 1000
     counts.summed[:, high] = 970
     counts.present[:9, high] = 98
     counts.absent[:9, high] = 1
     counts.present[9, high], counts.absent[9, high] = 24, 12
-    side = choose(counts, positive=True, target=0.95)
+    side = choose_thresholds(counts, positive=True, target=0.95)
     assert (side.filled[:9] == 1000).all()
     assert side.filled[9] == 0
     assert side.tightened.tolist() == [False] * 9 + [True]
     assert (side.low[:9] > 0.9).all()
     assert (side.estimate[:9] >= 0.95).all()
-    assert side.judged == 9 * 99 + 36  # the overall numbers are those before the class was taken out
+    assert side.known_labels == 9 * 99 + 36  # the overall numbers are those before the class was taken out
     assert side.precision < 0.98
 
 
 def test_too_few_labels_fill_nothing() -> None:
-    counts = Counts.zeros(1)
+    counts = BinCounts.zeros(1)
     high = int(bin_of(np.array([0.99]))[0])
     counts.unknown[0, high], counts.summed[0, high], counts.present[0, high] = 500, 495, 20
-    side = choose(counts, positive=True, target=0.95)
+    side = choose_thresholds(counts, positive=True, target=0.95)
     assert side.filled.tolist() == [0]
     assert np.isnan(side.level)
     counts.present[0, high] = 80
-    assert choose(counts, positive=True, target=0.95).filled.tolist() == [500]
+    assert choose_thresholds(counts, positive=True, target=0.95).filled.tolist() == [500]

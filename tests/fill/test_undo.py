@@ -33,21 +33,21 @@ def value(path: Path, image: str, name: str) -> int:
 def test_what_was_appended_is_gone_and_the_file_as_before(tmp_path: Path) -> None:
     path = file(tmp_path, BEFORE + FILLED)
     done = undo(path, source="model:em:runs/one")
-    assert (done.rows, done.kept) == (2, 0)
+    assert (done.rows, done.answered_since) == (2, 0)
     assert path.read_text() == BEFORE
 
 
 def test_answers_since_stay_and_other_models_too(tmp_path: Path) -> None:
     path = file(tmp_path, BEFORE + FILLED + OTHER + SINCE)
     done = undo(path, run="runs/one")
-    assert (done.sources, done.rows, done.kept) == (("model:em:runs/one",), 2, 1)
+    assert (done.sources, done.rows, done.answered_since) == (("model:em:runs/one",), 2, 1)
     assert path.read_text() == BEFORE + OTHER + SINCE
 
 
 def test_retracting_adds_rows_only_where_the_fill_still_holds(tmp_path: Path) -> None:
     path = file(tmp_path, BEFORE + FILLED + OTHER + SINCE)
     done = undo(path, source="model:em:runs/one", retract=True)
-    assert (done.rows, done.kept) == (1, 1)
+    assert (done.rows, done.answered_since) == (1, 1)
     assert path.read_text() == BEFORE + FILLED + OTHER + SINCE + "a.jpg,dog,0,model:em:runs/one,\n"
     assert value(path, "a.jpg", "dog") == 0
     assert value(path, "b.jpg", "cat") == -1
@@ -65,12 +65,12 @@ def test_parquet(tmp_path: Path) -> None:
 
 def test_faults_say_what_to_do(tmp_path: Path) -> None:
     path = file(tmp_path, BEFORE + FILLED)
-    with pytest.raises(UserError, match="there are: model:em:runs/one"):
+    with pytest.raises(UserError, match="use one of: model:em:runs/one"):
         undo(path, source="model:em:runs/two")
     with pytest.raises(UserError, match="not clear"):
         undo(path)
     assert path.read_text() == BEFORE + FILLED
-    with pytest.raises(UserError, match="no row here was filled"):
+    with pytest.raises(UserError, match="no row was filled"):
         undo(file(tmp_path, BEFORE), run="runs/one")
     with pytest.raises(LabelError, match="halflabel import"):
         undo(file(tmp_path, "image,class,value\na,cat,1\n"), run="runs/one")

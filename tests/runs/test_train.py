@@ -375,7 +375,7 @@ def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Pa
     assert (fewer[2]["class"], fewer[2]["present"], fewer[2]["absent"]) == ("blue", 0, 0)
     assert np.isnan(fewer[2]["AP"])
     none = LabelTable.from_dense(TABLE.dense(), TABLE.images, ["x", "y", "z"])
-    with pytest.raises(UserError, match=r"other\.csv names none of the run's 3 classes: it has 'x', 'y', 'z'"):
+    with pytest.raises(UserError, match=r"other\.csv has none of the model's 3 classes: it has 'x', 'y', 'z'"):
         predictor.evaluate(none, folder, labels_name="other.csv")
 
 

@@ -20,7 +20,7 @@ from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
 
 if TYPE_CHECKING:
-    from halflabel.fill import Filling, Tally
+    from halflabel.fill.plan import FillCounts, FillPlan
     from halflabel.labels.rules import RuleSuggestion
 
 
@@ -79,13 +79,13 @@ def fill(
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
-    from halflabel.fill.ending import check_ending
+    from halflabel.fill.run import check_output_name
     from halflabel.labels.formats._csv import existing_path
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
     path = out or opened.filled
-    check_ending(path)
+    check_output_name(path)
     if path.exists() and not force:
         raise UserError(f"{path} is there already", "choose another --out, or add --force to overwrite it")
     if labels is not None and path.resolve() == labels.resolve():
@@ -109,7 +109,7 @@ def fill(
             folds=folds,
             progress=bar,
             say=console.print,
-            deciding=deciding,
+            plan_progress=deciding,
         )
     base = (rows if rows is not None else opened.read_rows()) if complete else None
     with Bar("writes") as writing:
@@ -153,11 +153,11 @@ def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> No
     console.print(
         f"{counted(done.rows, 'row')} {what} in [bold]{escape(str(path))}[/]: {escape(', '.join(done.sources))}"
     )
-    if done.kept:
-        console.print(f"{group_digits(done.kept)} of their entries were answered since: those answers stay")
+    if done.answered_since:
+        console.print(f"{group_digits(done.answered_since)} of their entries were answered since: those answers stay")
 
 
-def _show(filling: Filling, tally: Tally, top: int) -> None:
+def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     sides = (filling.present, filling.absent)
     console.print(f"\n[bright_black]{escape(filling.scores.protocol)}[/]", soft_wrap=True)
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -185,7 +185,7 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
         line = f"filled {word} [bold]{group_digits(count)}[/]"
         if side.filled.any():
             line += (
-                f": {100 * side.precision:.1f} % of {group_digits(side.judged)} known labels like these are so; "
+                f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels like these are so; "
                 f"at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
             )
         console.print(line, soft_wrap=True)
@@ -206,7 +206,8 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
         )
     if tally.contradictions:
         shown = "; ".join(tally.examples)
-        fault = f" ({group_digits(tally.by_models_fault)} because of a model's labels)" if tally.by_models_fault else ""
+        by_model = tally.contradictions_by_model
+        fault = f" ({group_digits(by_model)} because of a model's labels)" if by_model else ""
         console.print(
             f"[yellow]warning:[/] {counted(tally.contradictions, 'entry', 'entries')} where known labels break the "
             f"rules{fault}, such as {escape(shown)}. Known labels stay, and nothing was filled there.",
@@ -216,7 +217,7 @@ def _show(filling: Filling, tally: Tally, top: int) -> None:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
 
 
-def _class_precision(filling: Filling, which: int, c: int) -> str:
+def _class_precision(filling: FillPlan, which: int, c: int) -> str:
     side = (filling.present, filling.absent)[which]
     if not side.filled[c]:
         return "—"

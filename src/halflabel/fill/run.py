@@ -1,36 +1,35 @@
-"""From a run and its labels to a file of filled rows."""
+"""Fill the labels of a run, and write the filled rows. Importing this module does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.fill.ending import check_ending
-from halflabel.fill.plan import Filling, Tally, plan
 from halflabel.labels.formats import long
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import MODEL_PREFIX, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
-from halflabel.labels.rules import Rules, read_rules
-from halflabel.runs.crossfit import score_run
 from halflabel.runs.folder import RunFolder
 
-__all__ = ["fill_run", "model_source", "write_filled"]
+if TYPE_CHECKING:
+    from halflabel.fill.plan import FillCounts, FillPlan
+
+__all__ = ["check_output_name", "fill_run", "run_source", "write_filled"]
 
 
-def model_source(run: RunFolder, method: str) -> str:
-    """What a row says of who filled it: model, method and run."""
+def run_source(run: RunFolder, method: str) -> str:
+    """Return the source of rows filled by a run: "model:METHOD:RUN"."""
     return f"{MODEL_PREFIX}{method}:{run.folder.as_posix()}"
 
 
 def fill_run(
-    run: RunFolder,
-    images: Path,
+    run: RunFolder | str | Path,
+    images: str | Path,
     *,
     labels: Rows | None = None,
     precision: float = 0.95,
@@ -39,74 +38,84 @@ def fill_run(
     folds: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
-    deciding: Callable[[int, int], None] | None = None,
-) -> Filling:
-    """Decide how to complete the run's own labels, or `labels`: other ones of the run's classes, of any images.
+    plan_progress: Callable[[int, int], None] | None = None,
+) -> FillPlan:
+    """Plan how to fill the unknown labels of a run, or of `labels`: other labels of the run's classes, of any images.
 
-    Other labels join those of the run, and win over them, for training heads and as evidence; only their images are
-    filled. Rows that a model filled earlier (source "model:…"), the run's own among them, stay as they are and count
-    as no evidence: neither for thresholds nor for the heads. Nor does, in a later fill, what rules make of them here.
-    `progress` is told of images whose features are made, `deciding` of those whose scores are looked at.
+    `labels` are added to those of the run, and override them, for training heads and as evidence; only their images are
+    filled. Labels made by a model (source "model:…") stay as they are and are never evidence: neither for thresholds
+    nor for training the heads. The same holds for labels that rules derive from them. `progress` reports the images
+    with features, `plan_progress` those with a decision.
     """
+    from halflabel.fill.plan import plan_fill
+    from halflabel.labels.rules import read_rules
+    from halflabel.runs import crossfit
+
+    run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     run.check_finished()
-    own = run.read_rows()
+    run_rows = run.read_rows()
     config = run.read_config()
-    found: Rules | None = read_rules(rules, own.classes) if rules is not None else None
-    known = _align(own if labels is None else own.append(labels), own.classes).drop_overridden()
-    table, judged = training_and_evaluation_tables(known)
-    asked = np.ones(len(table), bool)
+    rule_set = read_rules(rules, run_rows.classes) if rules is not None else None
+    rows = _align(run_rows if labels is None else run_rows.append(labels), run_rows.classes).drop_overridden()
+    table, evidence = training_and_evaluation_tables(rows)
+    to_fill = np.ones(len(table), bool)
     if labels is not None:
-        # The run's other images are evidence too; what is filled are the images asked for.
-        asked[:] = False
-        asked[table.images.index(labels.images.array)] = True
-    scores = score_run(run, images, judged, folds=folds, progress=progress, say=say)
-    return plan(
+        to_fill[:] = False
+        to_fill[table.images.index(labels.images.array)] = True
+    scores = crossfit.score_run(run, Path(images), evidence, folds=folds, progress=progress, say=say)
+    return plan_fill(
         scores,
-        known,
-        asked=asked,
+        rows,
+        to_fill=to_fill,
         precision=precision,
         confidence=confidence,
-        rules=found,
-        source=model_source(run, str(config["method"])),
-        progress=deciding,
+        rules=rule_set,
+        source=run_source(run, str(config["method"])),
+        progress=plan_progress,
     )
 
 
+def check_output_name(path: Path) -> None:
+    """Raise an error unless the file name ends in .csv or .parquet."""
+    if path.suffix not in (".csv", ".parquet"):
+        raise UserError(f"{path} cannot hold filled labels", "end the name in .csv or .parquet")
+
+
 def write_filled(
-    filling: Filling, path: Path, *, base: Rows | None = None, progress: Callable[[int, int], None] | None = None
-) -> Tally:
-    """Write the filled rows as they come, CSV or Parquet by the name; with `base`, these rows first: a whole file.
+    plan: FillPlan, path: Path, *, base: Rows | None = None, progress: Callable[[int, int], None] | None = None
+) -> FillCounts:
+    """Write the filled rows to CSV or Parquet, by the file name; with `base`, write these rows before them.
 
-    Without a base the file can be appended to the label file, less its first line: the last row wins. One block of
-    rows is in memory at a time.
+    Without `base` the file can be appended to the label file without its header: the last row wins. One block of rows
+    is in memory at a time.
     """
-    check_ending(path)
-    tally = filling.tally()
+    check_output_name(path)
+    counts = plan.empty_counts()
 
-    def parts() -> Iterator[Any]:
+    def blocks() -> Iterator[Any]:
         if base is not None:
-            silent = np.bincount(base.image, minlength=len(base.images)) == 0
+            unlabelled = np.bincount(base.image, minlength=len(base.images)) == 0
             yield from long.declared("class", base.classes)
-            yield from long.declared("image", base.images.take(np.flatnonzero(silent)))
+            yield from long.declared("image", base.images.take(np.flatnonzero(unlabelled)))
             yield from long.blocks(base)
         done = 0
-        for rows in filling.blocks(tally):
+        for rows in plan.blocks(counts):
             yield from long.blocks(rows)
             done += len(rows.images)
             if progress is not None:
-                progress(done, len(filling.asked))
+                progress(done, len(plan.images_to_fill))
 
-    long.write_blocks(parts(), path)
-    return tally
+    long.write_blocks(blocks(), path)
+    return counts
 
 
 def _align(rows: Rows, classes: Names) -> Rows:
-    """The rows over the run's classes; foreign classes are refused."""
-    at = classes.index(rows.classes.array)
-    if (at < 0).any():
-        missing = rows.classes[int(np.flatnonzero(at < 0)[0])]
+    """Return the rows with the classes of the run; other classes are an error."""
+    index = classes.index(rows.classes.array)
+    if (index < 0).any():
+        missing = rows.classes[int(np.flatnonzero(index < 0)[0])]
         raise UserError(
             f"the labels have a class {missing!r} that the run was not trained on",
             "train with it, or leave its rows out",
         )
-    return replace(rows, classes=classes, column=at.astype(np.int32)[rows.column])
+    return replace(rows, classes=classes, column=index.astype(np.int32)[rows.column])

@@ -1,4 +1,4 @@
-"""Which probabilities are sure enough: thresholds per class whose fills are as precise as asked, with a margin.
+"""Thresholds per class from which fills reach a precision, with a confidence bound.
 
 Works on counts per class and per bin of probability, so it costs the same for a thousand images and for ten million.
 """
@@ -10,97 +10,100 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BINS", "Counts", "Side", "bin_of", "choose"]
+__all__ = ["BINS", "BinCounts", "FillDecision", "bin_of", "choose_thresholds"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 BINS = 400
 _REACH = 10.0  # logits of probabilities beyond ±10 share the outermost bins
-_SLICES = 4  # of the filled range of probabilities, for weights
+_SLICES = 4  # slices of the filled range of probabilities, for weights
 _LEVELS = 40
-_SHARES = (0.8, 0.1, 0.1)  # of the error allowed, for the three starts
-_SHRINK = 20.0  # known labels that a class's own precision is drawn to its probabilities with
+_SHARES = (0.8, 0.1, 0.1)  # shares of the allowed error, for the three starts
+_SHRINK = 20.0  # pseudo-count that shrinks the precision of a class towards its mean probability
 
 
 def bin_of(p: NDArray[np.floating]) -> NDArray[np.int64]:
-    """The bin of each probability, 0 … BINS − 1, equally wide in logits; NaN has bin −1."""
+    """Return the bin of each probability, 0 … BINS − 1, equally wide in logits; −1 for NaN."""
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.log(p) - np.log1p(-np.asarray(p, np.float64))
-    place = np.floor((np.clip(x, -_REACH, _REACH) + _REACH) * (BINS / (2 * _REACH)))
-    return np.where(np.isnan(place), -1, np.minimum(place, BINS - 1)).astype(np.int64)
+    bins = np.floor((np.clip(x, -_REACH, _REACH) + _REACH) * (BINS / (2 * _REACH)))
+    return np.where(np.isnan(bins), -1, np.minimum(bins, BINS - 1)).astype(np.int64)
 
 
-class Counts(NamedTuple):
-    """Entries by class and bin of P(present), all (C, BINS): unknown ones with their summed probability, known ones
-    by their label. Memory: 32 bytes per class and bin, 13 kB per class."""
+class BinCounts(NamedTuple):
+    """Numbers of entries by class and bin of P(present), all (C, BINS).
 
-    unknown: Floats
-    summed: Floats
-    present: Floats
-    absent: Floats
+    Memory: 32 bytes per class and bin, 13 kB per class.
+    """
+
+    unknown: Floats  # entries that may be filled
+    summed: Floats  # the sum of their probabilities
+    present: Floats  # known positives
+    absent: Floats  # known negatives
 
     @classmethod
-    def zeros(cls, classes: int) -> Counts:
+    def zeros(cls, classes: int) -> BinCounts:
         return cls(*(np.zeros((classes, BINS)) for _ in range(4)))
 
     def add(self, p: NDArray[np.float32], unknown: NDArray[np.bool_], known: NDArray[np.int8]) -> None:
-        """Count a block: probabilities, what is to be filled, and labels to judge by, each (B, C)."""
+        """Add a block: probabilities, entries that may be filled, and labels to evaluate on, each (B, C)."""
         classes = self.unknown.shape[0]
-        place = bin_of(p) + np.arange(classes) * BINS
+        cell = bin_of(p) + np.arange(classes) * BINS
         readable = ~np.isnan(p)
-        for into, chosen, weights in (
+        for total, chosen, weights in (
             (self.unknown, unknown, None),
             (self.summed, unknown, p),
             (self.present, known > 0, None),
             (self.absent, known < 0, None),
         ):
             mask = chosen & readable
-            into += np.bincount(place[mask], None if weights is None else weights[mask], into.size).reshape(into.shape)
+            weight = None if weights is None else weights[mask]
+            total += np.bincount(cell[mask], weight, total.size).reshape(total.shape)
 
 
-class Side(NamedTuple):
-    """What was decided for one sign. Everything per class has shape (C,)."""
+class FillDecision(NamedTuple):
+    """The thresholds for one sign, present or absent, and their expected precision. Values per class are (C,)."""
 
-    cut: Ints  # the first bin of P(right) that is filled; BINS = none
-    filled: Ints  # unknown entries that the cut fills
+    cut: Ints  # the first bin of P(right) that is filled; BINS for none
+    filled: Ints  # unknown entries that will be filled
     estimate: Floats  # estimated precision of the fills, NaN where none
-    low: Floats  # lower bound from the class's own known labels alone, NaN where it has none in the filled range
+    low: Floats  # lower bound from the known labels of the class alone, NaN without any in the filled range
     tested: Ints  # known labels in the filled range
-    right: Ints  # of these, with this sign
-    judged: int  # known labels in the filled ranges before any class was tightened
-    precision: float  # of all fills together, estimated on these
-    bound: float  # its lower confidence bound
-    level: float  # the mean probability that every class's fills were asked to reach; NaN where nothing is filled
-    tightened: NDArray[np.bool_]  # classes whose own labels spoke against the common level
+    right: Ints  # known labels in the filled range with this sign
+    known_labels: int  # known labels in the filled ranges before any class was tightened
+    precision: float  # of all fills together, estimated on these known labels
+    bound: float  # lower confidence bound of the precision
+    level: float  # the mean probability that the fills of every class reach; NaN where nothing is filled
+    tightened: NDArray[np.bool_]  # classes whose labels contradict the common level
 
 
-def choose(counts: Counts, *, positive: bool, target: float, confidence: float = 0.9) -> Side:
-    """Thresholds per class so that, with the given confidence, the fills of one sign are at least `target` precise.
+def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confidence: float = 0.9) -> FillDecision:
+    """Choose thresholds per class so that, with the given confidence, fills of one sign reach the precision `target`.
 
-    With q = P(right) and a level L, class c fills all entries from the smallest threshold on at which the mean q of its
-    unknown entries is L or more. The level is the one number that is chosen: the lowest one ≥ target at which the lower
+    With q = P(right) and a level L, class c fills all entries from the smallest threshold at which the mean q of its
+    unknown entries is at least L. Only the level is chosen: the lowest one ≥ target at which the lower
     confidence bound of the precision, taken over the known entries in the filled ranges of all classes, is ≥ target.
-    Levels are tested from three starts, each downwards until the first failure, with 80, 10 and 10 % of the error
-    allowed, so that trying many costs nothing (fixed-sequence testing; Angelopoulos 2021, "Learn then Test").
+    Levels are tested from three starts, each downwards until the first failure, with 80, 10 and 10 % of the
+    allowed error, so that testing many levels needs no correction (fixed-sequence testing; Angelopoulos 2021, "Learn
+    then Test").
 
-    Known entries are weighted to stand for the unknown ones, by class and by range of probability (one step of raking),
-    and the bound is that of Clopper and Pearson at the effective sample size (Korn and Graubard 1998).
+    Known entries are weighted to represent the unknown ones, by class and by range of probability (one step of raking),
+    and the bound is the Clopper-Pearson bound at the effective sample size (Korn and Graubard 1998).
 
-    A class whose own known labels speak against the target is raised to a stricter level, or left alone: when they
-    would come out so in one of 20 cases or less (binomial), or when its estimated precision is below the target. The
-    estimate is the share of right ones among its known entries, drawn to the mean q with the weight of 20 entries.
-    This only takes fills away; the overall precision and bound are those before it, so that no choice made on the same
-    labels flatters them.
+    A class whose known labels contradict the target gets a stricter level, or is not filled: if such labels have a
+    probability of 1/20 or less (binomial), or if its estimated precision is below the target. The estimate is the share
+    of right ones among its known entries, shrunk to the mean q with the weight of 20 entries. This only removes fills;
+    the overall precision and bound are those before it, so that no choice made on the same labels inflates them.
 
-    "Absent" is the usual answer for a rare class: an average would let its positives pass as absent. Therefore each
-    entry filled as absent must by itself be absent with probability ≥ target; one filled as present, ≥ 1/2.
+    A rare class is mostly absent, so an average would let its positives pass as absent. Therefore each entry filled as
+    absent must by itself be absent with probability ≥ target; each filled as present, present with probability ≥ 1/2.
 
-    Guaranteed: the precision over all classes, with the confidence, for known labels that are a random sample among
-    entries of like class and probability, and scores that did not see them. Per class: only where `Side.low` reaches
-    the target; elsewhere the class's probabilities say so, and its few labels do not object.
+    Guaranteed: the precision over all classes, with the confidence, if the known labels are a random sample of the
+    entries with similar class and probability, and the scores come from models that were not trained on them. Per
+    class it is guaranteed only where `FillDecision.low` reaches the target; elsewhere it relies on the probabilities.
     """
-    side = _Arrays.of(counts, positive)
+    side = _SignCounts.of(counts, positive)
     floor = int(bin_of(np.array([0.5 if positive else target]))[0])
     if not positive:
         floor += 1  # whole bins at or above the target
@@ -108,9 +111,9 @@ def choose(counts: Counts, *, positive: bool, target: float, confidence: float =
     cuts = [side.cut(level, floor) for level in levels]
     tests = [side.test(cut) for cut in cuts]
     allowed = 1 - confidence
-    # The first start is where the probabilities alone promise the highest bound: labels have no say in it.
-    promise = [_lower(test.promised * test.size, test.size, allowed) for test in tests]
-    best = int(np.argmax(promise))
+    # The first start is the level with the highest expected bound by the probabilities alone, without the labels.
+    expected_bounds = [_lower(test.promised * test.size, test.size, allowed) for test in tests]
+    best = int(np.argmax(expected_bounds))
     chosen = -1
     for start, share in zip(
         (best, best + (len(levels) - best) // 4, best + (len(levels) - best) // 2), _SHARES, strict=True
@@ -124,19 +127,19 @@ def choose(counts: Counts, *, positive: bool, target: float, confidence: float =
     tightened = np.zeros(len(cut), bool)
     if chosen >= 0:
         for stricter in [*cuts[chosen + 1 :], nothing]:
-            against = side.against(cut, target)
-            if not against.any():
+            contradicted = side.contradicted(cut, target)
+            if not contradicted.any():
                 break
-            tightened |= against
-            cut = np.where(against, np.maximum(cut, stricter), cut)
+            tightened |= contradicted
+            cut = np.where(contradicted, np.maximum(cut, stricter), cut)
     before = tests[chosen] if chosen >= 0 else _Test(0.0, 0.0, 0.0)
     level = levels[chosen] if chosen >= 0 else np.nan
-    judged = int(sum(part.sum() for part in side.inside(cuts[chosen]))) if chosen >= 0 else 0
-    return _describe(side, cut, allowed, level, tightened, before, judged)
+    known_labels = int(sum(part.sum() for part in side.inside(cuts[chosen]))) if chosen >= 0 else 0
+    return _describe(side, cut, allowed, level, tightened, before, known_labels)
 
 
 class _Test(NamedTuple):
-    """A lower bound in the making: effective number of known entries, weighted share of right ones, promised share."""
+    """Input of a lower bound: effective number of known entries, weighted share of right ones, expected share."""
 
     size: float
     right: float
@@ -146,8 +149,8 @@ class _Test(NamedTuple):
         return _lower(self.right * self.size, self.size, allowed)
 
 
-class _Arrays(NamedTuple):
-    """Counts for one sign, bins in ascending order of q = P(right)."""
+class _SignCounts(NamedTuple):
+    """Bin counts for one sign, with bins in ascending order of q = P(right)."""
 
     unknown: Floats
     summed: Floats
@@ -155,7 +158,7 @@ class _Arrays(NamedTuple):
     wrong: Floats
 
     @classmethod
-    def of(cls, counts: Counts, positive: bool) -> _Arrays:
+    def of(cls, counts: BinCounts, positive: bool) -> _SignCounts:
         if positive:
             return cls(counts.unknown, counts.summed, counts.present, counts.absent)
         flip = np.s_[:, ::-1]
@@ -163,35 +166,35 @@ class _Arrays(NamedTuple):
         return cls(counts.unknown[flip], rest[flip], counts.absent[flip], counts.present[flip])
 
     def cut(self, level: float, floor: int) -> Ints:
-        """Per class the first bin from which on the mean q of unknown entries is `level` or more, at least `floor`."""
+        """Return per class the first bin ≥ `floor` from which the mean q of unknown entries is at least `level`."""
         above = np.cumsum(self.unknown[:, ::-1], 1)[:, ::-1]
         mean = np.divide(np.cumsum(self.summed[:, ::-1], 1)[:, ::-1], above, out=np.zeros_like(above), where=above > 0)
-        fine = mean >= level
-        fine[:, :floor] = False
-        first = np.where(fine.any(1), fine.argmax(1), BINS)
+        reached = mean >= level
+        reached[:, :floor] = False
+        first = np.where(reached.any(1), reached.argmax(1), BINS)
         return first.astype(np.int64)
 
     def inside(self, cut: Ints) -> tuple[Floats, Floats]:
-        """Per class how many known entries lie in the filled range, right and wrong."""
+        """Return per class the number of known entries in the filled range, right and wrong."""
         mask = np.arange(BINS) >= cut[:, None]
         return (self.right * mask).sum(1), (self.wrong * mask).sum(1)
 
     def estimate(self, cut: Ints) -> Floats:
-        """Per class the estimated precision of its fills; NaN where it has none."""
+        """Return per class the estimated precision of its fills; NaN without fills."""
         mask = np.arange(BINS) >= cut[:, None]
         filled = (self.unknown * mask).sum(1)
         mean = np.divide((self.summed * mask).sum(1), filled, out=np.full(len(cut), np.nan), where=filled > 0)
         right, wrong = self.inside(cut)
         return np.asarray((right + _SHRINK * mean) / (right + wrong + _SHRINK))
 
-    def against(self, cut: Ints, target: float) -> NDArray[np.bool_]:
-        """Classes (C,) that their own known labels do not bear out."""
+    def contradicted(self, cut: Ints, target: float) -> NDArray[np.bool_]:
+        """Return the classes (C,) whose known labels contradict the target."""
         from scipy.stats import binom
 
         right, wrong = self.inside(cut)
         unlikely = (binom.cdf(right, right + wrong, target) < 0.05) & (right + wrong > 0)
-        found: NDArray[np.bool_] = unlikely | (self.estimate(cut) < target)
-        return found
+        result: NDArray[np.bool_] = unlikely | (self.estimate(cut) < target)
+        return result
 
     def test(self, cut: Ints) -> _Test:
         mask = np.arange(BINS) >= cut[:, None]
@@ -206,42 +209,42 @@ class _Arrays(NamedTuple):
 
 
 def _weights(unknown: Floats, known: Floats) -> Floats:
-    """How many unknown entries each known one stands for (C, BINS): by slice of probability, then by class.
+    """Return the weight of a known entry (C, BINS): the unknown entries it represents, by slice, then by class.
 
-    A class with few known entries keeps about the weight of the others, so that its chance count does not blow it up.
+    A class with few known entries has about the weight of the others, so that a small count does not inflate it.
     """
     by_bin = unknown.sum(0)
     part = np.minimum(np.cumsum(by_bin) / by_bin.sum() * _SLICES, _SLICES - 1e-9).astype(np.int64)
-    of_unknown, of_known = np.bincount(part, by_bin, _SLICES), np.bincount(part, known.sum(0), _SLICES)
+    unknown_by_slice, known_by_slice = np.bincount(part, by_bin, _SLICES), np.bincount(part, known.sum(0), _SLICES)
     rate = by_bin.sum() / known.sum()
-    by_slice = (of_unknown + 10 * rate) / (of_known + 10)
+    by_slice = (unknown_by_slice + 10 * rate) / (known_by_slice + 10)
     expected = (known * by_slice[part]).sum(1)
-    of_class = (unknown.sum(1) + 10 * rate) / (expected + 10 * rate)
-    return np.asarray(of_class[:, None] * by_slice[part])
+    by_class = (unknown.sum(1) + 10 * rate) / (expected + 10 * rate)
+    return np.asarray(by_class[:, None] * by_slice[part])
 
 
 def _levels(target: float) -> list[float]:
-    """From the target up to almost 1, equally far apart in logits."""
+    """Return levels from the target to almost 1, equidistant in logits."""
     low = np.log(target / (1 - target))
     return [float(x) for x in 1 / (1 + np.exp(-np.linspace(low, low + 4, _LEVELS)))]
 
 
 def _lower(right: float, size: float, allowed: float) -> float:
-    """The lower bound of Clopper and Pearson of a share, wrong with at most the allowed probability."""
+    """Return the lower Clopper-Pearson bound of a share, wrong with at most the allowed probability."""
     from scipy.stats import beta
 
     return float(beta.ppf(allowed, right, size - right + 1)) if right > 0 else 0.0
 
 
 def _describe(
-    side: _Arrays,
+    side: _SignCounts,
     cut: Ints,
     allowed: float,
     level: float,
     tightened: NDArray[np.bool_],
     before: _Test,
-    judged: int,
-) -> Side:
+    known_labels: int,
+) -> FillDecision:
     from scipy.stats import beta
 
     right, wrong = side.inside(cut)
@@ -249,14 +252,14 @@ def _describe(
     with np.errstate(invalid="ignore"):
         low = np.where(size > 0, np.where(right > 0, beta.ppf(allowed, right, wrong + 1), 0.0), np.nan)
     none = before.size == 0
-    return Side(
+    return FillDecision(
         cut,
         (side.unknown * (np.arange(BINS) >= cut[:, None])).sum(1).astype(np.int64),
         side.estimate(cut),
         low,
         size.astype(np.int64),
         right.astype(np.int64),
-        judged,
+        known_labels,
         np.nan if none else before.right,
         np.nan if none else before.bound(allowed),
         level,

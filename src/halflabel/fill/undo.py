@@ -1,4 +1,4 @@
-"""Take back what a model filled, and nothing else."""
+"""Undo a fill: remove or retract the rows of a model, and no others."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from halflabel.labels.provenance import MODEL_PREFIX, RULE_SOURCE
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import last_of_each
 
-__all__ = ["Undone", "undo", "without"]
+__all__ = ["UndoResult", "remove_sources", "undo"]
 
 
-class Undone(NamedTuple):
-    """What became of the file."""
+class UndoResult(NamedTuple):
+    """The number of rows that `undo` changed."""
 
-    sources: tuple[str, ...]  # whose rows were taken back
+    sources: tuple[str, ...]  # the sources of the rows
     rows: int  # rows removed, or retracting rows added
-    kept: int  # entries of these sources that somebody has answered since; their answers stay
+    answered_since: int  # entries of these sources with a later answer of somebody else; the answers stay
 
 
-def undo(path: Path, *, source: str | None = None, run: str | None = None, retract: bool = False) -> Undone:
-    """Take back all rows of a source (such as "model:srcr:runs/first" or "rule"), or of every model of a run.
+def undo(path: Path, *, source: str | None = None, run: str | None = None, retract: bool = False) -> UndoResult:
+    """Undo all rows of a source (such as "model:srcr:runs/first" or "rule"), or of every model of a run.
 
-    The rows are removed, so that a file is as it was before they were appended; with `retract` a row with value 0 is
-    added for each entry that they still decide, and the history stays. An entry that somebody has answered since keeps
-    that answer either way. The file is replaced whole or not at all.
+    The rows are removed, which restores the file as it was before they were appended. With `retract` they stay, and a
+    row with value 0 is added for each entry that they still decide. Later answers stay in both cases. The file is
+    replaced atomically.
     """
     if path.is_file() and path.suffix != ".parquet":
         from halflabel.labels.formats._csv import first_line
@@ -39,27 +39,26 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
         header = tuple(field.strip() for field in first_line(path).split(","))
         if header != long.COLUMNS:
             raise LabelError(
-                "not in halflabel's own columns", f"halflabel import {path} OUT.csv, then undo there", path
+                "not in the columns of halflabel", f"halflabel import {path} OUT.csv, then undo there", path
             )
     rows = formats.read(path, format="long").rows
-    number = _sources(rows, source, run)
-    after, undone = without(rows, number, retract=retract)
-    long.write(after, path)
-    return undone
+    remaining, result = remove_sources(rows, _find_sources(rows, source, run), retract=retract)
+    long.write(remaining, path)
+    return result
 
 
-def without(rows: Rows, number: NDArray[np.int64], *, retract: bool = False) -> tuple[Rows, Undone]:
-    """Rows less those of some sources (by number), or with retractions of them at the end."""
-    theirs = np.isin(rows.source, number)
-    hold = rows.holding()
-    decided = hold[theirs[hold]]
-    entries = last_of_each(rows.image[theirs], rows.column[theirs])
-    kept = (int(theirs.sum()) if isinstance(entries, slice) else len(entries)) - len(decided)
-    names = tuple(rows.sources[n] for n in number.tolist())
+def remove_sources(rows: Rows, source_numbers: NDArray[np.int64], *, retract: bool = False) -> tuple[Rows, UndoResult]:
+    """Return the rows without those of some sources, or with retractions of them at the end."""
+    is_theirs = np.isin(rows.source, source_numbers)
+    holding = rows.holding()
+    decided = holding[is_theirs[holding]]
+    entries = last_of_each(rows.image[is_theirs], rows.column[is_theirs])
+    count = int(is_theirs.sum())
+    answered_since = (count if isinstance(entries, slice) else len(entries)) - len(decided)
+    names = tuple(rows.sources[number] for number in source_numbers.tolist())
     if not retract:
-        stay = np.flatnonzero(~theirs)
-        return rows.select(stay), Undone(names, int(theirs.sum()), kept)
-    taken = Rows.build(
+        return rows.select(np.flatnonzero(~is_theirs)), UndoResult(names, count, answered_since)
+    retractions = Rows.build(
         rows.images,
         rows.classes,
         rows.image[decided],
@@ -69,13 +68,13 @@ def without(rows: Rows, number: NDArray[np.int64], *, retract: bool = False) -> 
         None,
         rows.sources,
     )
-    return rows.append(taken), Undone(names, len(decided), kept)
+    return rows.append(retractions), UndoResult(names, len(decided), answered_since)
 
 
-def _sources(rows: Rows, source: str | None, run: str | None) -> NDArray[np.int64]:
-    """The numbers of the sources meant; none is an error that lists those of models."""
+def _find_sources(rows: Rows, source: str | None, run: str | None) -> NDArray[np.int64]:
+    """Return the numbers of the matching sources; if there are none, the error lists the sources of models."""
     if (source is None) == (run is None):
-        raise UserError("it is not clear whose labels to take back", "give --source model:METHOD:RUN, or the run")
+        raise UserError("it is not clear which labels to undo", "give --source model:METHOD:RUN, or the run")
     if source is not None:
         chosen = [n for n, name in enumerate(rows.sources) if name == source]
     else:
@@ -84,11 +83,11 @@ def _sources(rows: Rows, source: str | None, run: str | None) -> NDArray[np.int6
     used = set(np.unique(rows.source).tolist())
     chosen = [n for n in chosen if n in used]
     if not chosen:
-        here = [
+        model_sources = [
             name
             for n, name in enumerate(rows.sources)
             if n in used and (name.startswith(MODEL_PREFIX) or name == RULE_SOURCE)
         ]
-        found = f"there are: {', '.join(here)}" if here else "no row here was filled by a model"
-        raise UserError(f"no row has the source {source if source is not None else f'model:…:{run}'!r}", found)
+        fix = f"use one of: {', '.join(model_sources)}" if model_sources else "no row was filled by a model"
+        raise UserError(f"no row has the source {source if source is not None else f'model:…:{run}'!r}", fix)
     return np.array(chosen, np.int64)
