@@ -80,7 +80,7 @@ def fill(
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
     from halflabel.fill.run import check_output_name
-    from halflabel.labels.formats._csv import existing_path
+    from halflabel.labels.formats._paths import existing_path
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)

@@ -182,14 +182,14 @@ def test_the_last_of_each_in_pieces(entries: list[tuple[int, int, int]], ascendi
     image, column, value = np.array(entries, np.int64).reshape(-1, 3).T
     held = {(i, c): v for i, c, v in entries}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "_PIECE", 3)
+        patch.setattr(table, "_CHUNK", 3)
         order = last_of_each(image, column)
         made = LabelTable.from_entries(Names.numbered(5), Names.numbered(4), image, column, value)
         mask = made.value > 0
         kept = made.keep(mask)
         before = count_before(mask, made.start)
         small = made.digest()
-        patch.setattr(stats, "_PIECE", 3)
+        patch.setattr(stats, "_CHUNK", 3)
         counted = made.stats()
         turned = made.subset([4, 2, 3])
     found = list(zip(image[order].tolist(), column[order].tolist(), strict=True))

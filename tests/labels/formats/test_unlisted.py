@@ -75,8 +75,8 @@ def test_too_many_entries_are_refused_by_every_format(
     found = formats.read(tmp_path / file, Policy(unlisted="absent"))
     assert found.audit.format == name
     assert found.table().known >= 2
-    monkeypatch.setattr(unlisted, "_MOST_ENTRIES", 1)
-    with pytest.raises(UserError, match="too many to call each unlisted one absent"):
+    monkeypatch.setattr(unlisted, "_MAX_ENTRIES", 1)
+    with pytest.raises(UserError, match="too many to mark each unlisted pair absent"):
         formats.read(tmp_path / file, Policy(unlisted="absent"))
 
 

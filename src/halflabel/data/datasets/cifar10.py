@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from halflabel.data.datasets.base import Dataset, Layout, Pixels, Split, single_label
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.drop import semi_supervised
-from halflabel.labels.formats._csv import existing_path, read_lines
+from halflabel.labels.formats._csv import read_lines
+from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names
 
 __all__ = ["layout", "read"]

@@ -9,7 +9,8 @@ from typing import Any
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import LabelImport
-from halflabel.labels.formats import unsupported as foreign
+from halflabel.labels.formats._paths import check_exists
+from halflabel.labels.formats.unsupported import unsupported_format_error
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -44,28 +45,17 @@ def _module(name: str) -> ModuleType:
 
 def detect_format(path: Path) -> str:
     """The name of the format that a file or folder is in."""
-    _check_there(path)
+    check_exists(path)
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
     name = next((name for name in FORMATS if _module(name).sniff(path)), None)
     if name is not None and name != "coco":  # which any JSON file may be
         return name
-    if (known := foreign.unsupported_format_error(path)) is not None:
+    if (known := unsupported_format_error(path)) is not None:
         raise known
     if name is not None:
         return name
     raise LabelError("this is no label format we know", f"state it with --format: {', '.join(FORMATS)}", path)
-
-
-def _check_there(path: Path) -> None:
-    try:
-        there = path.exists()
-    except OSError:  # such as a name that is too long
-        there = False
-    if not there:
-        raise LabelError("no such file or folder", "check the path", path)
-    if not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-        raise LabelError("this is a pipe or a device", "name a file or a folder", path)
 
 
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> LabelImport:
@@ -73,7 +63,7 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
     path, policy = Path(path), policy or Policy()
     name = detect_format(path) if format == "auto" else format
     module = _module(name)
-    _check_there(path)
+    check_exists(path)
     policy.check(module.USES, name)
     found: LabelImport = module.read(path, policy)
     return found

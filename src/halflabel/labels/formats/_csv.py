@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
+from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.policy import quote_option
 from halflabel.system.memory import physical_memory
 
@@ -27,7 +28,6 @@ __all__ = [
     "ParquetTable",
     "csv_line",
     "detect_delimiter",
-    "existing_path",
     "first_line",
     "read_lines",
     "read_parquet",
@@ -46,25 +46,6 @@ _PICTURE = re.compile(r".+\.(jpe?g|png|gif|bmp|webp|tiff?|heic|avif)", re.IGNORE
 
 # How Python stands in for a byte that does not decode ("surrogateescape"): no real text contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
-
-
-def existing_path(path: str | Path, *, folder: bool = False) -> Path:
-    """The path, if a readable, non-empty file (or a folder) is there; else a clear error."""
-    path = Path(path)
-    try:
-        there = path.exists()
-    except OSError:  # such as a name that is too long
-        there = False
-    if not there:
-        raise LabelError("no such file or folder", "check the path", path)
-    if not (path.is_file() or path.is_dir()):
-        raise LabelError("this is a pipe or a device", "name a file or a folder", path)
-    if path.is_dir() != folder:
-        kind, wanted = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
-        raise LabelError(f"this is {kind}, but {wanted} is needed", f"name {wanted}, or state --format", path)
-    if not folder and path.stat().st_size == 0:
-        raise LabelError("the file is empty", "export the labels again, with a header line", path)
-    return path
 
 
 def first_line(path: Path) -> str:

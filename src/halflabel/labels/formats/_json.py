@@ -16,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import CsvTable, existing_path
+from halflabel.labels.formats._csv import CsvTable
+from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import first_duplicate
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What is not listed: the policy `unlisted = absent`, for formats that name what is present and nothing else."""
+"""The policy `unlisted`: what (image, class) pairs mean that a file does not list, for formats of present classes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,34 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.audit import Audit
+from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["mark_unlisted_absent"]
+__all__ = ["apply_unlisted_policy", "mark_unlisted_absent", "unlisted_not_stated"]
 
-_MOST_ENTRIES = 1_000_000_000  # spelled out, absent entries take 16 bytes each
+_MAX_ENTRIES = 1_000_000_000  # each absent entry takes 16 bytes
+
+
+def unlisted_not_stated(reason: str, complete: str = "the lists are complete") -> tuple[str, str]:
+    """The message and fix of the error for a file that lists present classes only, without `unlisted` stated."""
+    return (
+        f"{reason}, so what is not listed may be absent or unknown",
+        f"add --unlisted unknown (nobody looked) or --unlisted absent ({complete})",
+    )
+
+
+def apply_unlisted_policy(rows: Rows, policy: Policy, audit: Audit, *, images: NDArray[np.bool_] | None = None) -> Rows:
+    """Mark unlisted pairs absent if the policy says so, else count them as unknown in the audit.
+
+    `images` (N,): the images whose unlisted pairs may be absent; all if None.
+    """
+    if policy.unlisted == "absent":
+        return mark_unlisted_absent(rows, audit, images=images)
+    # Sorting millions of numbers is several times faster than np.unique.
+    pairs = np.sort(rows.image.astype(np.int64) * len(rows.classes) + rows.column)
+    listed = int(np.count_nonzero(np.diff(pairs, prepend=-1)))
+    audit.add("not listed", "unknown", len(rows.images) * len(rows.classes) - listed)
+    return rows
 
 
 def mark_unlisted_absent(
@@ -22,14 +45,15 @@ def mark_unlisted_absent(
     classes: NDArray[np.bool_] | None = None,
     raw: str = "not listed",
 ) -> Rows:
-    """Say "absent" for every pair that no row speaks of, with the source "unlisted".
+    """Add a row "absent" with the source "unlisted" for every pair without a row.
 
-    Masks `images` (N,) and `classes` (C,) leave out those of which nothing is to be said; `raw` is the audit's word.
+    The masks `images` (N,) and `classes` (C,) limit this to some images and classes. `raw` is the audit's word for
+    these pairs.
     """
     shape = len(rows.images), len(rows.classes)
-    if shape[0] * shape[1] > _MOST_ENTRIES:
+    if shape[0] * shape[1] > _MAX_ENTRIES:
         raise UserError(
-            f"{shape[0]} images × {shape[1]} classes are too many to call each unlisted one absent",
+            f"{shape[0]} images × {shape[1]} classes are too many to mark each unlisted pair absent",
             "use --unlisted unknown, with a method that assumes absence in training, such as an",
         )
     unlisted = np.ones(shape, bool)

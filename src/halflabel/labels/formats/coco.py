@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from halflabel.labels.formats._json import (
     record_id,
     record_list,
 )
-from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "Parsed", "document", "note_annotations", "parse", "read", "sniff", "write"]
 
@@ -85,21 +84,15 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if any("neg_category_ids" in record for record in parsed.image_records):
         raise LabelError("images have neg_category_ids, so this is LVIS", "add --format lvis", path)
     if policy.unlisted is None:
-        raise LabelError(
-            "every annotation says present and none says absent, so what is not listed may be absent or unknown",
-            "add --unlisted unknown (nobody looked) or --unlisted absent (the annotations are complete)",
-            path,
-        )
+        reason = "every annotation says present and none says absent"
+        raise LabelError(*unlisted_not_stated(reason, "the annotations are complete"), path)
     image, column, source, score, sources = parsed.statements()
     audit = Audit("coco", [str(path)])
     audit.add("annotation", "present", len(image))
     note_annotations(parsed, len(image), audit)
     present = np.ones(len(image), np.int8)
     rows = Rows.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
-    if policy.unlisted == "absent":
-        rows = mark_unlisted_absent(rows, audit)
-    else:
-        audit.add("not listed", "unknown", len(parsed.images) * len(parsed.classes) - len(image))
+    rows = apply_unlisted_policy(rows, policy, audit)
     if empty := len(parsed.images) - len(np.unique(image)):
         audit.note(f"{empty} images have no annotation: empty or unfinished?")
     return LabelImport(rows, audit)
@@ -116,8 +109,7 @@ def write(rows: Rows, path: Path) -> None:
         )
     meaning = "absent" if absent else "unknown"
     info = {"description": f"image-level labels; a class not listed for an image is {meaning}"}
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps({"info": info, **document(rows)}, ensure_ascii=False), encoding="utf-8")
+    write_compact_json(path, {"info": info, **document(rows)})
 
 
 def parse(path: str | Path) -> Parsed:
@@ -162,7 +154,7 @@ def document(rows: Rows) -> dict[str, list[Record]]:
     for number, k in enumerate(last[rows.value[last] > 0].tolist(), 1):
         record: Record = {"id": number, "image_id": int(rows.image[k]) + 1, "category_id": int(rows.column[k]) + 1}
         if not np.isnan(rows.score[k]):
-            record["score"] = float(str(rows.score[k]))  # 0.7, not 0.699999988
+            record["score"] = shortest_float(rows.score[k])
         if by := rows.sources[rows.source[k]]:
             record["source"] = by
         annotations.append(record)

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import existing_path, read_lines
+from halflabel.labels.formats._csv import read_lines
+from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._write import write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -109,9 +111,9 @@ def write(rows: Rows, path: Path) -> None:
     # Of several rows for one pair the last is the one that stays, and value 0 makes it unknown again.
     said[rows.image, rows.column] = rows.value
     certainty[rows.image, rows.column] = np.where(rows.value == 0, 1, sure[rows.source])
-    _write_text(base / "images.txt", _numbered_text(rows.images))
-    _write_text(base / "attributes" / "attributes.txt", _numbered_text(rows.classes))
-    _write_text(base / "attributes" / "certainties.txt", _numbered_text(CERTAINTIES))
+    write_text(base / "images.txt", _numbered_text(rows.images))
+    write_text(base / "attributes" / "attributes.txt", _numbered_text(rows.classes))
+    write_text(base / "attributes" / "certainties.txt", _numbered_text(CERTAINTIES))
     image, column = np.indices(said.shape, np.int32).reshape(2, -1) + 1
     present, time = (said.reshape(-1) > 0).astype(np.int8), np.zeros(said.size, np.int8)
     columns = [pa.array(part) for part in (image, column, present, certainty.reshape(-1), time)]
@@ -122,11 +124,6 @@ def write(rows: Rows, path: Path) -> None:
 
 def _numbered_text(names: Names | tuple[str, ...]) -> str:
     return "".join(f"{number} {name}\n" for number, name in enumerate(names, 1))
-
-
-def _write_text(path: Path, text: str) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def attributes_file(base: Path) -> Path:

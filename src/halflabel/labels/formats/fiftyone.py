@@ -15,7 +15,6 @@ FiftyOne names an image by its path without the ending; the full names stand und
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -27,11 +26,11 @@ import numpy as np
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._json import Record, check_name, head_and_tail, load_object, read_score
-from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -62,11 +61,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     negatives = file.parent / NEGATIVES
     has_negatives = negatives.is_file() and file.name != NEGATIVES
     if policy.unlisted is None and not has_negatives:
-        raise LabelError(
-            "every target says present and none says absent, so what is not listed may be absent or unknown",
-            "add --unlisted unknown (nobody looked) or --unlisted absent (the lists are complete)",
-            file,
-        )
+        raise LabelError(*unlisted_not_stated("every target says present and none says absent"), file)
     reading = _Reading()
     if has_negatives:  # first, so that present wins where an entry is in both
         reading.file(negatives, -1)
@@ -77,12 +72,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         audit.add(raw, meaning, int(np.count_nonzero(rows.value == sign)))
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are in both files: present wins, both rows are kept")
-    entries = len(rows.images) * len(rows.classes)
-    if policy.unlisted == "absent":
-        rows = mark_unlisted_absent(rows, audit, images=~np.isin(np.arange(len(rows.images)), list(silent)))
-    else:
-        pairs = rows.image.astype(np.int64) * len(rows.classes) + rows.column
-        audit.add("not listed", "unknown", entries - len(np.unique(pairs)))
+    rows = apply_unlisted_policy(rows, policy, audit, images=~np.isin(np.arange(len(rows.images)), list(silent)))
     if silent:
         audit.note(f"{len(silent)} images have null instead of labels: nothing is taken from that")
     return LabelImport(rows, audit)
@@ -115,14 +105,13 @@ def write(rows: Rows, path: Path) -> None:
         content = {"classes": list(rows.classes), "labels": labels}
         if keys != names:
             content["file_names"] = dict(zip(keys, names, strict=True))
-        with atomic_write(path / file) as temporary:
-            temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        write_compact_json(path / file, content)
 
 
 def _target(rows: Rows, k: int) -> Record:
     target: Record = {"label": int(rows.column[k])}
     if not math.isnan(rows.score[k]):
-        target["confidence"] = float(str(rows.score[k]))  # 0.7, not 0.699999988
+        target["confidence"] = shortest_float(rows.score[k])
     if source := rows.sources[rows.source[k]]:
         target["attributes"] = {"source": source}
     return target

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import CsvTable, existing_path, first_line, read_parquet
+from halflabel.labels.formats._csv import CsvTable, first_line, read_parquet
 from halflabel.labels.formats._json import JsonLines
-from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, quote_option
@@ -205,11 +206,8 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
         message = f"the lists are {choice}: one must name the classes present, and at most one those absent"
         raise metadata.error(message, "rename a column, or add --ignore NAME for those that are no labels")
     if not negative and policy.unlisted is None:
-        raise metadata.error(
-            "the lists say present and nothing says absent, so what is not listed may be absent or unknown",
-            "add --unlisted unknown (nobody looked) or --unlisted absent (the lists are complete)",
-            column=positive[0],
-        )
+        message, fix = unlisted_not_stated("the lists say present and nothing says absent")
+        raise metadata.error(message, fix, column=positive[0])
     parts = [(name, -1, *metadata.lists(name)) for name in negative]
     parts += [(name, 1, *metadata.lists(name)) for name in positive]
     for name, _, values, row, _ in parts:
@@ -231,11 +229,7 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
         audit.note(
             f"{int(silent.sum())} images have null instead of a list: nothing is known of them from {positive[0]}"
         )
-    if policy.unlisted == "absent":
-        rows = mark_unlisted_absent(rows, audit, images=~silent)
-    else:
-        listed = len(np.unique(np.concatenate(keys)))
-        audit.add("not listed", "unknown", len(images) * len(classes) - listed)
+    rows = apply_unlisted_policy(rows, policy, audit, images=~silent)
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
     return rows

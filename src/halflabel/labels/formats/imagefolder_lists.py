@@ -19,6 +19,8 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import JsonLines, read_score
+from halflabel.labels.formats._unlisted import apply_unlisted_policy
+from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
 from halflabel.labels.formats.imagefolder import IMAGE
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -80,8 +82,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit = Audit("imagefolder-lists", [str(file)])
     for name, sign in _LISTS.items():
         audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(result.value == sign)))
-    pairs = result.image.astype(np.int64) * len(classes) + result.column
-    audit.add("not listed", "unknown", len(images) * len(classes) - len(np.unique(pairs)))
+    apply_unlisted_policy(result, policy, audit)
     if conflicts := result.count_conflicts():
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
     return LabelImport(result, audit)
@@ -101,11 +102,10 @@ def write(rows: Rows, path: Path) -> None:
         raise UserError(
             f"nothing is known of the class {name!r}, so no list names it", "write the format imagefolder, or long"
         )
-    if "" in rows.images or "" in rows.classes:
-        raise UserError("an image or a class has no name", "give every image and every class a name")
+    check_names(rows)
     has_score = not bool(np.isnan(rows.score[last]).all())
     has_source = any(rows.sources[number] for number in np.unique(rows.source[last]))
-    parts = np.split(last, np.searchsorted(rows.image[last], np.arange(1, len(rows.images))))
+    parts = split_by_image(rows, last)
     file = path if path.suffix else path / FILE
     with atomic_write(file) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as out:
         for title, part in zip(rows.images, parts, strict=False):  # no image at all still splits into one part
@@ -114,8 +114,7 @@ def write(rows: Rows, path: Path) -> None:
             for name in _LISTS:
                 at = _of(rows, part, name)
                 if has_score:
-                    # In its shortest spelling: 0.7, not 0.699999988.
-                    record[f"{name}_score"] = [None if np.isnan(x) else float(str(x)) for x in rows.score[at]]
+                    record[f"{name}_score"] = [None if np.isnan(x) else shortest_float(x) for x in rows.score[at]]
                 if has_source:
                     record[f"{name}_source"] = [rows.sources[number] for number in rows.source[at]]
             out.write(json.dumps(record, ensure_ascii=False) + "\n")

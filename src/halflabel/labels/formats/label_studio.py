@@ -24,8 +24,8 @@ import numpy as np
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import existing_path
 from halflabel.labels.formats._json import Record, head_and_tail, read_score
+from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy

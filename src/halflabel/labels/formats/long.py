@@ -21,10 +21,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, ParquetTable, csv_line, detect_delimiter, first_line, read_records
-from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
+from halflabel.labels.formats._write import check_names
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, read_value, shorten
 from halflabel.labels.rows import Rows, too_many_sources
@@ -133,11 +134,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if "value" in taken:
         value = _values(sheet, roles["value"], taken["value"], keep, spoken, policy, own, audit)
     elif policy.unlisted is None:
-        raise LabelError(
-            "every row says present and none says absent, so what is not listed may be absent or unknown",
-            "add --unlisted unknown (nobody looked) or --unlisted absent (the lists are complete)",
-            path,
-        )
+        raise LabelError(*unlisted_not_stated("every row says present and none says absent"), path)
     else:
         value = np.ones(len(keep), np.int8)
         audit.add("listed", "present", int(spoken.sum()))
@@ -162,8 +159,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 def write(rows: Rows, path: Path) -> None:
     """Write all rows: CSV, or Parquet where the name ends in .parquet. Classes are named first, in their order."""
-    if "" in rows.images or "" in rows.classes:
-        raise UserError("an image or a class has no name", "give every image and every class a name")
+    check_names(rows)
     # An image keeps its place by first appearance: declare all when rows are not in image order or an image has none.
     first = np.full(len(rows.images), -1)
     seen, at = np.unique(rows.image, return_index=True)

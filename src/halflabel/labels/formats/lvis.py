@@ -6,7 +6,6 @@ not every instance has its box: of a class that is present all the same.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,9 @@ from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import coco
 from halflabel.labels.formats._json import head_and_tail
+from halflabel.labels.formats._write import write_compact_json
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -82,8 +81,7 @@ def write(rows: Rows, path: Path) -> None:
     for record, numbers in zip(content["images"], lists, strict=False):  # no image at all still splits into one part
         record["neg_category_ids"] = numbers.tolist()
         record["not_exhaustive_category_ids"] = []
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    write_compact_json(path, content)
 
 
 def _listed(parsed: coco.Parsed, key: str, path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

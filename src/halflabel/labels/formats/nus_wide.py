@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import existing_path, read_lines
+from halflabel.labels.formats._csv import read_lines
+from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._write import check_file_names, check_stale_files, write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -72,29 +73,18 @@ def write(rows: Rows, path: Path) -> None:
         image, column = (int(where[0]) for where in np.nonzero(labels == 0))
         message = f"it is unknown whether {table.images[image]!r} is {table.classes[column]!r}, but 0 would say absent"
         raise UserError(message, "fill in what is unknown first, or write --to long")
-    for name in table.classes:
-        if not name or re.search(r"[/\\\x00-\x1f]", name):
-            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --to long")
+    check_file_names(table.classes)
     for name in table.images:
         if not name or name != name.strip().removeprefix("\ufeff") or re.search(r"[\\\x00\r\n]", name):
             message = f"image {name!r} has a backslash, a line break or outer blanks in its name"
             raise UserError(message, "rename it, or write --to long")
     folder = Path(path) / "Groundtruth" / "AllLabels"
-    stale = set(_named(folder, "all")) - set(table.classes) if folder.is_dir() else set()
-    if stale:
-        message = f"{folder} already has label files of other classes: {', '.join(sorted(stale)[:5])}"
-        raise UserError(message, "choose a new folder, or remove them")
+    check_stale_files(folder, _files_by_class(folder, "all") if folder.is_dir() else (), table.classes)
     for number, name in enumerate(table.classes):
         text = np.full((len(table), 2), ord("\n"), np.uint8)
         text[:, 0] = ord("0") + (labels[:, number] > 0)
-        _write_bytes(folder / f"Labels_{name}.txt", text.tobytes())
-    listing = "".join(f"{name}\n" for name in table.images)
-    _write_bytes(Path(path) / "ImageList" / "Imagelist.txt", listing.encode())
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(data)
+        write_text(folder / f"Labels_{name}.txt", text.tobytes().decode())
+    write_text(Path(path) / "ImageList" / "Imagelist.txt", "".join(f"{name}\n" for name in table.images))
 
 
 def _find(folder: Path, name: str) -> Path | None:
@@ -127,7 +117,7 @@ def _choose(base: Path, wanted: str | None) -> str:
     raise LabelError(f"no split is called {wanted!r}", "use --split all, Train or Test", base)
 
 
-def _named(folder: Path, split: str) -> dict[str, Path]:
+def _files_by_class(folder: Path, split: str) -> dict[str, Path]:
     """Class -> file, in the order of the classes' names."""
     ending = "" if split == "all" else f"_{split}"
     found = {}
@@ -146,7 +136,7 @@ def _class_files(base: Path, split: str) -> dict[str, Path]:
     folder = _needed(base, "Groundtruth", "AllLabels" if split == "all" else "TrainTestLabels")
     if not folder.is_dir():
         raise LabelError("this is a file, but a folder is needed", "unpack the archive again", folder)
-    files = _named(folder, split)
+    files = _files_by_class(folder, split)
     if not files:
         ending = "" if split == "all" else f"_{split}"
         raise LabelError(f"no file is called Labels_<class>{ending}.txt", "unpack the archive again", folder)

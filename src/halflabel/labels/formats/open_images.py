@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import existing_path, first_line, read_records
+from halflabel.labels.formats._csv import first_line, read_records
+from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats.long import csv_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -96,7 +97,7 @@ def write(rows: Rows, path: Path) -> None:
     What a model filled in (sources "model:…") gets a fraction, its probability of being present: nobody verified it.
     Classes come back in the order in which they first appear. An image or a class with nothing known has no place.
     """
-    rows = _standing(rows)
+    rows = _holding_in_image_order(rows)
     _check_writable(rows)
     confidence = (rows.value > 0).astype(np.float32)
     machine = np.array([name == MACHINE for name in rows.sources])[rows.source]
@@ -342,23 +343,16 @@ def _guesses_first(rows: Rows) -> Rows:
     guess = ~np.isnan(rows.score)
     if not guess.any() or guess.all():
         return rows
-    return _take(rows, np.argsort(~guess, kind="stable"))
+    return rows.select(np.argsort(~guess, kind="stable"))
 
 
-def _take(rows: Rows, order: NDArray[np.int64]) -> Rows:
-    image, column, value = rows.image[order], rows.column[order], rows.value[order]
-    return Rows.build(
-        rows.images, rows.classes, image, column, value, rows.source[order], rows.score[order], rows.sources
-    )
-
-
-def _standing(rows: Rows) -> Rows:
+def _holding_in_image_order(rows: Rows) -> Rows:
     """Of several rows for one (image, class) the last; none where it retracts. Images in their order."""
     last = np.sort(rows.holding())
     seen, first = np.unique(rows.image[last], return_index=True)
     if len(seen) and np.any(np.diff(first) < 0):
         last = last[np.argsort(rows.image[last], kind="stable")]
-    return _take(rows, last)
+    return rows.select(last)
 
 
 def _check_writable(rows: Rows) -> None:

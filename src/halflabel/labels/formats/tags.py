@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, csv_line, detect_delimiter, first_line, read_records
-from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.formats._write import split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy
@@ -112,12 +113,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if not len(classes):
         raise sheet.error("every cell is empty, so there is not one class", "export the tags again", column=present)
     if len(lists) == 1 and policy.unlisted is None:
-        raise sheet.error(
-            f"the tags ({split.told}) say present and nothing says absent, "
-            "so what is not listed may be absent or unknown",
-            "add --unlisted unknown (nobody looked) or --unlisted absent (the lists are complete)",
-            column=present,
-        )
+        message, fix = unlisted_not_stated(f"the tags ({split.told}) say present and nothing says absent")
+        raise sheet.error(message, fix, column=present)
 
     audit = Audit("tags", [str(path)])
     audit.note(f"tags {split.told}")
@@ -130,10 +127,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     value = np.repeat(np.array(list(reversed(lists.values())), np.int8), [len(once[name]) for name in reversed(lists)])
     rows = Rows.build(images, classes, key // len(classes), key % len(classes), value)
     _note(audit, sheet, rows, len(keep), sum(len(keys[name]) - len(once[name]) for name in lists))
-    if policy.unlisted == "absent":
-        rows = mark_unlisted_absent(rows, audit)
-    else:
-        audit.add("not listed", "unknown", len(images) * len(classes) - len(_distinct(key)))
+    rows = apply_unlisted_policy(rows, policy, audit)
     known = {image_column, *lists, *policy.ignore, *policy.where}
     if unused := [name for name in sheet.header if name not in known]:
         audit.note(f"columns not used: {', '.join(unused)}")
@@ -160,7 +154,7 @@ def write(rows: Rows, path: Path) -> None:
     tagged = {rows.classes[int(column)] for column in np.unique(rows.column[last][rows.value[last] > 0])}
     if not tagged or {name.lower() for name in tagged} <= _VALUES:
         raise UserError("no class with a telling name is present anywhere", "write --to long instead")
-    parts = np.split(last, np.searchsorted(rows.image[last], np.arange(1, len(rows.images))))
+    parts = split_by_image(rows, last)
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.write("image,tags,absent\n")
         for title, part in zip(rows.images, parts, strict=True):

@@ -6,7 +6,6 @@ unknown unless `policy.difficult` says otherwise.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,12 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import existing_path, read_lines
+from halflabel.labels.formats._csv import read_lines
+from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._write import check_file_names, check_stale_files, write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -73,29 +73,19 @@ def write(rows: Rows, path: Path) -> None:
     """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which reads back as unknown by default."""
     table = rows.resolve()
     main = Path(path) / "ImageSets" / "Main"
-    for name in table.classes:
-        if not name or re.search(r"[/\\\x00-\x1f]", name):
-            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --to long")
+    check_file_names(table.classes)
     for name in table.images:
         if name.split() != [name] or "\x00" in name or name.startswith("\ufeff"):
             raise UserError(f"image {name!r} has no name, or blanks in it", "rename it, or write --to long")
     if not (len(table.images) and len(table.classes)):
         raise UserError("there is no image or no class to write", "write --to long")
-    stale = set(_class_files(main).get(_WRITTEN, {})) - set(table.classes) if main.is_dir() else set()
-    if stale:
-        message = f"{main} already has label files of other classes: {', '.join(sorted(stale)[:5])}"
-        raise UserError(message, "choose a new folder, or remove them")
+    check_stale_files(main, _class_files(main).get(_WRITTEN, {}) if main.is_dir() else (), table.classes)
     images = list(table.images)
     flags = table.dense()
     for number, name in enumerate(table.classes):
         column = (f"{image} {flag:>2}\n" for image, flag in zip(images, flags[:, number].tolist(), strict=True))
-        _write_text(main / f"{name}_{_WRITTEN}.txt", "".join(column))
-    _write_text(main / f"{_WRITTEN}.txt", "".join(f"{image}\n" for image in images))
-
-
-def _write_text(path: Path, text: str) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        write_text(main / f"{name}_{_WRITTEN}.txt", "".join(column))
+    write_text(main / f"{_WRITTEN}.txt", "".join(f"{image}\n" for image in images))
 
 
 def _main(path: Path) -> Path:

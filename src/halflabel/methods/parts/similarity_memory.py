@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.formats._csv import detect_delimiter, existing_path, first_line, read_records
+from halflabel.labels.formats._csv import detect_delimiter, first_line, read_records
+from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.relabel import Ignore, never_starts
 from halflabel.types import Sweep, at_least_float32
