@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import beta
 
 from halflabel.fill.thresholds import BINS, BinCounts, _lower, _weights, bin_of, choose_thresholds
-from halflabel.metrics.probability import fit_classes, sigmoid
+from halflabel.metrics.calibration import fit_class_platt, sigmoid
 
 _spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
 assert _spec is not None
@@ -34,7 +34,7 @@ def test_classes_with_many_labels_get_their_own_curve_and_few_lean_on_all() -> N
         columns.append(np.full(size, c))
         xs.append(x)
         signs.append(present)
-    platt = fit_classes(np.concatenate(columns), np.concatenate(xs), np.concatenate(signs), 10)
+    platt = fit_class_platt(np.concatenate(columns), np.concatenate(xs), np.concatenate(signs), 10)
     grid = np.linspace(-3, 3, 13)
     for c in range(8):
         p = platt.scores(grid, np.full(13, c))
@@ -51,7 +51,7 @@ def test_sure_positives_have_a_slope_of_their_own() -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(-2, 2, 20_000)
     present = rng.random(len(x)) < sigmoid(np.where(x > 0, 3 * x, x))
-    platt = fit_classes(np.zeros(len(x), int), x, present, 1)
+    platt = fit_class_platt(np.zeros(len(x), int), x, present, 1)
     grid = np.array([-3.0, -1.0, 0.7, 1.5])
     assert np.abs(platt.scores(grid, np.zeros(4, int)) - sigmoid(np.where(grid > 0, 3 * grid, grid))).max() < 0.05
 
@@ -63,17 +63,17 @@ def test_entries_of_like_logits_fitted_as_one_make_the_same_curves(monkeypatch: 
     x[0] = -1e4  # a logit that is far out does not make the others one
     present = rng.random(len(x)) < sigmoid(0.7 * x + np.linspace(-3, 0, 12)[column])
     grid = np.repeat(np.linspace(-8, 8, 33)[:, None], 12, 1)
-    each = fit_classes(column, x, present, 12).scores(grid)
-    monkeypatch.setattr("halflabel.metrics.probability._MOST", 7_000)
-    grouped = fit_classes(column, x, present, 12).scores(grid)
+    each = fit_class_platt(column, x, present, 12).scores(grid)
+    monkeypatch.setattr("halflabel.metrics.calibration._MAX_ENTRIES", 7_000)
+    grouped = fit_class_platt(column, x, present, 12).scores(grid)
     assert 0 < np.abs(grouped - each).max() < 1e-3
 
 
 def test_one_sign_only_leaves_the_scores_as_they_are() -> None:
     x = np.array([-1.0, 2.0])
     for present in (np.ones(2, bool), np.zeros(2, bool)):
-        assert np.allclose(fit_classes(np.zeros(2, int), x, present, 1).scores(x, np.zeros(2, int)), sigmoid(x))
-    backwards = fit_classes(np.zeros(400, int), np.linspace(-3, 3, 400), np.arange(400) < 200, 1)
+        assert np.allclose(fit_class_platt(np.zeros(2, int), x, present, 1).scores(x, np.zeros(2, int)), sigmoid(x))
+    backwards = fit_class_platt(np.zeros(400, int), np.linspace(-3, 3, 400), np.arange(400) < 200, 1)
     assert np.diff(backwards.scores(np.linspace(-3, 3, 9), np.zeros(9, int))).min() > 0
 
 

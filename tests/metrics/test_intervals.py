@@ -61,7 +61,7 @@ def slow_limits(value, replicates, positives, z):
 @pytest.mark.parametrize("decimals", [None, 1])
 @pytest.mark.parametrize("chunk", [1 << 22, 200])
 def test_bootstrap_equals_literal_resampling(decimals, chunk, monkeypatch):
-    monkeypatch.setattr(metrics.intervals, "_CHUNK_ENTRIES", chunk)
+    monkeypatch.setattr("halflabel.metrics.intervals._CHUNK_ENTRIES", chunk)
     scores, labels = make(50, images=40, classes=6, positive=0.15, decimals=decimals)
     labels[:, 1] = np.minimum(labels[:, 1], 0)
     labels[:, 2] = -1

@@ -267,7 +267,7 @@ def test_precision_recall_f1_and_exact_match(top_k, per_class, decimals, monkeyp
     thresholds = np.linspace(0.1, 0.9, 7) if per_class else 0.5
     # A threshold means the nearest number of the scores' type, as 0.7 the score means 0.7 the threshold.
     decided = slow_decisions(scores, np.broadcast_to(np.float32(thresholds), (7,)), top_k)
-    monkeypatch.setattr(metrics.inputs, "_ROW_BLOCK_ENTRIES", 70)
+    monkeypatch.setattr("halflabel.metrics._inputs._ROW_BLOCK_ENTRIES", 70)
     result = metrics.precision_recall_f1(scores, labels, thresholds, top_k=top_k)
     close(result, slow_prf(decided, labels))
     assert result.classes == 6

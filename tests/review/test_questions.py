@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.presence import Presence, _logistic
+from halflabel.metrics.calibration import PositiveUnlabelled, _fit_increasing
 from halflabel.review.questions import (
     CONTROL_ABSENT,
     CONTROL_PRESENT,
@@ -29,7 +29,7 @@ HALF = np.full(4, 0.5)
 
 
 def presence(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return Presence.fit(scores, LabelTable.from_dense(labels)).of(scores)
+    return PositiveUnlabelled.fit(scores, *LabelTable.from_dense(labels).entries()).probabilities(scores)
 
 
 def positives_only(n: int = 60, classes: int = 4, seed: int = 0) -> tuple[np.ndarray, LabelTable, np.ndarray]:
@@ -198,7 +198,7 @@ def test_logistic_is_scikit_learns() -> None:
     x = draw.normal(size=500)
     y = draw.random(500) < 1 / (1 + np.exp(-(2 * x - 1)))
     other = LogisticRegression(C=1e9, tol=1e-9).fit(x[:, None], y)
-    assert _logistic(x, y) == pytest.approx((other.coef_[0, 0], other.intercept_[0]), abs=1e-3)
+    assert _fit_increasing(x, y) == pytest.approx((other.coef_[0, 0], other.intercept_[0]), abs=1e-3)
 
 
 def test_doubtful_gives_the_least_probable_labels_and_says_by_what_score() -> None:
@@ -278,15 +278,15 @@ def test_a_look_at_few_entries_at_a_time_finds_the_same(fair: bool, monkeypatch:
         return [str(question) for question in asked + doubtful(scores, table, 30, skip=[(0, 0)])]
 
     at_once = found()
-    monkeypatch.setattr("halflabel.metrics.presence._ENTRIES", 40)
+    monkeypatch.setattr("halflabel.metrics.calibration._BLOCK_ENTRIES", 40)
     monkeypatch.setattr("halflabel.review.questions._MOST_KEPT", 3)
     assert found() == at_once
 
 
 def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense tables of all entries took 56 bytes for each."""
-    monkeypatch.setattr("halflabel.metrics.presence._ENTRIES", 1 << 16)
-    monkeypatch.setattr("halflabel.metrics.presence._MOST_FITTED", 10_000)
+    monkeypatch.setattr("halflabel.metrics.calibration._BLOCK_ENTRIES", 1 << 16)
+    monkeypatch.setattr("halflabel.metrics.calibration._MAX_FITTED", 10_000)
 
     def peak(images: int) -> int:
         draw = np.random.default_rng(0)
@@ -307,7 +307,7 @@ def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("column", [None, 2])
 def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.metrics.presence._ENTRIES", 40)  # ten images at a time
+    monkeypatch.setattr("halflabel.metrics.calibration._BLOCK_ENTRIES", 40)  # ten images at a time
     scores, table, _ = positives_only()
     scores = np.round(scores, 1)  # ties
     scores[7] = np.nan
@@ -318,7 +318,7 @@ def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypat
         for i, c in itertools.product(range(60), range(4))
         if table.dense()[i, c] == 0 and q[i, c] >= 0.1 and (i, c) not in skip and column in (None, c)
     ]
-    found = likely(scores, table, Presence.fit(scores, table), 25, skip=skip, column=column)
+    found = likely(scores, table, PositiveUnlabelled.fit(scores, *table.entries()), 25, skip=skip, column=column)
     assert [(-item.probability, item.image, item.column) for item in found] == sorted(rest)[:25]
     assert len(found) == min(25, len(rest))
     assert len(rest) > 10

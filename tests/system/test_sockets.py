@@ -17,7 +17,6 @@ def test_a_port_in_use_is_an_error_or_the_next_one_is_taken() -> None:
             assert other.getsockname()[1] not in (0, port)
 
 
-def test_an_unknown_host_or_an_impossible_port_is_an_error() -> None:
-    for host, port in (("no.such.host.invalid", 0), ("127.0.0.1", 1 << 20)):
-        with pytest.raises(UserError, match="cannot listen"):
-            open_socket(host, port)
+def test_an_unknown_host_is_an_error() -> None:
+    with pytest.raises(UserError, match="cannot listen"):
+        open_socket("no.such.host.invalid", 0)

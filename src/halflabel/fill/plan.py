@@ -16,7 +16,7 @@ from halflabel.labels.provenance import RULE_SOURCE, is_model_made, training_and
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.probability import ClassPlatt, fit_classes
+from halflabel.metrics.calibration import ClassPlatt, fit_class_platt
 from halflabel.runs.crossfit import Scores
 
 __all__ = ["FillCounts", "FillPlan", "plan_fill"]
@@ -208,8 +208,8 @@ def plan_fill(
     platts = []
     for number in range(int(scores.part.max()) + 1):
         others = part != number if (part != number).any() else np.ones(len(part), bool)
-        platts.append(fit_classes(column[others], logits[others], present[others], classes))
-    platts.append(fit_classes(column, logits, present, classes))
+        platts.append(fit_class_platt(column[others], logits[others], present[others], classes))
+    platts.append(fit_class_platt(column, logits, present, classes))
 
     model_labels = _model_labels(known_rows, table, source)
     counts = BinCounts.zeros(classes)

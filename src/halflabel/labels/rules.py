@@ -19,7 +19,7 @@ from halflabel.labels.formats._csv import csv_line, detect_delimiter, first_line
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.wilson import wilson
+from halflabel.metrics.intervals import wilson
 
 __all__ = [
     "Consequences",

@@ -1,37 +1,38 @@
 """Metrics: pure functions of scores (N, C) and labels (N, C) in {-1, 0, +1}, over the known entries.
 
-0 is unknown and skipped: the score of an unknown entry changes no result (`top_k` and `accuracy`, which look at an
-image's whole ranking, say where it does). NaN means that there was nothing to measure, and is left out of means.
-Tensors on any device, or NumPy arrays.
+0 means unknown and is skipped: the score of an unknown entry changes no result (`top_k` and `accuracy`, which look at
+the whole ranking of an image, say where it does). NaN means that there was nothing to measure, and is left out of
+means. Inputs are tensors on any device, or NumPy arrays.
 """
 
 from __future__ import annotations
 
-from halflabel.metrics.blockwise import Blockwise, blockwise
-from halflabel.metrics.completion import Completion, completion_rates
-from halflabel.metrics.intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
-from halflabel.metrics.ranking import (
-    GroupMeans,
-    Kind,
-    average_precision,
-    best_thresholds,
-    group_means,
-    mean_average_precision,
-)
-from halflabel.metrics.summary import summary
-from halflabel.metrics.thresholded import (
-    Counts,
-    PrecisionRecallF1,
-    accuracy,
-    calibration_error,
-    decision_counts,
-    exact_match,
-    precision_recall_f1,
-)
-from halflabel.metrics.wilson import wilson
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halflabel.metrics.completion import Completion, completion_rates
+    from halflabel.metrics.intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample, wilson
+    from halflabel.metrics.ranking import (
+        GroupMeans,
+        Kind,
+        average_precision,
+        best_thresholds,
+        group_means,
+        mean_average_precision,
+    )
+    from halflabel.metrics.thresholded import (
+        Counts,
+        PrecisionRecallF1,
+        accuracy,
+        calibration_error,
+        decision_counts,
+        exact_match,
+        precision_recall_f1,
+        summary,
+    )
 
 __all__ = [
-    "Blockwise",
     "Bootstrap",
     "Completion",
     "Counts",
@@ -41,7 +42,6 @@ __all__ = [
     "accuracy",
     "average_precision",
     "best_thresholds",
-    "blockwise",
     "bootstrap",
     "calibration_error",
     "completion_rates",
@@ -56,3 +56,17 @@ __all__ = [
     "summary",
     "wilson",
 ]
+
+# `intervals` and `calibration` are used where torch, which takes seconds to import, is not needed.
+_MODULES = ("completion", "intervals", "ranking", "thresholded")
+
+
+def __getattr__(name: str) -> Any:
+    """Import an exported name from its module on first use."""
+    if name in __all__:
+        for module in _MODULES:
+            members = import_module(f"{__name__}.{module}")
+            if name in members.__all__:
+                value = globals()[name] = getattr(members, name)
+                return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,15 +1,41 @@
-"""Calibration: from logits to probabilities that mean what they say, fitted on known labels."""
+"""Calibration: from logits to probabilities, fitted on known labels.
+
+`fit_platt` fits one curve for all classes, `fit_class_platt` one per class, and `PositiveUnlabelled` corrects for
+labels of which only positives are known. Imports no torch: the review page, which uses it, starts without.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn.functional import softplus
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
 
-__all__ = ["Platt", "fit_platt"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "ClassPlatt",
+    "Platt",
+    "PositiveUnlabelled",
+    "fit_class_platt",
+    "fit_platt",
+    "has_enough_negatives",
+    "image_blocks",
+    "sigmoid",
+]
+
+Floats = NDArray[np.float64]
+
+_EM_ROUNDS = 12  # updates of the spread of the classes
+_NEWTON_STEPS = 4  # in each of these rounds
+_MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
+_BINS = 1024  # of the logits of a class, then
+_MAX_FITTED = 1_000_000  # entries that `PositiveUnlabelled` is fitted on
+_BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
 class Platt(NamedTuple):
@@ -20,40 +46,247 @@ class Platt(NamedTuple):
     known: int = 0
 
     def scores(self, logits: Tensor) -> Tensor:
-        return torch.sigmoid(self.slope * logits + self.offset)
+        return (self.slope * logits + self.offset).sigmoid()
 
 
-def fit_platt(logits: Tensor, labels: Tensor, *, steps: int = 50) -> Platt:
-    """The pair that makes the known labels most likely, by Newton's method; (1, 0) where one sign is missing, or where
-    the scores rank the known labels backwards: probabilities keep the order of the logits.
+def fit_platt(logits: Tensor, labels: Tensor) -> Platt:
+    """Fit the pair that maximises the likelihood of the known labels.
 
-    Targets are (n⁺ + 1)/(n⁺ + 2) and 1/(n⁻ + 2) instead of 1 and 0, as Platt proposes, so that labels that the scores
-    separate perfectly do not drive the slope to infinity.
+    Returns (1, 0) where one sign is missing, or where the scores rank the known labels backwards: probabilities keep
+    the order of the logits. Targets are (n⁺ + 1)/(n⁺ + 2) and 1/(n⁻ + 2) instead of 1 and 0, as Platt proposes, so that
+    perfectly separated labels do not drive the slope to infinity.
     """
-    known = (labels != 0) & ~torch.isnan(logits)
-    x, present = logits[known].double(), labels[known] > 0
+    known = (labels != 0) & ~logits.isnan()
+    x, present = logits[known].double().cpu().numpy(), (labels[known] > 0).cpu().numpy()
     positives = int(present.sum())
     negatives = len(x) - positives
     if not positives or not negatives:
         return Platt()
-    target = torch.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2)).double()
-    design = torch.stack([x, torch.ones_like(x)], dim=1)
-    weights = torch.tensor([1.0, 0.0], dtype=torch.float64)
-
-    def loss(w: Tensor) -> float:
-        z = design @ w
-        return float((softplus(z) - target * z).mean())
-
-    for _ in range(steps):
-        p = torch.sigmoid(design @ weights)
-        gradient = design.T @ (p - target) / len(x)
-        curvature = (design * (p * (1 - p))[:, None]).T @ design / len(x) + 1e-9 * torch.eye(2, dtype=torch.float64)
-        move = torch.linalg.solve(curvature, gradient)
-        size = 1.0
-        while size > 1e-6 and loss(weights - size * move) > loss(weights):
-            size /= 2
-        weights = weights - size * move
-        if float(gradient.abs().max()) < 1e-9:
-            break
-    slope, offset = weights.tolist()
+    target = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+    weight = np.full(len(x), 1 / len(x))
+    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.zeros(2)).tolist()
     return Platt(slope, offset, len(x)) if slope > 0 and math.isfinite(slope) and math.isfinite(offset) else Platt()
+
+
+class ClassPlatt(NamedTuple):
+    """p = σ(slope_c · bent(slope · x + offset) + offset_c), where bent(z) = low · z below 0 and high · z above."""
+
+    slope: Floats  # (C,) > 0
+    offset: Floats  # (C,)
+    shared: tuple[float, float] = (1.0, 0.0)  # slope > 0 and offset of all classes
+    bend: tuple[float, float] = (1.0, 1.0)  # low, high > 0
+
+    def scores(self, logits: NDArray[Any], column: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        """Logits (B, C) -> probabilities (B, C); with `column`, of single entries (n,) of these classes. NaN stays."""
+        classes: Any = slice(None) if column is None else column
+        z = _bent(self.shared[0] * np.asarray(logits, np.float64) + self.shared[1], self.bend)
+        return sigmoid(self.slope[classes] * z + self.offset[classes]).astype(np.float32)
+
+
+def fit_class_platt(column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.bool_], classes: int) -> ClassPlatt:
+    """Fit one Platt pair per class, shrunk towards the fit of all classes: more so the fewer labels a class has.
+
+        z = slope · x + offset and then z' = bent(z), fitted to all known entries;   p = σ((1 + a_c) z' + b_c)
+        minus log posterior of a class = Σ_known log loss + a_c² / 2 s_a² + b_c² / 2 s_b²
+
+    The bend gives confident positives and confident negatives different slopes; a single logistic curve would follow
+    the many negatives alone. The spreads s_a and s_b are fitted to the classes (expectation-maximisation with a
+    normal approximation, "empirical Bayes"): where classes are alike, all share one curve, and a class without known
+    labels gets the shared curve. Where one sign is missing there is nothing to fit, and p = σ(x).
+
+    column, logits, present: one per known entry (n,). Above a million entries, those of a class in one of 1,024 ranges
+    of logits count as one entry with their mean and number. Memory: about 60 bytes per entry that is then left, 100
+    per class, and 32 per class and range.
+    """
+    a, b = np.zeros(classes), np.zeros(classes)
+    if present.all() or not present.any():
+        return ClassPlatt(a + 1, b)
+    if len(logits) > _MAX_ENTRIES:
+        column, x, target, weight = _grouped(column, logits, present, classes)
+    else:
+        x, target, weight = np.asarray(logits, np.float64), present.astype(np.float64), np.ones(len(logits))
+    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.array([0.01, 1e-4]))
+    if slope <= 0:  # the scores rank the known labels backwards: probabilities keep the order of the logits
+        return ClassPlatt(a + 1, b)
+    z = slope * x + offset
+    design = np.stack([np.minimum(z, 0), np.maximum(z, 0), np.ones_like(z)], 1)
+    low, high, _ = fit_logistic(design, target, weight, np.array([1.0, 1.0, 0.0]), np.ones(3))
+    bend = (max(float(low), 0.2), max(float(high), 0.2))
+    z = _bent(z, bend)
+    spread_a, spread_b = 0.3, 1.0
+    has_labels = np.bincount(column, minlength=classes) > 0
+
+    def class_sums(values: Floats) -> Floats:
+        return np.asarray(np.bincount(column, values, classes), np.float64)
+
+    for _ in range(_EM_ROUNDS):
+        for _ in range(_NEWTON_STEPS):
+            p = sigmoid((1 + a[column]) * z + b[column])
+            residual, curvature = weight * (p - target), weight * p * (1 - p)
+            gradient_a, gradient_b = class_sums(residual * z) + a / spread_a**2, class_sums(residual) + b / spread_b**2
+            aa = class_sums(curvature * z * z) + 1 / spread_a**2
+            ab = class_sums(curvature * z)
+            bb = class_sums(curvature) + 1 / spread_b**2
+            determinant = aa * bb - ab * ab
+            # Steps are limited: far from the optimum, where the curvature is small, a full step may overshoot.
+            a -= np.clip((bb * gradient_a - ab * gradient_b) / determinant, -0.5, 0.5)
+            b -= np.clip((aa * gradient_b - ab * gradient_a) / determinant, -1.0, 1.0)
+            a = np.maximum(a, -0.8)  # probabilities keep the order of the logits
+        spread_a = float(np.sqrt(np.mean((a**2 + bb / determinant)[has_labels]).clip(0.02**2, 1.0)))
+        spread_b = float(np.sqrt(np.mean((b**2 + aa / determinant)[has_labels]).clip(0.05**2, 9.0)))
+    return ClassPlatt(1 + a, b, (float(slope), float(offset)), bend)
+
+
+def has_enough_negatives(labels: NDArray[Any]) -> bool:
+    """Return whether known labels can calibrate scores: at least as many negatives as positives are known.
+
+    Where people mostly note what they see, known entries are mostly present and unknown ones mostly absent: a
+    probability fitted on the known ones is far too high for the others.
+    """
+    return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
+
+
+class PositiveUnlabelled(NamedTuple):
+    """The probability that an unknown entry is present, from calibrated scores.
+
+    Where enough negatives are known (c = 0 here), the scores themselves. Otherwise (Elkan 2008, eq. 1 and 3, with
+    s = known to be present and c = P(s | present)):
+
+        g = P(s | x) = σ(a · logit + b), fitted with unknown entries as s = 0;    c = mean of g over s = 1
+        P(present | x, not s) = (1 − c)/c · g/(1 − g),    below 1
+
+    Where classes overlap, c is estimated too low, and the probability is then an upper estimate: near the truth for a
+    good model, far above it for a poor one. Within a class the order does not depend on c.
+    """
+
+    slope: float = 1.0
+    offset: float = 0.0
+    c: float = 0.0
+    enough_negatives: bool = False
+
+    @classmethod
+    def fit(
+        cls, scores: NDArray[Any], image: NDArray[Any], column: NDArray[Any], value: NDArray[Any]
+    ) -> PositiveUnlabelled:
+        """Fit on scores (N, C), read block by block, and known entries (n,) with ascending image, as ±1 in `value`."""
+        enough = has_enough_negatives(value)
+        if enough or not bool((value > 0).any()):
+            return cls(enough_negatives=enough)
+
+        def usable_rows() -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int8], NDArray[Any]]]:
+            for index in image_blocks(*scores.shape):
+                block = scores[index[0] : index[-1] + 1]
+                first, last = np.searchsorted(image, (index[0], index[-1] + 1))
+                labels = np.zeros(block.shape, np.int8)
+                labels[image[first:last] - index[0], column[first:last]] = value[first:last]
+                yield (labels >= 0) & ~np.isnan(block), labels, block
+
+        total = sum(int(usable.sum()) for usable, _, _ in usable_rows())
+        stride = max(1, -(-total // _MAX_FITTED))
+        logits, targets, passed = [], [], 0
+        for usable, labels, block in usable_rows():
+            sample = slice(-passed % stride, None, stride)
+            logits.append(_logit(block[usable][sample]))
+            targets.append(labels[usable][sample] > 0)
+            passed += int(usable.sum())
+        slope, offset = _fit_increasing(np.concatenate(logits), np.concatenate(targets))
+        present = value > 0
+        g = sigmoid(slope * _logit(np.asarray(scores[image[present], column[present]])) + offset)
+        return cls(slope, offset, float(np.clip(np.nanmean(g), 0.05, 0.95)))
+
+    def probabilities(self, scores: NDArray[Any]) -> Floats:
+        """Scores of unknown entries, of any shape, -> probabilities that they are present; NaN stays."""
+        if not self.c:
+            return scores.astype(np.float64)
+        g = sigmoid(self.slope * _logit(scores) + self.offset)
+        # Approaches 1 instead of being cut off there, so that the order is kept.
+        return np.minimum((1 - self.c) / self.c * g / np.maximum(1 - g, 1e-12), 1 - 1e-3 * (1 - g))
+
+    def answer_value(self, probability: Any) -> Any:
+        """Return how much an answer is worth for training where nothing is known of its class yet."""
+        return probability * (1 - probability) + probability / 4 if self.enough_negatives else probability
+
+
+def image_blocks(images: int, classes: int) -> Iterator[NDArray[np.int64]]:
+    """Yield image numbers block by block: tables of all entries would not fit into memory."""
+    step = max(1, _BLOCK_ENTRIES // max(classes, 1))
+    for first in range(0, images, step):
+        yield np.arange(first, min(first + step, images))
+
+
+def sigmoid(x: NDArray[Any]) -> Floats:
+    """1 / (1 + exp(−x)) without overflow."""
+    return np.asarray(expit(np.asarray(x, np.float64)))
+
+
+def fit_logistic(
+    design: Floats, target: Floats, weight: Floats, prior: Floats, strength: Floats, *, steps: int = 50
+) -> Floats:
+    """Fit a logistic regression by Newton's method with step halving: design (n, k) -> coefficients (k,).
+
+    Minimises Σ weight · log loss + ½ Σ strength · (coefficients − prior)², beginning at `prior`.
+    """
+    coefficients = prior.copy()
+    damping = np.diag(strength + 1e-9)  # the damping keeps a flat curvature invertible
+
+    def loss(w: Floats) -> float:
+        z = design @ w
+        return float(weight @ (np.logaddexp(0, z) - target * z) + 0.5 * np.sum(strength * (w - prior) ** 2))
+
+    current = loss(coefficients)
+    for _ in range(steps):
+        p = sigmoid(design @ coefficients)
+        gradient = design.T @ (weight * (p - target)) + strength * (coefficients - prior)
+        move = np.linalg.solve((design * (weight * p * (1 - p))[:, None]).T @ design + damping, gradient)
+        size = 1.0
+        while (after := loss(coefficients - size * move)) > current and size > 1e-6:
+            size /= 2
+        coefficients, current = coefficients - size * move, after
+        if float(np.abs(size * move).max()) < 1e-9:
+            break
+    return coefficients
+
+
+def _fit_increasing(x: Floats, present: NDArray[np.bool_]) -> tuple[float, float]:
+    """Fit σ(a x + b) with a > 0; (1, 0) where one sign is missing or the scores rank backwards."""
+    x, target = x[~np.isnan(x)], present[~np.isnan(x)].astype(np.float64)
+    if not len(x) or not 0 < target.sum() < len(target):
+        return 1.0, 0.0
+    weight = np.full(len(x), 1 / len(x))
+    # Few steps: without a prior, separable labels would drive the slope to infinity.
+    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.zeros(2), steps=25)
+    # Scores that rank backwards keep their order: reversed, they would put the best questions last.
+    return (float(slope), float(offset)) if slope > 0 else (1.0, 0.0)
+
+
+def _with_ones(x: Floats) -> Floats:
+    return np.stack([x, np.ones_like(x)], 1)
+
+
+def _logit(scores: NDArray[Any]) -> Floats:
+    inside: Floats = np.clip(scores.astype(np.float64), 1e-6, 1 - 1e-6)
+    return np.log(inside / (1 - inside))
+
+
+def _bent(z: Floats, bend: tuple[float, float]) -> Floats:
+    return bend[0] * np.minimum(z, 0) + bend[1] * np.maximum(z, 0)
+
+
+def _grouped(
+    column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.bool_], classes: int
+) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
+    """(class, mean logit, share present, number) of the entries in each non-empty range of logits of each class."""
+    low, high = np.quantile(logits[:: 1 + len(logits) // _MAX_ENTRIES], (0.001, 0.999)).astype(np.float64)
+    # Outlying logits get ranges too, but a few huge ones do not widen all others.
+    low, high = max(float(logits.min()), 2 * low - high), min(float(logits.max()), 2 * high - low)
+    counts, sums, positives = np.zeros((3, classes * _BINS))
+    for first in range(0, len(logits), _MAX_ENTRIES):
+        block = slice(first, first + _MAX_ENTRIES)
+        x = logits[block].astype(np.float64)
+        cell = np.clip((x - low) * (_BINS / max(high - low, 1e-9)), 0, _BINS - 1).astype(np.int64)
+        cell += column[block].astype(np.int64) * _BINS
+        for totals, values in ((counts, None), (sums, x), (positives, present[block])):
+            totals += np.bincount(cell, values, len(totals))
+    filled = np.flatnonzero(counts)
+    count = counts[filled]
+    return filled // _BINS, sums[filled] / count, positives[filled] / count, count

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.metrics._inputs import ArrayLike, as_pair, as_tensor, row_blocks
-from halflabel.metrics.ranking import mean_known
+from halflabel.metrics.ranking import mean_average_precision, mean_known
 
 __all__ = [
     "Counts",
@@ -20,6 +20,7 @@ __all__ = [
     "decision_counts",
     "exact_match",
     "precision_recall_f1",
+    "summary",
 ]
 
 
@@ -229,6 +230,19 @@ def error_of(sums: Tensor) -> float:
     """The calibration error from the sums of its bins: see `calibration_error`."""
     entries, score_sum, present_sum = sums
     return float((present_sum - score_sum).abs().sum() / entries.sum())
+
+
+def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5) -> dict[str, float]:
+    """All single-number metrics of probabilities (N, C) against labels (N, C), over known entries.
+
+    "classes" is the number of classes with a known positive, over which mAP, CP, CR and macro_f1 are averaged.
+    """
+    return {
+        "mAP": mean_average_precision(scores, labels),
+        **{name: float(value) for name, value in precision_recall_f1(scores, labels, thresholds)._asdict().items()},
+        "exact_match": exact_match(scores, labels, thresholds),
+        "ECE": calibration_error(scores, labels),
+    }
 
 
 def _decisions(scores: Tensor, thresholds: float | ArrayLike, top_k: int | None) -> Iterator[tuple[slice, Tensor]]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halflabel.errors import UserError
-from halflabel.metrics.wilson import wilson
+from halflabel.metrics.intervals import wilson
 
 __all__ = [
     "Curve",

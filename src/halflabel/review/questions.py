@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.presence import Presence, blocks
+from halflabel.metrics.calibration import PositiveUnlabelled, image_blocks
 from halflabel.system.files import atomic_write
 from halflabel.system.rng import bits, hash_names
 
@@ -121,7 +121,7 @@ def choose(
             f"{count} questions, a control share of {control:g} and {per_image} per image make no list",
             "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
         )
-    fit = Presence.fit(scores, table)
+    fit = PositiveUnlabelled.fit(scores, *table.entries())
     drawn, open_ = _survey(scores, table, thresholds, fit, min(round(control * count), count), count, skip, seed)
     chosen = _control(drawn, seed)
     positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
@@ -129,8 +129,8 @@ def choose(
     picked = _greedy(open_, chosen, scores, fit, positives, count - len(chosen), per_image, looks)
     few = np.median(positives)
     asked = [Question(i, c, q, _why(q, bool(positives[c] < few))) for i, c, q in picked]
-    worth = [float(fit.worth(item.probability)) for item in asked]
-    q = fit.of(np.array([scores[item.image, item.column] for item in chosen], scores.dtype)).tolist()
+    worth = [float(fit.answer_value(item.probability)) for item in asked]
+    q = fit.probabilities(np.array([scores[item.image, item.column] for item in chosen], scores.dtype)).tolist()
     return [item._replace(probability=p) for item, p in zip(chosen, q, strict=True)] + _by_class(asked, worth)
 
 
@@ -146,7 +146,7 @@ def _survey(
     scores: NDArray[Any],
     table: LabelTable,
     cuts: NDArray[Any],
-    fit: Presence,
+    fit: PositiveUnlabelled,
     control: int,
     count: int,
     skip: Iterable[tuple[int, int]],
@@ -161,7 +161,7 @@ def _survey(
     left = np.zeros(classes, np.int64)
     for index, found, unknown in _open_entries(scores, table, answered):
         left += unknown.sum(0)
-        cost = -fit.worth(fit.of(found))
+        cost = -fit.answer_value(fit.probabilities(found))
         row, column = np.nonzero(unknown & (cost < best.limit))
         best.add(column, index[row], column, cost[row, column])
         if control:
@@ -172,10 +172,10 @@ def _survey(
             drawn.add(called[row, column].astype(np.int64), index[row], column, key[row, column])
 
     def whole(c: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        q = fit.of(np.asarray(scores[:, c]))
+        q = fit.probabilities(np.asarray(scores[:, c]))
         q[np.searchsorted(table.start, np.flatnonzero(table.column == c), side="right") - 1] = np.nan
         q[answered[answered[:, 1] == c, 0]] = np.nan
-        cost = -fit.worth(q)
+        cost = -fit.answer_value(q)
         order = np.argsort(cost, kind="stable")[: int((~np.isnan(cost)).sum())]  # NaN comes last
         return order, cost[order]
 
@@ -200,7 +200,7 @@ def _greedy(
     open_: _Open,
     taken: Sequence[Question],
     scores: NDArray[Any],
-    fit: Presence,
+    fit: PositiveUnlabelled,
     positives: NDArray[Any],
     count: int,
     per_image: int,
@@ -235,7 +235,7 @@ def _greedy(
         _, c, i, _ = heapq.heappop(heap)
         look = looks.unit(i) if looks is not None else None
         if asked[i] < per_image and not (look is not None and seen[c] and _repeats(look, seen[c])):
-            q = float(fit.of(np.asarray(scores[i, c])))
+            q = float(fit.probabilities(np.asarray(scores[i, c])))
             found.append((i, c, q))
             if look is not None:
                 seen[c].append(look)
@@ -256,7 +256,7 @@ class _Looks(NamedTuple):
         if features is None or not len(features):
             return None
         total, many = np.zeros(features.shape[1]), np.zeros(features.shape[1], np.int64)
-        for index in blocks(*features.shape):
+        for index in image_blocks(*features.shape):
             part = features[index[0] : index[-1] + 1].astype(np.float32)
             total += np.nansum(part, axis=0, dtype=np.float64)
             many += (~np.isnan(part)).sum(0)
@@ -288,7 +288,7 @@ def _by_class(questions: Sequence[Question], worth: Sequence[float]) -> list[Que
 def likely(
     scores: NDArray[Any],
     table: LabelTable,
-    fit: Presence,
+    fit: PositiveUnlabelled,
     count: int,
     *,
     skip: Iterable[tuple[int, int]] = (),
@@ -299,7 +299,7 @@ def likely(
     for index, found, unknown in _open_entries(scores, table, _entries(skip)):
         if column is not None:
             unknown[:, np.arange(unknown.shape[1]) != column] = False
-        cost = -fit.of(found)
+        cost = -fit.probabilities(found)
         row, to = np.nonzero(unknown & (cost < best.limit[0]))
         best.add(np.zeros_like(row), index[row], to, cost[row, to])
     entries = zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
@@ -315,7 +315,7 @@ def _open_entries(
     scores: NDArray[Any], table: LabelTable, answered: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.bool_]]]:
     """(image numbers, their scores, which entries are unknown, scored and not answered), some images at a time."""
-    for index in blocks(*table.shape):
+    for index in image_blocks(*table.shape):
         found = scores[index[0] : index[-1] + 1]
         unknown = (table.rows(index) == 0) & ~np.isnan(found)
         here = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
@@ -341,7 +341,7 @@ def doubtful(
     """
     answered = np.array([i * len(table.classes) + c for i, c in skip], np.int64)
     parts = []
-    for index in blocks(len(table), 1):
+    for index in image_blocks(len(table), 1):
         known = slice(table.start[index[0]], table.start[index[-1] + 1])
         image = np.repeat(index, np.diff(table.start[index[0] : index[-1] + 2]))
         column, value = table.column[known].astype(np.int64), table.value[known]

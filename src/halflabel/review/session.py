@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from halflabel.metrics.presence import Presence, is_fair
-from halflabel.metrics.wilson import wilson
+from halflabel.metrics.calibration import PositiveUnlabelled, has_enough_negatives
+from halflabel.metrics.intervals import wilson
 from halflabel.review.answers import Answer, Answers, Standing
 from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, doubtful, likely
 from halflabel.review.scores import Scored
@@ -67,7 +67,7 @@ class Desk:
         self.images = list(scored.table.images)
         # Entry numbers mean nothing for other labels: a page must not send to these what it kept for those.
         self.project = f"{answers.project}-{scored.table.digest()[:12]}"
-        self.fair = is_fair(scored.table.value)  # else chances are upper estimates
+        self.fair = has_enough_negatives(scored.table.value)  # else chances are upper estimates
         self._clock = clock
         self._lock = threading.RLock()
         secret = secrets.token_bytes(16)
@@ -79,7 +79,7 @@ class Desk:
         self._leases: dict[int, tuple[str, float]] = {}
         self._said: dict[int, Standing] = {}
         self._version = -1
-        self._presence: Presence | None = None
+        self._presence: PositiveUnlabelled | None = None
         self._refresh()
 
     def image(self, public: str) -> int | None:
@@ -236,7 +236,7 @@ class Desk:
     def _missing(self, shut: Sequence[tuple[int, int]], wanted: int | None) -> list[Question]:
         """Unknown entries, likeliest first; no class takes more than a quarter of a page while others wait."""
         if self._presence is None:
-            self._presence = Presence.fit(self.scored.scores, self.scored.table)
+            self._presence = PositiveUnlabelled.fit(self.scored.scores, *self.scored.table.entries())
         found = likely(self.scored.scores, self.scored.table, self._presence, 4 * _GALLERY, skip=shut, column=wanted)
         seen: Counter[int] = Counter()
         ranked = []

@@ -20,9 +20,9 @@ from halflabel.cli import app
 from halflabel.data.views import Plain
 from halflabel.errors import UserError
 from halflabel.methods.boostlu import BoostedMaps
+from halflabel.methods.parts.self_training import SaliencyHead
 from halflabel.methods.parts.semantic import GraphClassifier, SemanticHead, TaughtHead
 from halflabel.methods.rlsd import Regional
-from halflabel.methods.parts.self_training import SaliencyHead
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbones import build_backbone
 from halflabel.models.embedding_heads import Bilinear

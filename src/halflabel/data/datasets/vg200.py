@@ -17,8 +17,8 @@ import numpy as np
 from halflabel.data.datasets.base import Dataset, Layout, Split
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import read_lines
-from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._json import load_object
+from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.table import LabelTable
 
