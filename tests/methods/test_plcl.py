@@ -262,9 +262,9 @@ def test_a_search_tries_no_threshold_twice():
 
 def test_options_that_do_not_fit_are_refused():
     for options, advice in (
-        ({"pooling": "max"}, "weldon or mean"),
+        ({"pooling": "max"}, "weldon, mean"),
         ({"strategy": "z"}, "none, a, b, c, d, e, 2steps"),
-        ({"ensemble_of": "models"}, "seeds or snapshots"),
+        ({"ensemble_of": "models"}, "seeds, snapshots"),
         ({"dropout": 0.0}, "above 0 for e"),
         ({"dropout": 1.0}, "dropout < 1"),
     ):

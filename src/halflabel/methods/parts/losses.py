@@ -145,6 +145,13 @@ class ByShare:
         alpha = (value - 1) / (share**gamma - 1)
         return cls(alpha, 1 - alpha, gamma)
 
+    @classmethod
+    def from_options(
+        cls, g_value: float, g_share: float, gamma: float, alpha: float = 0.0, beta: float = 0.0
+    ) -> ByShare:
+        """Return the g with these α and β, if either is not 0, else the one through g(g_share) = g_value."""
+        return cls(alpha, beta, gamma) if alpha or beta else cls.through(g_share, g_value, gamma)
+
     def __post_init__(self) -> None:
         # A negative g would reward mistakes. It rises or falls all the way from p = 0 to 1, so the two ends tell; at 0
         # with γ < 0, α p^γ outgrows β.
