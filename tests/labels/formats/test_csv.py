@@ -93,9 +93,9 @@ def test_a_header_given_by_the_caller(file: Path) -> None:
         ("image,cat\na,1\n".encode("utf-16-le"), 1, "byte 0x00"),
         ("image,cat\na,1\n".encode("utf-16"), None, "UTF-16"),
         (b"image,,cat\na,1,1\n", 1, "column 2 has no name"),
-        (b"image,cat,cat \na,1,1\n", 1, "the column 'cat' is there twice"),
-        (b"image,cat\n", None, "not one row"),
-        (b"image,cat\n\n\n", None, "not one row"),
+        (b"image,cat,cat \na,1,1\n", 1, "the column 'cat' occurs twice"),
+        (b"image,cat\n", None, "no rows"),
+        (b"image,cat\n\n\n", None, "no rows"),
         (b"\n\r\n\n", None, "only blank lines"),
         (b"", None, "empty"),
         (b'image,cat\na,1\nb,"0\nc,1\n', 3, "unexpected end of data"),
@@ -152,7 +152,7 @@ def test_a_column_too_long_for_32_bit_offsets_is_one_array(monkeypatch: pytest.M
         def cast(self, kind: pa.DataType) -> pa.ChunkedArray | Long:
             return self if kind == pa.string() else pa.chunked_array([["a"], ["b"]], kind)
 
-    whole = sheet._whole(Long())
+    whole = sheet._combine(Long())
     assert whole.type == pa.large_string()
     assert whole.to_pylist() == ["a", "b"]
 
@@ -190,7 +190,7 @@ def test_parquet_faults(tmp_path: Path) -> None:
         ParquetTable(path)
     assert caught.value.column == "image"
     pq.write_table(pa.table({"image": pa.array([], pa.string())}), path)
-    with pytest.raises(LabelError, match="not one row"):
+    with pytest.raises(LabelError, match="no rows"):
         ParquetTable(path)
     pq.write_table(pa.table({"": ["a"]}), path)
     with pytest.raises(LabelError, match="has no name"):

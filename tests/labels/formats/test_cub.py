@@ -165,7 +165,7 @@ def test_faults_in_the_labels(base: Path, content: str, line: int | None, words:
     [
         ("images.txt", "1 a.jpg\nb.jpg\n", 2, "not a number and a name"),
         ("images.txt", "1 a.jpg\n1 b.jpg\n", 2, "on line 1"),
-        ("images.txt", "1 a.jpg\n2 b.jpg\n\n3 a.jpg\n", 4, "'a.jpg' is there already, on line 1"),
+        ("images.txt", "1 a.jpg\n2 b.jpg\n\n3 a.jpg\n", 4, "'a.jpg' is already on line 1"),
         ("images.txt", "\n", None, "lists nothing"),
         ("../attributes.txt", "1 a\n2\n3 b\n", 2, "not a number and a name"),
         ("attributes/certainties.txt", "1 definitely\n2 guessing\n3 probably\n4 not visible\n", None, "other meanings"),

@@ -212,9 +212,9 @@ def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
 LINES = {
     "not JSON": ('{"file_name": "b", "cat": tru}', None),
     "not an object": ("[1, 2]", None),
-    "there twice": ('{"file_name": "b", "cat": 1, "cat": 0}', "cat"),
+    "occurs twice": ('{"file_name": "b", "cat": 1, "cat": 0}', "cat"),
     "no name": ('{"file_name": null, "cat": 1}', "file_name"),
-    "there already, on line 1": ('{"file_name": "a", "cat": 1}', "file_name"),
+    "already on line 1": ('{"file_name": "a", "cat": 1}', "file_name"),
     "an object or a list": ('{"file_name": "b", "cat": {}}', "cat"),
     "nested too deep": ("[" * 100_000, None),
 }
@@ -236,7 +236,7 @@ def test_faults_in_lists(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"file_name": "a", "labels": ["cat"], "tags": ["x"]})
     assert "--ignore" in refusal(path, UNKNOWN).fix
     assert list(imagefolder.read(path, Policy(unlisted="unknown", ignore=("tags",))).rows.classes) == ["cat"]
-    assert "not one class" in refusal(jsonl(tmp_path, {"file_name": "a", "labels": []}), UNKNOWN).message
+    assert "no classes" in refusal(jsonl(tmp_path, {"file_name": "a", "labels": []}), UNKNOWN).message
     pq.write_table(pa.table({"file_name": ["a", "b"], "labels": [["x"], ["x", None]]}), tmp_path / "m.parquet")
     assert refusal(tmp_path / "m.parquet", UNKNOWN).line == 2
 
@@ -253,7 +253,7 @@ def test_other_faults(tmp_path: Path) -> None:
     assert "half a character" in refusal(jsonl(tmp_path, {"file_name": "\ud800", "cat": 1})).message
     assert "half a character" in refusal(jsonl(tmp_path, {"file_name": "a", "\ud800": 1})).message
     assert "has no name" in refusal(jsonl(tmp_path, {"file_name": "a", "": 1})).message
-    assert "not one row" in refusal(jsonl(tmp_path, "", " ")).message
+    assert "no rows" in refusal(jsonl(tmp_path, "", " ")).message
     (tmp_path / "metadata.csv").write_text("file_name,cat\na,1\n")
     assert "metadata.csv and metadata.jsonl" in refusal(tmp_path).message
     (tmp_path / "metadata.json").write_text("{}")

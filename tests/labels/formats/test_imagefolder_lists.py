@@ -98,13 +98,13 @@ def test_faults(tmp_path: Path) -> None:
         ({"labels_score": [1e39]}, "no score", "labels_score"),
         ({"labels_score": [10**400]}, "no score", "labels_score"),
         ({"file_name": ""}, "no name", "file_name"),
-        ({"file_name": "a"}, "there already", "file_name"),
+        ({"file_name": "a"}, "occurs twice", "file_name"),
     ):
         error = refusal(lines(tmp_path, fine, {**fine, "file_name": "b", **change}))
         assert message in error.message
         assert (error.line, error.column) == (2, column)
     assert "'absent'" in refusal(lines(tmp_path, {"file_name": "a", "labels": ["x"], "labels_score": [1]})).message
-    assert "not one class" in refusal(lines(tmp_path, {**fine, "labels": [], "labels_score": []})).message
+    assert "no classes" in refusal(lines(tmp_path, {**fine, "labels": [], "labels_score": []})).message
     assert "--format imagefolder" in refusal(tmp_path / "metadata.csv").fix
 
 

@@ -158,7 +158,7 @@ def test_scores_with_blanks_around_them(file: Path) -> None:
         (HEADER + "a,cat,1,,\na,cat,2,,\n", 3, "value", "'2' is not a label"),
         (HEADER + "a,cat,1,,\na,cat,1,\n", 3, None, "4 fields where the first line has 5"),
         (HEADER + "a,cat,1,,\na,c\0at,1,,\n", 3, None, "byte 0x00"),
-        (HEADER, None, None, "not one row"),
+        (HEADER, None, None, "no rows"),
         ("", None, None, "empty"),
         ("image,value\na,1\n", 1, None, "no column 'class'"),
         ("class,value\na,1\n", 1, None, "no column 'image'"),

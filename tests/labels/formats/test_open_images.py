@@ -183,8 +183,8 @@ def test_many_blocks_agree_with_the_obvious_loop(
     ("content", "line", "column", "words"),
     [
         ("ImageID,Source,Confidence\na,v,1\n", 1, None, "no column 'LabelName'"),
-        ("ImageID,ImageID,LabelName,Confidence\na,a,b,1\n", 1, None, "'ImageID' is there twice"),
-        (HEADER, None, None, "not one row"),
+        ("ImageID,ImageID,LabelName,Confidence\na,a,b,1\n", 1, None, "'ImageID' occurs twice"),
+        (HEADER, None, None, "no rows"),
         (HEADER + "a,v,/m/1,1\n\na,v,/m/2,maybe\n", 4, "Confidence", "'maybe' is not a number"),
         (HEADER + "a,v,/m/1,1\na,v,/m/2,\n", 3, "Confidence", "blank"),
         (HEADER + "a,v,/m/1,1\na,v,/m/2,nan\n", 3, "Confidence", "must lie from 0 to 1"),

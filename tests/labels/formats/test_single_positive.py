@@ -152,7 +152,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "-1.0 is not a label": {"labels": np.array([[1.0, 0.0], [-1.0, 0.0]])},
     "2 is not a label": {"labels_obs": np.array([[1, 2], [0, 0]])},
     "nan is not a label": {"labels_obs": np.array([[1, np.nan], [0, 0]])},
-    "not one class": {"labels": np.zeros((2, 0))},
+    "no classes": {"labels": np.zeros((2, 0))},
     "is called 'a' as number 0": {"images": np.array(["a", "a"])},
     "1, counted from 0, has no name": {"images": np.array(["a", ""])},
     "with 2 dimensions": {"images": np.array([["a"], ["b"]])},

@@ -211,13 +211,13 @@ def test_an_image_on_several_lines(file: Path) -> None:
     ("content", "line", "column", "words"),
     [
         ("image,tags\na,dog;cat\n\n ,dog\n", 4, "image", "no name"),
-        ("image,tags\na,\nb, \n", None, "tags", "not one class"),
-        ("image,tags\na,;\n", None, "tags", "not one class"),
+        ("image,tags\na,\nb, \n", None, "tags", "no classes"),
+        ("image,tags\na,;\n", None, "tags", "no classes"),
         ("image,tags\na,1\nb,0\n", None, "tags", "values, such as '1'"),
         ("image,tags\na,dog, cat\n", 2, None, "3 fields"),
         ("image,x,y\na,dog,cat\n", 1, None, "not clear which column"),
         ("tags\ndog\n", 1, None, "not clear which column"),
-        ("image,tags\n", None, None, "not one row"),
+        ("image,tags\n", None, None, "no rows"),
     ],
 )
 def test_faults(file: Path, content: str, line: int | None, column: str | None, words: str) -> None:

@@ -66,12 +66,12 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
     error = refusal(tmp_path)
     assert "one per class (cat, dog)" in error.message
     assert "cat/cat1.JPG,cat" in error.fix
-    assert "images in this folder, but no labels" in refusal(tmp_path / "dog").message
+    assert "this folder has images, but no labels" in refusal(tmp_path / "dog").message
 
 
 def test_what_is_not_known(tmp_path: Path) -> None:
     (tmp_path / "x.xml").write_text("<other/>")
-    assert "no label format we know" in refusal(tmp_path / "x.xml").message
+    assert "not recognized" in refusal(tmp_path / "x.xml").message
     (tmp_path / "empty").mkdir()
     assert foreign.unsupported_format_error(tmp_path / "empty") is None
     assert foreign.unsupported_format_error(tmp_path / "nowhere.json") is None

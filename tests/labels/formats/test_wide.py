@@ -115,7 +115,7 @@ def test_what_is_suggested_can_be_copied(file: Path) -> None:
 @pytest.mark.parametrize("content", ["a.jpg,dog,1\nb.jpg,cat,1\n", "a.PNG,1,0\nb.png,0,1\n", 'a.jpg,"dog, cat"\n'])
 def test_a_file_without_a_header_is_told(file: Path, content: str) -> None:
     file.write_text(content)
-    with pytest.raises(LabelError, match="the first line names no columns") as caught:
+    with pytest.raises(LabelError, match="the first line is not a header") as caught:
         formats.read(file)
     assert caught.value.line == 1
     assert "image,class,value" in caught.value.fix
@@ -137,11 +137,11 @@ def test_image_column(file: Path) -> None:
         ("image,cat\na,1\n\nb,maybe\n", 4, "cat", "'maybe' is not a label"),
         ('image,cat\n"a\nb",1\nb,2\n', 4, "cat", "'2' is not a label"),
         ("image,cat\na,1\n,0\n", 3, "image", "no name"),
-        ("image,cat\na,1\nb,0\n\na,0\n", 5, "image", "'a' is there already, on line 2"),
+        ("image,cat\na,1\nb,0\n\na,0\n", 5, "image", "'a' is already on line 2"),
         ("image,cat\na,1\nb,0,1\n", 3, None, "3 fields"),
         ("image\na\n", 1, None, "no column is left"),
-        ("image,cat\n", None, None, "not one row"),
-        ("image,cat,cat\na,1,1\n", 1, "cat", "there twice"),
+        ("image,cat\n", None, None, "no rows"),
+        ("image,cat,cat\na,1,1\n", 1, "cat", "occurs twice"),
         ("image,cat\na\0,1\n", 2, None, "byte 0x00"),
     ],
 )

@@ -1,4 +1,8 @@
-"""The label file formats by name, one module each, and which of them a file is in."""
+"""Label file formats: `read` and `write` for all of them, and detection of the format of a file.
+
+Each format is a module with `sniff(path)`, `read(path, policy)`, `write(rows, path)` and `USES`, the names of the
+Policy options that the reader uses.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from halflabel.labels.table import LabelTable
 
 __all__ = ["FORMATS", "default_format", "detect_format", "read", "write"]
 
-# Name -> what a user would call it. The order is that of recognition: the particular before the general.
+# Name -> description for users. Formats are detected in this order: specific ones before general ones.
 FORMATS = {
-    "binary": "halflabel's binary form (.labels): opened in place, for millions of images",
-    "label-studio": "Label Studio JSON: tasks to be answered, and people's answers",
-    "fiftyone": "FiftyOne folder: labels.json, and negatives.json for what is absent",
+    "binary": "halflabel's binary form (.labels): memory-mapped, for millions of images",
+    "label-studio": "Label Studio JSON: tasks to annotate, and the annotations",
+    "fiftyone": "FiftyOne folder: labels.json, and negatives.json for absent classes",
     "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
     "coco": "COCO JSON: images, annotations, categories",
     "open-images": "Open Images CSV: ImageID,Source,LabelName,Confidence",
@@ -44,18 +48,18 @@ def _module(name: str) -> ModuleType:
 
 
 def detect_format(path: Path) -> str:
-    """The name of the format that a file or folder is in."""
+    """The name of the format of a file or folder; LabelError if no format fits."""
     check_exists(path)
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
     name = next((name for name in FORMATS if _module(name).sniff(path)), None)
-    if name is not None and name != "coco":  # which any JSON file may be
+    if name is not None and name != "coco":  # any JSON file may be COCO
         return name
-    if (known := unsupported_format_error(path)) is not None:
-        raise known
+    if (unsupported := unsupported_format_error(path)) is not None:
+        raise unsupported
     if name is not None:
         return name
-    raise LabelError("this is no label format we know", f"state it with --format: {', '.join(FORMATS)}", path)
+    raise LabelError("the label format is not recognized", f"state it with --format: {', '.join(FORMATS)}", path)
 
 
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> LabelImport:
@@ -65,26 +69,26 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
     module = _module(name)
     check_exists(path)
     policy.check(module.USES, name)
-    found: LabelImport = module.read(path, policy)
-    return found
+    result: LabelImport = module.read(path, policy)
+    return result
 
 
 def default_format(path: str | Path) -> str:
-    """The format that labels are written in where none is named: binary for a name in .labels, long for any other."""
+    """The format for writing if none is named: binary for a name ending in .labels, else long."""
     return "binary" if Path(path).suffix == ".labels" else "long"
 
 
 def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "auto", **options: Any) -> None:
-    """Write labels in any format that can hold them; a format that would lose some refuses and names another.
+    """Write labels in any format; a format that would lose some raises UserError and names another one.
 
-    "auto" goes by the ending of the name: .labels is the binary form, any other long rows. `options` are the format's
-    own, such as `image_url` of label-studio; those of another format are refused.
+    "auto" follows the ending of the name: .labels is binary, anything else long. `options` are options of the format,
+    such as `image_url` of label-studio; options of other formats are refused.
     """
     format = default_format(path) if format == "auto" else format
     module = _module(format)
     if format != "binary" and default_format(path) == "binary":
-        ending = "a name that ends in .labels says that it is binary"
-        raise UserError(f"{path} cannot be written as {format}: {ending}", "choose another ending, or --to binary")
+        reason = "a name ending in .labels is the binary format"
+        raise UserError(f"{path} cannot be written as {format}: {reason}", "choose another ending, or --to binary")
     for name in options:
         if name not in getattr(module, "OPTIONS", ()):
             flag = "--" + name.replace("_", "-")

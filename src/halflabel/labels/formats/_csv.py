@@ -1,6 +1,6 @@
-"""Sheet: a CSV file read as text, column by column, that can still say on which line a row stood.
+"""CSV and Parquet files as columns of strings, with the line of every row for error messages.
 
-Everything stays a string: ids keep their leading zeros and a class may be called NA or None.
+Everything stays a string: ids keep their leading zeros, and a class may be called NA or None.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ _DELIMITERS = ",;\t|"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SPECIAL = re.compile('[,;\t|"\r\n]')
 
-# What Excel may write before the header, to say which delimiter it used.
-_STATED = re.compile(r"sep=([,;\t|])\s*")
+# Excel may write this line before the header, to name the delimiter.
+_SEP_LINE = re.compile(r"sep=([,;\t|])\s*")
 
-# In place of a column's name: the first line of a file that has no header.
-_PICTURE = re.compile(r".+\.(jpe?g|png|gif|bmp|webp|tiff?|heic|avif)", re.IGNORECASE)
+# An image name in the first line: the file has no header.
+_IMAGE_NAME = re.compile(r".+\.(jpe?g|png|gif|bmp|webp|tiff?|heic|avif)", re.IGNORECASE)
 
-# How Python stands in for a byte that does not decode ("surrogateescape"): no real text contains these.
+# Python's replacement for bytes that do not decode ("surrogateescape"); real text never contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def first_line(path: Path) -> str:
-    """The first line that is not blank nor Excel's `sep=;`, for telling formats apart; "" where there is no file.
+    """The first line that is neither blank nor Excel's `sep=;`, for detecting formats; "" if there is no file.
 
-    Bytes that are not UTF-8, or UTF-16 with its mark, are replaced.
+    Bytes that are neither UTF-8 nor UTF-16 with a byte order mark are replaced.
     """
-    return next((line for line in _beginning(path) if not _STATED.fullmatch(line)), "")
+    return next((line for line in _beginning(path) if not _SEP_LINE.fullmatch(line)), "")
 
 
 def _beginning(path: Path) -> Iterator[str]:
-    """The lines that are not blank, decoded as well as may be; those of UTF-16 within the first megabyte."""
+    """The lines that are not blank, with undecodable bytes replaced; for UTF-16 only within the first megabyte."""
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would wait forever
             return
         with open(path, "rb") as file:
             if file.read(2) in _UTF_16:
@@ -85,9 +85,9 @@ def detect_delimiter(line: str) -> str:
 
 
 def csv_line(fields: Iterable[str]) -> str:
-    """One line of a CSV file, with quotes where a field has a delimiter, a quote or a line end in it.
+    """One line of a CSV file; fields with a delimiter, a quote or a line end are quoted.
 
-    Any delimiter, so that `detect_delimiter` the line is the comma; any line end, which csv.writer sees to only partly.
+    Any delimiter is quoted, so that `detect_delimiter` returns the comma; any line end too, unlike csv.writer.
 
     >>> csv_line(["a;b", "c, d", "e"]).strip()
     '"a;b","c, d",e'
@@ -97,11 +97,11 @@ def csv_line(fields: Iterable[str]) -> str:
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
-    """The lines of a text file with their line ends; a byte that does not decode is an error with its line."""
+    """The lines of a text file with their line ends; LabelError with the line for a byte that does not decode."""
     number = 0
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # reading a pipe would wait forever
         raise LabelError("this is not a file" if path.exists() else "no such file", "put the file in its place", path)
-    # Line ends stay as they are, so that quoted ones survive; a bare carriage return ends a line too.
+    # Line ends are kept, so that quoted ones survive; a bare carriage return ends a line too.
     with open(path, encoding=encoding, errors="surrogateescape", newline="") as file:
         try:
             for number, line in enumerate(file, 1):
@@ -113,12 +113,12 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
 
 
 def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields) of each record of a CSV file that is not blank: slow, for headers and error messages."""
+    """(line number, fields) of each record of a CSV file that is not blank. Slow: for headers and error messages."""
     reader = csv.reader(read_lines(path, encoding), delimiter=delimiter)
     line = 1
     try:
         for record in reader:
-            if record and not (line == 1 and _STATED.fullmatch(delimiter.join(record))):
+            if record and not (line == 1 and _SEP_LINE.fullmatch(delimiter.join(record))):
                 yield line, record
             line = reader.line_num + 1
     except csv.Error as fault:
@@ -137,25 +137,25 @@ def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
 class CsvTable:
     """Columns of strings from a CSV file.
 
-    The delimiter (comma, semicolon, tab or bar) is taken from the header, or from Excel's `sep=;` above it.
-    A byte order mark is skipped.
+    The delimiter (comma, semicolon, tab or bar) is detected from the header, or read from Excel's `sep=;` above it. A
+    byte order mark is skipped.
     """
 
     def __init__(self, path: str | Path, *, encoding: str | None = None, header: list[str] | None = None) -> None:
         """Read the whole file. `header` names the columns of a file that has no header line."""
         self.path = existing_path(path)
-        self.encoding = self._check_text(encoding or "utf-8")
-        stated = _STATED.fullmatch(next(_beginning(self.path), ""))
-        self.delimiter = stated[1] if stated else detect_delimiter(first_line(self.path))
-        self._above = 1 if stated else 0
-        self._skip = 1 if header is None else 0
+        self.encoding = self._check_encoding(encoding or "utf-8")
+        sep_line = _SEP_LINE.fullmatch(next(_beginning(self.path), ""))
+        self.delimiter = sep_line[1] if sep_line else detect_delimiter(first_line(self.path))
+        self._lines_above_header = 1 if sep_line else 0
+        self._header_rows = 1 if header is None else 0
         self.header = [name.strip() for name in (header or next(self._records(), (1, []))[1])]
         if header is None:
             self._check_first_line()
         self._check_header()
         self.columns = self._read()
         if len(self) == 0:
-            raise LabelError("there is a header but not one row", "export the labels again", self.path)
+            raise LabelError("the file has a header but no rows", "export the labels again", self.path)
 
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
@@ -164,7 +164,7 @@ class CsvTable:
         return name in self.header
 
     def column(self, name: str) -> pa.Array:
-        """A column by name; a missing one is an error that lists what there is."""
+        """A column by name; LabelError with the existing columns if it is missing."""
         if name not in self.header:
             raise self.error(
                 f"there is no column {name!r}; found: {', '.join(repr(h) for h in self.header[:12])}",
@@ -174,7 +174,7 @@ class CsvTable:
         return self.columns[self.header.index(name)]
 
     def filter(self, where: Mapping[str, str]) -> NDArray[np.int64]:
-        """The rows whose columns have the given values."""
+        """The indices of the rows whose columns have these values."""
         keep = np.ones(len(self), bool)
         for name, value in where.items():
             match = pc.equal(self.column(name), value).to_numpy(zero_copy_only=False)
@@ -187,24 +187,25 @@ class CsvTable:
                 )
             keep &= match
         if not keep.any():
-            said = " and ".join(f"{name}={value}" for name, value in where.items())
-            raise self.error(f"no row has {said} together", "leave one --where out, or change its value")
+            conditions = " and ".join(f"{name}={value}" for name, value in where.items())
+            raise self.error(f"no row has {conditions} together", "leave one --where out, or change its value")
         return np.flatnonzero(keep)
 
     def line(self, row: int) -> int:
-        """The line of the file on which a row starts (slow: reads the file again, for error messages)."""
+        """The line of the file where a row starts. Slow: reads the file again, for error messages."""
         for number, (line, _) in enumerate(self._records()):
-            if number == row + self._skip:
+            if number == row + self._header_rows:
                 return line
-        return row + 1 + self._skip
+        return row + 1 + self._header_rows
 
     def error(self, message: str, fix: str, *, row: int | None = None, **place: Any) -> LabelError:
+        """A LabelError for this file; `row` is translated to its line."""
         if row is not None:
             place["line"] = self.line(row)
         return LabelError(message, fix, self.path, **place)
 
-    def _check_text(self, encoding: str) -> str:
-        """The encoding under its usual name, once it is sure that the file is no UTF-16 taken for something else."""
+    def _check_encoding(self, encoding: str) -> str:
+        """The normalized encoding; LabelError if the file is UTF-16 but another encoding is stated."""
         try:
             "".encode(encoding)
             encoding = codecs.lookup(encoding).name
@@ -215,22 +216,22 @@ class CsvTable:
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:2] in _UTF_16:
                 raise LabelError("the file is UTF-16", "save it as UTF-8, or add --encoding utf-16", self.path)
-            if (at := data.find(b"\0")) >= 0:
+            if (position := data.find(b"\0")) >= 0:
                 raise LabelError(
-                    "byte 0x00 does not belong in a text file",
+                    "byte 0x00 is not allowed in a text file",
                     "save the file as UTF-8, or add --encoding utf-16-le if that is what it is",
                     self.path,
-                    line=data[:at].count(b"\n") + 1,
+                    line=data[:position].count(b"\n") + 1,
                 )
         return encoding
 
     def _check_first_line(self) -> None:
-        """The names of columns, and not the first image with its labels."""
-        if self.header and _PICTURE.fullmatch(self.header[0]):
+        """Raise LabelError if the first line is not a header but already the first image."""
+        if self.header and _IMAGE_NAME.fullmatch(self.header[0]):
             raise self.error(
-                f"the first line names no columns: it begins with the image {self.header[0]!r}",
+                f"the first line is not a header: it begins with the image {self.header[0]!r}",
                 "add a line above it, such as image,class,value or image,tags",
-                line=1 + self._above,
+                line=1 + self._lines_above_header,
             )
 
     def _check_header(self) -> None:
@@ -240,20 +241,20 @@ class CsvTable:
                 raise self.error(f"column {number} has no name", "give every column a name in the first line", line=1)
             if name in seen:
                 raise self.error(
-                    f"the column {name!r} is there twice", "rename or remove one of them", line=1, column=name
+                    f"the column {name!r} occurs twice", "rename or remove one of them", line=1, column=name
                 )
             seen.add(name)
 
     def _read(self) -> list[pa.Array]:
         import pyarrow.csv as pa_csv
 
-        # Columns are read under their numbers, so that no name can clash with Arrow's own handling of headers.
+        # Columns get their numbers as names, so that no name can collide with Arrow's handling of headers.
         numbers = [str(i) for i in range(len(self.header))]
         try:
             table = pa_csv.read_csv(
                 self.path,
                 pa_csv.ReadOptions(
-                    column_names=numbers, skip_rows=self._above, encoding=self.encoding, block_size=1 << 24
+                    column_names=numbers, skip_rows=self._lines_above_header, encoding=self.encoding, block_size=1 << 24
                 ),
                 pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 pa_csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=False),
@@ -261,10 +262,10 @@ class CsvTable:
         except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeError, OSError) as error:
             raise self._diagnose(error) from None
         self._check_quotes(table.column(table.num_columns - 1))
-        return [_whole(column).slice(self._skip) for column in table.columns]
+        return [_combine(column).slice(self._header_rows) for column in table.columns]
 
     def _check_quotes(self, last: pa.ChunkedArray) -> None:
-        """A quote that is never closed takes the rest of the file into one cell, the last: that cell is looked at."""
+        """Raise LabelError for a quote that is never closed: it pulls the rest of the file into the last cell."""
         if len(last) and "\n" in last[-1].as_py():
             reader = csv.reader(read_lines(self.path, self.encoding), delimiter=self.delimiter, strict=True)
             line = 1
@@ -275,7 +276,7 @@ class CsvTable:
                 raise self.error(f"not CSV ({fault})", "close the quote that is opened here", line=line) from None
 
     def _diagnose(self, error: Exception) -> LabelError:
-        """Find the first faulty line by reading the file slowly."""
+        """Find the first faulty line by reading the file record by record."""
         if not self.header:
             return LabelError("there are only blank lines", "export the labels again, with a header line", self.path)
         try:
@@ -287,8 +288,8 @@ class CsvTable:
                         self.path,
                         line=line,
                     )
-        except LabelError as found:
-            return found
+        except LabelError as fault:
+            return fault
         reason = str(error).splitlines()[0]
         return LabelError(f"cannot be read as CSV ({reason})", "check the quoting and the encoding", self.path)
 
@@ -297,7 +298,7 @@ class CsvTable:
 
 
 class ParquetTable(CsvTable):
-    """Columns of strings from a Parquet file; a "line" is the row's number, from 1."""
+    """Columns of strings from a Parquet file; a "line" is the row number, counted from 1."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = existing_path(path)
@@ -306,52 +307,55 @@ class ParquetTable(CsvTable):
         self.columns = [self._text(name, column) for name, column in zip(self.header, table.columns, strict=True)]
         self._check_header()
         if len(self) == 0:
-            raise LabelError("the file has not one row", "export the labels again", self.path)
+            raise LabelError("the file has no rows", "export the labels again", self.path)
 
     def line(self, row: int) -> int:
         return row + 1
 
     def _text(self, name: str, column: pa.ChunkedArray) -> pa.Array:
         try:
-            return pc.fill_null(_whole(column), "")
+            return pc.fill_null(_combine(column), "")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             message = f"a column of type {column.type} cannot hold labels"
             raise LabelError(message, "store text or numbers", self.path, column=name) from None
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """The table in a Parquet file, text as dictionaries; what would not fit into half of the memory is refused.
+    """The table in a Parquet file, with text columns as dictionaries.
 
-    A file of a few kilobytes can stand for billions of rows, or for one long text in each of millions.
+    Raises LabelError if it would not fit into half of the memory: a file of a few kilobytes can hold billions of rows,
+    or a long text in each of millions.
     """
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            about = file.metadata
-            parts = [about.row_group(k) for k in range(about.num_row_groups)]
-            _check_room(4 * sum(part.column(c).num_values for part in parts for c in range(part.num_columns)), path)
+            metadata = file.metadata
+            row_groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+            _check_memory(
+                4 * sum(part.column(c).num_values for part in row_groups for c in range(part.num_columns)), path
+            )
             names = [item.name for item in file.schema_arrow if item.type in (pa.string(), pa.large_string())]
         table = pq.read_table(path, read_dictionary=names)
         table.validate(full=True)
         for column in table.columns:
             if pa.types.is_dictionary(column.type):
                 lengths = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks)
-                _check_room(sum(pc.sum(length).as_py() or 0 for length in lengths), path)
-    # Damage shows as nearly anything, a size that cannot be had among it.
+                _check_memory(sum(pc.sum(length).as_py() or 0 for length in lengths), path)
+    # A damaged file can raise nearly anything, even MemoryError for an impossible size.
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LabelError(f"cannot be read as Parquet ({reason})", "write the file again", path) from None
     return table
 
 
-def _check_room(size: int, path: Path) -> None:
+def _check_memory(size: int, path: Path) -> None:
     if size > physical_memory() // 2:
-        message = f"what is in this file takes {size / 1e9:.3g} GB of memory, more than half of what there is"
+        message = f"the content of this file takes {size / 1e9:.3g} GB, more than half of the memory"
         raise LabelError(message, "split the file, or read it on a larger machine", path)
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """One array of strings, with 64-bit offsets only where the text is too long for 32-bit ones."""
+def _combine(column: pa.ChunkedArray) -> pa.Array:
+    """One array of strings; with 64-bit offsets only if the text is too long for 32-bit ones."""
     text = column.cast(pa.string())
     return (text.cast(pa.large_string()) if text.nbytes >= 2**31 else text).combine_chunks()

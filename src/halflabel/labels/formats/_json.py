@@ -1,6 +1,6 @@
-"""JSON with good errors: one object of lists of records, such as COCO's, or one record per line (JSON Lines).
+"""JSON with errors that name the place: one object with lists of records (COCO), or one record per line (JSON Lines).
 
-A place in an object is written as in `annotations[3].category_id`; in JSON Lines it is the line.
+A place in an object is written like `annotations[3].category_id`; in JSON Lines it is the line.
 """
 
 from __future__ import annotations
@@ -30,31 +30,37 @@ __all__ = [
     "read_score",
     "record_id",
     "record_list",
+    "starts_with",
 ]
 
 Id: TypeAlias = int | str
 Record: TypeAlias = dict[str, Any]
 
-_SNIFFED = 1 << 20
-_LARGEST_SCORE = 3.4e38
-_WORDS: dict[Any, str] = {True: "true", False: "false", None: ""}
+_SNIFF_BYTES = 1 << 20
+_MAX_SCORE = 3.4e38
+_CONSTANTS: dict[Any, str] = {True: "true", False: "false", None: ""}
+
+
+def starts_with(text: str, bracket: str) -> bool:
+    """Whether JSON text starts with "{" or "[", after blanks and a byte order mark."""
+    return text.lstrip("\ufeff \t\r\n").startswith(bracket)
 
 
 def head_and_tail(path: Path) -> str:
-    """The first and the last megabyte of a file as text, for telling formats apart; empty if it cannot be read."""
+    """The first and the last megabyte of a file as text, for detecting formats; "" if it cannot be read."""
     try:
         if not path.is_file():
             return ""
         with open(path, "rb") as file:
-            head = file.read(_SNIFFED)
-            file.seek(max(len(head), path.stat().st_size - _SNIFFED))
+            head = file.read(_SNIFF_BYTES)
+            file.seek(max(len(head), path.stat().st_size - _SNIFF_BYTES))
             return (head + file.read()).decode("utf-8", errors="replace")
     except OSError:
         return ""
 
 
 def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
-    """The object in a JSON file; the keys `without` are dropped while reading, so that outlines cost no memory."""
+    """The object in a JSON file; the keys `without` are dropped while parsing, so that outlines cost no memory."""
     path = existing_path(path)
     try:
         raw = path.read_bytes()
@@ -69,13 +75,13 @@ def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
         raise LabelError("this is not UTF-8 text", "save the file as UTF-8", path, line=line) from None
     del raw
 
-    def lighter(record: Record) -> Record:
+    def drop_keys(record: Record) -> Record:
         for key in without:
             record.pop(key, None)
         return record
 
     try:
-        document = json.loads(text.removeprefix("\ufeff"), object_hook=lighter if without else None)
+        document = json.loads(text.removeprefix("\ufeff"), object_hook=drop_keys if without else None)
     except json.JSONDecodeError as fault:
         message = f"this is not JSON: {fault.msg} at character {fault.colno}"
         raise LabelError(message, "export the file again, or repair it here", path, line=fault.lineno) from None
@@ -83,7 +89,7 @@ def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
         raise LabelError("this JSON is nested too deep or has a number too long", "export it again", path) from None
     if not isinstance(document, dict):
         raise LabelError(
-            f"the file holds {_kind(document)}, not an object with images, annotations and categories",
+            f"the file holds {_describe_value(document)}, not an object with images, annotations and categories",
             "name the annotation file itself; a file of results has no list of images",
             path,
         )
@@ -91,32 +97,32 @@ def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
 
 
 def record_list(document: Record, key: str, path: str | Path) -> list[Record]:
-    """The list of objects under a key of the document."""
+    """The list of objects under a key of the document; LabelError if it is missing or something else."""
     if key not in document:
-        found = ", ".join(repr(name) for name in list(document)[:12]) or "nothing"
-        raise LabelError(f"there is no {key!r}; found: {found}", f"add the list {key!r}", path, column=key)
+        keys = ", ".join(repr(name) for name in list(document)[:12]) or "nothing"
+        raise LabelError(f"there is no {key!r}; found: {keys}", f"add the list {key!r}", path, column=key)
     items = document[key]
     if not isinstance(items, list):
-        raise LabelError(f"this is {_kind(items)}", f"make {key!r} a list of objects", path, column=key)
+        raise LabelError(f"this is {_describe_value(items)}", f"make {key!r} a list of objects", path, column=key)
     for number, item in enumerate(items):
         if not isinstance(item, dict):
-            raise LabelError(f"this is {_kind(item)}", "make it an object", path, column=f"{key}[{number}]")
+            raise LabelError(f"this is {_describe_value(item)}", "make it an object", path, column=f"{key}[{number}]")
     return items
 
 
 def record_id(record: Record, key: str, path: str | Path, place: str) -> Id:
-    """The id under a key of a record: a whole number or a text."""
+    """The id under a key of a record: a whole number or text."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        message = f"this is {_kind(value)}" if key in record else f"there is no {key!r}"
+        message = f"this is {_describe_value(value)}" if key in record else f"there is no {key!r}"
         raise LabelError(message, "give it a whole number or a text", path, column=f"{place}.{key}")
     return value
 
 
 def check_name(value: Any, path: str | Path, place: str) -> str:
-    """A name: text that is not empty and can be written again."""
+    """`value` as a name: text that is not empty and can be encoded; LabelError for anything else."""
     if not isinstance(value, str) or not value:
-        message = "the name is empty" if value == "" else f"this is {_kind(value)}"
+        message = "the name is empty" if value == "" else f"this is {_describe_value(value)}"
         raise LabelError(message, "give it a name, as text", path, column=place)
     if not value.isascii():
         try:
@@ -128,32 +134,34 @@ def check_name(value: Any, path: str | Path, place: str) -> str:
 
 
 def read_score(value: Any, path: str | Path, place: str, line: int | None = None) -> float:
-    """A score, NaN where there is none; a number that no float of 32 bits can hold is refused."""
+    """A score as a float, NaN if it is not a number; LabelError if it does not fit into float32."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
-    if abs(value) > _LARGEST_SCORE:  # a whole number may have hundreds of digits
-        raise LabelError("this is no score", "give it a number from 0 to 1", path, line=line, column=place)
+    if abs(value) > _MAX_SCORE:  # an integer may have hundreds of digits
+        raise LabelError("this is not a score", "give it a number from 0 to 1", path, line=line, column=place)
     return float(value)
 
 
 class JsonLines(CsvTable):
-    """A sheet of one JSON object per line, whose columns hold single values or lists of text.
+    """One JSON object per line as a table, whose columns hold single values or lists of strings.
 
-    Numbers keep their spelling, so that ids and 1.0 stay as written; true and false are words, null is blank.
+    Numbers keep their spelling, so that ids and 1.0 stay as written; true and false become words, null becomes "".
     """
 
     def __init__(self, path: Path, encoding: str | None) -> None:
         self.path = existing_path(path)
         self.records: list[dict[str, Any]] = []
         self.lines: list[int] = []
-        decoder = json.JSONDecoder(object_pairs_hook=_no_key_twice, parse_int=str, parse_float=str, parse_constant=str)
+        decoder = json.JSONDecoder(
+            object_pairs_hook=_refuse_duplicate_keys, parse_int=str, parse_float=str, parse_constant=str
+        )
         for number, line in enumerate(self._decoded(encoding or "utf-8").split("\n"), 1):
             if not (line := line.strip(" \t\r")):
                 continue
             self.lines.append(number)
             self.records.append(self._record(decoder, line))
         if not self.records:
-            raise LabelError("the file has not one row", "export the labels again", path)
+            raise LabelError("the file has no rows", "export the labels again", path)
         self.header = list(dict.fromkeys(key for record in self.records for key in record))
         self._check_header()
         self._encode(self.header, "a column name", None)
@@ -169,7 +177,7 @@ class JsonLines(CsvTable):
         """A column of single values, as text."""
         raw = [record.get(name) for record in self.records]
         try:
-            values = [_WORDS.get(value, value) for value in raw]
+            values = [_CONSTANTS.get(value, value) for value in raw]
         except TypeError:
             row = next(row for row, value in enumerate(raw) if isinstance(value, (dict, list)))
             fix = f"store text, numbers, true, false or null, or add --ignore {name}"
@@ -177,7 +185,7 @@ class JsonLines(CsvTable):
         return self._encode(values, "the text", name)
 
     def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
-        """A column of lists: all their items, the row of each item, and which rows have null instead of a list."""
+        """A column of lists: all items, the row of each item, and which rows have null instead of a list."""
         items: list[str] = []
         lengths = np.zeros(len(self.records), np.int64)
         null = np.zeros(len(self.records), bool)
@@ -219,15 +227,15 @@ class JsonLines(CsvTable):
             raise self.error(message, "write one JSON object per line", row=row) from None
         except RecursionError:
             raise self.error("the brackets are nested too deep", "write one flat object per line", row=row) from None
-        except _Twice as twice:
-            name = str(twice)
-            raise self.error(f"the key {name!r} is there twice", "remove one of them", row=row, column=name) from None
+        except _DuplicateKey as duplicate:
+            name = str(duplicate)
+            raise self.error(f"the key {name!r} occurs twice", "remove one of them", row=row, column=name) from None
         if not isinstance(record, dict):
             raise self.error("this is not an object", 'write one like {"file_name": "a.jpg", …}', row=row)
         return record
 
     def _encode(self, values: list[Any], what: str, name: str | None) -> pa.Array:
-        """Text to Arrow; JSON can spell half of a character, which is no text."""
+        """Strings to Arrow; JSON can contain half of a surrogate pair, which is not valid text."""
         try:
             return pa.array(values, pa.string())
         except UnicodeEncodeError:
@@ -235,17 +243,19 @@ class JsonLines(CsvTable):
             raise self.error(message, "write the text again", column=name) from None
 
 
-class _Twice(Exception):
-    """A key that one JSON object has twice."""
+class _DuplicateKey(Exception):
+    """A key that occurs twice in one JSON object."""
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> Record:
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> Record:
+    """object_pairs_hook that raises for a key that occurs twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
-        raise _Twice(first_duplicate(key for key, _ in pairs))
+        raise _DuplicateKey(first_duplicate(key for key, _ in pairs))
     return record
 
 
-def _kind(value: Any) -> str:
+def _describe_value(value: Any) -> str:
+    """A JSON value in words, for error messages."""
     kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null or missing"}
     return kinds.get(type(value), f"the number {value!r:.40}")

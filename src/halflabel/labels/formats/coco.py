@@ -1,4 +1,4 @@
-"""COCO JSON: `images`, `annotations` and `categories`. An annotation says present; nothing says absent."""
+"""COCO JSON: `images`, `annotations` and `categories`. An annotation means present; nothing means absent."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from halflabel.labels.formats._json import (
     read_score,
     record_id,
     record_list,
+    starts_with,
 )
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import shortest_float, write_compact_json
@@ -31,62 +32,65 @@ __all__ = ["USES", "Parsed", "document", "note_annotations", "parse", "read", "s
 
 USES = ("unlisted",)
 
-# What only a detector needs, and what makes these files large.
-_GEOMETRY = ("segmentation", "bbox", "keypoints", "segments_info")
+# Only detectors need these keys, and they make the files large.
+_GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints", "segments_info")
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A COCO document with ids turned into numbers: annotation k puts class `column[k]` into image `image[k]`."""
+    """A COCO document with ids resolved: annotation k says that class `column[k]` is in image `image[k]`."""
 
     images: Names
     classes: Names
-    class_at: dict[Id, int]
+    class_by_id: dict[Id, int]
     image: NDArray[np.int64]
     column: NDArray[np.int64]
     image_records: list[Record]
     annotation_records: list[Record]
 
     def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each annotated (image, class) once, image by image and classes ascending."""
-        image, column, *_ = self.statements()
+        """Each annotated (image, class) once, ordered by image and class."""
+        image, column, *_ = self.pairs_with_source()
         return image, column
 
-    def statements(
+    def pairs_with_source(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], tuple[str, ...]]:
-        """The pairs, with source and score of the first annotation of each: keys of our own, which COCO permits."""
+        """The pairs with the source and score of the first annotation of each.
+
+        COCO allows extra keys; `source` and `score` are ours.
+        """
         key, first = np.unique(self.image * len(self.classes) + self.column, return_index=True)
         sources: dict[str, int] = {"": 0}
         source, score = np.zeros(len(key), np.int32), np.full(len(key), np.nan, np.float32)
-        for number, at in enumerate(first.tolist()):
-            record = self.annotation_records[at]
-            if isinstance(by := record.get("source"), str):
-                source[number] = sources.setdefault(by, len(sources))
-            if isinstance(given := record.get("score"), (int, float)):
-                score[number] = given
+        for number, annotation in enumerate(first.tolist()):
+            record = self.annotation_records[annotation]
+            if isinstance(record_source := record.get("source"), str):
+                source[number] = sources.setdefault(record_source, len(sources))
+            if isinstance(record_score := record.get("score"), (int, float)):
+                score[number] = record_score
         return key // len(self.classes), key % len(self.classes), source, score, tuple(sources)
 
 
 def sniff(path: Path) -> bool:
-    """A JSON file with lists of images, annotations and categories; of JSON files in general, the last resort."""
+    """A JSON file; COCO is the last JSON format to be tried."""
     if not path.is_file():
         return False
     if path.suffix.lower() == ".json":
         return True
     text = head_and_tail(path) if path.suffix.lower() not in (".jsonl", ".csv", ".parquet") else ""
-    return text.lstrip("\ufeff \t\r\n").startswith("{") and '"annotations"' in text and '"categories"' in text
+    return starts_with(text, "{") and '"annotations"' in text and '"categories"' in text
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read annotations as present, several of one class in one image as one; `unlisted` must be stated."""
+    """Read annotations as present, several of a class in one image as one; `unlisted` must be stated."""
     parsed = parse(path)
     if any("neg_category_ids" in record for record in parsed.image_records):
         raise LabelError("images have neg_category_ids, so this is LVIS", "add --format lvis", path)
     if policy.unlisted is None:
         reason = "every annotation says present and none says absent"
         raise LabelError(*unlisted_not_stated(reason, "the annotations are complete"), path)
-    image, column, source, score, sources = parsed.statements()
+    image, column, source, score, sources = parsed.pairs_with_source()
     audit = Audit("coco", [str(path)])
     audit.add("annotation", "present", len(image))
     note_annotations(parsed, len(image), audit)
@@ -94,18 +98,18 @@ def read(path: Path, policy: Policy) -> LabelImport:
     rows = Rows.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
     rows = apply_unlisted_policy(rows, policy, audit)
     if empty := len(parsed.images) - len(np.unique(image)):
-        audit.note(f"{empty} images have no annotation: empty or unfinished?")
+        audit.note(f"{empty} images have no annotation: nothing in them, or not finished?")
     return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write image-level annotations, without boxes; what is not listed is all absent or all unknown, never both."""
+    """Write image-level annotations without boxes. Unlisted entries must be all absent or all unknown, not both."""
     table = rows.resolve()
     absent = int((table.value < 0).sum())
     unknown = len(table.images) * len(table.classes) - table.known
     if absent and unknown:
         raise UserError(
-            f"{absent} entries are absent and {unknown} unknown, which COCO cannot tell apart", "write lvis or long"
+            f"{absent} entries are absent and {unknown} unknown, which COCO cannot distinguish", "write lvis or long"
         )
     meaning = "absent" if absent else "unknown"
     info = {"description": f"image-level labels; a class not listed for an image is {meaning}"}
@@ -113,50 +117,50 @@ def write(rows: Rows, path: Path) -> None:
 
 
 def parse(path: str | Path) -> Parsed:
-    """Read and check the three lists; ids need be neither contiguous nor in order."""
-    content = load_object(path, without=_GEOMETRY)
+    """Read and check the three lists; ids need not be contiguous or ordered."""
+    content = load_object(path, without=_GEOMETRY_KEYS)
     image_records, category_records, annotations = (
         record_list(content, key, path) for key in ("images", "categories", "annotations")
     )
     for key, items in (("images", image_records), ("categories", category_records)):
         if not items:
             raise LabelError(f"the list {key!r} is empty", "export the file again", path, column=key)
-    image_at: dict[Id, int] = {}
+    image_by_id: dict[Id, int] = {}
     image_names: dict[str, int] = {}
-    class_at: dict[Id, int] = {}
+    class_by_id: dict[Id, int] = {}
     class_names: dict[str, int] = {}
     for number, record in enumerate(image_records):
         place = f"images[{number}]"
-        _enter(image_at, record_id(record, "id", path, place), number, path, f"{place}.id")
-        _enter(image_names, _image_name(record, path, place), number, path, f"{place}.file_name")
+        _register(image_by_id, record_id(record, "id", path, place), number, path, f"{place}.id")
+        _register(image_names, _image_name(record, path, place), number, path, f"{place}.file_name")
     for number, record in enumerate(category_records):
         place = f"categories[{number}]"
-        _enter(class_at, record_id(record, "id", path, place), number, path, f"{place}.id")
-        _enter(class_names, check_name(record.get("name"), path, f"{place}.name"), number, path, f"{place}.name")
+        _register(class_by_id, record_id(record, "id", path, place), number, path, f"{place}.id")
+        _register(class_names, check_name(record.get("name"), path, f"{place}.name"), number, path, f"{place}.name")
     for number, record in enumerate(annotations):
         if "score" in record:
             read_score(record["score"], path, f"annotations[{number}].score")
     return Parsed(
         Names(image_names),
         Names(class_names),
-        class_at,
-        _numbers(annotations, "image_id", image_at, "images", path),
-        _numbers(annotations, "category_id", class_at, "categories", path),
+        class_by_id,
+        _resolve_references(annotations, "image_id", image_by_id, "images", path),
+        _resolve_references(annotations, "category_id", class_by_id, "categories", path),
         image_records,
         annotations,
     )
 
 
 def document(rows: Rows) -> dict[str, list[Record]]:
-    """The three lists for rows, ids counted from 1; only present entries become annotations, with source and score."""
-    last = rows.holding()
+    """The three lists for rows, ids from 1; only present entries become annotations, with source and score."""
+    holding = rows.holding()
     annotations: list[Record] = []
-    for number, k in enumerate(last[rows.value[last] > 0].tolist(), 1):
+    for number, k in enumerate(holding[rows.value[holding] > 0].tolist(), 1):
         record: Record = {"id": number, "image_id": int(rows.image[k]) + 1, "category_id": int(rows.column[k]) + 1}
         if not np.isnan(rows.score[k]):
             record["score"] = shortest_float(rows.score[k])
-        if by := rows.sources[rows.source[k]]:
-            record["source"] = by
+        if source := rows.sources[rows.source[k]]:
+            record["source"] = source
         annotations.append(record)
     return {
         "images": [{"id": number, "file_name": title} for number, title in enumerate(rows.images, 1)],
@@ -183,24 +187,26 @@ def _image_name(record: Record, path: str | Path, place: str) -> str:
     return check_name(str(record["id"]), path, f"{place}.id")
 
 
-def _enter(known: dict[Any, int], key: Id, number: int, path: str | Path, place: str) -> None:
-    if key in known:
+def _register(known_keys: dict[Any, int], key: Id, number: int, path: str | Path, place: str) -> None:
+    if key in known_keys:
         which = place.split("[")[0]
-        message = f"{key!r} is there already, in {which}[{known[key]}]"
-        raise LabelError(message, "give each its own, or remove one of them", path, column=place)
-    known[key] = number
+        message = f"{key!r} is already used in {which}[{known_keys[key]}]"
+        raise LabelError(message, "make them different, or remove one of them", path, column=place)
+    known_keys[key] = number
 
 
-def _numbers(items: list[Record], key: str, known: dict[Id, int], which: str, path: str | Path) -> NDArray[np.int64]:
-    """The number of what each record refers to; the first reference that leads nowhere is an error."""
+def _resolve_references(
+    items: list[Record], key: str, known_ids: dict[Id, int], which: str, path: str | Path
+) -> NDArray[np.int64]:
+    """The index of the record that each annotation refers to; LabelError for a reference to nothing."""
     try:
-        return np.array([known[item[key]] for item in items], np.int64)
+        return np.array([known_ids[item[key]] for item in items], np.int64)
     except (KeyError, TypeError):
         for number, item in enumerate(items):
             place = f"annotations[{number}]"
-            if (wanted := record_id(item, key, path, place)) not in known:
+            if (reference := record_id(item, key, path, place)) not in known_ids:
                 raise LabelError(
-                    f"no entry of {which!r} has the id {wanted!r}",
+                    f"no entry of {which!r} has the id {reference!r}",
                     f"add it to {which!r}, or remove the annotation",
                     path,
                     column=f"{place}.{key}",

@@ -147,7 +147,7 @@ def numbered(file: Path) -> tuple[NDArray[np.int64], list[str]]:
             raise LabelError("the line is not a number and a name", "write the line as: 1 name", file, line=number)
         for what in (int(key), name):
             if what in line_of:
-                message = f"{what!r} is there already, on line {line_of[what]}"
+                message = f"{what!r} is already on line {line_of[what]}"
                 raise LabelError(message, "give every line a number and a name of its own", file, line=number)
             line_of[what] = number
         ids.append(int(key))

@@ -25,7 +25,7 @@ import numpy as np
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._json import Record, check_name, head_and_tail, load_object, read_score
+from halflabel.labels.formats._json import Record, check_name, head_and_tail, load_object, read_score, starts_with
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.names import Names, first_duplicate
@@ -48,7 +48,7 @@ def sniff(path: Path) -> bool:
     if file.suffix.lower() != ".json":
         return False
     text = head_and_tail(file)
-    starts = text.lstrip("\ufeff \t\r\n").startswith("{")
+    starts = starts_with(text, "{")
     return starts and _MAPPING.search(text) is not None and _LISTS.search(text) is None
 
 

@@ -172,7 +172,7 @@ def _images(metadata: Columns) -> Names:
     if len(again := np.setdiff1d(np.arange(len(codes)), first)):
         row = int(again[0])
         before = metadata.line(int(np.argmax(codes == codes[row])))
-        message = f"image {names[row].as_py()!r} is there already, on line {before}"
+        message = f"image {names[row].as_py()!r} is already on line {before}"
         raise metadata.error(message, "leave one line per image", row=row, column=IMAGE)
     return Names(names)
 
@@ -216,7 +216,7 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
     coded = pc.dictionary_encode(pa.concat_arrays([values for _, _, values, _, _ in reversed(parts)]))
     classes = Names(coded.dictionary)
     if not len(classes):
-        raise metadata.error("every list is empty, so there is not one class", "export the labels again")
+        raise metadata.error("every list is empty, so there are no classes", "export the labels again")
     keys = [np.unique(row * len(classes) + classes.index(values)) for _, _, values, row, _ in parts]
     for (name, sign, *_), key in zip(reversed(parts), reversed(keys), strict=True):
         audit.add(f"in {name}", "present" if sign > 0 else "absent", len(key))
@@ -293,7 +293,7 @@ class _Parquet(CsvTable):
         self.header = list(self.table.column_names)
         self._check_header()
         if not len(self.table):
-            raise LabelError("the file has not one row", "export the labels again", self.path)
+            raise LabelError("the file has no rows", "export the labels again", self.path)
 
     def __len__(self) -> int:
         return len(self.table)

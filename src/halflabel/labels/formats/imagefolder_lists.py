@@ -66,7 +66,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         if not isinstance(title, str) or not title:
             raise sheet.error("the image has no name", "fill it in", row=row, column=IMAGE)
         if title in images:
-            raise sheet.error(f"image {title!r} is there already", "leave one line per image", row=row, column=IMAGE)
+            raise sheet.error(f"image {title!r} occurs twice", "leave one line per image", row=row, column=IMAGE)
         image = images.setdefault(title, len(images))
         # Present goes last: it wins where an entry is in both lists.
         for name, sign in reversed(_LISTS.items()):
@@ -74,7 +74,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
                 column = classes.setdefault(label, len(classes))
                 rows.append((image, column, sign, sources.setdefault(source, len(sources)), score))
     if not classes:
-        raise sheet.error("every list is empty, so there is not one class", "export the labels again")
+        raise sheet.error("every list is empty, so there are no classes", "export the labels again")
     for texts, what in ((images, IMAGE), (classes, "labels"), (sources, "sources")):
         sheet._encode(list(texts), "a name", what)  # half a character is refused
     image_at, column_at, value, source_at, score_at = (np.array(part) for part in zip(*rows, strict=True))

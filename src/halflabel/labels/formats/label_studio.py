@@ -24,7 +24,7 @@ import numpy as np
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._json import Record, head_and_tail, read_score
+from halflabel.labels.formats._json import Record, head_and_tail, read_score, starts_with
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._unlisted import mark_unlisted_absent
 from halflabel.labels.names import Names
@@ -56,7 +56,7 @@ def sniff(path: Path) -> bool:
     if path.suffix.lower() != ".json":
         return False
     text = head_and_tail(path)
-    is_list = text.lstrip("\ufeff \t\r\n").startswith("[")
+    is_list = starts_with(text, "[")
     return is_list and '"data"' in text and ('"annotations"' in text or '"predictions"' in text)
 
 

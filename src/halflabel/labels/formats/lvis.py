@@ -1,7 +1,7 @@
-"""LVIS JSON: COCO plus, per image, the classes looked for and not found (`neg_category_ids`).
+"""LVIS JSON: COCO plus, per image, the classes that were looked for and not found (`neg_category_ids`).
 
-A box says present, the negative list absent, and every other class is unknown. `not_exhaustive_category_ids` says that
-not every instance has its box: of a class that is present all the same.
+A box means present, the negative list absent, and every other class is unknown. `not_exhaustive_category_ids` means
+that not every instance has a box; the class is present all the same.
 """
 
 from __future__ import annotations
@@ -30,48 +30,50 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the negative lists as absent, then the boxes as present; both rows stay where they contradict."""
+    """Read the negative lists as absent, then the boxes as present; where they contradict, both rows are kept."""
     parsed = coco.parse(path)
     if not any("neg_category_ids" in record for record in parsed.image_records):
         raise LabelError("no image has neg_category_ids, so this is not LVIS", "add --format coco", path)
-    absent_image, absent_column = _listed(parsed, "neg_category_ids", path)
-    image, column, source, score, sources = parsed.statements()
-    silent = np.zeros(len(absent_image), np.int16)
+    absent_image, absent_column = _listed_pairs(parsed, "neg_category_ids", path)
+    image, column, source, score, sources = parsed.pairs_with_source()
+    no_source = np.zeros(len(absent_image), np.int16)
     rows = Rows.build(
         parsed.images,
         parsed.classes,
         np.concatenate([absent_image, image]),
         np.concatenate([absent_column, column]),
         np.repeat(np.array([-1, 1], np.int8), (len(absent_image), len(image))),
-        np.concatenate([silent, source]),
-        np.concatenate([np.full(len(silent), np.nan, np.float32), score]),
+        np.concatenate([no_source, source]),
+        np.concatenate([np.full(len(no_source), np.nan, np.float32), score]),
         sources,
     )
     audit = Audit("lvis", [str(path)])
     audit.add("annotation", "present", len(image))
     audit.add("neg_category_ids", "absent", len(absent_image))
     conflicts = rows.count_conflicts()
-    spoken = len(image) + len(absent_image) - conflicts
-    audit.add("neither", "unknown", len(parsed.images) * len(parsed.classes) - spoken)
+    listed = len(image) + len(absent_image) - conflicts
+    audit.add("neither", "unknown", len(parsed.images) * len(parsed.classes) - listed)
     if conflicts:
-        audit.note(f"{conflicts} entries have a box and stand in neg_category_ids: present wins, both rows are kept")
+        audit.note(f"{conflicts} entries have a box and are in neg_category_ids: present wins, both rows are kept")
     coco.note_annotations(parsed, len(image), audit)
 
-    partial_image, partial_column = _listed(parsed, "not_exhaustive_category_ids", path)
-    boxed = np.isin(
+    partial_image, partial_column = _listed_pairs(parsed, "not_exhaustive_category_ids", path)
+    has_box = np.isin(
         partial_image * len(parsed.classes) + partial_column, image * len(parsed.classes) + column, assume_unique=True
     )
-    if present := int(boxed.sum()):
-        audit.note(f"{present} entries are not exhaustive: not every instance has a box, so they stay present")
-    if boxless := len(boxed) - present:
-        audit.note(f"{boxless} entries are called not exhaustive but have no box: nothing is taken from that")
+    if with_box := int(has_box.sum()):
+        audit.note(
+            f"{with_box} entries are not exhaustive: not every instance has a box, they are present all the same"
+        )
+    if without_box := len(has_box) - with_box:
+        audit.note(f"{without_box} entries are marked not exhaustive but have no box: ignored")
     return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
     """Write any table: present as image-level annotations without boxes, absent as neg_category_ids.
 
-    Annotations keep their source and score; neg_category_ids has no place for them.
+    Annotations have source and score; neg_category_ids cannot hold them.
     """
     table = rows.resolve()
     content = coco.document(rows)
@@ -84,8 +86,8 @@ def write(rows: Rows, path: Path) -> None:
     write_compact_json(path, content)
 
 
-def _listed(parsed: coco.Parsed, key: str, path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The (image, class) pairs that the images' lists under a key name, each once."""
+def _listed_pairs(parsed: coco.Parsed, key: str, path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The (image, class) pairs in the images' lists under a key, each once."""
     image: list[int] = []
     column: list[int] = []
     for number, record in enumerate(parsed.image_records):
@@ -93,16 +95,16 @@ def _listed(parsed: coco.Parsed, key: str, path: Path) -> tuple[NDArray[np.int64
         place = f"images[{number}].{key}"
         if not isinstance(ids, list):
             raise LabelError("this is not a list", "make it a list of category ids", path, column=place)
-        for position, wanted in enumerate(ids):
-            found = parsed.class_at.get(wanted) if isinstance(wanted, (int, str)) else None
-            if found is None:
+        for position, category_id in enumerate(ids):
+            class_index = parsed.class_by_id.get(category_id) if isinstance(category_id, (int, str)) else None
+            if class_index is None:
                 raise LabelError(
-                    f"no entry of 'categories' has the id {wanted!r}",
+                    f"no entry of 'categories' has the id {category_id!r}",
                     "add it to 'categories', or remove it here",
                     path,
                     column=f"{place}[{position}]",
                 )
             image.append(number)
-            column.append(found)
+            column.append(class_index)
     pairs = np.unique(np.array(image, np.int64) * len(parsed.classes) + np.array(column, np.int64))
     return pairs // len(parsed.classes), pairs % len(parsed.classes)

@@ -155,7 +155,7 @@ def _image_list(file: Path) -> list[str]:
             message = "the line names no image, so that all labels after it would shift"
             raise LabelError(message, _ALIGNED, file, line=number)
         if name in line_of:
-            message = f"image {name!r} is there already, on line {line_of[name]}"
+            message = f"image {name!r} is already on line {line_of[name]}"
             raise LabelError(message, "give every image a name of its own", file, line=number)
         line_of[name] = number
     if not names:

@@ -74,7 +74,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         scores.append(np.where(guess, confidence, np.nan)[said].astype(np.float32))
         done += len(value)
     if not done:
-        raise LabelError("there is a header but not one row", "download or export the file again", path)
+        raise LabelError("the file has a header but no rows", "download or export the file again", path)
 
     audit = _audit(path, policy, counts)
     value, score = np.concatenate(values), np.concatenate(scores)
@@ -179,7 +179,7 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
     header = [name.strip() for name in next(read_records(path, ","), (1, []))[1]]
     for name in NEEDED:
         if header.count(name) != 1:
-            problem = f"there is no column {name!r}" if name not in header else f"the column {name!r} is there twice"
+            problem = f"there is no column {name!r}" if name not in header else f"the column {name!r} occurs twice"
             found = ", ".join(map(repr, header[:12]))
             raise LabelError(f"{problem}; found: {found}", f"the header must be {','.join(COLUMNS)}", path, line=1)
     # Columns are read under their numbers, so that no name can clash with Arrow's own handling of headers.

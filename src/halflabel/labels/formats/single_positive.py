@@ -86,7 +86,7 @@ def write(rows: Rows, path: Path) -> None:
     folder, split = (path.parent, match[1]) if match else (path, "train")
     images, classes = list(table.images), list(table.classes)
     if not images or not classes:
-        raise UserError("there is not one label to write", "write the long form instead")
+        raise UserError("there are no labels to write", "write the long form instead")
     for name in (*images, *classes):
         if not name or name.endswith("\0") or (set(name) & set("\r\n")) or name.startswith("\ufeff"):
             raise UserError(f"the name {name!r} does not survive in this form", "write the long form instead")
@@ -188,7 +188,7 @@ def _images(path: Path) -> Names:
         message = f"this is an array of {names.dtype} with {names.ndim} dimensions"
         raise LabelError(message, "save one name per image: np.array(names, dtype=str)", path)
     if not len(names):
-        raise LabelError("there is not one image", "save the names of the images", path)
+        raise LabelError("there are no images", "save the names of the images", path)
     try:
         texts = [name.decode() for name in names.tolist()] if names.dtype.kind == "S" else names.astype(str).tolist()
         array = pa.array(texts, pa.string())
@@ -232,7 +232,7 @@ def _labels(path: Path, observed: bool) -> NDArray[Any]:
         message = f"this is an array of {labels.dtype} with {labels.ndim} dimensions"
         raise LabelError(message, "save one number per image and class: an array (images, classes)", path)
     if labels.shape[1] == 0:
-        raise LabelError("there is not one class", "save the labels again", path)
+        raise LabelError("there are no classes", "save the labels again", path)
     with np.errstate(invalid="ignore"):  # comparing NaN is no fault of ours
         fits = (labels == 0) | (labels == 1) | (observed & (labels == -1))
     if not fits.all():

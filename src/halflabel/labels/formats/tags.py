@@ -111,7 +111,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     _refuse_values(sheet, present, parts[present][0])
     classes = Names(pc.unique(pa.concat_arrays([items for items, _ in parts.values()])))
     if not len(classes):
-        raise sheet.error("every cell is empty, so there is not one class", "export the tags again", column=present)
+        raise sheet.error("every cell is empty, so there are no classes", "export the tags again", column=present)
     if len(lists) == 1 and policy.unlisted is None:
         message, fix = unlisted_not_stated(f"the tags ({split.told}) say present and nothing says absent")
         raise sheet.error(message, fix, column=present)

@@ -133,9 +133,9 @@ def _image_list(file: Path) -> list[str]:
             continue
         name = fields[0]
         if "\x00" in line:
-            raise LabelError("byte 0x00 does not belong in a text file", "download the file again", file, line=number)
+            raise LabelError("byte 0x00 is not allowed in a text file", "download the file again", file, line=number)
         if name in line_of:
-            message = f"image {name!r} is there already, on line {line_of[name]}"
+            message = f"image {name!r} is already on line {line_of[name]}"
             raise LabelError(message, "leave one line per image", file, line=number)
         line_of[name] = number
     if not line_of:

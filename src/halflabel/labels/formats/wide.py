@@ -1,4 +1,4 @@
-"""Wide CSV: one line per image, one column per class, a value in each cell."""
+"""Wide CSV: one line per image, one column per class, one value per cell."""
 
 from __future__ import annotations
 
@@ -28,54 +28,54 @@ _LONG = "write the long form instead (--to long)"
 
 
 def sniff(path: Path) -> bool:
-    """Any other CSV file with at least two columns can only be a wide one."""
+    """Any CSV file with at least two columns that no earlier format recognized."""
     return path.suffix.lower() in (".csv", ".tsv", ".txt") and any(d in first_line(path) for d in ",;\t|")
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read a wide table: blank, NaN and ? are unknown, 1 present, 0 absent; −1 only as stated."""
+    """Read a wide table: blank, NaN and ? are unknown, 1 present, 0 absent; −1 must be stated."""
     sheet = CsvTable(path, encoding=policy.encoding)
     image_column = policy.image_column or _image_column(sheet.header)
-    keep = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
-    index = pa.array(keep)
+    selected = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
+    index = pa.array(selected)
     names = sheet.column(image_column).take(index)
     for name in policy.ignore:
-        sheet.column(name)  # raises, when the user ignores a column that is not there
-    left_out = {image_column, *policy.ignore, *policy.where}
-    classes = [name for name in sheet.header if name not in left_out]
+        sheet.column(name)  # raises if the column does not exist
+    not_classes = {image_column, *policy.ignore, *policy.where}
+    classes = [name for name in sheet.header if name not in not_classes]
     if not classes:
-        raise sheet.error("no column is left that could be a class", "check the header line", line=1)
-    _check_images(sheet, names, keep, image_column)
+        raise sheet.error("no column is left for the classes", "check the header line", line=1)
+    _check_images(sheet, names, selected, image_column)
 
-    def fault(problem: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
-        fix = problem.fix
-        if "not a label" in problem.message:
+    def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
+        fix = undecided.fix
+        if "not a label" in undecided.message:
             fix += f"; if {name!r} is not a class, add {quote_option('--ignore', name)}"
             if shorten(raw) == raw:
                 fix += f" or {quote_option('--where', f'{name}={raw}')}"
             if name.lower() in LISTS:
-                fix += "; if it lists the classes that are there, add --format tags"
+                fix += "; if it lists the present classes, add --format tags"
             if image_column.lower() not in IMAGE_COLUMNS:
                 fix += "; if the file has no header line, add one, such as image,class,value"
-        return sheet.error(problem.message, fix, row=int(keep[row]), column=name)
+        return sheet.error(undecided.message, fix, row=int(selected[row]), column=name)
 
     audit = Audit("wide", [str(path)])
     columns = ((name, sheet.column(name).take(index)) for name in classes)
-    labels = decode_columns(columns, policy, audit, fault, blank="blank")
+    labels = decode_columns(columns, policy, audit, make_error, blank="blank")
     if policy.ignore:
         audit.note(f"columns ignored: {', '.join(policy.ignore)}")
     if policy.where:
-        audit.note(f"{len(sheet) - len(keep)} of {len(sheet)} rows left out by --where")
+        audit.note(f"{len(sheet) - len(selected)} of {len(sheet)} rows left out by --where")
     image, column = np.nonzero(labels)
     return LabelImport(Rows.build(Names(names), Names(classes), image, column, labels[image, column]), audit)
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write 1, 0 or blank per cell; sources and scores have no place in this form."""
+    """Write 1, 0 or blank per cell; sources and scores are not written."""
     table = rows.resolve()
     for name in table.classes:
         if name == "image" or name != name.strip() or not name:
-            raise UserError(f"the header line of a wide table cannot hold a class called {name!r}", _LONG)
+            raise UserError(f"a wide table cannot have a class called {name!r} in its header", _LONG)
     header = ["image", *table.classes]
     if has_values(header) or set(NEEDED) <= set(header):
         form = "long" if has_values(header) else "open-images"
@@ -88,7 +88,7 @@ def write(rows: Rows, path: Path) -> None:
         for first in range(0, len(table), 4096):
             block = np.arange(first, min(first + 4096, len(table)))
             for position, cells in zip(block, text[table.rows(block) + 1].tolist(), strict=True):
-                # Cells are written as they are: a wide table has many, and none of the three needs quotes.
+                # Cells are not passed to csv_line: there are many, and none of the three values needs quotes.
                 file.write(csv_line([table.images[int(position)]])[:-1] + "," + ",".join(cells) + "\n")
 
 
@@ -100,19 +100,20 @@ def _image_column(header: list[str]) -> str:
     return header[0]
 
 
-def _check_images(sheet: CsvTable, names: pa.Array, keep: np.ndarray, column: str) -> None:
+def _check_images(sheet: CsvTable, names: pa.Array, selected: np.ndarray, column: str) -> None:
+    """Raise LabelError for an image without a name or an image on two lines."""
     blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
     if blank.any():
-        raise sheet.error("the image has no name", "fill it in", row=int(keep[np.argmax(blank)]), column=column)
+        raise sheet.error("the image has no name", "fill it in", row=int(selected[np.argmax(blank)]), column=column)
     codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
     _, first = np.unique(codes, return_index=True)
-    again = np.setdiff1d(np.arange(len(codes)), first)
-    if len(again):
-        row = int(again[0])
-        before = sheet.line(int(keep[np.flatnonzero(codes == codes[row])[0]]))
+    repeats = np.setdiff1d(np.arange(len(codes)), first)
+    if len(repeats):
+        row = int(repeats[0])
+        before = sheet.line(int(selected[np.flatnonzero(codes == codes[row])[0]]))
         raise sheet.error(
-            f"image {names[row].as_py()!r} is there already, on line {before}",
+            f"image {names[row].as_py()!r} is already on line {before}",
             "leave one line per image, or use the long form to keep contradicting labels",
-            row=int(keep[row]),
+            row=int(selected[row]),
             column=column,
         )
