@@ -23,8 +23,8 @@ import torch
 from halflabel import metrics
 from halflabel.cli.demo import SIZE
 from halflabel.data.datasets.digits import scenes
-from halflabel.data.gpu_views import Resident
-from halflabel.data.sources import Arrays, Part, Source
+from halflabel.data.gpu_views import DeviceImages
+from halflabel.data.sources import Arrays, Source, Subset
 from halflabel.data.views import Plain, Strong, Weak
 from halflabel.labels import drop
 from halflabel.labels.names import Names
@@ -52,7 +52,7 @@ def load(images: int, seed: int, cache: Path, network: bool) -> tuple[LabelTable
     if network:
         size = made.images.shape[-1]
         views = {"plain": Plain(size), "weak": Weak(size, least=1.0, flip=0.0), "strong": Strong(size, flip=0.0)}
-        kept = [Resident(s.images, Names(s.names), views) for s in (made, test)]
+        kept = [DeviceImages(s.images, Names(s.names), views) for s in (made, test)]
         return table, kept[0], kept[1], truth
     backbone = build_backbone()
     usual = make_views(SIZE, "squash", backbone) | {"strong": Strong(SIZE, flip=0.0)}
@@ -91,11 +91,11 @@ def main() -> None:
         backbone = build_backbone("tiny") if asked.network else None
         head = seeded(seed, lambda: method.head(backbone.channels if backbone else 1280, len(full.classes)))
         model = Model(backbone, head)
-        inside = Part(source, np.arange(asked.images))
+        inside = Subset(source, np.arange(asked.images))
         settings = Settings(epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, backbone_lr=1.0)
         settings = replace(settings, device=asked.device, batch_size=asked.batch_size)
         fit(model, method, inside, train, settings)
-        more = Part(source, np.arange(asked.images, asked.images + 500))
+        more = Subset(source, np.arange(asked.images, asked.images + 500))
         chosen_by = metrics.mean_average_precision(
             score_source(model, more, device=asked.device).logits, full.rows(np.arange(500) + asked.images)
         )

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from halflabel.data.gpu_views import Resident
+from halflabel.data.gpu_views import DeviceImages
 from halflabel.data.views import Plain, Strong, Weak
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
@@ -78,7 +78,7 @@ def loop(name: str, images: torch.Tensor, batch: int, how: Any, precision: Any, 
     rng = np.random.default_rng(0)
     table = LabelTable.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (len(images), CLASSES)))
     views = {"plain": Plain(size), "weak": Weak(size), "strong": Strong(size)}
-    source = Resident(images, names, views)
+    source = DeviceImages(images, names, views)
     made = recipe(method).make()
     settings = Settings(epochs=4, batch_size=batch, compile=how, precision=precision, ema=ema, lr=1e-4, device="cuda")
     log = fit(model_of(name, made), made, source, table, settings).log

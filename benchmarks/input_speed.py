@@ -37,8 +37,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpu_speed import CLASSES, ceiling, model_of
 from halflabel.data.decode import find_images
-from halflabel.data.pack.read import Stored
-from halflabel.data.pack.source import OnDevice, open_packed
+from halflabel.data.pack.read import PackSettings
+from halflabel.data.pack.source import DeviceViews, open_packed_images
 from halflabel.data.pack.write import pack_images
 from halflabel.data.sources import Images, Source
 from halflabel.data.views import Plain, Strong, View, Weak
@@ -151,7 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         pack = Path(temporary) / "pack"
         began = time.perf_counter()
-        stored = Stored(size=asked.size, resize=asked.resize, store=asked.store)
+        stored = PackSettings(size=asked.size, resize=asked.resize, store=asked.store)
         about = pack_images(
             asked.photos, pack, stored, ids=list(names), workers=asked.workers, max_bad=1.0, shard_bytes=64 << 20
         )
@@ -166,12 +166,12 @@ def main() -> None:
         )
         sources: dict[str, Source] = {
             "folder": Images(paths, names, views, **more),
-            "pack": open_packed(names, pack, views, **more),
-            "pack, views on the device": OnDevice(open_packed(names, pack, views, **more), device),
+            "pack": open_packed_images(names, pack, views, **more),
+            "pack, views on the device": DeviceViews(open_packed_images(names, pack, views, **more), device),
         }
         if device.type == "cuda":
-            packed = open_packed(names, pack, views, **more)
-            sources["pack, decoded on the device"] = OnDevice(packed, device, decode=True)
+            packed = open_packed_images(names, pack, views, **more)
+            sources["pack, decoded on the device"] = DeviceViews(packed, device, decode=True)
         ways: dict[str, Callable[[int], Iterator[Tensor]]] = {
             "torchvision": lambda epoch: (images.to(device, non_blocking=True) for images in plainly),
             **{name: from_source(source) for name, source in sources.items()},

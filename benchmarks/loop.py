@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from halflabel import metrics
-from halflabel.data.sources import Features, Fetched, Plan
+from halflabel.data.sources import Features, FetchedBatch, Plan
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
@@ -44,9 +44,9 @@ class Ready:
     def __len__(self) -> int:
         return len(self.images)
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         for index in plan:
-            yield Fetched(index, (self.images[torch.from_numpy(index)],))
+            yield FetchedBatch(index, (self.images[torch.from_numpy(index)],))
 
 
 def plain_loop(model: nn.Module, batches: list[tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.sources import Features, Part
+from halflabel.data.sources import Features, Subset
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.split import assign_parts
@@ -89,10 +89,10 @@ def train_once(
     fitted = fit(
         model,
         method,
-        Part(train, inside),
+        Subset(train, inside),
         known.subset(inside),
         settings,
-        validation=Part(train, outside),
+        validation=Subset(train, outside),
         judge=ValidationMetric(torch.from_numpy(judged.dense())),
     )
     best = max(line["select"] for line in fitted.log)

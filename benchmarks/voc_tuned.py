@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.gpu_views import Resident, load_images
-from halflabel.data.sources import Features, Part, Source, sequential
+from halflabel.data.gpu_views import DeviceImages, load_to_device
+from halflabel.data.sources import Features, Source, Subset, sequential_plan
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
@@ -50,7 +50,7 @@ def prepare(asked: argparse.Namespace) -> None:
         table = read(asked.labels, split)
         views = make_views(asked.size, "squash", build_backbone("tiny"))
         files = open_images(table.images, asked.photos, views, Config(workers=asked.workers))
-        found[split] = load_images(files, "cpu").images
+        found[split] = load_to_device(files, "cpu").images
     save_file(found, asked.out)
 
 
@@ -71,12 +71,12 @@ def resnet50(weights: str, size: int) -> Backbone:
     return Backbone("resnet50", net, 2048, usual)
 
 
-def frozen_maps(backbone: Backbone, source: Resident, copies: int = 0) -> Features:
+def frozen_maps(backbone: Backbone, source: DeviceImages, copies: int = 0) -> Features:
     """The maps of the plain views and of some strong ones, on the GPU: 1,280 · 7 · 7 · 2 bytes per image and view."""
     backbone = backbone.to(source.images.device).eval()
 
     def maps(view: str, epoch: int) -> torch.Tensor:
-        fetched = source.fetch(sequential(len(source), 256), (view,), epoch=epoch)
+        fetched = source.fetch(sequential_plan(len(source), 256), (view,), epoch=epoch)
         with torch.no_grad():
             return torch.cat([backbone(views[0]).half() for _, views in fetched])
 
@@ -115,8 +115,8 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
         "weak": Weak(size, least=1.0 if job.get("view", "flip") == "flip" else job.get("least", 0.5)),
         "strong": Strong(size, **job.get("strong", {})),
     }
-    train = Resident(data["train"], full.images, views)
-    test = Resident(data["val"], data["test_names"], views)
+    train = DeviceImages(data["train"], full.images, views)
+    test = DeviceImages(data["val"], data["test_names"], views)
     backbone = resnet50(job["weights"], size) if job.get("backbone") == "resnet50" else build_backbone()
     head = seeded(seed, lambda: method.head(backbone.channels, len(full.classes)))
     model = Model(backbone, head)
@@ -130,7 +130,7 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     if first:  # {"epochs", "lr"}: the head alone on frozen maps, before all is tuned
         maps = frozen_maps(backbone, train)
         rest = {"weight_decay": how.weight_decay, "seed": seed, "device": device, "schedule": "cosine"}
-        fit(Model(None, head), method, Part(maps, inside), known.subset(inside), Settings(**rest, **first))
+        fit(Model(None, head), method, Subset(maps, inside), known.subset(inside), Settings(**rest, **first))
     settings = Settings(
         **{"weight_decay": how.weight_decay, "epochs": 10, "batch_size": 32, "backbone_lr": 1.0, "compile": "graph"}
         | job.get("settings", {})
@@ -142,10 +142,10 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     fitted = fit(
         model,
         method,
-        Part(seen, inside),
+        Subset(seen, inside),
         known.subset(inside),
         settings,
-        validation=Part(seen, outside),
+        validation=Subset(seen, outside),
         judge=TwoJudges(*held, job.get("select", "clean")),
         truth=full.subset(inside),
     )

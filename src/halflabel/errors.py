@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["LabelError", "NothingRead", "UserError", "WrongHead", "missing_package"]
+__all__ = ["LabelError", "NoReadableImage", "UserError", "WrongHead", "missing_package"]
 
 _LONGEST = 2000  # characters: a name in a damaged file may have millions
 
@@ -47,7 +47,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
-class NothingRead(UserError):
+class NoReadableImage(UserError):
     """Of all images asked for not one can be read; of a part of them that may be no fault."""
 
 

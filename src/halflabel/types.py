@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Batch", "Output", "Passes", "Sweep", "Targets", "at_least_float32"]
+__all__ = ["Batch", "DropoutPasses", "Output", "Sweep", "Targets", "at_least_float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Targets(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """Passes of the head with its dropout on, which a sweep adds for those who ask how sure the model is."""
+class DropoutPasses:
+    """DropoutPasses of the head with its dropout on, which a sweep adds for those who ask how sure the model is."""
 
     count: int
     of: Literal["logit", "score"] = "logit"  # what mean and spread are taken of

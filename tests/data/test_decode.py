@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from halflabel.data.decode import BadImage, Quarantine, TooManyBad, find_images, locate, read_image
+from halflabel.data.decode import BadImage, find_images, locate_images, read_image
+from halflabel.data.quarantine import Quarantine, TooManyBadImages
 from halflabel.errors import UserError
 
 
@@ -97,7 +98,7 @@ def test_avif_is_read_where_pillow_can_and_named_where_not(tmp_path: Path, monke
     assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - picture()).mean() < 6
     (tmp_path / "a.avif").write_bytes(data)
     assert find_images(tmp_path) == [tmp_path / "a.avif"]
-    assert locate(["a"], tmp_path) == [tmp_path / "a.avif"]
+    assert locate_images(["a"], tmp_path) == [tmp_path / "a.avif"]
     with pytest.raises(BadImage, match="30 × 20 pixels is over the limit of 100"):
         read_image(tmp_path / "a.avif", max_pixels=100)
     assert reason(tmp_path, data[: len(data) // 2])
@@ -319,7 +320,7 @@ def test_locate_in_order_of_certainty(tmp_path: Path) -> None:
         ".": None,
         "sub": None,
     }
-    found = locate(list(wanted), folder)
+    found = locate_images(list(wanted), folder)
     assert dict(zip(wanted, found, strict=True)) == {
         name: None if path is None else folder / path for name, path in wanted.items()
     }
@@ -330,7 +331,7 @@ def test_locate_walks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     walks = []
     walk = os.walk
     monkeypatch.setattr(os, "walk", lambda *args, **kwargs: walks.append(args) or walk(*args, **kwargs))
-    assert None not in locate([str(number) for number in range(50)], tmp_path)
+    assert None not in locate_images([str(number) for number in range(50)], tmp_path)
     assert len(walks) == 1
 
 
@@ -349,13 +350,15 @@ def test_quarantine_tolerates_a_few_and_stops_at_many(tmp_path: Path) -> None:
     assert caught.value.message.endswith("0.jpg): truncated")
     assert "--max-bad" in caught.value.fix
     quarantine.check(1000, limit=0.037)
-    with pytest.raises(TooManyBad, match=r"over the limit of 1 %, and the others were not tried yet: first"):
+    with pytest.raises(TooManyBadImages, match=r"over the limit of 1 %, and the others were not tried yet: first"):
         quarantine.check(1000, so_far=True)
-    quarantine.place = tmp_path / "out" / "bad_images.csv"
-    with pytest.raises(TooManyBad) as caught:
+    quarantine.path = tmp_path / "out" / "bad_images.csv"
+    with pytest.raises(TooManyBadImages) as caught:
         quarantine.check(1000)
-    assert caught.value.fix == f"see {quarantine.place}, or raise --max-bad"
-    with pytest.raises(TooManyBad, match=r"37 of 1000 images \(3.7 %\) have no file in photos, .*'cat,0', 'cat,1'"):
+    assert caught.value.fix == f"see {quarantine.path}, or raise --max-bad"
+    with pytest.raises(
+        TooManyBadImages, match=r"37 of 1000 images \(3.7 %\) have no file in photos, .*'cat,0', 'cat,1'"
+    ):
         quarantine.check_missing(1000, 0.01, Path("photos"))
     quarantine.check_missing(1000, 0.037, Path("photos"))
     quarantine.write(tmp_path / "out" / "bad_images.csv")

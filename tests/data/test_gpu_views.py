@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.data.gpu_views import Resident, _places, view_of
+from halflabel.data.gpu_views import DeviceImages, _places, make_view
 from halflabel.data.sources import Arrays
-from halflabel.data.views import OPS, Plain, Strong, Weak, draws, view_keys
+from halflabel.data.views import RANDAUGMENT_OPS, Plain, Strong, Weak, draw_uniform, view_keys
 from halflabel.labels.names import Names
 from halflabel.system.rng import hash_names
 
@@ -34,34 +34,34 @@ def test_draws_are_those_of_the_views_on_the_cpu():
     from halflabel.data.views import _draws
 
     keys = keys_for(5)
-    assert np.array_equal(draws(keys, 9), np.stack([_draws(int(key), 9) for key in keys]))
+    assert np.array_equal(draw_uniform(keys, 9), np.stack([_draws(int(key), 9) for key in keys]))
 
 
 def test_mirror_images_alone_are_the_same_bytes():
     images, keys = smooth(16), keys_for(16)
     view = Weak(SIZE, least=1.0)
-    assert torch.equal(view_of(view, images, keys), one_by_one(view, images, keys))
+    assert torch.equal(make_view(view, images, keys), one_by_one(view, images, keys))
 
 
 def test_a_weak_view_shows_the_same_part_of_the_image():
     images, keys = smooth(32), keys_for(32)
     view = Weak(SIZE, least=0.5)
-    made, wanted = view_of(view, images, keys).float(), one_by_one(view, images, keys).float()
+    made, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
     other = one_by_one(view, images, keys_for(32, seed=1)).float()
     assert (made - wanted).abs().mean() < 6 < 20 < (made - other).abs().mean()
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", RANDAUGMENT_OPS)
 def test_each_operation_is_that_of_the_cpu(name):
     """One operation at a time, on the images whose key picks it."""
     view = Strong(SIZE, least=1.0, flip=0.0, num_ops=1, magnitude=20, cutout=0.0)
     keys = keys_for(600)
-    picks = (draws(keys, 9)[:, 7] * len(OPS)).astype(int)
-    keys = keys[picks == list(OPS).index(name)][:24]
+    picks = (draw_uniform(keys, 9)[:, 7] * len(RANDAUGMENT_OPS)).astype(int)
+    keys = keys[picks == list(RANDAUGMENT_OPS).index(name)][:24]
     moved = name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
     noise = torch.randint(40, 220, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
     images = smooth(len(keys)) if moved else noise.to(torch.uint8)
-    made, wanted = view_of(view, images, keys).float(), one_by_one(view, images, keys).float()
+    made, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
     apart = (made - wanted).abs().mean(dim=(1, 2, 3))
     changed = (wanted - images.float()).abs().mean(dim=(1, 2, 3))
     # Places are whole pixels there and parts of pixels here; colours agree to rounding.
@@ -73,22 +73,22 @@ def test_each_operation_is_that_of_the_cpu(name):
 def test_the_grey_square_is_where_the_cpu_puts_it():
     view = Strong(SIZE, least=1.0, flip=0.0, num_ops=0, cutout=0.8)
     images, keys = smooth(32), keys_for(32)
-    assert torch.equal(view_of(view, images, keys), one_by_one(view, images, keys))
+    assert torch.equal(make_view(view, images, keys), one_by_one(view, images, keys))
 
 
 def test_a_view_depends_on_its_key_alone_not_on_its_batch():
     view = Strong(SIZE)
     images, keys = smooth(12), keys_for(12)
-    whole = view_of(view, images, keys)
-    assert torch.equal(whole[5:6], view_of(view, images[5:6], keys[5:6]))
-    assert not torch.equal(whole, view_of(view, images, keys_for(12, seed=3)))
+    whole = make_view(view, images, keys)
+    assert torch.equal(whole[5:6], make_view(view, images[5:6], keys[5:6]))
+    assert not torch.equal(whole, make_view(view, images, keys_for(12, seed=3)))
 
 
 def test_a_resident_source_gives_what_is_asked_for():
     names = Names([f"image {i}" for i in range(6)])
     views = {"plain": Plain(SIZE), "weak": Weak(SIZE, least=1.0), "strong": Strong(SIZE)}
     images = smooth(6)
-    source = Resident(images, names, views, bad=[2])
+    source = DeviceImages(images, names, views, bad=[2])
     plan = [np.array([3, 2, 0]), np.array([5])]
     fetched = list(source.fetch(plan, ("plain", "weak", "strong"), seed=1, epoch=2))
     assert [f.images.tolist() for f in fetched] == [[3, 0], [5]]
@@ -103,7 +103,7 @@ def test_a_resident_source_gives_what_is_asked_for():
 def test_batches_of_which_nothing_could_be_read_have_no_views(view: str) -> None:
     names = Names.numbered(6)
     views = {"plain": Plain(8), "weak": Weak(8), "strong": Strong(8)}
-    source = Resident(torch.zeros(6, 3, 8, 8, dtype=torch.uint8), names, views, bad=[4, 5])
+    source = DeviceImages(torch.zeros(6, 3, 8, 8, dtype=torch.uint8), names, views, bad=[4, 5])
     index, made = next(iter(source.fetch([np.array([4, 5])], (view,))))
     assert not len(index)
     assert made == ()
@@ -124,8 +124,8 @@ def test_batches_made_ahead_are_whole_whatever_the_device_does_meanwhile(view: s
     images = smooth(256)
     plan = [np.arange(first, first + 16) for first in range(0, 256, 16)]
     busy = torch.randn(2048, 2048, device="cuda")
-    source = Resident(images.cuda(), Names.numbered(256), views)
-    wanted = [view_of(views[view], images[i].cuda(), view_keys(0, 0, source.hashes[i], 1)[:, 0]) for i in plan]
+    source = DeviceImages(images.cuda(), Names.numbered(256), views)
+    wanted = [make_view(views[view], images[i].cuda(), view_keys(0, 0, source.hashes[i], 1)[:, 0]) for i in plan]
     found = []
     for _, made in source.fetch(plan, (view,)):
         for _ in range(20):
@@ -140,9 +140,9 @@ def test_batches_made_ahead_are_whole_whatever_the_device_does_meanwhile(view: s
 def test_an_operation_drawn_twice_is_done_twice(name: str) -> None:
     view = Strong(SIZE, least=1.0, flip=0.0, num_ops=2, magnitude=20, cutout=0.0)
     keys = keys_for(40_000)
-    picks = (draws(keys, 11)[:, [7, 9]] * len(OPS)).astype(int)
-    keys = keys[(picks == list(OPS).index(name)).all(1)][:24]
+    picks = (draw_uniform(keys, 11)[:, [7, 9]] * len(RANDAUGMENT_OPS)).astype(int)
+    keys = keys[(picks == list(RANDAUGMENT_OPS).index(name)).all(1)][:24]
     images = torch.randint(90, 160, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
     images = images.to(torch.uint8)
-    made, wanted = view_of(view, images, keys).float(), one_by_one(view, images, keys).float()
+    made, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
     assert float((made - wanted).abs().mean(dim=(1, 2, 3)).max()) < 3

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from halflabel.data.decode import read_image
-from halflabel.data.sources import Arrays, Features, Images, Part, Source, sequential
+from halflabel.data.sources import Arrays, Features, Images, Source, Subset, sequential_plan
 from halflabel.data.views import Plain, Strong, View, Weak, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
@@ -48,8 +48,8 @@ def features(n: int = N, bad: tuple[int, ...] = ()) -> Features:
 
 
 def test_sequential_covers_everything_once() -> None:
-    assert [part.tolist() for part in sequential(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert sequential(0, 3) == []
+    assert [part.tolist() for part in sequential_plan(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert sequential_plan(0, 3) == []
 
 
 PLAN = [np.array([5, 2]), np.array([8]), np.array([0, 1, 7])]
@@ -128,14 +128,14 @@ def test_too_many_pixels_are_refused_before_decoding(tmp_path: Path) -> None:
 
 def test_a_part_renumbers_and_keeps_names_and_keys(tmp_path: Path) -> None:
     whole = images(tmp_path, bad=(6,))
-    part = Part(whole, np.array([6, 1, 8]))
+    part = Subset(whole, np.array([6, 1, 8]))
     assert len(part) == 3
     assert list(part.names) == ["6", "1", "8"]
     found = list(part.fetch([np.array([2, 0]), np.array([1])], ("weak",), seed=4, epoch=5))
     assert [batch.images.tolist() for batch in found] == [[2], [1]]
     ((_, (own,)),) = whole.fetch([np.array([8])], ("weak",), seed=4, epoch=5)
     assert torch.equal(found[0].views[0], own)
-    deeper = Part(part, np.array([2]))
+    deeper = Subset(part, np.array([2]))
     ((numbers, (same,)),) = deeper.fetch([np.array([0])], ("weak",), seed=4, epoch=5)
     assert numbers.tolist() == [0]
     assert torch.equal(same, own)
@@ -199,7 +199,7 @@ def test_the_copy_is_a_function_of_seed_epoch_and_image() -> None:
     for images, (strong,) in source.fetch([index[:37], index[37:]], ("strong",), seed=1, epoch=2):
         found |= dict(zip(images.tolist(), strong[:, 0].tolist(), strict=True))
     assert [int(found[image] // 100) - 1 for image in range(90)] == drawn[1, 2]
-    ((_, (part,)),) = Part(source, index).fetch([np.arange(90)], ("strong",), seed=1, epoch=2)
+    ((_, (part,)),) = Subset(source, index).fetch([np.arange(90)], ("strong",), seed=1, epoch=2)
     assert (part[:, 0] // 100 - 1).tolist() == [drawn[1, 2][image] for image in index]
     # It goes with the image's name, not with its number.
     plain, *strong = (array[index] for array in (source.values, *source.strong))
@@ -222,7 +222,7 @@ def test_features_without_images_have_their_one_view_for_a_strong_one_and_say_so
 def test_features_of_images_that_were_cached_without_strong_views_refuse_to_give_one() -> None:
     source = copied(0)
     assert len(list(source.fetch([np.array([3, 1])], ("weak", "plain")))) == 1
-    for whole in (source, Part(source, np.array([2, 1]))):
+    for whole in (source, Subset(source, np.array([2, 1]))):
         with pytest.raises(UserError, match="strong views, and these features were cached without any"):
             list(whole.fetch([np.array([1])], ("weak", "strong")))
 

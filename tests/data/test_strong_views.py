@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.data.datasets.digits import write_folder
-from halflabel.data.gpu_views import view_by, view_numbers
+from halflabel.data.gpu_views import apply_view, draw_parameters
 from halflabel.data.views import Strong, make_views
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
@@ -71,7 +71,7 @@ def test_the_ends_of_the_ranges_make_views_on_either_side(more: dict[str, Any]) 
     image = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     keys = np.arange(40, dtype=np.uint64)
     for made in (torch.stack([view(image, int(key)) for key in keys]), None):
-        found = view_by(view, image.expand(40, -1, -1, -1), view_numbers(view, keys)) if made is None else made
+        found = apply_view(view, image.expand(40, -1, -1, -1), draw_parameters(view, keys)) if made is None else made
         assert found.shape == (40, 3, 24, 24)
         assert found.dtype == torch.uint8
 

@@ -9,7 +9,7 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from halflabel.data.views import OPS, Plain, Strong, View, Weak, view_keys
+from halflabel.data.views import RANDAUGMENT_OPS, Plain, Strong, View, Weak, view_keys
 from halflabel.errors import UserError
 
 VIEWS: list[View] = [
@@ -124,10 +124,10 @@ def test_weak_crops_as_its_draws_say() -> None:
 
 
 @pytest.mark.parametrize("magnitude", [0, 4, 9, 17, 30])
-@pytest.mark.parametrize("name", list(OPS))
+@pytest.mark.parametrize("name", list(RANDAUGMENT_OPS))
 def test_operations_are_those_of_torchvision(name: str, magnitude: int) -> None:
     reference = v2.RandAugment()
-    assert list(reference._AUGMENTATION_SPACE) == list(OPS)
+    assert list(reference._AUGMENTATION_SPACE) == list(RANDAUGMENT_OPS)
     image = picture(64, 64)
     magnitudes_of, signed = reference._AUGMENTATION_SPACE[name]
     magnitudes = magnitudes_of(31, 64, 64)
@@ -136,7 +136,7 @@ def test_operations_are_those_of_torchvision(name: str, magnitude: int) -> None:
         wanted = reference._apply_image_or_video_transform(
             image, name, level * (sign if signed else 1), reference.interpolation, reference._fill
         )
-        got = OPS[name](image, magnitude / 30, sign)
+        got = RANDAUGMENT_OPS[name](image, magnitude / 30, sign)
         # torchvision's tables are float32: a value on the edge between two bytes may fall to either side.
         difference = (got.int() - wanted.int()).abs()
         if name in ("ShearX", "ShearY", "Rotate"):
@@ -152,7 +152,7 @@ def test_contrast_does_not_depend_on_the_number_of_threads() -> None:
     results = []
     for number in (1, 2, 4):
         torch.set_num_threads(number)
-        results.append(OPS["Contrast"](image, 0.3, 1))
+        results.append(RANDAUGMENT_OPS["Contrast"](image, 0.3, 1))
     torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -185,7 +185,9 @@ def test_all_operations_are_drawn() -> None:
     image = picture(64, 64)
     one = Strong(64, num_ops=1, least=1, flip=0, cutout=0)
     produced = {one(image, key).numpy().tobytes() for key in range(300)}
-    wanted = {op(image, 0.3, sign).contiguous().numpy().tobytes() for op in OPS.values() for sign in (-1, 1)}
+    wanted = {
+        op(image, 0.3, sign).contiguous().numpy().tobytes() for op in RANDAUGMENT_OPS.values() for sign in (-1, 1)
+    }
     assert produced == wanted
 
 

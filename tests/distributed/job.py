@@ -34,7 +34,7 @@ from halflabel.training import fsdp as shard
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.training.step import OptimizerStep
-from halflabel.types import Batch, Output, Passes
+from halflabel.types import Batch, DropoutPasses, Output
 
 N, SIDE, D, C = 37, 8, 6, 5
 PLAIN = Settings(epochs=3, batch_size=12, lr=0.1, optimizer="sgd", schedule="constant", device="cpu")
@@ -146,7 +146,7 @@ def sweep() -> dict[str, Tensor]:
     net = model(method, backbone=True)
     return {
         name: value
-        for name, value in score_source(net, images(), batch_size=5, passes=Passes(4), seed=3)._asdict().items()
+        for name, value in score_source(net, images(), batch_size=5, passes=DropoutPasses(4), seed=3)._asdict().items()
         if value is not None
     }
 

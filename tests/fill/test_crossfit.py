@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from halflabel.data.sources import Features
-from halflabel.errors import NothingRead, UserError
+from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.table import LabelTable
 from halflabel.models.scoring import score_source
 from halflabel.runs import crossfit
@@ -54,7 +54,7 @@ def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPat
 def test_a_source_of_which_nothing_can_be_read_is_refused_in_its_own_class() -> None:
     values, table = made(4)
     model = crossfit._train(Features(values, table.images), table, CONFIG, 5)
-    with pytest.raises(NothingRead, match="not one image could be read"):
+    with pytest.raises(NoReadableImage, match="not one image could be read"):
         score_source(model, Features(values, table.images, range(4)))
 
 

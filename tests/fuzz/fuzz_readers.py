@@ -199,11 +199,11 @@ def pictures() -> Iterator[Reader]:
 
 
 def read_picture(name: str, folder: Path, rng: Rng) -> None:
-    from halflabel.data.decode import find_images, locate, read_image
+    from halflabel.data.decode import find_images, locate_images, read_image
     from halflabel.review.thumbnails import Pictures
 
     find_images(folder)
-    locate([name, "../x", "", "a\0b", "/etc/passwd"], folder)
+    locate_images([name, "../x", "", "a\0b", "/etc/passwd"], folder)
     if rng.random() < 0.5:
         image = read_image(folder / name, max_pixels=1_000_000)
         assert image.ndim == 3

@@ -10,7 +10,7 @@ from fuzz_cases import limit
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.decode import BadImage, find_images, locate, read_image
+from halflabel.data.decode import BadImage, find_images, locate_images, read_image
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.system.files import read_json, read_text
@@ -101,7 +101,7 @@ def test_links_that_lead_in_circles_are_walked_once(tmp_path: Path) -> None:
     (tmp_path / "self").symlink_to("self")
     with limit(10):
         assert [path.name for path in find_images(tmp_path)] == ["x.jpg"]
-        assert locate(["a/x.jpg", "../a/x.jpg"], tmp_path) == [tmp_path / "a" / "x.jpg", None]
+        assert locate_images(["a/x.jpg", "../a/x.jpg"], tmp_path) == [tmp_path / "a" / "x.jpg", None]
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "device", "null", "self", "empty", "zeros"])

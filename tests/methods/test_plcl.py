@@ -22,7 +22,7 @@ from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Linear, Model, Weldon
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
-from halflabel.types import Batch, Output, Passes, Sweep, Targets
+from halflabel.types import Batch, DropoutPasses, Output, Sweep, Targets
 
 _spec = importlib.util.spec_from_file_location(
     "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
@@ -244,7 +244,7 @@ def test_options_reach_their_parts():
     )
     relabel = method.relabel
     assert (relabel.theta, relabel.before, relabel.statistic, relabel.of) == (0.4, [4, 6], "std", "score")
-    assert relabel.passes == Passes(9, "score")
+    assert relabel.passes == DropoutPasses(9, "score")
     head = method.head(4, 5)
     assert (head.steps, head.inner.dropout.p, head.inner.k_plus) == (2, 0.3, 0.1)
     snapshots = recipe("plcl").make(strategy="d", ensemble=4, ensemble_of="snapshots").relabel

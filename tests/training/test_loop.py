@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from halflabel.data.sources import Arrays, Features, Part
+from halflabel.data.sources import Arrays, Features, Subset
 from halflabel.data.views import Plain, Strong, Weak
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
@@ -30,7 +30,7 @@ from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.training.optimizer import learning_rate_factor
-from halflabel.types import Batch, Output, Passes, Sweep, Targets
+from halflabel.types import Batch, DropoutPasses, Output, Sweep, Targets
 
 N, D, C = 50, 8, 5
 
@@ -140,7 +140,7 @@ def test_every_image_once_per_epoch_in_another_order_each_time() -> None:
     other = np.concatenate(planned(replace(PLAIN, seed=1), source, 1))
     assert not np.array_equal(orders[0], other)
     # By name, not by place: a table in another order is visited in the same order of images.
-    turned = Part(source, np.arange(N)[::-1].copy())
+    turned = Subset(source, np.arange(N)[::-1].copy())
     assert [source.names[i] for i in orders[0]] == [turned.names[i] for i in np.concatenate(planned(PLAIN, turned, 1))]
 
 
@@ -454,7 +454,7 @@ def test_a_batch_without_one_readable_image_is_passed_over() -> None:
     logits = score_source(linear(), bad, batch_size=1).logits
     assert logits.isnan().all(1).sum() == 16
     with pytest.raises(UserError, match="not one image could be read"):
-        score_source(linear(), Part(Empty(source), np.arange(3)))
+        score_source(linear(), Subset(Empty(source), np.arange(3)))
 
 
 class Empty:
@@ -657,7 +657,7 @@ def test_passes_are_the_heads_own_with_its_dropout_on():
     assert plain.mean is None
     assert plain.spread is None
     for of in ("logit", "score"):
-        found = score_source(model, source, batch_size=3, passes=Passes(400, of), seed=1)
+        found = score_source(model, source, batch_size=3, passes=DropoutPasses(400, of), seed=1)
         assert found.mean is not None
         assert found.spread is not None
         assert torch.equal(found.logits, plain.logits)
@@ -669,8 +669,8 @@ def test_passes_are_the_heads_own_with_its_dropout_on():
         else:
             assert found.mean.min() > 0
             assert found.mean.max() < 1
-    again = score_source(model, source, batch_size=3, passes=Passes(400, "score"), seed=1)
-    other = score_source(model, source, batch_size=3, passes=Passes(400, "score"), seed=2)
+    again = score_source(model, source, batch_size=3, passes=DropoutPasses(400, "score"), seed=1)
+    other = score_source(model, source, batch_size=3, passes=DropoutPasses(400, "score"), seed=2)
     assert torch.equal(again.spread, found.spread)
     assert not torch.equal(other.spread, found.spread)
     assert model.training

@@ -209,9 +209,9 @@ def _check_free(out: Path, force: bool) -> None:
 
 
 def _check_files(images: Any, folder: Path) -> None:
-    from halflabel.data.decode import locate
+    from halflabel.data.decode import locate_images
 
-    missing = [name for name, path in zip(images, locate(list(images), folder), strict=True) if path is None]
+    missing = [name for name, path in zip(images, locate_images(list(images), folder), strict=True) if path is None]
     if missing:
         named = ", ".join(repr(name) for name in missing[:3])
         raise UserError(

@@ -71,11 +71,11 @@ def pack(
     if not images.is_dir():
         raise UserError(f"{images} is not a folder", "name the folder with the images")
     shard_bytes = _bytes(file_size)
-    from halflabel.data.pack.read import Stored
+    from halflabel.data.pack.read import PackSettings
 
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
-    stored = Stored(size=size, quality=quality, **choices)
+    stored = PackSettings(size=size, quality=quality, **choices)
     ids = None
     if labels is not None:
         found: LabelImport = read(labels)

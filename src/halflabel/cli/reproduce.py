@@ -214,7 +214,7 @@ def _show_tables() -> None:
 
 def _show_recipe(id: str) -> None:
     """What a table needs, before any data is there."""
-    from halflabel.data.datasets import layout_of
+    from halflabel.data.datasets import dataset_layout
     from halflabel.methods.base import recipes
     from halflabel.papers.describe import protocol_of
     from halflabel.papers.published import paper_of
@@ -233,7 +233,7 @@ def _show_recipe(id: str) -> None:
     for one in table.notes:
         console.print(f"  {escape(one)}", soft_wrap=True)
     for name in dict.fromkeys(condition.dataset for condition in table.conditions):
-        there = layout_of(name)
+        there = dataset_layout(name)
         console.print(f"\n[bold]{name}[/]: {escape(there.source)}", soft_wrap=True)
         for line in there.tree:
             console.print(f"  {escape(line)}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import stat
 import struct
@@ -27,7 +26,6 @@ from PIL import (
 )
 
 from halflabel.errors import UserError
-from halflabel.system.files import atomic_write
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +34,11 @@ __all__ = [
     "MAX_PIXELS",
     "SUFFIXES",
     "BadImage",
-    "Quarantine",
-    "TooManyBad",
     "decode_image",
     "find_images",
     "list_images",
-    "locate",
-    "match",
+    "locate_images",
+    "match_names",
     "open_image",
     "read_image",
     "split_suffixes",
@@ -78,10 +74,6 @@ _UPRIGHT = {
 }
 
 
-class TooManyBad(UserError):
-    """More images than are tolerated cannot be read."""
-
-
 class BadImage(Exception):
     """An image that cannot be read: its `path`, and the `reason` in a few words."""
 
@@ -100,13 +92,13 @@ def open_image(path: str | Path) -> IO[bytes]:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        from halflabel.data.pack.read import find_member
+        from halflabel.data.pack.read import find_packed_image
 
-        found = find_member(path)
+        found = find_packed_image(path)
         if found is None:
             raise
-        shards, number = found
-        return shards.file(number)
+        pack, number = found
+        return pack.file(number)
     if not stat.S_ISREG(status.st_mode):
         raise BadImage(path, "not a file")
     if status.st_size == 0:
@@ -324,7 +316,7 @@ def find_images(folder: str | Path) -> list[Path]:
     return [folder / path for path in sorted(path for path in _walk(folder) if _split(path)[1])]
 
 
-def locate(names: Sequence[str], folder: str | Path) -> list[Path | None]:
+def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]:
     """The file of each image id below `folder`, or None: one walk of the folder, then hash lookups.
 
     In this order: the id as a relative path; the same less its image suffix, with any image suffix; for an id without
@@ -336,14 +328,14 @@ def locate(names: Sequence[str], folder: str | Path) -> list[Path | None]:
 
     folder = Path(folder)
     if is_pack(folder):
-        shards = open_pack(folder)
-        return [folder / shards.name(number) if number >= 0 else None for number in shards.find(names).tolist()]
-    found = match(names, sorted(_walk(folder)), folder.resolve().parts)
+        pack = open_pack(folder)
+        return [folder / pack.name(number) if number >= 0 else None for number in pack.find(names).tolist()]
+    found = match_names(names, sorted(_walk(folder)), folder.resolve().parts)
     return [None if path is None else folder / path for path in found]
 
 
-def match(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...]) -> list[str | None]:
-    """`locate` among relative paths in sorted order; `tail` are the parts of the path of their folder."""
+def match_names(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...]) -> list[str | None]:
+    """`locate_images` among relative paths in sorted order; `tail` are the parts of the path of their folder."""
     exact = set(files)
     by_base: dict[str, str] = {}
     by_stem: dict[str, str | None] = {}
@@ -374,56 +366,3 @@ def match(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...]) -> 
         return None
 
     return [find(name) for name in names]
-
-
-class Quarantine:
-    """The images that could not be read, kept aside so that a few bad files do not stop a long run.
-
-    `place` is the file that lists them in the end, for whoever is told that they are too many.
-    """
-
-    def __init__(self, place: Path | None = None) -> None:
-        self.place = place
-        self.rows: list[tuple[str, str, str]] = []
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def add(self, image: str, path: str | Path, reason: str) -> None:
-        """Put one image aside; `image` is its id in the label table."""
-        self.rows.append((image, str(path), reason))
-
-    def check(self, total: int, limit: float = 0.01, *, so_far: bool = False) -> None:
-        """Raise TooManyBad if more than the share `limit` of `total` images is bad; `so_far`: not all were tried."""
-        bad = len(self.rows)
-        if bad > limit * total:
-            image, path, reason = self.rows[0]
-            more = ", and the others were not tried yet" if so_far else ""
-            raise TooManyBad(
-                f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) cannot be read, "
-                f"over the limit of {100 * limit:.3g} %{more}: first: {image} ({path}): {reason}",
-                f"see {self.place or 'bad_images.csv'}, or raise --max-bad",
-            )
-
-    def check_missing(self, total: int, limit: float, folder: Path) -> None:
-        """The same before any file was opened: those put aside are all that have no file in the folder."""
-        bad = len(self.rows)
-        if bad > limit * total:
-            named = ", ".join(repr(image) for image, _, _ in self.rows[:3])
-            listed = f"see {self.place}; " if self.place else ""
-            raise TooManyBad(
-                f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) have no file in {folder}, over the limit "
-                f"of {100 * limit:.3g} %: {named}{' …' if bad > 3 else ''}",
-                f"{listed}check the folder, leave those images out of the label file, or raise --max-bad",
-            )
-
-    def write(self, path: str | Path) -> None:
-        """Write the rows as CSV `image,path,reason`; the file is whole or not there."""
-        with (
-            atomic_write(path) as temporary,
-            # A file name may hold bytes that are no UTF-8; they go out as they came in.
-            open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-        ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("image", "path", "reason"))
-            writer.writerows(self.rows)

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from halflabel.data.sources import Fetched, Images, Plan, sequential
-from halflabel.data.views import OPS, Plain, Strong, View, Weak, draws, view_keys
+from halflabel.data.sources import FetchedBatch, Images, Plan, sequential_plan
+from halflabel.data.views import RANDAUGMENT_OPS, Plain, Strong, View, Weak, draw_uniform, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.system.rng import hash_names
 
-__all__ = ["Resident", "load_images", "view_by", "view_numbers", "view_of"]
+__all__ = ["DeviceImages", "apply_view", "draw_parameters", "load_to_device", "make_view"]
 
 _BINS = 31
 _GREY = 128.0
@@ -30,7 +30,7 @@ _MOST = 0.6  # of the device's free memory
 _DRAWN = 4096  # images whose draws are made together
 
 
-class Resident:
+class DeviceImages:
     """Plain views of all images on the device, 3·S² bytes each; other views are made of them, batch by batch.
 
     Images numbered in `bad` could not be read and are left out of their batch.
@@ -46,35 +46,37 @@ class Resident:
     def __len__(self) -> int:
         return len(self.images)
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         made = self._made(plan, views, seed, epoch)
         return _ahead(made) if self.images.is_cuda else made
 
-    def _made(self, plan: Plan, views: Sequence[str], seed: int, epoch: int) -> Iterator[Fetched]:
+    def _made(self, plan: Plan, views: Sequence[str], seed: int, epoch: int) -> Iterator[FetchedBatch]:
         together = max(_DRAWN // max(len(plan[0]), 1), 1) if len(plan) else 1  # many batches' draws cost as one's
         for first in range(0, len(plan), together):
             batches = [self._good(index) for index in plan[first : first + together]]
             ends = np.cumsum([len(index) for index in batches])[:-1]
             keys = view_keys(seed, epoch, self.hashes[np.concatenate(batches)], len(views))
-            made = [np.split(view_numbers(self.views[name], keys[:, v]), ends) for v, name in enumerate(views)]
+            made = [np.split(draw_parameters(self.views[name], keys[:, v]), ends) for v, name in enumerate(views)]
             for number, index in enumerate(batches):
                 if not len(index):
-                    yield Fetched(index, ())
+                    yield FetchedBatch(index, ())
                     continue
                 images = self.images[torch.from_numpy(index).to(self.images.device, non_blocking=True)]
                 shown = zip(views, made, strict=True)
-                yield Fetched(index, tuple(view_by(self.views[name], images, each[number]) for name, each in shown))
+                yield FetchedBatch(
+                    index, tuple(apply_view(self.views[name], images, each[number]) for name, each in shown)
+                )
 
     def _good(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.setdiff1d(index, self.bad, assume_unique=True) if len(self.bad) else index
 
 
-def _ahead(batches: Iterator[Fetched]) -> Iterator[Fetched]:
+def _ahead(batches: Iterator[FetchedBatch]) -> Iterator[FetchedBatch]:
     """Make each batch on a stream of its own while the one before is trained on, which does not fill the GPU."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
 
-    def make() -> tuple[Fetched | None, torch.cuda.Event]:
+    def make() -> tuple[FetchedBatch | None, torch.cuda.Event]:
         with torch.cuda.stream(aside):
             return next(batches, None), aside.record_event()
 
@@ -89,9 +91,9 @@ def _ahead(batches: Iterator[Fetched]) -> Iterator[Fetched]:
         yield here
 
 
-def load_images(
+def load_to_device(
     source: Images, device: torch.device | str, progress: Callable[[int, int], None] | None = None
-) -> Resident:
+) -> DeviceImages:
     """Decode every image once, as the plain view sees it, and hold all on the device."""
     plain = source.views["plain"]
     if not isinstance(plain, Plain):
@@ -106,30 +108,30 @@ def load_images(
             )
     images = torch.zeros((len(source), 3, plain.size, plain.size), dtype=torch.uint8, device=device)
     for planned, (index, views) in zip(
-        plan := sequential(len(source), 64), source.fetch(plan, ("plain",)), strict=True
+        plan := sequential_plan(len(source), 64), source.fetch(plan, ("plain",)), strict=True
     ):
         if len(index):
             images[torch.from_numpy(index).to(device)] = views[0].to(device)
         if progress is not None:
             progress(int(planned[-1]) + 1, len(source))
-    return Resident(images, source.names, source.views, sorted(source.bad))
+    return DeviceImages(images, source.names, source.views, sorted(source.bad))
 
 
-def view_of(view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+def make_view(view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
     """A view of plain ones, made where they are: (B, 3, S, S) uint8 and (B,) keys to the same."""
-    return view_by(view, images, view_numbers(view, keys))
+    return apply_view(view, images, draw_parameters(view, keys))
 
 
-def view_numbers(view: View, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """All that chance decides about views, by their keys (B,): (B, …) for `view_by`."""
+def draw_parameters(view: View, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """All that chance decides about views, by their keys (B,): (B, …) for `apply_view`."""
     if isinstance(view, Strong):
-        return _strong_numbers(view, draws(keys, 7 + 2 * view.num_ops))
+        return _strong_numbers(view, draw_uniform(keys, 7 + 2 * view.num_ops))
     if isinstance(view, Weak):
-        return _flat(_box(view, draws(keys, 4)))
+        return _flat(_box(view, draw_uniform(keys, 4)))
     return np.zeros((len(keys), 0), np.float32)
 
 
-def view_by(view: View, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+def apply_view(view: View, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
     """The view of plain ones that these numbers stand for."""
     if isinstance(view, Strong):
         return _strong(view, images, numbers)
@@ -155,9 +157,9 @@ def _strong_numbers(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float32]
     """Geometry (6), factors (4), what is done (4), and the grey square: top, bottom, left, right in pixels."""
     level = view.magnitude / (_BINS - 1)
     picks = u[:, 7:].reshape(len(u), view.num_ops, 2)
-    which = (picks[..., 0] * len(OPS)).astype(np.int64)
+    which = (picks[..., 0] * len(RANDAUGMENT_OPS)).astype(np.int64)
     sign = np.where(picks[..., 1] < 0.5, -1.0, 1.0)
-    names = list(OPS)
+    names = list(RANDAUGMENT_OPS)
 
     def times(name: str) -> NDArray[np.float64]:
         """How often each image takes an operation, with its signs."""
@@ -187,7 +189,7 @@ def _strong(view: Strong, images: Tensor, numbers: NDArray[np.float32]) -> Tenso
     """The weak view, then RandAugment's operations, then one grey square.
 
     The operations and magnitudes of each image are those of the view on the CPU. Their order is fixed: what moves
-    pixels is one resampling together with the crop, what changes colours follows, in the order of `OPS`.
+    pixels is one resampling together with the crop, what changes colours follows, in the order of `RANDAUGMENT_OPS`.
     """
     sent = _sent(numbers, images)
     level = view.magnitude / (_BINS - 1)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, TooManyBad, locate, read_image
+from halflabel.data.decode import MAX_PIXELS, BadImage, locate_images, read_image
+from halflabel.data.quarantine import Quarantine, TooManyBadImages
 from halflabel.data.views import View, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
@@ -26,21 +27,21 @@ from halflabel.system.rng import hash_names
 __all__ = [
     "Arrays",
     "Features",
-    "Fetched",
+    "FetchedBatch",
     "Images",
-    "Part",
     "Plan",
     "Source",
-    "agree_on_bad",
+    "Subset",
     "open_images",
-    "own_order",
-    "sequential",
+    "preferred_order",
+    "sequential_plan",
+    "share_unreadable",
 ]
 
 Plan = Sequence[NDArray[np.int64]]  # image numbers, batch by batch
 
 
-class Fetched(NamedTuple):
+class FetchedBatch(NamedTuple):
     """One batch: images that could not be read are left out of both."""
 
     images: NDArray[np.int64]  # (B,) image numbers
@@ -55,21 +56,21 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         """The batches of the plan in turn, with the named views ("plain", "weak", "strong") of each image."""
         ...
 
 
-def own_order(source: Source, seed: int, epoch: int) -> NDArray[np.int64] | None:
+def preferred_order(source: Source, seed: int, epoch: int) -> NDArray[np.int64] | None:
     """The order in which a source likes to be trained on, a function of seed and epoch; None: any order will do."""
-    if isinstance(source, Part):
-        whole = own_order(source.whole, seed, epoch)
+    if isinstance(source, Subset):
+        whole = preferred_order(source.whole, seed, epoch)
         return None if whole is None else source.numbers(whole)
     ask: Callable[[int, int], NDArray[np.int64] | None] | None = getattr(source, "order", None)
     return None if ask is None else ask(seed, epoch)
 
 
-def sequential(count: int, batch_size: int) -> Plan:
+def sequential_plan(count: int, batch_size: int) -> Plan:
     """All images in their order."""
     return [np.arange(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
 
@@ -86,11 +87,11 @@ class Arrays:
     def __len__(self) -> int:
         return len(self.images)
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         chosen = [self.views[name] for name in views]
         for index in plan:
             keys = view_keys(seed, epoch, self.hashes[index], len(chosen))
-            yield Fetched(
+            yield FetchedBatch(
                 index,
                 tuple(
                     torch.stack([view(self.images[i], int(key)) for i, key in zip(index, keys[:, v], strict=True)])
@@ -128,7 +129,7 @@ class Features:
     def __len__(self) -> int:
         return len(self.values)
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         if "strong" in views:
             self._check_strong()
         for index in plan:
@@ -143,7 +144,7 @@ class Features:
                 else:
                     plain = _take(self.values, index) if plain is None else plain
                     found.append(plain)
-            yield Fetched(index, tuple(found))
+            yield FetchedBatch(index, tuple(found))
 
     def _check_strong(self) -> None:
         if self.strong is None and not self._warned:
@@ -173,7 +174,7 @@ def _take(values: NDArray[Any] | Tensor, index: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(np.asarray(values[index], dtype=np.float32))
 
 
-class Part:
+class Subset:
     """Some images of another source, renumbered from 0."""
 
     def __init__(self, whole: Source, index: NDArray[np.int64]) -> None:
@@ -192,9 +193,9 @@ class Part:
         found: NDArray[np.int64] = self._number[index]
         return found[found >= 0]
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         for images, tensors in self.whole.fetch([self.index[at] for at in plan], views, seed=seed, epoch=epoch):
-            yield Fetched(self._number[images], tensors)
+            yield FetchedBatch(self._number[images], tensors)
 
 
 class Images:
@@ -230,7 +231,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         if self._loader is None:
             self._loader = DataLoader(
                 self._decoder(),
@@ -250,27 +251,27 @@ class Images:
         self._plan.plan, self._plan.items = plan, items
         for images, stacked, bad in self._loader:
             for number, path, reason in bad:
-                self.put_aside(number, path, reason)
-            yield Fetched(np.asarray(images, dtype=np.int64), tuple(stacked))
+                self.mark_unreadable(number, path, reason)
+            yield FetchedBatch(np.asarray(images, dtype=np.int64), tuple(stacked))
 
     def _decoder(self) -> Dataset[Any]:
         """What the workers hold: it turns an item of the plan into views."""
         return _Files(self.paths, self.views, self.max_pixels)
 
-    def put_aside(self, number: int, path: str, reason: str) -> None:
+    def mark_unreadable(self, number: int, path: str, reason: str) -> None:
         """Note that an image cannot be read, once; too many of them are an error."""
         if self._note(number, path, reason):
             self.quarantine.check(len(self), self.max_bad, so_far=True)
 
-    def put_missing_aside(self, numbers: Iterable[int], folder: Path, reason: str = "no such file") -> None:
+    def mark_missing(self, numbers: Iterable[int], folder: Path, reason: str = "no such file") -> None:
         """The same for all images without a file in the folder, counted before any is opened and listed if too many."""
         for number in numbers:
             self._note(number, self.paths[number], reason)
         try:
             self.quarantine.check_missing(len(self), self.max_bad, folder)
-        except TooManyBad:
-            if self.quarantine.place is not None and distributed.is_main():
-                self.quarantine.write(self.quarantine.place)
+        except TooManyBadImages:
+            if self.quarantine.path is not None and distributed.is_main():
+                self.quarantine.write(self.quarantine.path)
             raise
 
     def _note(self, number: int, path: str, reason: str) -> bool:
@@ -296,17 +297,17 @@ def open_images(
     to list them.
     """
     from halflabel.data.pack.read import is_pack
-    from halflabel.data.pack.source import open_packed
+    from halflabel.data.pack.source import open_packed_images
 
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder", "name the folder with the images")
     quarantine = Quarantine(bad_images)
     if is_pack(folder):
-        packed = open_packed(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
-        packed.put_missing_aside(np.flatnonzero(packed.at < 0).tolist(), folder, "not in the pack")
+        packed = open_packed_images(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+        packed.mark_missing(np.flatnonzero(packed.at < 0).tolist(), folder, "not in the pack")
         return packed
     image_ids = list(names)
-    paths = locate(image_ids, folder)
+    paths = locate_images(image_ids, folder)
     missing = [number for number, path in enumerate(paths) if path is None]
     if len(missing) == len(image_ids):
         raise UserError(
@@ -315,18 +316,18 @@ def open_images(
         )
     files = [path if path is not None else folder / name for name, path in zip(image_ids, paths, strict=True)]
     source = Images(files, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
-    source.put_missing_aside(missing, folder)
+    source.mark_missing(missing, folder)
     return source
 
 
-def agree_on_bad(source: Source) -> None:
+def share_unreadable(source: Source) -> None:
     """Let every process know which images any of them could not read; too many together are an error in all."""
     while (whole := getattr(source, "whole", None)) is not None:  # of a part, or of one with its views on the device
         source = whole
     if distributed.is_distributed() and isinstance(source, Images):
         for found in distributed.all_gather(source.bad):
             for number, (_, path, reason) in sorted(found.items()):
-                source.put_aside(number, path, reason)
+                source.mark_unreadable(number, path, reason)
 
 
 _Item = tuple[int, tuple[str, ...], list[int]]  # image number, names and keys of its views

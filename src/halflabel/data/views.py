@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as F
 from halflabel.errors import UserError
 from halflabel.system.rng import bits, uniform
 
-__all__ = ["OPS", "Plain", "Strong", "View", "Weak", "draws", "make_views", "view_keys"]
+__all__ = ["RANDAUGMENT_OPS", "Plain", "Strong", "View", "Weak", "draw_uniform", "make_views", "view_keys"]
 
 Resize = Literal["squash", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -121,7 +121,7 @@ class Weak:
 
 @dataclass(frozen=True)
 class Strong(Weak):
-    """The weak view, then RandAugment (`num_ops` of OPS at one magnitude of 0..30), then one grey square (cutout).
+    """The weak view, then RandAugment (`num_ops` of RANDAUGMENT_OPS at one magnitude of 0..30), then one grey square (cutout).
 
     Operations, magnitudes and signs are those of torchvision's v2.RandAugment; only the draws come from the key. The
     square has a side uniform in [0, cutout · S] and its centre anywhere, so that part of it may fall outside.
@@ -171,7 +171,7 @@ def _describe(view: Plain | Weak) -> str:
     return f"{type(view).__name__}({','.join(parts)},version={_VERSION})"
 
 
-def draws(keys: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
+def draw_uniform(keys: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
     """The random numbers of views: keys (B,) -> (B, number) in [0, 1)."""
     return uniform(keys[:, None], _PURPOSE, np.arange(number)[None, :])
 
@@ -250,7 +250,7 @@ def _translate(image: torch.Tensor, x: float, y: float) -> torch.Tensor:
 Op = Callable[[torch.Tensor, float, int], torch.Tensor]
 
 #: RandAugment's operations on (image, level in 0..1, sign): v2.RandAugment's, with its ranges.
-OPS: dict[str, Op] = {
+RANDAUGMENT_OPS: dict[str, Op] = {
     "Identity": lambda image, level, sign: image,
     "ShearX": lambda image, level, sign: _affine(
         image, translate=[0, 0], shear=[_shear(sign * 0.3 * level), 0.0], center=[0.0, 0.0]
@@ -270,4 +270,4 @@ OPS: dict[str, Op] = {
     "AutoContrast": lambda image, level, sign: F.autocontrast(image),
     "Equalize": lambda image, level, sign: F.equalize(image),
 }
-_OPS = tuple(OPS.values())
+_OPS = tuple(RANDAUGMENT_OPS.values())

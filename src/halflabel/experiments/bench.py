@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel import __version__
-from halflabel.data.gpu_views import load_images
-from halflabel.data.sources import Arrays, Features, Images, Part, Source, open_images
+from halflabel.data.gpu_views import load_to_device
+from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
 from halflabel.errors import UserError
 from halflabel.experiments.grid import LabelMask, Outcome, Task
 from halflabel.experiments.meter import Meter
@@ -72,8 +72,8 @@ class Division(NamedTuple):
 class Parts(NamedTuple):
     """The images to learn from, the test images, and those to choose epochs by where they are images of their own."""
 
-    rest: Part
-    test: Part
+    rest: Subset
+    test: Subset
     validation: Source | None
 
 
@@ -254,10 +254,10 @@ class Bench:
             return fit(
                 model,
                 method,
-                Part(parts.rest, inside),
+                Subset(parts.rest, inside),
                 training,
                 settings,
-                validation=Part(parts.rest, outside) if len(outside) else parts.validation,
+                validation=Subset(parts.rest, outside) if len(outside) else parts.validation,
                 judge=judge,
                 callback=callback,
                 truth=self.rest.subset(inside) if self.truth else None,
@@ -361,13 +361,13 @@ class Bench:
     def _parts(self, sources: list[Any]) -> Parts:
         test = sources[1] if self.own_test else sources[0]
         validation = None if self.validation is None else sources[-1]
-        return Parts(Part(sources[0], self.inside), Part(test, self.outside), validation)
+        return Parts(Subset(sources[0], self.inside), Subset(test, self.outside), validation)
 
     def _pictures(self) -> Parts:
         if "pictures" not in self._opened:
             raw: list[Any] = self._raw()
             if self.config.hold == "device":
-                raw = [load_images(s, self.device, self.progress) if isinstance(s, Images) else s for s in raw]
+                raw = [load_to_device(s, self.device, self.progress) if isinstance(s, Images) else s for s in raw]
             self._opened["pictures"] = self._parts(raw)
         pictures: Parts = self._opened["pictures"]
         return pictures

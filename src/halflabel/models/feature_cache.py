@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halflabel.data.pack.source import Packed
-from halflabel.data.sources import Arrays, Features, Images, Plan, sequential
-from halflabel.errors import NothingRead, UserError
+from halflabel.data.pack.source import PackedImages
+from halflabel.data.sources import Arrays, Features, Images, Plan, sequential_plan
+from halflabel.errors import NoReadableImage, UserError
 from halflabel.models.backbones import Backbone, fingerprint
 from halflabel.models.feature_cache_admin import ABANDONED, digest_of, note_use
 from halflabel.models.heads import pool
@@ -121,7 +121,7 @@ def cache_features(
             note_use(shelf.folder)
     if isinstance(source, Images):
         for image, (_, path, why) in bad.items():
-            source.put_aside(image, path, why)
+            source.mark_unreadable(image, path, why)
     plain, *strong = (_open(shelf.values) for shelf in shelves)
     return Features(plain, source.names, list(bad), strong=strong if "strong" in source.views else None)
 
@@ -230,7 +230,7 @@ class _Shelf:
             noted, noted_at = done, time.monotonic()
 
         backbone = backbone.to(device).to(memory_format=torch.channels_last).eval()
-        plan = sequential(len(source), batch_size)[done // batch_size :]
+        plan = sequential_plan(len(source), batch_size)[done // batch_size :]
         try:
             for planned, images, out, why in _together(
                 plan, self._compute(backbone, source, plan, maps, device, batcher)
@@ -254,7 +254,7 @@ class _Shelf:
 
         def end() -> None:
             if values is None or opened is None:
-                raise NothingRead("not one image could be read", "check the image folder")
+                raise NoReadableImage("not one image could be read", "check the image folder")
             if not locked and self.fault() is None:  # another job was quicker
                 partial.unlink(missing_ok=True)
                 return
@@ -380,7 +380,7 @@ def _stamp(source: Images | Arrays) -> str:
     sha = hashlib.sha256()
     if isinstance(source, Arrays):
         sha.update(source.images.contiguous().numpy().data)
-    elif isinstance(source, Packed):
+    elif isinstance(source, PackedImages):
         sha.update(source.stamp())
     else:
         for path in source.paths:

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halflabel.data.sources import Source, agree_on_bad, sequential
-from halflabel.errors import NothingRead
+from halflabel.data.sources import Source, sequential_plan, share_unreadable
+from halflabel.errors import NoReadableImage
 from halflabel.models.heads import Model, run_head
 from halflabel.system import distributed, memory
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.rng import bits
-from halflabel.types import Passes, Sweep
+from halflabel.types import DropoutPasses, Sweep
 
 __all__ = ["PASSES", "score_source", "seed_generators"]
 
@@ -31,7 +31,7 @@ def score_source(
     device: torch.device | str = "cpu",
     batch_size: int = 64,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    passes: Passes | None = None,
+    passes: DropoutPasses | None = None,
     seed: int = 0,
     mirror: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -65,7 +65,7 @@ def score_source(
         found[name][at] = values.float().cpu()
 
     with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
-        plan = sequential(len(source), batch_size)
+        plan = sequential_plan(len(source), batch_size)
         numbers = range(len(plan))[distributed.rank() :: distributed.world_size()]
         fetched = source.fetch([plan[number] for number in numbers], ("plain",))
         for number, (images, views) in zip(numbers, fetched, strict=True):
@@ -95,10 +95,10 @@ def score_source(
     model.train(was_training)
     for values in found.values():  # not all rows at first: that would write the whole of a scratch file
         values[torch.from_numpy(np.concatenate(unread))] = math.nan
-    agree_on_bad(source)
+    share_unreadable(source)
     found = distributed.merge_rows(found, plan)
     if not found:
-        raise NothingRead("not one image could be read", "check the image folder")
+        raise NoReadableImage("not one image could be read", "check the image folder")
     return Sweep(**{"features": torch.zeros(len(source), 0), **found})
 
 

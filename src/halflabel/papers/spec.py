@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from halflabel.data.datasets import options_of
+from halflabel.data.datasets import dataset_options
 from halflabel.errors import UserError
 from halflabel.papers.published import PUBLISHED, Number
 
@@ -111,7 +111,7 @@ class Condition:
         """The same on another data set; of the options those that it has too."""
         if dataset == self.dataset:
             return self
-        takes = options_of(dataset)
+        takes = dataset_options(dataset)
         options = {name: value for name, value in {**_ELSEWHERE, **self.options}.items() if name in takes}
         same = all(name in takes for trial in self.trials for name in trial)
         return replace(self, dataset=dataset, options=options, trials=self.trials if same else ({},), notes=())

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from halflabel.data.datasets import DATASETS, Dataset, Split, layout_of, open_dataset
+from halflabel.data.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
 from halflabel.papers.describe import begins, stops
@@ -77,7 +77,9 @@ def bench_of(
             split = split.with_positives()
         splits[name] = split.on_disk()
         if not len(splits[name]):
-            raise UserError(f"not one {name} image of {condition.dataset} is there", layout_of(condition.dataset).fix())
+            raise UserError(
+                f"not one {name} image of {condition.dataset} is there", dataset_layout(condition.dataset).fix()
+            )
         if lacking := len(split) - len(splits[name]):
             gone.append(f"{lacking} of {len(split)} {name} images are not in the folder")
     own = f" ({'; '.join(rows)})" if (rows := _with_settings(group)) else ""

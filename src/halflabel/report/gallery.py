@@ -143,7 +143,7 @@ def score_images(
 
     Of more training images a random sample is scored, which depends only on the image names.
     """
-    from halflabel.data.sources import Part
+    from halflabel.data.sources import Subset
 
     training = facts.training
     if len(training) > most:
@@ -156,7 +156,7 @@ def score_images(
         images, scores = facts.held_out.images, facts.held_out.scores
         held_out = len(images)
     if len(training):
-        fresh = predictor.scores(Part(source, training), progress).numpy()
+        fresh = predictor.scores(Subset(source, training), progress).numpy()
         images, scores = np.concatenate([images, training]), np.concatenate([scores, fresh])
     return GalleryScores(images, scores, facts.table.rows(images), held_out)
 

@@ -112,7 +112,7 @@ def _features(
 def _compute(
     run: RunFolder, table: LabelTable, folder: Path, progress: Progress | None
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
-    from halflabel.data.decode import locate
+    from halflabel.data.decode import locate_images
     from halflabel.models.heads import Model
     from halflabel.models.scoring import score_source
     from halflabel.runs.predictor import Predictor
@@ -130,7 +130,7 @@ def _compute(
     wide = found.features.flatten(1).numpy()
     features = _project(wide)
     scores = _calibrated(predictor, found.logits)
-    paths = [_relative(path, folder) for path in locate(list(table.images), folder)]
+    paths = [_relative(path, folder) for path in locate_images(list(table.images), folder)]
     return paths, scores, features
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halflabel.data.decode import Quarantine, locate
+from halflabel.data.decode import locate_images
 from halflabel.data.pack.read import is_pack, open_pack
-from halflabel.data.pack.source import open_packed
-from halflabel.data.sources import Features, Images, Part, Source
-from halflabel.errors import NothingRead, UserError
+from halflabel.data.pack.source import open_packed_images
+from halflabel.data.quarantine import Quarantine
+from halflabel.data.sources import Features, Images, Source, Subset
+from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
@@ -141,18 +142,18 @@ def cross_fit(
     logits = memory.scratch_zeros(table.shape, what=f"the scores of {len(table)} images take")
     for number in range(folds):
         inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
-        model = _train(Part(features, inside), table.subset(inside), config, wide)
+        model = _train(Subset(features, inside), table.subset(inside), config, wide)
         at = torch.from_numpy(outside)
         try:
             found = score_source(
                 model,
-                Part(features, outside),
+                Subset(features, outside),
                 device=choose_device(config.settings.device, fall_back=True),
                 batch_size=512,
                 features=False,
             )
             logits[at] = found.logits
-        except NothingRead:  # of one fold that is no fault
+        except NoReadableImage:  # of one fold that is no fault
             logits[at] = torch.nan
     return Scores(logits.numpy(), part, protocol)
 
@@ -199,11 +200,11 @@ def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:
         raise UserError(f"{folder} is not a folder", "name the folder with the images")
     before = Path(config.images) if config.images else folder
     if is_pack(folder) and (before == folder or (open_pack(folder).find(names.array) >= 0).all()):
-        return open_packed(names, folder, views, workers=config.workers, max_bad=1.0)
+        return open_packed_images(names, folder, views, workers=config.workers, max_bad=1.0)
     listed = list(names)
-    paths = locate(listed, folder)
+    paths = locate_images(listed, folder)
     if before != folder and before.is_dir() and any(path is None for path in paths):
-        paths = [path or other for path, other in zip(paths, locate(listed, before), strict=True)]
+        paths = [path or other for path, other in zip(paths, locate_images(listed, before), strict=True)]
     if all(path is None for path in paths):
         raise UserError(
             f"none of the {len(listed)} images of the label table is in {folder} (first: {listed[0]!r})",

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel import metrics
-from halflabel.data.decode import TooManyBad
-from halflabel.data.gpu_views import load_images
-from halflabel.data.pack.source import OnDevice
-from halflabel.data.sources import Arrays, Images, Part, Source, open_images
+from halflabel.data.gpu_views import load_to_device
+from halflabel.data.pack.source import DeviceViews
+from halflabel.data.quarantine import TooManyBadImages
+from halflabel.data.sources import Arrays, Images, Source, Subset, open_images
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
@@ -88,7 +88,7 @@ def train(
         # An older run that may not start after all stays as it is.
         own = run.bad_images if resume or not run.is_started else None
         raw = open_images(table.images, images, views, workers=config.workers, max_bad=config.max_bad, bad_images=own)
-        raw.quarantine.place = run.bad_images
+        raw.quarantine.path = run.bad_images
 
     # Dealt by the labels that judge: each class is to have its share of them on either side.
     shares = (1 - config.held_out, config.held_out)
@@ -124,10 +124,10 @@ def train(
         return fit(
             model,
             method,
-            Part(source, inside),
+            Subset(source, inside),
             known,
             settings,
-            validation=Part(source, outside) if judge is not None else None,
+            validation=Subset(source, outside) if judge is not None else None,
             judge=judge,
             callback=CallbackList(_LogWriter(run), callback or Callback()),
             truth=truth.subset(inside) if truth is not None else None,
@@ -155,9 +155,9 @@ def train(
         else:
             source, tuned = raw, Model(backbone, head)
             if config.hold == "device" and isinstance(raw, Images):
-                source = load_images(raw, device, progress)
+                source = load_to_device(raw, device, progress)
             elif config.views_on == "device" and isinstance(raw, Images):
-                source = OnDevice(raw, device, decode=config.decode_on == "device")
+                source = DeviceViews(raw, device, decode=config.decode_on == "device")
             begun = distributed.run_on_main(lambda: newest(run.checkpoints / "all") is not None)
             if config.linear_init and not begun:
                 say(f"linear init: {config.linear_init} epochs of the head on frozen features")
@@ -167,7 +167,7 @@ def train(
                     warnings.filterwarnings("ignore", ".* never starts in ")
                     tune(Model(None, head), features(), first, run.checkpoints / "head", init_callback or callback)
             log = tune(tuned, source, settings, run.checkpoints / "all")
-    except TooManyBad:
+    except TooManyBadImages:
         if not (resume or run.read_log()):
             run.cancel_start()  # so that the same command with other options starts it
         raise
@@ -185,7 +185,7 @@ def train(
         return None
     if config.mirror:  # features of mirror images are not cached
         tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
-    logits = score_source(tuned, Part(source, outside), device=device, mirror=config.mirror).logits
+    logits = score_source(tuned, Subset(source, outside), device=device, mirror=config.mirror).logits
     left_out = table.subset(outside).known - hidden.known
     return distributed.run_on_main(
         lambda: _finish(run, logits, hidden, log, config, known.stats().annotations, left_out)

@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from halflabel.data.sources import Fetched, Plan, Source
+from halflabel.data.sources import FetchedBatch, Plan, Source
 from halflabel.system import distributed
 from halflabel.system.rng import bits
 from halflabel.types import Output, at_least_float32
@@ -43,15 +43,17 @@ class WholeBatchParallel(nn.Module):
         self.counts: list[int] = []  # images of the current batch in each process
         self.calls = 0  # calls of the model in the current batch
 
-    def fetch(self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int) -> Iterator[Fetched]:
+    def fetch(
+        self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int
+    ) -> Iterator[FetchedBatch]:
         """For each batch, the numbers of all images that could be read, and the views of this process's slice."""
         slices = [np.array_split(batch, distributed.world_size())[distributed.rank()] for batch in plan]
         fetched = iter(source.fetch([images for images in slices if len(images)], views, seed=seed, epoch=epoch))
         for batch, images in zip(plan, slices, strict=True):
-            local = next(fetched) if len(images) else Fetched(images, ())
+            local = next(fetched) if len(images) else FetchedBatch(images, ())
             yield self._exchange_numbers(local, -(-len(batch) // distributed.world_size()))
 
-    def _exchange_numbers(self, local: Fetched, max_images: int) -> Fetched:
+    def _exchange_numbers(self, local: FetchedBatch, max_images: int) -> FetchedBatch:
         """Gather from all processes which images could be read, at most `max_images` each."""
         sent = torch.full((max_images,), -1)
         sent[: len(local.images)] = torch.from_numpy(local.images)
@@ -67,7 +69,7 @@ class WholeBatchParallel(nn.Module):
             if not len(local.images):
                 like = next(shape for shape, count in zip(shapes, self.counts, strict=True) if count)
                 views = tuple(torch.zeros((1, *shape), dtype=dtype) for shape, dtype in like)
-        return Fetched(torch.cat(images).numpy(), views)
+        return FetchedBatch(torch.cat(images).numpy(), views)
 
     def forward(self, view: Tensor) -> Output:
         with ExitStack() as contexts:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from halflabel.data.sources import Fetched, Plan, Source
+from halflabel.data.sources import FetchedBatch, Plan, Source
 from halflabel.models.heads import Model
 from halflabel.system import distributed
 from halflabel.training.config import Settings
@@ -66,7 +66,9 @@ class Distribution:
         )
         self.can_split_batches = settings.compile == "no"  # a recorded or compiled model takes one batch size
 
-    def fetch(self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int) -> Iterator[Fetched]:
+    def fetch(
+        self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int
+    ) -> Iterator[FetchedBatch]:
         """For each batch, the numbers of all its images and the views of those of this process."""
         return iter(source.fetch(plan, views, seed=seed, epoch=epoch))
 
@@ -107,7 +109,9 @@ class DataParallel(Distribution):
         self.model = self.parallel
         self.can_split_batches = False
 
-    def fetch(self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int) -> Iterator[Fetched]:
+    def fetch(
+        self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int
+    ) -> Iterator[FetchedBatch]:
         return self.parallel.fetch(source, plan, views, seed=seed, epoch=epoch)
 
     def average_gradients(self) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halflabel.data.sources import Plan, Source, agree_on_bad, own_order
+from halflabel.data.sources import Plan, Source, preferred_order, share_unreadable
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
@@ -45,7 +45,7 @@ from halflabel.training.engine import deterministic_algorithms, make_accelerator
 from halflabel.training.optimizer import learning_rate_factor
 from halflabel.training.state import TrainingState
 from halflabel.training.step import OptimizerStep
-from halflabel.types import Passes, Sweep
+from halflabel.types import DropoutPasses, Sweep
 
 __all__ = ["Fitted", "Judge", "Loop", "fit", "make_loop"]
 
@@ -266,7 +266,7 @@ class Loop:
 
     def _plan(self, epoch: int) -> Plan:
         """The batches of an epoch; their order depends only on seed, epoch and image names, or is the source's own."""
-        order = own_order(self.source, self.settings.seed, epoch)
+        order = preferred_order(self.source, self.settings.seed, epoch)
         if order is None:
             order = np.argsort(bits(self.settings.seed, _ORDER, epoch, self.source.hashes), kind="stable")
         size = self.settings.batch_size
@@ -277,7 +277,7 @@ class Loop:
         state = self.state
         log = self._start_log()
         # First everything that takes long and changes nothing: a signal during it finds a consistent state to save.
-        agree_on_bad(self.source)
+        share_unreadable(self.source)
         distributed.synchronize(self._shared_tensors())
         relabel = self.method.relabel
         sweep = self._sweep(state.epoch) if relabel.wants_sweep(state.epoch) else None
@@ -334,7 +334,7 @@ class Loop:
         return self._score(model, self.source, relabel.passes, seed, relabel.wants_features)
 
     def _score(
-        self, model: Model, source: Source, passes: Passes | None = None, seed: int = 0, features: bool = False
+        self, model: Model, source: Source, passes: DropoutPasses | None = None, seed: int = 0, features: bool = False
     ) -> Sweep:
         size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
         with self.distribution.on_device_for_scoring(model):

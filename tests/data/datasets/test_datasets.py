@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.data.datasets import DATASETS, Dataset, Split, layout_of, open_dataset
+from halflabel.data.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
 from halflabel.data.datasets.base import Pixels, single_label
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
@@ -202,7 +202,7 @@ def test_splits_agree_and_what_is_missing_is_named(name: str, tmp_path: Path) ->
             # A class file that is missing takes its class away: that is what the error can name.
             of_class = file.stem.removeprefix("Labels_").partition("_")[0]
             assert file.name in said or repr(of_class) in said, (file, said)
-            assert "no such file" not in said or layout_of(name).source in said, said
+            assert "no such file" not in said or dataset_layout(name).source in said, said
         file.write_bytes(content)
     assert needed >= 2
     assert open_dataset(name, tmp_path).train == found.train
@@ -211,7 +211,7 @@ def test_splits_agree_and_what_is_missing_is_named(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_an_empty_folder_is_told_what_it_should_hold(name: str, tmp_path: Path) -> None:
     said = refusal(name, tmp_path)
-    there = layout_of(name)
+    there = dataset_layout(name)
     assert all(line in said for line in there.tree)
     assert there.source in said
     assert there.source in refusal(name, tmp_path / "nowhere")

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from halflabel.data.datasets import digits
 from halflabel.data.datasets.digits import scenes, write_folder
-from halflabel.data.decode import locate, read_image
+from halflabel.data.decode import locate_images, read_image
 from halflabel.errors import UserError
 from halflabel.labels.formats.wide import read as read_wide
 from halflabel.labels.policy import Policy
@@ -130,7 +130,7 @@ def test_write_folder_is_the_same_data(tmp_path: Path) -> None:
     cells = [line.split(",") for line in lines[1:]]
     assert np.array_equal(np.array([row[1:] for row in cells]) == "1", some.labels > 0)
     assert {value for row in cells for value in row[1:]} == {"0", "1"}
-    paths = locate([row[0] for row in cells], tmp_path / "images")
+    paths = locate_images([row[0] for row in cells], tmp_path / "images")
     assert torch.equal(torch.stack([read_image(path) for path in paths if path is not None]), some.images)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "test.csv"]
     assert read_wide(table, Policy()) is not None

@@ -20,21 +20,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from halflabel.data.decode import BadImage, find_images, list_images, locate, read_image, split_suffixes
-from halflabel.data.gpu_views import view_of
+from halflabel.data.decode import BadImage, find_images, list_images, locate_images, read_image, split_suffixes
+from halflabel.data.gpu_views import make_view
 from halflabel.data.pack import source as packed
 from halflabel.data.pack import write as packing
-from halflabel.data.pack.read import Shards, Stored, decode_jpegs, find_member, is_pack, open_pack, shard_name
-from halflabel.data.pack.source import OnDevice, Packed, least_side, open_packed
-from halflabel.data.pack.write import encode, pack_images
-from halflabel.data.sources import Images, Part, own_order
+from halflabel.data.pack.read import (
+    Pack,
+    PackSettings,
+    data_file_name,
+    decode_jpegs,
+    find_packed_image,
+    is_pack,
+    open_pack,
+)
+from halflabel.data.pack.source import DeviceViews, PackedImages, min_source_side, open_packed_images
+from halflabel.data.pack.write import encode_image, pack_images
+from halflabel.data.sources import Images, Subset, preferred_order
 from halflabel.data.views import Plain, Strong, View, Weak, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 
 VIEWS: dict[str, View] = {"plain": Plain(16), "weak": Weak(16), "strong": Strong(16)}
 N = 12
-PNG = Stored(size=24, store="png")
+PNG = PackSettings(size=24, store="png")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +64,7 @@ def write_photos(folder: Path, n: int = N, kind: str = "png", high: int = 20, wi
     return folder
 
 
-def packed_up(folder: Path, stored: Stored = PNG, **more: Any) -> Shards:
+def packed_up(folder: Path, stored: PackSettings = PNG, **more: Any) -> Pack:
     out = folder.with_name(f"{folder.name}.pack")
     pack_images(folder, out, stored, **more)
     return open_pack(out)
@@ -77,27 +85,27 @@ def test_the_format_is_what_it_says_it_is(tmp_path: Path) -> None:
     assert {row["shard"] for row in rows} == set(range(about["shards"]))
     assert about["shards"] > 2
     for number, row in enumerate(rows):
-        data = (shards.folder / shard_name(row["shard"])).read_bytes()[row["offset"] :][: row["length"]]
+        data = (shards.folder / data_file_name(row["shard"])).read_bytes()[row["offset"] :][: row["length"]]
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels(number))
         assert (row["width"], row["height"]) == (28, 20)
-    sizes = sum((shards.folder / shard_name(number)).stat().st_size for number in range(about["shards"]))
+    sizes = sum((shards.folder / data_file_name(number)).stat().st_size for number in range(about["shards"]))
     assert sizes == about["bytes"] == sum(row["length"] for row in rows)
     assert sorted(files_of(shards.folder)) == sorted(
-        [shard_name(number) for number in range(about["shards"])] + ["index.arrow", "pack.json", "bad_images.csv"]
+        [data_file_name(number) for number in range(about["shards"])] + ["index.arrow", "pack.json", "bad_images.csv"]
     )
 
 
 def test_the_index_takes_28_bytes_and_the_name() -> None:
-    from halflabel.data.pack.read import INDEX
+    from halflabel.data.pack.read import INDEX_COLUMNS
 
-    assert sum(np.dtype(kind).itemsize for kind in INDEX.values()) == 28
+    assert sum(np.dtype(kind).itemsize for kind in INDEX_COLUMNS.values()) == 28
 
 
 @pytest.mark.parametrize("store", ["jpeg", "png", "raw"])
 @pytest.mark.parametrize("resize", ["short", "squash"])
 def test_sizes_and_stores(tmp_path: Path, store: Any, resize: Any) -> None:
     folder = write_photos(tmp_path / "a", 3, high=40, wide=60)
-    shards = packed_up(folder, Stored(size=20, store=store, resize=resize))
+    shards = packed_up(folder, PackSettings(size=20, store=store, resize=resize))
     for number in range(3):
         image = shards.image(number)
         assert image.shape == ((3, 20, 30) if resize == "short" else (3, 20, 20))
@@ -113,7 +121,7 @@ def test_sizes_and_stores(tmp_path: Path, store: Any, resize: Any) -> None:
 
 def test_a_lossless_square_pack_gives_the_plain_view_of_the_folder_bit_for_bit(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a", 5, high=33, wide=50)
-    shards = packed_up(folder, Stored(size=16, store="raw", resize="squash"))
+    shards = packed_up(folder, PackSettings(size=16, store="raw", resize="squash"))
     for number, path in enumerate(find_images(folder)):
         assert torch.equal(Plain(16)(shards.image(number)), Plain(16)(read_image(path)))
 
@@ -121,27 +129,27 @@ def test_a_lossless_square_pack_gives_the_plain_view_of_the_folder_bit_for_bit(t
 def test_small_images_are_not_enlarged_and_small_jpegs_are_kept_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.fromarray(pixels(0)).save(path, quality=70)
-    assert encode(path, Stored(size=24)) == (path.read_bytes(), 28, 20)
-    assert encode(path, Stored(size=19))[1:] == (27, 19)
+    assert encode_image(path, PackSettings(size=24)) == (path.read_bytes(), 28, 20)
+    assert encode_image(path, PackSettings(size=19))[1:] == (27, 19)
     turned = Image.Exif()
     turned[0x0112] = 6
     cases: tuple[dict[str, Any], ...] = ({"exif": turned}, {"progressive": True})
     for more in cases:  # slow to decode, or not as it looks: encoded anew
         Image.fromarray(pixels(0)).save(path, quality=70, **more)
-        data, wide, high = encode(path, Stored(size=24))
+        data, wide, high = encode_image(path, PackSettings(size=24))
         again = Image.open(io.BytesIO(data))
         assert data != path.read_bytes()
         assert again.size == (wide, high) == ((20, 28) if "exif" in more else (28, 20))
         assert not again.getexif()
         assert not again.info.get("progressive")
     Image.fromarray(pixels(0)).convert("CMYK").save(path)
-    assert Image.open(io.BytesIO(encode(path, Stored(size=24))[0])).mode == "RGB"
+    assert Image.open(io.BytesIO(encode_image(path, PackSettings(size=24))[0])).mode == "RGB"
 
 
 def test_the_bytes_do_not_depend_on_the_workers(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a", 40)
     for workers in (0, 2):
-        pack_images(folder, tmp_path / f"{workers}", Stored(size=12), workers=workers, shard_bytes=3000)
+        pack_images(folder, tmp_path / f"{workers}", PackSettings(size=12), workers=workers, shard_bytes=3000)
     assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
 
 
@@ -152,24 +160,24 @@ def test_a_pack_that_was_killed_goes_on_and_ends_the_same(
     folder = write_photos(tmp_path / "a", 40)
     (folder / "05.png").write_bytes(b"no picture")
     how: dict[str, Any] = {"shard_bytes": 3000, "max_bad": 0.1}
-    pack_images(folder, tmp_path / "whole", Stored(size=12), **how)
+    pack_images(folder, tmp_path / "whole", PackSettings(size=12), **how)
     seen: list[str] = []
 
     def dying(path: Path, *rest: Any) -> Any:
         if len(seen) == after:
             raise KeyboardInterrupt
         seen.append(path.name)
-        return encode(path, *rest)
+        return encode_image(path, *rest)
 
-    monkeypatch.setattr(packing, "encode", dying)
+    monkeypatch.setattr(packing, "encode_image", dying)
     with pytest.raises(KeyboardInterrupt):
-        pack_images(folder, tmp_path / "b", Stored(size=12), **how)
+        pack_images(folder, tmp_path / "b", PackSettings(size=12), **how)
     with pytest.raises(UserError, match=r"not finished.*go on with it"):
         open_pack(tmp_path / "b")
     whole_shards = len(list((tmp_path / "b").glob("*.arrow")))
     again: list[str] = []
-    monkeypatch.setattr(packing, "encode", lambda path, *rest: (again.append(path.name), encode(path, *rest))[1])
-    pack_images(folder, tmp_path / "b", Stored(size=12), **how)
+    monkeypatch.setattr(packing, "encode_image", lambda path, *rest: (again.append(path.name), encode_image(path, *rest))[1])
+    pack_images(folder, tmp_path / "b", PackSettings(size=12), **how)
     assert files_of(tmp_path / "b") == files_of(tmp_path / "whole")
     # What lay in whole shards was not looked at again.
     assert (len(again) < 40) == (whole_shards > 0)
@@ -178,13 +186,13 @@ def test_a_pack_that_was_killed_goes_on_and_ends_the_same(
 
 def test_a_shard_that_is_cut_off_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_photos(tmp_path / "a", 40)
-    pack_images(folder, tmp_path / "whole", Stored(size=12), shard_bytes=3000)
+    pack_images(folder, tmp_path / "whole", PackSettings(size=12), shard_bytes=3000)
     monkeypatch.setattr(packing, "_finish", lambda *given: {})
-    pack_images(folder, tmp_path / "b", Stored(size=12), shard_bytes=3000)
+    pack_images(folder, tmp_path / "b", PackSettings(size=12), shard_bytes=3000)
     monkeypatch.undo()
-    with open(tmp_path / "b" / shard_name(1), "rb+") as file:
+    with open(tmp_path / "b" / data_file_name(1), "rb+") as file:
         file.truncate(100)
-    pack_images(folder, tmp_path / "b", Stored(size=12), shard_bytes=3000)
+    pack_images(folder, tmp_path / "b", PackSettings(size=12), shard_bytes=3000)
     assert files_of(tmp_path / "b") == files_of(tmp_path / "whole")
 
 
@@ -193,12 +201,12 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     shards = packed_up(folder)
     with pytest.raises(UserError, match=r"holds a pack already.*--force"):
         pack_images(folder, shards.folder, PNG)
-    pack_images(folder, shards.folder, Stored(size=10, store="png"), force=True)
+    pack_images(folder, shards.folder, PackSettings(size=10, store="png"), force=True)
     assert open_pack(shards.folder).image(0).shape == (3, 10, 14)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     for force in (False, True):
-        with pytest.raises(UserError, match="no pack"):
+        with pytest.raises(UserError, match="not a pack"):
             pack_images(folder, tmp_path / "mine", PNG, force=force)
     assert files_of(tmp_path / "mine") == {"letter.txt": b"dear"}
     with pytest.raises(UserError, match="pack already"):
@@ -214,7 +222,7 @@ def test_going_on_with_other_settings_or_images_is_refused(tmp_path: Path, monke
     pack_images(folder, tmp_path / "b", PNG)
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"another --size.*--force"):
-        pack_images(folder, tmp_path / "b", Stored(size=25, store="png"))
+        pack_images(folder, tmp_path / "b", PackSettings(size=25, store="png"))
     (folder / "00.png").unlink()
     with pytest.raises(UserError, match="another set of images"):
         pack_images(folder, tmp_path / "b", PNG)
@@ -260,14 +268,14 @@ def test_damage_is_an_unreadable_image_and_no_other(tmp_path: Path) -> None:
     shards = packed_up(write_photos(tmp_path / "a"), shard_bytes=4000)
     last = int(shards.index["shard"].max())
     inside = int(shards.index["offset"][2]) + 9
-    with open(shards.folder / shard_name(0), "rb+") as file:
+    with open(shards.folder / data_file_name(0), "rb+") as file:
         file.seek(inside)
         byte = file.read(1)
         file.seek(inside)
         file.write(bytes([byte[0] ^ 1]))
-    with open(shards.folder / shard_name(last), "rb+") as file:
+    with open(shards.folder / data_file_name(last), "rb+") as file:
         file.truncate(int(shards.index["offset"][-1]) + 5)
-    (shards.folder / shard_name(1)).unlink()
+    (shards.folder / data_file_name(1)).unlink()
     faults = {}
     for number in range(N):
         try:
@@ -279,7 +287,7 @@ def test_damage_is_an_unreadable_image_and_no_other(tmp_path: Path) -> None:
     assert "checksum" in faults[2]
     assert faults[N - 1] == "truncated"
     assert "No such file" in faults[gone[0]]
-    source = Packed(shards, np.arange(N), Names.numbered(N), VIEWS, max_bad=1.0)
+    source = PackedImages(shards, np.arange(N), Names.numbered(N), VIEWS, max_bad=1.0)
     ((found, _),) = source.fetch([np.arange(N)], ("plain",))
     assert sorted(set(range(N)) - set(found.tolist())) == sorted(faults)
     assert {row[2] for row in source.quarantine.rows} == set(faults.values())
@@ -305,9 +313,9 @@ def test_a_damaged_index_or_another_version_is_refused(tmp_path: Path) -> None:
         open_pack(tmp_path / "third")
     (other / "pack.json").write_text('{"format": "something else"}')
     assert not is_pack(other)
-    with pytest.raises(UserError, match="no pack"):
+    with pytest.raises(UserError, match="not a pack"):
         open_pack(other)
-    with pytest.raises(UserError, match="no pack"):
+    with pytest.raises(UserError, match="not a pack"):
         open_pack(tmp_path / "nowhere")
 
 
@@ -326,8 +334,8 @@ def test_ids_are_found_as_in_the_folder(tmp_path: Path) -> None:
     folder = mixed_folder(tmp_path / "x" / "images")
     pack_images(folder, tmp_path / "p", PNG)
     out = tmp_path / "p"
-    wanted = [None if path is None else path.relative_to(folder) for path in locate(IDS, folder)]
-    found = [None if path is None else path.relative_to(out) for path in locate(IDS, out)]
+    wanted = [None if path is None else path.relative_to(folder) for path in locate_images(IDS, folder)]
+    found = [None if path is None else path.relative_to(out) for path in locate_images(IDS, out)]
     assert found == wanted
     assert sum(path is not None for path in wanted) > 12
     assert [path.relative_to(out) for path in find_images(out)] == [p.relative_to(folder) for p in find_images(folder)]
@@ -335,9 +343,9 @@ def test_ids_are_found_as_in_the_folder(tmp_path: Path) -> None:
     for path in find_images(out):
         assert shards.name(shards.number(path.relative_to(out).as_posix())) == path.relative_to(out).as_posix()
     assert shards.number("none.png") == -1
-    assert find_member(out / "a" / "3.jpg") is not None
-    assert find_member(out / "a" / "9.jpg") is None
-    assert find_member(folder / "a" / "9.jpg") is None
+    assert find_packed_image(out / "a" / "3.jpg") is not None
+    assert find_packed_image(out / "a" / "9.jpg") is None
+    assert find_packed_image(folder / "a" / "9.jpg") is None
     with pytest.raises(BadImage, match="no such file"):
         read_image(out / "a" / "9.jpg")
 
@@ -366,17 +374,17 @@ def test_only_labelled_images_are_packed_each_once(tmp_path: Path) -> None:
     shutil.copy(folder / "1.png", folder / "bare")
     pack_images(folder, tmp_path / "r", PNG, ids=["bare", "1"])
     for place in (folder, tmp_path / "r"):
-        assert [path is not None for path in locate(["bare", "bare.jpg", "1.jpg"], place)] == [True, False, True]
+        assert [path is not None for path in locate_images(["bare", "bare.jpg", "1.jpg"], place)] == [True, False, True]
     with pytest.raises(UserError, match="none of the 1 images"):
         pack_images(folder, tmp_path / "q", PNG, ids=["gone"])
 
 
-def sources(tmp_path: Path, workers: int = 0, **more: Any) -> tuple[Images, Packed]:
+def sources(tmp_path: Path, workers: int = 0, **more: Any) -> tuple[Images, PackedImages]:
     folder = write_photos(tmp_path / "a")
     names = Names(f"{number:02d}" for number in reversed(range(N)))
-    files = [path for path in locate(list(names), folder) if path is not None]
+    files = [path for path in locate_images(list(names), folder) if path is not None]
     shards = packed_up(folder, **more)
-    return Images(files, names, VIEWS), open_packed(names, shards.folder, VIEWS, workers=workers)
+    return Images(files, names, VIEWS), open_packed_images(names, shards.folder, VIEWS, workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -393,26 +401,26 @@ def test_a_lossless_pack_gives_the_views_of_the_folder_with_any_workers(tmp_path
 
 def test_an_image_that_is_not_in_the_pack_is_unreadable(tmp_path: Path) -> None:
     shards = packed_up(write_photos(tmp_path / "a", 3))
-    source = open_packed(Names(["01", "gone", "02.png"]), shards.folder, VIEWS, max_bad=0.5)
+    source = open_packed_images(Names(["01", "gone", "02.png"]), shards.folder, VIEWS, max_bad=0.5)
     ((found, _),) = source.fetch([np.arange(3)], ("plain",))
     assert found.tolist() == [0, 2]
     assert source.quarantine.rows == [("gone", str(shards.folder / "gone"), "not in the pack")]
     assert source.paths[0] == str(shards.folder / "01")
     with pytest.raises(UserError, match=r"none of the 1 images.*'gone'"):
-        open_packed(Names(["gone"]), shards.folder, VIEWS)
+        open_packed_images(Names(["gone"]), shards.folder, VIEWS)
 
 
 def test_what_a_pack_cannot_give_is_said(tmp_path: Path) -> None:
-    shards = packed_up(write_photos(tmp_path / "a", 3), Stored(size=16, resize="squash"))
+    shards = packed_up(write_photos(tmp_path / "a", 3), PackSettings(size=16, resize="squash"))
     with pytest.raises(UserError, match=r"16 px, 32 px are asked for.*--size 16"):
-        open_packed(Names(["01"]), shards.folder, {"plain": Plain(32)})
+        open_packed_images(Names(["01"]), shards.folder, {"plain": Plain(32)})
     with pytest.raises(UserError, match=r"squashed.*--resize squash"):
-        open_packed(Names(["01"]), shards.folder, {"plain": Plain(16, "crop")})
+        open_packed_images(Names(["01"]), shards.folder, {"plain": Plain(16, "crop")})
 
 
 def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a", 2, "jpg", 160, 200)
-    shards = packed_up(folder, Stored(size=160))
+    shards = packed_up(folder, PackSettings(size=160))
     assert [tuple(shards.image(0, least=least).shape[1:]) for least in (0, 81, 80, 41, 40, 20, 3)] == [
         (160, 200),
         (160, 200),
@@ -422,8 +430,8 @@ def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path
         (20, 25),
         (20, 25),
     ]
-    assert [least_side([view]) for view in (Plain(28), Plain(28, "crop"), Weak(28, least=0.25))] == [28, 32, 56]
-    assert least_side([Plain(28), Strong(28, least=0.25)]) == 56
+    assert [min_source_side([view]) for view in (Plain(28), Plain(28, "crop"), Weak(28, least=0.25))] == [28, 32, 56]
+    assert min_source_side([Plain(28), Strong(28, least=0.25)]) == 56
     full, small = (Plain(40)(shards.image(0, least=least)).float() for least in (0, 40))
     assert (full - small).abs().mean() < 4
 
@@ -436,11 +444,11 @@ def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path
         def describe(self) -> str:
             return ""
 
-    assert least_side([Plain(8), Own()]) == 0
+    assert min_source_side([Plain(8), Own()]) == 0
 
 
 def test_without_torchvisions_decoder_pillow_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = packed_up(write_photos(tmp_path / "a", 3, "jpg", 50, 70), Stored(size=40))
+    shards = packed_up(write_photos(tmp_path / "a", 3, "jpg", 50, 70), PackSettings(size=40))
     quick = [shards.image(number) for number in range(3)]
     monkeypatch.setattr("halflabel.data.pack.read.decode_jpegs", lambda encoded: None)
     assert all(torch.equal(shards.image(number), image) for number, image in enumerate(quick))
@@ -452,15 +460,15 @@ def test_without_torchvisions_decoder_pillow_gives_the_same(tmp_path: Path, monk
 def test_the_full_shuffle_is_left_to_whoever_plans(tmp_path: Path) -> None:
     _, pack = sources(tmp_path)
     assert pack.order(0, 1) is None
-    assert own_order(Part(pack, np.arange(3)), 0, 1) is None
-    assert own_order(sources(tmp_path / "x")[0], 0, 1) is None
+    assert preferred_order(Subset(pack, np.arange(3)), 0, 1) is None
+    assert preferred_order(sources(tmp_path / "x")[0], 0, 1) is None
 
 
-def in_blocks(count: int) -> Packed:
+def in_blocks(count: int) -> PackedImages:
     """A pack in name alone: the order asks for no image."""
-    shards = Shards(Path(), pa.array([]), {}, Stored(shuffle="blocks"))
+    shards = Pack(Path(), pa.array([]), {}, PackSettings(shuffle="blocks"))
     at = np.random.default_rng(0).permutation(count)
-    return Packed(shards, at, Names.numbered(count), VIEWS)
+    return PackedImages(shards, at, Names.numbered(count), VIEWS)
 
 
 def test_blocks_are_read_in_turn_and_mixed_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,7 +495,7 @@ def test_blocks_are_read_in_turn_and_mixed_within_a_window(monkeypatch: pytest.M
         assert not np.array_equal(order, pack.order(*other))
     # A part is read in the order of the whole.
     index = np.random.default_rng(1).permutation(200)[:50]
-    part = own_order(Part(pack, index), 3, 1)
+    part = preferred_order(Subset(pack, index), 3, 1)
     assert part is not None
     assert index[part].tolist() == [number for number in order.tolist() if number in set(index.tolist())]
 
@@ -502,22 +510,22 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(packed, "_BLOCK", 3)
     monkeypatch.setattr(packed, "_WINDOW", 1)
-    shards = packed_up(write_photos(tmp_path / "a"), Stored(size=24, shuffle="blocks"))
-    pack = open_packed(Names(f"{number:02d}" for number in range(N)), shards.folder, VIEWS)
+    shards = packed_up(write_photos(tmp_path / "a"), PackSettings(size=24, shuffle="blocks"))
+    pack = open_packed_images(Names(f"{number:02d}" for number in range(N)), shards.folder, VIEWS)
     asked: list[list[int]] = []
-    fetch = Packed.fetch
+    fetch = PackedImages.fetch
 
-    def watched(self: Packed, plan: Any, views: Any, **more: Any) -> Iterator[Any]:
+    def watched(self: PackedImages, plan: Any, views: Any, **more: Any) -> Iterator[Any]:
         asked.append(np.concatenate(plan).tolist())
         return fetch(self, plan, views, **more)
 
-    monkeypatch.setattr(Packed, "fetch", watched)
+    monkeypatch.setattr(PackedImages, "fetch", watched)
     table = LabelTable.from_dense(np.ones((N, 2), np.int8))
     backbone = build_backbone("tiny")
     model = Model(backbone, Linear(backbone.channels, 2))
-    fit(model, recipe("bce").make(), Part(pack, np.arange(N)), table, Settings(epochs=2, batch_size=5, device="cpu"))
+    fit(model, recipe("bce").make(), Subset(pack, np.arange(N)), table, Settings(epochs=2, batch_size=5, device="cpu"))
     assert asked == [np.asarray(pack.order(0, epoch)).tolist() for epoch in (1, 2)]
-    # Stored in another order than that of the names: neighbours are not alike.
+    # PackSettings in another order than that of the names: neighbours are not alike.
     assert pack.at.tolist() != sorted(pack.at.tolist())
 
 
@@ -527,13 +535,13 @@ def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(
         "os.posix_fadvise", lambda file, first, length, advice: told.append((first, length)), raising=False
     )
-    pack.shards.expect(np.array([5, 3, 4]))
-    inside = pack.shards.index["shard"][3:6]
+    pack.pack.read_ahead(np.array([5, 3, 4]))
+    inside = pack.pack.index["shard"][3:6]
     assert len(told) == len(set(inside.tolist()))
-    assert sum(length for _, length in told) == int(pack.shards.index["length"][3:6].sum())
+    assert sum(length for _, length in told) == int(pack.pack.index["length"][3:6].sum())
     monkeypatch.setattr(packed, "_AHEAD", 4)
     expected: list[list[int]] = []
-    monkeypatch.setattr(Shards, "expect", lambda self, numbers: expected.append(numbers.tolist()))
+    monkeypatch.setattr(Pack, "read_ahead", lambda self, numbers: expected.append(numbers.tolist()))
     plan = [np.array([first, first + 1]) for first in range(0, N, 2)]
     taken = []
     for batch in pack.fetch(plan, ("plain",)):
@@ -542,24 +550,24 @@ def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch:
     # Each image is told of once, two batches before it is asked for at the latest.
     assert list(chain(*expected)) == taken
     assert [len(some) for some in expected] == [8, 4]
-    (pack.shards.folder / shard_name(0)).unlink()
+    (pack.pack.folder / data_file_name(0)).unlink()
     monkeypatch.undo()
-    pack.shards.expect(np.arange(N))  # no file, no hint, no error
+    pack.pack.read_ahead(np.arange(N))  # no file, no hint, no error
 
 
 def test_views_on_the_device_are_those_of_the_plain_batch(tmp_path: Path) -> None:
     _, pack = sources(tmp_path)
-    source = OnDevice(pack, "cpu")
+    source = DeviceViews(pack, "cpu")
     assert (len(source), source.order(0, 1)) == (N, None)
     plan = [np.array([7, 2]), np.array([5])]
     found = list(source.fetch(plan, ("weak", "plain"), seed=3, epoch=2))
     for (index, views), (_, (plain,)) in zip(found, pack.fetch(plan, ("plain",)), strict=True):
         keys = view_keys(3, 2, pack.hashes[index], 2)
-        assert torch.equal(views[0], view_of(VIEWS["weak"], plain, keys[:, 0]))  # type: ignore[arg-type]
+        assert torch.equal(views[0], make_view(VIEWS["weak"], plain, keys[:, 0]))  # type: ignore[arg-type]
         assert torch.equal(views[1], plain)
-    assert OnDevice(in_blocks(9), "cpu").order(1, 1) is not None
+    assert DeviceViews(in_blocks(9), "cpu").order(1, 1) is not None
     for workers in (0, 2):
-        again = OnDevice(open_packed(pack.names, pack.shards.folder, VIEWS, workers=workers), "cpu")
+        again = DeviceViews(open_packed_images(pack.names, pack.pack.folder, VIEWS, workers=workers), "cpu")
         for one, two in zip(found, again.fetch(plan, ("weak", "plain"), seed=3, epoch=2), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
 
@@ -567,11 +575,11 @@ def test_views_on_the_device_are_those_of_the_plain_batch(tmp_path: Path) -> Non
 def test_bytes_decoded_on_the_device_or_else_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_photos(tmp_path / "a", kind="jpg")
     (folder / "03.jpg").unlink()
-    shards = packed_up(folder, Stored(size=20))
+    shards = packed_up(folder, PackSettings(size=20))
     names = Names(f"{number:02d}" for number in range(N))
-    pack = open_packed(names, shards.folder, VIEWS, max_bad=1.0)
+    pack = open_packed_images(names, shards.folder, VIEWS, max_bad=1.0)
     plan = [np.array([2, 3]), np.array([4, 5, 0]), np.array([3]), np.array([1])]
-    wanted = list(open_packed(names, shards.folder, VIEWS, max_bad=1.0).fetch(plan, ("plain",)))
+    wanted = list(open_packed_images(names, shards.folder, VIEWS, max_bad=1.0).fetch(plan, ("plain",)))
     calls: list[int] = []
 
     def decode(encoded: Any, device: Any) -> Any:
@@ -580,7 +588,7 @@ def test_bytes_decoded_on_the_device_or_else_here(tmp_path: Path, monkeypatch: p
         return None if len(calls) == 2 else decode_jpegs(encoded)
 
     monkeypatch.setattr(packed, "decode_jpegs", decode)
-    source = OnDevice(pack, "cpu", decode=True)
+    source = DeviceViews(pack, "cpu", decode=True)
     found = [source._decoded(pack, index, data) for index, data in pack.read(plan)]
     assert [batch.images.tolist() for batch in found] == [[2], [4, 5, 0], [], [1]]
     for one, two in zip(wanted, found, strict=True):
@@ -612,7 +620,7 @@ def test_a_cache_of_features_goes_stale_with_the_pack(tmp_path: Path) -> None:
     names = Names(["00", "01", "02"])
 
     def stamp() -> str:
-        return _stamp(open_packed(names, tmp_path / "p", VIEWS))
+        return _stamp(open_packed_images(names, tmp_path / "p", VIEWS))
 
     pack_images(folder, tmp_path / "p", PNG)
     first = stamp()

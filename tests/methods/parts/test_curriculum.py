@@ -18,7 +18,7 @@ from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.metrics import completion_rates
 from halflabel.system import memory
 from halflabel.system.rng import hash_names
-from halflabel.types import Batch, Passes, Sweep
+from halflabel.types import Batch, DropoutPasses, Sweep
 
 _spec = importlib.util.spec_from_file_location(
     "reference_curriculum", Path(__file__).parents[2] / "reference" / "curriculum.py"
@@ -97,7 +97,7 @@ def test_labels_are_those_of_the_slow_loop_time_after_time(strategy, shape, tied
 def test_uncertainty_of_other_kinds(statistic, of):
     labels = make_labels(25, 6)
     relabel = Curriculum("e", 0.4, "3", passes=7, statistic=statistic, of=of)
-    assert relabel.passes == Passes(7, of)
+    assert relabel.passes == DropoutPasses(7, of)
     relabel.start(make_table(labels))
     sweep = make_sweep((25, 6), 0, passes=True, of=of)
     doubt = sweep.spread.tolist() if statistic == "std" else sweep.spread.square().tolist()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from halflabel.data.datasets.base import Dataset, Layout, Pixels, Split
 from halflabel.errors import LabelError, UserError
 
-__all__ = ["DATASETS", "Dataset", "Layout", "Pixels", "Split", "layout_of", "open_dataset", "options_of"]
+__all__ = ["DATASETS", "Dataset", "Layout", "Pixels", "Split", "dataset_layout", "dataset_options", "open_dataset"]
 
 
 class _Entry(NamedTuple):
@@ -46,23 +46,23 @@ def open_dataset(name: str, folder: str | Path, **options: Any) -> Dataset:
     The labels are read at once, pixels only when they are asked for. A file that is missing is named in the error,
     with where to get it and what the folder should look like.
     """
-    entry, takes = _entry(name), options_of(name)
+    entry, takes = _entry(name), dataset_options(name)
     for option in options:
         if option not in takes:
             raise UserError(f"the data set {name} has no option {option!r}", f"its options: {', '.join(takes)}")
     if not Path(folder).is_dir():
-        raise LabelError("there is no such folder", layout_of(name).fix(), folder)
+        raise LabelError("there is no such folder", dataset_layout(name).fix(), folder)
     opened: Dataset = _opener(name)(Path(folder), **entry.fixed, **options)
     return opened
 
 
-def options_of(name: str) -> list[str]:
+def dataset_options(name: str) -> list[str]:
     """The options that `open_dataset` takes for a data set."""
     fixed = _entry(name).fixed
     return [option for option in inspect.signature(_opener(name)).parameters if option not in ("folder", *fixed)]
 
 
-def layout_of(name: str) -> Layout:
+def dataset_layout(name: str) -> Layout:
     """What the folder of a data set looks like, and where the files come from."""
     entry = _entry(name)
     make = import_module(f"halflabel.data.datasets.{entry.module}").layout

@@ -17,7 +17,7 @@ from halflabel.labels.table import LabelTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Dataset", "Layout", "Pixels", "Split", "one_of", "single_label"]
+__all__ = ["Dataset", "Layout", "Pixels", "Split", "check_choice", "single_label"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +73,11 @@ class Split:
 
     def on_disk(self) -> Split:
         """The images that are there: NUS-WIDE and Open Images lose some with every download."""
-        from halflabel.data.decode import locate
+        from halflabel.data.decode import locate_images
 
         if isinstance(self.images, Pixels):
             return self
-        found = locate(list(self.labels.images), self.images)
+        found = locate_images(list(self.labels.images), self.images)
         return self.take([number for number, path in enumerate(found) if path is not None])
 
 
@@ -137,7 +137,7 @@ class Layout(NamedTuple):
         raise self.missing(places[0])
 
 
-def one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise UserError(f"{option} {value!r} does not exist", f"use {' or '.join(allowed)}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from halflabel.data.datasets.base import Dataset, Layout, Split, one_of
+from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
 from halflabel.labels.formats import coco as reader
 from halflabel.labels.policy import Policy
 
@@ -25,7 +25,7 @@ def read(folder: Path, *, year: int, unannotated: Literal["keep", "drop"] = "kee
     unannotated: images without any annotation show none of the 80 classes. Papers on partial labels keep them; the
     released code of the single-positive literature drops them.
     """
-    one_of("unannotated", unannotated, ("keep", "drop"))
+    check_choice("unannotated", unannotated, ("keep", "drop"))
     there = layout(year)
     splits, notes = {}, []
     for role, part in (("train", f"train{year}"), ("test", f"val{year}")):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from halflabel.data.datasets.base import Dataset, Layout, Split, one_of
+from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
 from halflabel.labels.formats import cub as reader
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -28,7 +28,7 @@ def read(folder: Path, *, certainty: Literal["used", "ignored"] = "used") -> Dat
     certainty: "used" takes attributes that the annotator marked as not visible as unknown. "ignored" takes is_present
     as written, whatever the certainty, as the released code of the single-positive literature does.
     """
-    one_of("certainty", certainty, ("used", "ignored"))
+    check_choice("certainty", certainty, ("used", "ignored"))
     there = layout()
     base = there.need(folder / "CUB_200_2011" / "images.txt", folder / "images.txt").parent
     for name in ("train_test_split.txt", "attributes/image_attribute_labels.txt"):

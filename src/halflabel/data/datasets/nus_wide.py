@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from halflabel.data.datasets.base import Dataset, Layout, Split, one_of
+from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
 from halflabel.labels.formats import nus_wide as reader
 from halflabel.labels.formats import single_positive
 from halflabel.labels.policy import Policy
@@ -40,7 +40,7 @@ def read(folder: Path, *, lists: Literal["official", "formatted"] = "official") 
     literature trains and tests on; it cannot be made from the official files. Its classes have numbers unless a
     classes.txt names them. Photos that Flickr has lost are in the labels all the same: see `Split.on_disk`.
     """
-    one_of("lists", lists, ("official", "formatted"))
+    check_choice("lists", lists, ("official", "formatted"))
     there = layout() if lists == "official" else Layout("the split of NUS-WIDE in .npy files", _FORMATTED, _AUTHORS)
     images = there.need(folder / "Flickr", folder / "images")
     splits = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from halflabel.data.datasets.base import Dataset, Layout, Split, one_of
+from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
 from halflabel.labels.formats import voc as reader
 from halflabel.labels.policy import LABEL_VALUES, Meaning, Policy
 
@@ -32,7 +32,7 @@ def read(
     entries out of the evaluation ("unknown"); the released code of the single-positive and partial-label literature
     takes them as "absent".
     """
-    one_of("difficult", difficult, tuple(LABEL_VALUES))
+    check_choice("difficult", difficult, tuple(LABEL_VALUES))
     there = layout(year)
     kit = Path("VOCdevkit") / f"VOC{year}"
     main = Path("ImageSets") / "Main"

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from halflabel.data.decode import MAX_PIXELS, SUFFIXES, BadImage, decode_image, match, split_suffixes
+from halflabel.data.decode import MAX_PIXELS, SUFFIXES, BadImage, decode_image, match_names, split_suffixes
 from halflabel.errors import UserError
 from halflabel.system.rng import hash_names
 
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
-    "INDEX",
+    "INDEX_COLUMNS",
     "VERSION",
-    "Shards",
-    "Stored",
-    "checksum",
+    "Pack",
+    "PackSettings",
+    "data_file_name",
     "decode_jpegs",
-    "find_member",
+    "file_crc32",
+    "find_packed_image",
     "is_pack",
     "open_pack",
-    "read_about",
-    "shard_name",
+    "read_manifest",
 ]
 
 FORMAT = "halflabel pack"
 VERSION = 1
 #: The columns of index.arrow beside the name, with their types.
-INDEX = {
+INDEX_COLUMNS = {
     "shard": np.uint32,
     "offset": np.uint64,
     "length": np.uint32,
@@ -62,13 +62,13 @@ INDEX = {
     "height": np.uint32,
     "crc32": np.uint32,
 }
-_KEPT_OPEN = 128  # shards; with the rest, opening is a small part of reading
+_KEPT_OPEN = 128  # pack; with the rest, opening is a small part of reading
 _BLOCK = 1 << 24
 _NEAR = 1 << 16  # bytes between two reads that are one to the disk
 
 
 @dataclass(frozen=True)
-class Stored:
+class PackSettings:
     """How the images of a pack are stored; `resize`: short = the shorter side is at most `size`, squash = a square."""
 
     size: int = 448
@@ -78,20 +78,20 @@ class Stored:
     shuffle: Literal["all", "blocks"] = "all"
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Stored:
+    def from_dict(cls, found: dict[str, Any]) -> PackSettings:
         return cls(**{name: found[name] for name in cls.__dataclass_fields__})
 
 
-def shard_name(number: int) -> str:
+def data_file_name(number: int) -> str:
     return f"{number:05d}.shard"
 
 
 def is_pack(folder: str | Path) -> bool:
     """Whether a folder is a pack, finished or not."""
-    return read_about(Path(folder)) is not None
+    return read_manifest(Path(folder)) is not None
 
 
-def read_about(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> dict[str, Any] | None:
     """What pack.json says; None where the folder is not a pack."""
     try:
         found = json.loads((folder / "pack.json").read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def read_about(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
-def open_pack(folder: str | Path) -> Shards:
+def open_pack(folder: str | Path) -> Pack:
     """A finished pack, ready to read; opened once per process while it stays as it is."""
     folder = Path(folder)
     try:
@@ -111,11 +111,11 @@ def open_pack(folder: str | Path) -> Shards:
 
 
 @lru_cache(maxsize=8)
-def _open(folder: str, changed: int) -> Shards:
+def _open(folder: str, changed: int) -> Pack:
     import pyarrow as pa
 
     place = Path(folder)
-    about = read_about(place)
+    about = read_manifest(place)
     again = f"pack the images again: halflabel pack IMAGES {folder} --force"
     if about is None:
         raise UserError(f"{folder} is not a pack", "make one: halflabel pack IMAGES OUT")
@@ -124,18 +124,18 @@ def _open(folder: str, changed: int) -> Shards:
     if not about.get("complete"):
         raise UserError(f"the pack {folder} is not finished", f"go on with it: halflabel pack IMAGES {folder}")
     try:
-        if checksum(place / "index.arrow") != about["index_crc32"]:
+        if file_crc32(place / "index.arrow") != about["index_crc32"]:
             raise UserError(f"{place / 'index.arrow'} is damaged: its bytes do not match their checksum", again)
         with pa.memory_map(str(place / "index.arrow")) as file:
             batch = pa.ipc.open_file(file).get_batch(0)
-        stored = Stored.from_dict(about)
-        index = {name: batch.column(name).to_numpy() for name in INDEX}
-        return Shards(place, batch.column("name"), index, stored, tuple(about["tail"]), str(about["index_crc32"]))
+        stored = PackSettings.from_dict(about)
+        index = {name: batch.column(name).to_numpy() for name in INDEX_COLUMNS}
+        return Pack(place, batch.column("name"), index, stored, tuple(about["tail"]), str(about["index_crc32"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise UserError(f"the pack {folder} cannot be read ({error})", again) from None
 
 
-def checksum(path: Path) -> int:
+def file_crc32(path: Path) -> int:
     """The CRC-32 of a file."""
     crc = 0
     with open(path, "rb") as file:
@@ -144,7 +144,7 @@ def checksum(path: Path) -> int:
     return crc
 
 
-class Shards:
+class Pack:
     """Reads the images of a pack by number. Any number of threads and processes may read at once."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Shards:
         folder: Path,
         names: Any,
         index: dict[str, NDArray[Any]],
-        stored: Stored,
+        stored: PackSettings,
         tail: tuple[str, ...] = (),
         stamp: str = "",
     ) -> None:
@@ -186,7 +186,7 @@ class Shards:
                 if shard not in self._files:
                     os.close(file)
         except OSError as error:
-            raise BadImage(self.folder / self.name(number), f"{shard_name(shard)}: {error.strerror}") from None
+            raise BadImage(self.folder / self.name(number), f"{data_file_name(shard)}: {error.strerror}") from None
         if len(data) < length:
             raise BadImage(self.folder / self.name(number), "truncated")
         if zlib.crc32(data) != int(self.index["crc32"][number]):
@@ -194,7 +194,7 @@ class Shards:
         return data
 
     def _open(self, shard: int) -> int:
-        file = os.open(self.folder / shard_name(shard), os.O_RDONLY)
+        file = os.open(self.folder / data_file_name(shard), os.O_RDONLY)
         if len(self._files) < _KEPT_OPEN and self._files.setdefault(shard, file) != file:
             os.close(file)  # another thread was first
             return self._files[shard]
@@ -261,7 +261,7 @@ class Shards:
         if left.size:
             listed: list[str] = self.names.to_pylist()
             number = {name: at for at, name in enumerate(listed)}
-            others = match(wanted.take(pa.array(left)).to_pylist(), sorted(listed), self.tail)
+            others = match_names(wanted.take(pa.array(left)).to_pylist(), sorted(listed), self.tail)
             found[left] = [-1 if name is None else number[name] for name in others]
         return found
 
@@ -282,7 +282,7 @@ class Shards:
                 return int(order[place])
         return -1
 
-    def expect(self, numbers: NDArray[np.int64]) -> None:
+    def read_ahead(self, numbers: NDArray[np.int64]) -> None:
         """Tell the system that these images are wanted soon: it reads them ahead, neighbours in one go."""
         if not hasattr(os, "posix_fadvise") or not len(numbers):
             return
@@ -300,7 +300,7 @@ class Shards:
                     if file >= 0:
                         os.close(file)
                     file, now = -1, int(shard[begin])
-                    file = os.open(self.folder / shard_name(now), os.O_RDONLY)
+                    file = os.open(self.folder / data_file_name(now), os.O_RDONLY)
                 if file >= 0:
                     length = int(last[end] - first[begin])
                     os.posix_fadvise(file, int(first[begin]), length, os.POSIX_FADV_WILLNEED)
@@ -337,17 +337,17 @@ def _close(files: dict[int, int]) -> None:
     files.clear()
 
 
-def find_member(path: str | Path) -> tuple[Shards, int] | None:
+def find_packed_image(path: str | Path) -> tuple[Pack, int] | None:
     """The pack and the number behind a path such as PACK/train/1.jpg, or None where it leads into no pack."""
     path = Path(path)
     folder = next((parent for parent in path.parents if parent.is_dir()), None)
     if folder is None or not (folder / "pack.json").exists():
         return None
     try:
-        shards = open_pack(folder)
+        pack = open_pack(folder)
     except UserError:
         if is_pack(folder):  # a pack that cannot be read is worth an error of its own
             raise
         return None
-    number = shards.number(path.relative_to(folder).as_posix())
-    return (shards, number) if number >= 0 else None
+    number = pack.number(path.relative_to(folder).as_posix())
+    return (pack, number) if number >= 0 else None

@@ -14,16 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine
-from halflabel.data.gpu_views import view_of
-from halflabel.data.pack.read import Shards, decode_jpegs, open_pack
-from halflabel.data.sources import Fetched, Images, Plan
+from halflabel.data.decode import MAX_PIXELS, BadImage
+from halflabel.data.gpu_views import make_view
+from halflabel.data.pack.read import Pack, decode_jpegs, open_pack
+from halflabel.data.quarantine import Quarantine
+from halflabel.data.sources import FetchedBatch, Images, Plan
 from halflabel.data.views import Plain, View, Weak, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.system.rng import bits
 
-__all__ = ["OnDevice", "Packed", "open_packed"]
+__all__ = ["DeviceViews", "PackedImages", "open_packed_images"]
 
 _ORDER = 0x6F726472  # the draws of the reading order are not those of any other purpose
 _BLOCK = 128  # images that lie together and are read together
@@ -31,7 +32,7 @@ _WINDOW = 32  # blocks whose images are mixed
 _AHEAD = 2048  # images that the system is told of before they are asked for
 
 
-class Packed(Images):
+class PackedImages(Images):
     """The images of a pack, decoded and augmented by worker processes; beside what `Images` says:
 
     A JPEG that is stored larger than all views need is decoded at a half, a quarter or an eighth. An image whose bytes
@@ -40,7 +41,7 @@ class Packed(Images):
 
     def __init__(
         self,
-        shards: Shards,
+        pack: Pack,
         at: NDArray[np.int64],
         names: Names,
         views: Mapping[str, View],
@@ -52,9 +53,9 @@ class Packed(Images):
     ) -> None:
         more: dict[str, Any] = {"workers": workers, "max_bad": max_bad, "max_pixels": max_pixels}
         super().__init__((), names, views, quarantine=quarantine, **more)
-        self.shards = shards
+        self.pack = pack
         self.at = at  # (N,) numbers in the pack, −1 for an image that is not there
-        self.paths = _Paths(shards.folder, names)
+        self.paths = _Paths(pack.folder, names)
 
     def __len__(self) -> int:
         return len(self.at)
@@ -65,7 +66,7 @@ class Packed(Images):
         A disk reads a block in one go; a full shuffle would have it seek for each image. A function of seed, epoch and
         the pack. None where the pack was not made to be read like this: then any order will do.
         """
-        if self.shards.stored.shuffle != "blocks" or not len(self):
+        if self.pack.stored.shuffle != "blocks" or not len(self):
             return None
         block = np.maximum(self.at, 0) // _BLOCK
         blocks = int(block.max()) + 1
@@ -73,8 +74,8 @@ class Packed(Images):
         turn[np.argsort(bits(seed, _ORDER, epoch, np.arange(blocks)), kind="stable")] = np.arange(blocks)
         return np.lexsort((bits(seed, _ORDER, epoch, self.hashes), turn[block] // _WINDOW))
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
-        return super().fetch(_Expected(plan, self.shards, self.at), views, seed=seed, epoch=epoch)
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        return super().fetch(_ReadAheadPlan(plan, self.pack, self.at), views, seed=seed, epoch=epoch)
 
     def read(self, plan: Plan) -> Iterator[tuple[NDArray[np.int64], list[bytes | BadImage]]]:
         """The stored bytes of the images of a plan, batch by batch, read by threads a few batches ahead."""
@@ -84,7 +85,7 @@ class Packed(Images):
             for number in index.tolist():
                 at = int(self.at[number])
                 try:
-                    found.append(self.shards.read(at) if at >= 0 else BadImage(self.paths[number], "not in the pack"))
+                    found.append(self.pack.read(at) if at >= 0 else BadImage(self.paths[number], "not in the pack"))
                 except BadImage as bad:
                     found.append(bad)
             return found
@@ -93,7 +94,7 @@ class Packed(Images):
         with ThreadPoolExecutor(threads) as pool:
             waiting: deque[tuple[NDArray[np.int64], Future[list[bytes | BadImage]]]] = deque()
             try:
-                for index in _Expected(plan, self.shards, self.at):
+                for index in _ReadAheadPlan(plan, self.pack, self.at):
                     waiting.append((index, pool.submit(stored, index)))
                     if len(waiting) > 2 * threads:
                         first, ready = waiting.popleft()
@@ -107,13 +108,13 @@ class Packed(Images):
 
     def stamp(self) -> bytes:
         """Changes when any image does."""
-        return self.shards.stamp.encode() + self.at.tobytes()
+        return self.pack.stamp.encode() + self.at.tobytes()
 
     def _decoder(self) -> Dataset[Any]:
-        return _Stored(self.shards, self.at, self.paths, self.views, self.max_pixels)
+        return _PackDecoder(self.pack, self.at, self.paths, self.views, self.max_pixels)
 
 
-def open_packed(
+def open_packed_images(
     names: Names,
     folder: Path,
     views: Mapping[str, View],
@@ -121,27 +122,27 @@ def open_packed(
     workers: int = 0,
     max_bad: float = 0.01,
     quarantine: Quarantine | None = None,
-) -> Packed:
+) -> PackedImages:
     """The images of a label table in a pack, by the rules for a folder; one that is not there is unreadable."""
-    shards = open_pack(folder)
+    pack = open_pack(folder)
     for view in views.values():
-        if view.size > shards.stored.size:
+        if view.size > pack.stored.size:
             raise UserError(
-                f"the pack {folder} holds images of {shards.stored.size} px, {view.size} px are asked for",
-                f"use --size {shards.stored.size}, or pack the images with --size {view.size}",
+                f"the pack {folder} holds images of {pack.stored.size} px, {view.size} px are asked for",
+                f"use --size {pack.stored.size}, or pack the images with --size {view.size}",
             )
-        if shards.stored.resize == "squash" and getattr(view, "resize", "squash") != "squash":
+        if pack.stored.resize == "squash" and getattr(view, "resize", "squash") != "squash":
             raise UserError(
                 f"the images of the pack {folder} are squashed to squares: none can be cut out of them",
                 "use --resize squash, or pack the images with --resize short",
             )
-    at = shards.find(names.array)
+    at = pack.find(names.array)
     if len(at) and (at < 0).all():
         raise UserError(
             f"none of the {len(at)} images of the label file is in {folder} (first: {names[0]!r})",
             "check the pack; names may leave out the ending, such as .jpg",
         )
-    return Packed(shards, at, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    return PackedImages(pack, at, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
 
 
 class _Paths(Sequence[str]):
@@ -157,11 +158,11 @@ class _Paths(Sequence[str]):
         return str(self.folder / self.names[number])
 
 
-class _Expected(Sequence[NDArray[np.int64]]):
+class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
     """A plan that, while it is gone through, has the system read ahead what comes next."""
 
-    def __init__(self, plan: Plan, shards: Shards, at: NDArray[np.int64]) -> None:
-        self.plan, self.shards, self.at = plan, shards, at
+    def __init__(self, plan: Plan, pack: Pack, at: NDArray[np.int64]) -> None:
+        self.plan, self.pack, self.at = plan, pack, at
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -180,14 +181,14 @@ class _Expected(Sequence[NDArray[np.int64]]):
     def _expect(self, batches: Plan) -> None:
         if len(batches):
             at = self.at[np.concatenate(batches)]
-            self.shards.expect(at[at >= 0])
+            self.pack.read_ahead(at[at >= 0])
 
 
-class _Stored(Dataset[Any]):
+class _PackDecoder(Dataset[Any]):
     def __init__(
-        self, shards: Shards, at: NDArray[np.int64], paths: Sequence[str], views: Mapping[str, View], max_pixels: int
+        self, pack: Pack, at: NDArray[np.int64], paths: Sequence[str], views: Mapping[str, View], max_pixels: int
     ) -> None:
-        self.shards, self.at, self.paths, self.views, self.max_pixels = shards, at, paths, views, max_pixels
+        self.pack, self.at, self.paths, self.views, self.max_pixels = pack, at, paths, views, max_pixels
 
     def __getitem__(self, item: tuple[int, tuple[str, ...], list[int]]) -> Any:
         number, names, keys = item
@@ -196,13 +197,13 @@ class _Stored(Dataset[Any]):
             return number, None, (number, self.paths[number], "not in the pack")
         views = [self.views[name] for name in names]
         try:
-            image = self.shards.image(stored, least=least_side(views), max_pixels=self.max_pixels)
+            image = self.pack.image(stored, least=min_source_side(views), max_pixels=self.max_pixels)
         except BadImage as bad:
             return number, None, (number, str(bad.path), bad.reason)
         return number, tuple(view(image, key) for view, key in zip(views, keys, strict=True)), None
 
 
-def least_side(views: Sequence[View]) -> int:
+def min_source_side(views: Sequence[View]) -> int:
     """The shorter side from which none of the views enlarges what it shows; 0 where that is not known."""
     sides = []
     for view in views:
@@ -217,7 +218,7 @@ def least_side(views: Sequence[View]) -> int:
     return max(sides, default=0)
 
 
-class OnDevice:
+class DeviceViews:
     """Another source's plain views, and the other views made of them on the device, a whole batch at a time.
 
     The workers then only decode. The draws are those of the views on the CPU; the pixels differ a little, as
@@ -235,26 +236,28 @@ class OnDevice:
         return len(self.whole)
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
-        return self.whole.order(seed, epoch) if isinstance(self.whole, Packed) else None
+        return self.whole.order(seed, epoch) if isinstance(self.whole, PackedImages) else None
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[Fetched]:
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         whole = self.whole
-        if self.decode and self.device.type == "cuda" and isinstance(whole, Packed):
-            batches: Iterator[Fetched] = (self._decoded(whole, *some) for some in whole.read(plan))
+        if self.decode and self.device.type == "cuda" and isinstance(whole, PackedImages):
+            batches: Iterator[FetchedBatch] = (self._decoded(whole, *some) for some in whole.read(plan))
         else:
             batches = whole.fetch(plan, ("plain",), seed=seed, epoch=epoch)
         for index, plain in batches:
             if not len(index):
-                yield Fetched(index, ())
+                yield FetchedBatch(index, ())
                 continue
             images = plain[0].to(self.device, non_blocking=True)
             keys = view_keys(seed, epoch, self.hashes[index], len(views))
-            yield Fetched(index, tuple(view_of(self.views[name], images, keys[:, v]) for v, name in enumerate(views)))
+            yield FetchedBatch(
+                index, tuple(make_view(self.views[name], images, keys[:, v]) for v, name in enumerate(views))
+            )
 
-    def _decoded(self, whole: Packed, index: NDArray[np.int64], data: list[bytes | BadImage]) -> Fetched:
+    def _decoded(self, whole: PackedImages, index: NDArray[np.int64], data: list[bytes | BadImage]) -> FetchedBatch:
         """Plain views of stored bytes, decoded on the device."""
         encoded = [one for one in data if isinstance(one, bytes)]
-        decoded = decode_jpegs(encoded, self.device) if encoded and whole.shards.stored.store == "jpeg" else None
+        decoded = decode_jpegs(encoded, self.device) if encoded and whole.pack.stored.store == "jpeg" else None
         images = iter(decoded or ())
         plain = whole.views["plain"]
         good, found = [], []
@@ -263,9 +266,9 @@ class OnDevice:
             try:
                 if isinstance(one, BadImage):
                     raise one
-                image = next(images) if decoded else whole.shards.decode(int(whole.at[number]), one).to(self.device)
+                image = next(images) if decoded else whole.pack.decode(int(whole.at[number]), one).to(self.device)
                 found.append(plain(image, 0))
                 good.append(number)
             except BadImage as bad:
-                whole.put_aside(number, str(bad.path), bad.reason)
-        return Fetched(np.asarray(good, np.int64), (torch.stack(found),) if found else ())
+                whole.mark_unreadable(number, str(bad.path), bad.reason)
+        return FetchedBatch(np.asarray(good, np.int64), (torch.stack(found),) if found else ())

@@ -18,13 +18,23 @@ from PIL import Image, JpegImagePlugin
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import functional as F
 
-from halflabel.data.decode import MAX_PIXELS, BadImage, Quarantine, list_images, locate, read_image
-from halflabel.data.pack.read import FORMAT, INDEX, VERSION, Stored, checksum, is_pack, read_about, shard_name
+from halflabel.data.decode import MAX_PIXELS, BadImage, list_images, locate_images, read_image
+from halflabel.data.pack.read import (
+    FORMAT,
+    INDEX_COLUMNS,
+    VERSION,
+    PackSettings,
+    data_file_name,
+    file_crc32,
+    is_pack,
+    read_manifest,
+)
+from halflabel.data.quarantine import Quarantine
 from halflabel.errors import UserError
 from halflabel.system.files import atomic_write, write_json
 from halflabel.system.rng import bits, hash_names
 
-__all__ = ["encode", "pack_images"]
+__all__ = ["encode_image", "pack_images"]
 
 _AT_ONCE = 16  # images that a worker encodes between two hand-overs
 _STORING = 0x7061636B  # the draws of the order in the pack are not those of any other purpose
@@ -33,7 +43,7 @@ _STORING = 0x7061636B  # the draws of the order in the pack are not those of any
 def pack_images(
     folder: Path,
     out: Path,
-    stored: Stored,
+    stored: PackSettings,
     *,
     ids: Any = None,
     shard_bytes: int = 256 << 20,
@@ -71,7 +81,7 @@ def pack_images(
         quarantine.add(path, folder / path, "its name is not UTF-8")
     parts, done = _parts_so_far(out, quarantine)
     total = len(names) + len(odd)
-    shard = _Shard(out, len(parts))
+    shard = _DataFile(out, len(parts))
     try:
         quarantine.check(total, max_bad)
         for some in _encoded(names, done, folder, stored, workers, max_pixels):
@@ -86,7 +96,7 @@ def pack_images(
                     shard.add(name, data, wide, high)
                 if shard.length >= shard_bytes:
                     parts.append(shard.finish(done))
-                    shard = _Shard(out, len(parts))
+                    shard = _DataFile(out, len(parts))
             if progress is not None:
                 progress(done, len(names))
         if shard.rows or shard.bad:
@@ -107,7 +117,7 @@ def _chosen(folder: Path, ids: Any) -> tuple[Any, list[str]]:
     if ids is None:
         return list_images(folder)
     listed = list(ids)
-    found = [None if path is None else path.relative_to(folder).as_posix() for path in locate(listed, folder)]
+    found = [None if path is None else path.relative_to(folder).as_posix() for path in locate_images(listed, folder)]
     if all(path is None for path in found):
         raise UserError(
             f"none of the {len(listed)} images of the label file is in {folder} (first: {listed[0]!r})",
@@ -118,7 +128,7 @@ def _chosen(folder: Path, ids: Any) -> tuple[Any, list[str]]:
 
 def _begin(out: Path, about: dict[str, Any], force: bool) -> None:
     """Make the folder of a pack, or see that what is there is the beginning of the same one."""
-    before = read_about(out)
+    before = read_manifest(out)
     if before is not None and not force:
         if before.get("complete"):
             raise UserError(f"{out} holds a pack already", "choose another folder, or add --force to pack again")
@@ -139,7 +149,7 @@ def _begin(out: Path, about: dict[str, Any], force: bool) -> None:
 
 
 def _parts_so_far(out: Path, quarantine: Quarantine) -> tuple[list[Any], int]:
-    """The indexes of the shards that are whole, and how many images they account for; bad ones are put aside again."""
+    """The indexes of the pack that are whole, and how many images they account for; bad ones are put aside again."""
     import pyarrow as pa
 
     parts: list[Any] = []
@@ -150,7 +160,7 @@ def _parts_so_far(out: Path, quarantine: Quarantine) -> tuple[list[Any], int]:
                 part = pa.ipc.open_file(file).get_batch(0)
             note = json.loads(part.schema.metadata[b"halflabel"])
             length = int(part.column("length").to_numpy().astype(np.int64).sum())
-            if part.num_rows and (out / shard_name(len(parts))).stat().st_size != length:
+            if part.num_rows and (out / data_file_name(len(parts))).stat().st_size != length:
                 break
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
             break  # it is packed again, and all that follows
@@ -161,7 +171,7 @@ def _parts_so_far(out: Path, quarantine: Quarantine) -> tuple[list[Any], int]:
     return parts, done
 
 
-class _Shard:
+class _DataFile:
     """One shard while it is written: under another name until it is whole, then its index beside it."""
 
     def __init__(self, out: Path, number: int) -> None:
@@ -169,7 +179,7 @@ class _Shard:
         self.length = 0
         self.rows: list[tuple[str, int, int, int, int, int, int]] = []
         self.bad: list[tuple[str, str, str]] = []
-        self.partial = out / f"{shard_name(number)}.part"
+        self.partial = out / f"{data_file_name(number)}.part"
         self._file: IO[bytes] | None = None
 
     def add(self, name: str, data: bytes, wide: int, high: int) -> None:
@@ -186,11 +196,13 @@ class _Shard:
             self._file.flush()
             os.fsync(self._file.fileno())
             self.close()
-            os.replace(self.partial, self.out / shard_name(self.number))
-        name, *columns = zip(*self.rows, strict=True) if self.rows else ((),) * (1 + len(INDEX))
+            os.replace(self.partial, self.out / data_file_name(self.number))
+        name, *columns = zip(*self.rows, strict=True) if self.rows else ((),) * (1 + len(INDEX_COLUMNS))
         arrays = [pa.array(name, pa.large_string())]
-        arrays += [pa.array(np.array(values, kind)) for values, kind in zip(columns, INDEX.values(), strict=True)]
-        part = pa.record_batch(arrays, names=["name", *INDEX])
+        arrays += [
+            pa.array(np.array(values, kind)) for values, kind in zip(columns, INDEX_COLUMNS.values(), strict=True)
+        ]
+        part = pa.record_batch(arrays, names=["name", *INDEX_COLUMNS])
         note = json.dumps({"done": done, "bad": self.bad})
         _write_arrow(part.replace_schema_metadata({"halflabel": note}), self.out / f"{self.number:05d}.arrow")
         return part
@@ -224,11 +236,11 @@ def _finish(out: Path, about: dict[str, Any], parts: list[Any], bad: int) -> dic
     _write_arrow(batch, out / "index.arrow")
     length = int(batch.column("length").to_numpy().astype(np.int64).sum())
     about = {**about, "complete": True, "images": batch.num_rows, "bad": bad, "shards": len(parts), "bytes": length}
-    about["index_crc32"] = checksum(out / "index.arrow")
+    about["index_crc32"] = file_crc32(out / "index.arrow")
     write_json(out / "pack.json", about)
     for number in range(len(parts)):
         (out / f"{number:05d}.arrow").unlink(missing_ok=True)
-    (out / f"{shard_name(len(parts))}.part").unlink(missing_ok=True)
+    (out / f"{data_file_name(len(parts))}.part").unlink(missing_ok=True)
     return about
 
 
@@ -236,7 +248,7 @@ _Encoded = tuple[bytes, int, int, str]  # bytes, width, height, or what is wrong
 
 
 def _encoded(
-    names: Any, first: int, folder: Path, stored: Stored, workers: int, max_pixels: int
+    names: Any, first: int, folder: Path, stored: PackSettings, workers: int, max_pixels: int
 ) -> Iterable[list[_Encoded]]:
     """The images from number `first` on, encoded by worker processes, a few at a time, in their order."""
     batches = [range(at, min(at + _AT_ONCE, len(names))) for at in range(first, len(names), _AT_ONCE)]
@@ -253,17 +265,17 @@ def _as_they_are(items: list[_Encoded]) -> list[_Encoded]:
 
 
 class _Originals(Dataset[_Encoded]):
-    def __init__(self, names: Any, folder: Path, stored: Stored, max_pixels: int) -> None:
+    def __init__(self, names: Any, folder: Path, stored: PackSettings, max_pixels: int) -> None:
         self.names, self.folder, self.stored, self.max_pixels = names, folder, stored, max_pixels
 
     def __getitem__(self, number: int) -> _Encoded:
         try:
-            return *encode(self.folder / str(self.names[number].as_py()), self.stored, self.max_pixels), ""
+            return *encode_image(self.folder / str(self.names[number].as_py()), self.stored, self.max_pixels), ""
         except BadImage as bad:
             return b"", 0, 0, bad.reason
 
 
-def encode(path: Path, stored: Stored, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
+def encode_image(path: Path, stored: PackSettings, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
     """The bytes to store for one image file, and its width and height. Images are made smaller, never larger, but for
     squashed ones. A JPEG that is small enough, upright and not progressive goes in as it is: it loses nothing."""
     squash = stored.resize == "squash"

@@ -14,7 +14,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.label_store import PackedLabels
 from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
 from halflabel.system.rng import hash_names
-from halflabel.types import Batch, Passes, Sweep, Targets
+from halflabel.types import Batch, DropoutPasses, Sweep, Targets
 
 __all__ = ["STRATEGIES", "Curriculum"]
 
@@ -101,7 +101,7 @@ class Curriculum(Relabeler):
         self.statistic = statistic
         self.of = of
         if strategy == "e":
-            self.passes = Passes(passes, cast(Literal["logit", "score"], of))
+            self.passes = DropoutPasses(passes, cast(Literal["logit", "score"], of))
         self.plan(20)
         self.labels = PackedLabels()
         for name in ("summed", "snapshots_taken"):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.system import distributed, memory
-from halflabel.types import Batch, Passes, Sweep, Targets, at_least_float32
+from halflabel.types import Batch, DropoutPasses, Sweep, Targets, at_least_float32
 
 __all__ = ["AssumeNegative", "FewAbsent", "Ignore", "Relabeler", "check_size", "never_starts"]
 
@@ -17,7 +17,7 @@ LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
 class Relabeler(nn.Module):
     """Gives (pos, neg) for a batch. State lives in buffers, so that checkpoint and resume need no code of their own."""
 
-    passes: Passes | None = None  # what a sweep is to add: passes with the head's dropout on
+    passes: DropoutPasses | None = None  # what a sweep is to add: passes with the head's dropout on
     wants_features = True  # whether a sweep is to hold the images' features
 
     def plan(self, epochs: int) -> None:

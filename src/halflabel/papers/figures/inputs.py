@@ -86,10 +86,10 @@ class FigureInputs:
     @cached_property
     def sweep(self) -> Sweep:
         """Logits and features of the sampled training images."""
-        from halflabel.data.sources import Part
+        from halflabel.data.sources import Subset
         from halflabel.models.scoring import score_source
 
-        part = Part(self.source(), self.facts.training[self.sample])
+        part = Subset(self.source(), self.facts.training[self.sample])
         predictor = self.predictor
         return score_source(
             predictor.model, part, device=predictor.device, mirror=predictor.config.mirror, progress=self.progress
