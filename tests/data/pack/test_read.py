@@ -176,7 +176,9 @@ def test_a_pack_that_was_killed_goes_on_and_ends_the_same(
         open_pack(tmp_path / "b")
     whole_shards = len(list((tmp_path / "b").glob("*.arrow")))
     again: list[str] = []
-    monkeypatch.setattr(packing, "encode_image", lambda path, *rest: (again.append(path.name), encode_image(path, *rest))[1])
+    monkeypatch.setattr(
+        packing, "encode_image", lambda path, *rest: (again.append(path.name), encode_image(path, *rest))[1]
+    )
     pack_images(folder, tmp_path / "b", PackSettings(size=12), **how)
     assert files_of(tmp_path / "b") == files_of(tmp_path / "whole")
     # What lay in whole shards was not looked at again.
