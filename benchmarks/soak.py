@@ -482,7 +482,7 @@ def warm() -> None:
     recipes()
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # what is written outlives the process: only a power cut would need the disk's word
-    cache._KEEP = 16  # the data are few: note more often how far the cache is built
+    cache._NOTE_IMAGES = 16  # the data are few: note more often how far the cache is built
     del accelerate, pyarrow, sklearn, halflabel
 
 

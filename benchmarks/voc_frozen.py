@@ -33,6 +33,7 @@ from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import ValidationMetric
+from halflabel.system.reporter import Reporter
 from halflabel.training.config import Config, Settings, make_views, open_images
 from halflabel.training.loop import fit
 
@@ -50,7 +51,7 @@ def features(table: LabelTable, photos: Path, cache: Path, maps: bool, copies: i
     def show(done: int, total: int) -> None:
         print(f"\rfeatures {done}/{total}", end="" if done < total else "\n", flush=True)
 
-    return cache_features(backbone, source, cache, maps=maps, copies=copies, progress=show)
+    return cache_features(backbone, source, cache, maps=maps, copies=copies, reporter=Reporter(show))
 
 
 def hide(full: LabelTable, protocol: str, single: Path | None, seed: int) -> LabelTable:

@@ -333,7 +333,7 @@ def test_the_function_is_the_method(of_a_module: Any) -> None:
         again = pickle.loads(pickle.dumps(model))
         assert again.method == given
         np.testing.assert_array_equal(again.predict_proba(X), by_name.predict_proba(X))
-    with pytest.raises(UserError, match="half_labelled is no method"):
+    with pytest.raises(UserError, match="half_labelled is not a method"):
         make(method=half_labelled).fit(X, y)
 
 

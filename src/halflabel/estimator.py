@@ -33,6 +33,7 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.system import memory
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config, Settings
 from halflabel.training.device import choose_device
@@ -302,7 +303,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 maps=maps,
                 copies=copies,
                 device=device,
-                say=print if self.verbose else None,
+                reporter=Reporter(message=print) if self.verbose else SILENT,
             )
             assert found.strong is not None  # the views above have a strong one
             values, *strong = (_rows(kept, again) for kept in (found.values, *found.strong))

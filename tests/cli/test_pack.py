@@ -9,7 +9,6 @@ import multiprocessing
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from halflabel.cli import app
 from halflabel.data.datasets.digits import write_folder
 from halflabel.data.pack.read import open_pack
 from halflabel.runs.folder import RunFolder
+from halflabel.system.reporter import Reporter
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
 
@@ -218,11 +218,10 @@ def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path
     def score() -> None:
         worked.append(False)
 
-        def bar() -> Any:
+        def progress(done: int, total: int) -> None:
             worked[-1] = True
-            return lambda done, total: None
 
-        found = score_run(RunFolder.open(runs / "images" / "run"), out, bar)
+        found = score_run(RunFolder.open(runs / "images" / "run"), out, Reporter(progress))
         assert found.paths[0] is not None
 
     score()

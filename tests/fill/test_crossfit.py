@@ -15,6 +15,7 @@ from halflabel.models.scoring import score_source
 from halflabel.runs import crossfit
 from halflabel.runs.crossfit import cross_fit, score_run
 from halflabel.runs.folder import RunFolder
+from halflabel.system.reporter import Reporter
 from halflabel.training.config import Config, Settings
 
 CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
@@ -75,7 +76,7 @@ def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_tuned_run_is_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
     told: list[tuple[int, int]] = []
-    found = score_run(tuned, pictures / "images", digits, progress=lambda *at: told.append(at))
+    found = score_run(tuned, pictures / "images", digits, reporter=Reporter(lambda *at: told.append(at)))
     assert told == [(32, 60), (60, 60)]
     assert not np.isnan(found.logits).any()
 

@@ -20,10 +20,11 @@ from halflabel.data.views import Plain
 from halflabel.labels.names import Names
 from halflabel.models import feature_cache as cache
 from halflabel.models.backbones import build_backbone
+from halflabel.system.reporter import Reporter
 
 
 def work(folder: Path, name: str, most: int) -> None:
-    cache._KEEP, cache._LOOK = 2, 0.05
+    cache._NOTE_IMAGES, cache._POLL_SECONDS = 2, 0.05
     torch.set_num_threads(1)
     backbone = build_backbone("tiny", size=32)
     seen = 0
@@ -47,7 +48,7 @@ def work(folder: Path, name: str, most: int) -> None:
     (folder / f"{name}.pid").write_text(str(os.getpid()))
     while not (folder / f"{name}.go").exists():
         time.sleep(0.02)
-    found = cache.cache_features(backbone, source, folder / "cache", batch_size=2, progress=progress, say=say)
+    found = cache.cache_features(backbone, source, folder / "cache", batch_size=2, reporter=Reporter(progress, say))
     np.save(folder / f"{name}.npy", np.array(found.values))
     say(f"looked at {seen} images")
 

@@ -21,6 +21,7 @@ from halflabel.labels.names import Names
 from halflabel.models import feature_cache as cache
 from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features
+from halflabel.system.reporter import Reporter
 
 N = 7
 
@@ -85,7 +86,7 @@ def test_built_once_and_used_again(tmp_path: Path, kind: str, maps: bool) -> Non
         source = arrays() if kind == "arrays" else images(tmp_path / "images")
         return cache_features(
             backbone, source, tmp_path / "cache", maps=maps, batch_size=3,
-            progress=lambda *at: told.append(at), say=said.append,
+            reporter=Reporter(lambda *at: told.append(at), said.append),
         )  # fmt: skip
 
     first = get()
@@ -122,13 +123,15 @@ def test_other_weights_have_a_cache_of_their_own(tmp_path: Path) -> None:
     said: list[str] = []
     before = values(cache_features(backbone, arrays(), tmp_path))
     change_weights(backbone)
-    after = values(cache_features(backbone, arrays(), tmp_path, say=said.append))
+    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=said.append)))
     assert said == ["the cached features do not fit (the weights changed): computing others beside them"]
     assert seen.images == 2 * N
     assert not np.array_equal(before, after)
     for expected in (before, after):
         change_weights(backbone)
-        assert np.array_equal(values(cache_features(backbone, arrays(), tmp_path, say=said.append)), expected)
+        assert np.array_equal(
+            values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=said.append))), expected
+        )
     assert seen.images == 2 * N
     assert len(said) == 1
 
@@ -139,12 +142,12 @@ def test_other_views_and_pictures_have_one_too(tmp_path: Path) -> None:
     cache_features(backbone, arrays(), tmp_path)
     cropped = arrays()
     cropped.views = {"plain": Plain(32, "crop")}
-    cache_features(backbone, cropped, tmp_path, say=said.append)
+    cache_features(backbone, cropped, tmp_path, reporter=Reporter(message=said.append))
     other = arrays(seed=1)
     other.views = cropped.views
-    cache_features(backbone, other, tmp_path, say=said.append)
+    cache_features(backbone, other, tmp_path, reporter=Reporter(message=said.append))
     change_weights(backbone)
-    cache_features(backbone, arrays(), tmp_path, say=said.append)
+    cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=said.append))
     assert [line.partition("(")[2].partition(")")[0] for line in said] == [
         "the view changed",
         "the images changed",
@@ -162,11 +165,15 @@ def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
     before = values(cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache"))
     path = tmp_path / "images" / "3.png"
     Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(path)
-    after = values(cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache", say=said.append))
+    after = values(
+        cache_features(
+            backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=said.append)
+        )
+    )
     assert "the images changed" in said[0]
     assert np.flatnonzero((before != after).any(1)).tolist() == [3]
     os.utime(path, ns=(1, 1))
-    cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache", say=said.append)
+    cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=said.append))
     assert len(said) == 2
     assert seen.images == 3 * N
 
@@ -175,7 +182,7 @@ def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
 def test_a_build_that_broke_off_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
-    monkeypatch.setattr(cache, "_KEEP", 2)
+    monkeypatch.setattr(cache, "_NOTE_IMAGES", 2)
     folder = tmp_path / "images"
     images(folder, bad=(1,))
     backbone = build_backbone("tiny", size=32)
@@ -185,7 +192,9 @@ def test_a_build_that_broke_off_goes_on_where_it_stopped(
     backbone, seen = tiny()
     said: list[str] = []
     source = images(folder)
-    found = cache_features(backbone, source, tmp_path / "cache", batch_size=batch_size, say=said.append)
+    found = cache_features(
+        backbone, source, tmp_path / "cache", batch_size=batch_size, reporter=Reporter(message=said.append)
+    )
     # Of 0, 1 (bad), 2, 3 all is kept that fills whole batches of the new size.
     first = 4 // batch_size * batch_size
     assert seen.images == N - first - (1 if first == 0 else 0)
@@ -200,7 +209,7 @@ def test_a_build_that_broke_off_goes_on_where_it_stopped(
 def test_a_broken_off_build_of_other_weights_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_KEEP", 1)
+    monkeypatch.setattr(cache, "_NOTE_IMAGES", 1)
     backbone = build_backbone("tiny", size=32)
     Counting(backbone, most=4)
     with pytest.raises(KeyboardInterrupt):
@@ -234,7 +243,7 @@ def test_damage_is_found_and_made_good(tmp_path: Path, harm: Callable[[Path], No
     before = values(cache_features(backbone, arrays(), tmp_path))
     harm(next(tmp_path.iterdir()))
     said: list[str] = []
-    after = values(cache_features(backbone, arrays(), tmp_path, say=said.append))
+    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=said.append)))
     assert np.array_equal(before, after)
     assert seen.images == 2 * N
     assert bool(said) == bool(says)
@@ -327,7 +336,7 @@ def test_only_the_strong_views_that_are_missing_are_computed(tmp_path: Path) -> 
         told.clear()
         found = cache_features(
             backbone, with_strong(), tmp_path, copies=copies, batch_size=4,
-            progress=lambda *at: told.append(at), say=said.append,
+            reporter=Reporter(lambda *at: told.append(at), said.append),
         )  # fmt: skip
         assert seen.images - before == computed
         assert len(found.strong) == copies
@@ -363,13 +372,15 @@ def test_other_strong_views_are_kept_beside_them(tmp_path: Path) -> None:
     said: list[str] = []
     before = cache_features(backbone, with_strong(), tmp_path, copies=2)
     old = copies_of(before)
-    after = cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, say=said.append)
+    after = cache_features(
+        backbone, with_strong(magnitude=20), tmp_path, copies=2, reporter=Reporter(message=said.append)
+    )
     assert said == ["the cached features do not fit (the strong view changed): computing others beside them"]
     assert seen.images == (3 + 2) * N
     assert np.array_equal(values(before), values(after))
     assert not any(np.array_equal(*pair) for pair in zip(old, copies_of(after), strict=True))
     change_weights(backbone)
-    cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, say=said.append)
+    cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, reporter=Reporter(message=said.append))
     assert said[1:] == ["the cached features do not fit (the weights changed): computing others beside them"]
     assert seen.images == (3 + 2 + 3) * N
     change_weights(backbone)
@@ -383,7 +394,7 @@ def test_a_damaged_strong_view_is_made_good_alone(tmp_path: Path) -> None:
     old = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2))
     flip_a_bit(next(tmp_path.glob("*/strong-1-*")))
     said: list[str] = []
-    new = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2, say=said.append))
+    new = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2, reporter=Reporter(message=said.append)))
     assert len(said) == 1
     assert "checksum" in said[0]
     assert seen.images == 4 * N
@@ -391,7 +402,7 @@ def test_a_damaged_strong_view_is_made_good_alone(tmp_path: Path) -> None:
 
 
 def test_strong_views_that_broke_off_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_KEEP", 2)
+    monkeypatch.setattr(cache, "_NOTE_IMAGES", 2)
     backbone = build_backbone("tiny", size=32)
     whole = copies_of(cache_features(backbone, with_strong(), tmp_path / "whole", copies=2))
     Counting(backbone, most=2 * N + 4)
@@ -400,7 +411,12 @@ def test_strong_views_that_broke_off_go_on_where_they_stopped(tmp_path: Path, mo
     backbone, seen = tiny()
     told: list[tuple[int, int]] = []
     found = cache_features(
-        backbone, with_strong(), tmp_path / "broken", copies=2, batch_size=2, progress=lambda *at: told.append(at)
+        backbone,
+        with_strong(),
+        tmp_path / "broken",
+        copies=2,
+        batch_size=2,
+        reporter=Reporter(lambda *at: told.append(at)),
     )
     assert seen.images == N - 4
     assert told == [(6, N), (7, N)]
@@ -417,32 +433,3 @@ def test_unreadable_images_have_no_strong_view_either(tmp_path: Path) -> None:
     ((index, (weak, strong)),) = found.fetch([np.arange(N)], ("weak", "strong"))
     assert index.tolist() == [0, 1, 3, 4, 5, 6]
     assert weak.shape == strong.shape == (N - 1, 64)
-
-
-@pytest.mark.parametrize("how", ["whole", "half"])
-def test_a_cache_of_an_earlier_version_is_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """Its folders had no digest of what they were made of in their names."""
-    monkeypatch.setattr(cache, "_KEEP", 2)
-    backbone = build_backbone("tiny", size=32)
-    if how == "whole":
-        cache_features(backbone, with_strong(), tmp_path, copies=2)
-        left = 0
-    else:
-        Counting(backbone, most=2 * N + 4)
-        with pytest.raises(KeyboardInterrupt):
-            cache_features(backbone, with_strong(), tmp_path, copies=2, batch_size=2)
-        left = N - 4
-    for place in [*tmp_path.glob("*/strong-*"), *tmp_path.iterdir()]:
-        place.rename(place.with_name(place.name.rpartition("-")[0]))
-    backbone, seen = tiny()
-    said: list[str] = []
-    assert len(cache_features(backbone, with_strong(), tmp_path, copies=2, batch_size=2, say=said.append).strong) == 2
-    assert seen.images == left
-    assert said == []
-    assert len(list(tmp_path.rglob("values*.npy"))) == 3
-    change_weights(backbone)
-    cache_features(backbone, with_strong(), tmp_path, copies=2, say=said.append)
-    assert said == ["the cached features do not fit (the weights changed): computing others beside them"]
-    assert len(list(tmp_path.rglob("values*.npy"))) == 6

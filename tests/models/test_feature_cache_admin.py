@@ -20,8 +20,9 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
-from halflabel.models.feature_cache_admin import ABANDONED, Cache, chosen, find_caches, remove
+from halflabel.models.feature_cache_admin import ABANDONED, CacheInfo, find_caches, remove_cache, select_caches
 from halflabel.system.files import JobLock
+from halflabel.system.reporter import Reporter
 
 N = 6
 
@@ -41,7 +42,7 @@ def make(folder: Path, *, weights: int = 0, number: int = N, copies: int = 0, **
     cache_features(backbone, Arrays(pictures, Names.numbered(number), views), folder, copies=copies, **more)
 
 
-def use(cache: Cache, hours_ago: float) -> None:
+def use(cache: CacheInfo, hours_ago: float) -> None:
     at = time.time() - 3600 * hours_ago
     os.utime(cache.folder / "cache.json", (at, at))
 
@@ -61,22 +62,22 @@ def test_each_cache_says_what_it_is(tmp_path: Path) -> None:
     make(tmp_path / "cache", number=4)
     found = find_caches(tmp_path)
     assert len(found) == 4
-    assert [cache.used for cache in found] == sorted((cache.used for cache in found), reverse=True)
-    plain = next(cache for cache in found if cache.strong)
-    assert (plain.strong, plain.images, plain.kind, plain.size, plain.backbone) == (2, N, "pooled", 32, "tiny")
-    assert plain.whole
-    assert plain.foreign == ()
+    assert [cache.last_used for cache in found] == sorted((cache.last_used for cache in found), reverse=True)
+    plain = next(cache for cache in found if cache.strong_views)
+    assert (plain.strong_views, plain.images, plain.kind, plain.size, plain.backbone) == (2, N, "pooled", 32, "tiny")
+    assert plain.is_complete
+    assert plain.other_files == ()
     assert plain.bytes == sum(path.stat().st_size for path in plain.folder.rglob("*") if path.is_file())
     assert {cache.images for cache in found} == {4, N}
     # Of the same images and kind the one that was used last is the latest, the others are older.
-    (older,) = chosen(found, "older")
+    (older,) = select_caches(found, "older")
     assert (older.stem, older.kind) == (plain.stem, "pooled")
     for cache in found:
         use(cache, 5)
     other = next(cache for cache in found if cache.stem == plain.stem and cache.name != plain.name)
     use(other, 9)
     make(tmp_path / "cache", weights=1)  # it is there: to use it is noted
-    (older,) = chosen(find_caches(tmp_path), "older")
+    (older,) = select_caches(find_caches(tmp_path), "older")
     assert older.name == plain.name
 
 
@@ -99,15 +100,15 @@ def test_removed_is_what_was_chosen_and_computed_again_when_needed(tmp_path: Pat
     make(tmp_path, weights=1)
     make(tmp_path, number=4)
     caches = find_caches(tmp_path)
-    (strong,) = [cache for cache in caches if cache.strong]
-    remove(strong)
+    (strong,) = [cache for cache in caches if cache.strong_views]
+    remove_cache(strong)
     assert not strong.folder.exists()
     left = {cache.name for cache in find_caches(tmp_path)}
     assert left == {cache.name for cache in caches} - {strong.name}
     make(tmp_path, copies=1)
     assert {cache.name for cache in find_caches(tmp_path)} == left | {strong.name}
-    for cache in chosen(find_caches(tmp_path), "all"):
-        remove(cache)
+    for cache in select_caches(find_caches(tmp_path), "all"):
+        remove_cache(cache)
     assert everything(tmp_path) == []
 
 
@@ -115,13 +116,13 @@ def test_names_have_to_be_clear(tmp_path: Path) -> None:
     make(tmp_path)
     make(tmp_path, weights=1)
     found = find_caches(tmp_path)
-    assert chosen(found, found[1].name) == [found[1]]
-    assert chosen(found, found[1].name[-8:]) == [found[1]]
+    assert select_caches(found, found[1].name) == [found[1]]
+    assert select_caches(found, found[1].name[-8:]) == [found[1]]
     with pytest.raises(UserError, match="2 caches have 'tiny' in their names"):
-        chosen(found, "tiny")
+        select_caches(found, "tiny")
     for name in ("unheard-of", ""):
         with pytest.raises(UserError, match="no cache is called"):
-            chosen(found, name)
+            select_caches(found, name)
 
 
 def change(folder: Path, name: str, value: Any) -> None:
@@ -162,7 +163,7 @@ def test_what_is_not_provably_a_cache_is_not_one(tmp_path: Path, kind: str) -> N
 def test_a_cache_with_something_else_in_it_is_left_alone(tmp_path: Path, where: str, kind: str) -> None:
     make(tmp_path, copies=1)
     (cache,) = find_caches(tmp_path)
-    inside = cache.folder if not where else cache.shelves[1]
+    inside = cache.folder if not where else cache.folders[1]
     if kind == "file":
         (inside / "notes.txt").write_text("mine")
     elif kind == "folder":
@@ -172,8 +173,8 @@ def test_a_cache_with_something_else_in_it_is_left_alone(tmp_path: Path, where: 
         (inside / "values.partial.npy").symlink_to(tmp_path / "elsewhere")
     (cache,) = find_caches(tmp_path)
     before = everything(tmp_path)
-    with pytest.raises(UserError, match="holds something else too"):
-        remove(cache)
+    with pytest.raises(UserError, match="holds other files too"):
+        remove_cache(cache)
     assert everything(tmp_path) == before
     assert "holds other files too" in run(tmp_path).output
 
@@ -183,8 +184,8 @@ def test_what_was_put_there_since_it_was_listed_is_not_removed(tmp_path: Path) -
     (cache,) = find_caches(tmp_path)
     make(tmp_path, copies=1)
     before = everything(tmp_path)
-    with pytest.raises(UserError, match="has changed meanwhile"):
-        remove(cache)
+    with pytest.raises(UserError, match="has changed since"):
+        remove_cache(cache)
     assert everything(tmp_path) == before
 
 
@@ -193,8 +194,8 @@ def test_none_is_removed_while_it_is_built(tmp_path: Path, shelf: int) -> None:
     pytest.importorskip("fcntl")
     make(tmp_path, copies=1)
     make(tmp_path, number=4)
-    cache = next(cache for cache in find_caches(tmp_path) if cache.strong)
-    lock = JobLock(cache.shelves[shelf] / "building.lock")
+    cache = next(cache for cache in find_caches(tmp_path) if cache.strong_views)
+    lock = JobLock(cache.folders[shelf] / "building.lock")
     assert lock.try_acquire()
     assert lock.is_held
     before = everything(cache.folder)
@@ -215,10 +216,10 @@ def test_builds_without_locks_are_known_by_what_they_write(tmp_path: Path) -> No
     own = cache.folder / "values.0123abcd.partial.npy"
     own.write_bytes(b"half")
     with pytest.raises(UserError, match="is being built"):
-        remove(cache)
+        remove_cache(cache)
     at = time.time() - ABANDONED - 60
     os.utime(own, (at, at))
-    remove(cache)
+    remove_cache(cache)
     assert everything(tmp_path) == []
 
 
@@ -228,14 +229,14 @@ def test_a_build_that_broke_off_is_listed_and_can_be_removed(tmp_path: Path) -> 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, batch_size=2, progress=stop)
+        make(tmp_path, batch_size=2, reporter=Reporter(stop))
     (cache,) = find_caches(tmp_path)
-    assert not cache.whole
+    assert not cache.is_complete
     assert cache.images == N
-    assert "broken off" in run(tmp_path).output
+    assert "interrupted" in run(tmp_path).output
     (cache.folder / "building.json").unlink()  # killed before the first note
     (cache,) = find_caches(tmp_path)
-    remove(cache)
+    remove_cache(cache)
     assert everything(tmp_path) == []
 
 
@@ -267,7 +268,7 @@ def test_at_the_prompt(tmp_path: Path) -> None:
     said = run(tmp_path, "--remove", "older", "--yes")
     assert (said.exit_code, "Nothing to remove" in said.output) == (0, True)
     said = run(tmp_path, "--yes")
-    assert (said.exit_code, "means nothing without --remove" in said.stderr) == (2, True)
+    assert (said.exit_code, "no effect without --remove" in said.stderr) == (2, True)
     assert run(tmp_path, "--remove", "all", "--yes").exit_code == 0
     assert "No cached features" in run(tmp_path).output
     assert run(tmp_path / "nowhere").exit_code == 2

@@ -27,6 +27,7 @@ from halflabel.models import feature_cache as cache
 from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.system.files import JobLock
+from halflabel.system.reporter import Reporter
 
 JOB = Path(__file__).with_name("cache_job.py")
 WAITING = "another job is computing these features: waiting"
@@ -116,7 +117,7 @@ def test_one_job_computes_and_others_wait_also_for_one_that_is_killed(tmp_path: 
 
 
 def test_a_job_that_waits_ends_at_once_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_LOOK", 60.0)
+    monkeypatch.setattr(cache, "_POLL_SECONDS", 60.0)
     get(tmp_path)
     (place,) = tmp_path.iterdir()
     (place / "cache.json").unlink()
@@ -127,7 +128,7 @@ def test_a_job_that_waits_ends_at_once_when_asked_to(tmp_path: Path, monkeypatch
     timer.start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        get(tmp_path, say=said.append)
+        get(tmp_path, reporter=Reporter(message=said.append))
     timer.join()
     assert time.monotonic() - started < 30
     assert said == [WAITING]
@@ -146,7 +147,7 @@ def test_a_budget_can_end_the_waiting(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OutOfTime
 
     with pytest.raises(OutOfTime):
-        get(tmp_path, progress=progress)
+        get(tmp_path, reporter=Reporter(progress))
 
 
 def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,7 @@ def test_without_true_locks_jobs_do_not_spoil_each_others_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[Any], None], keep: int, ends: bool
 ) -> None:
     disk(monkeypatch)
-    monkeypatch.setattr(cache, "_KEEP", keep)
+    monkeypatch.setattr(cache, "_NOTE_IMAGES", keep)
     said: list[str] = []
 
     def other(done: int, total: int) -> None:
@@ -176,13 +177,13 @@ def test_without_true_locks_jobs_do_not_spoil_each_others_work(
             assert_right(get(tmp_path).values)
         elif done == 4:
             with pytest.raises(RuntimeError, match="broken off"):
-                get(tmp_path, progress=break_off)
+                get(tmp_path, reporter=Reporter(break_off))
 
     def break_off(done: int, total: int) -> None:
         if done >= 2:
             raise RuntimeError("broken off")
 
-    assert_right(get(tmp_path, progress=other, say=said.append).values)
+    assert_right(get(tmp_path, reporter=Reporter(other, said.append)).values)
     assert said == []
     assert looks(tmp_path) == 0
     left = set(files(tmp_path)) - {"cache.json", "values.npy"}

@@ -18,6 +18,7 @@ from halflabel.report import gallery
 from halflabel.report.run_facts import read_run_facts
 from halflabel.report.run_page import build_page
 from halflabel.runs.folder import RunFolder
+from halflabel.system.reporter import Reporter
 from halflabel.system.rng import uniform
 
 
@@ -101,7 +102,7 @@ def test_only_the_part_that_was_seen_is_covered() -> None:
 def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
     folder, photos = trained
     done: list[tuple[int, int]] = []
-    text = build_page(RunFolder.open(folder), images=photos, progress=lambda *how: done.append(how))
+    text = build_page(RunFolder.open(folder), images=photos, reporter=Reporter(lambda *how: done.append(how)))
     page = check(text)
     training = len(read_run_facts(RunFolder.open(folder)).training)
     assert done[-1] == (training, training)
@@ -118,10 +119,14 @@ def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
 def test_scan_limits_what_is_scored(trained: tuple[Path, Path]) -> None:
     folder, photos = trained
     done: list[tuple[int, int]] = []
-    page = check(build_page(RunFolder.open(folder), images=photos, scan=5, progress=lambda *how: done.append(how)))
+    page = check(
+        build_page(RunFolder.open(folder), images=photos, scan=5, reporter=Reporter(lambda *how: done.append(how)))
+    )
     assert done[-1] == (5, 5)
     assert re.search(r"and 5 of 4\d training images", page.text)
     done.clear()
-    page = check(build_page(RunFolder.open(folder), images=photos, scan=0, progress=lambda *how: done.append(how)))
+    page = check(
+        build_page(RunFolder.open(folder), images=photos, scan=0, reporter=Reporter(lambda *how: done.append(how)))
+    )
     assert done == []
     assert re.search(r"and 0 of 4\d training images", page.text)

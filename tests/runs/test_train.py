@@ -20,6 +20,7 @@ from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor, predict_files
 from halflabel.runs.train import train
+from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config, Settings
 
@@ -162,10 +163,10 @@ def test_the_number_of_workers_does_not_change_the_weights(tmp_path: Path, folde
 
 def test_the_cache_serves_every_run_beside_it(tmp_path: Path, folder: Path) -> None:
     told: list[tuple[int, int]] = []
-    go(tmp_path / "one", folder, progress=lambda *at: told.append(at))
+    go(tmp_path / "one", folder, reporter=Reporter(lambda *at: told.append(at)))
     assert told[-1] == (N, N)
     told.clear()
-    go(tmp_path / "two", folder, dataclasses.replace(HEAD, method="an"), progress=lambda *at: told.append(at))
+    go(tmp_path / "two", folder, dataclasses.replace(HEAD, method="an"), reporter=Reporter(lambda *at: told.append(at)))
     assert told == []
     assert (tmp_path / "cache").is_dir()
 
@@ -225,12 +226,12 @@ def test_a_broken_off_run_ends_with_the_same_file_as_an_unbroken_one(
 ) -> None:
     expected = unbroken(config)
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "broken", folder, config, callback=stop())
+        go(tmp_path / "broken", folder, config, reporter=Reporter(callback=stop()))
     assert not (tmp_path / "broken" / "best.safetensors").exists()
     run = RunFolder.open(tmp_path / "broken")
     again = Config.from_dict(run.read_config())
     callback = Break()
-    train(run.read_labels(), folder, again, run, resume=True, callback=callback)
+    train(run.read_labels(), folder, again, run, resume=True, reporter=Reporter(callback=callback))
     assert weights(tmp_path / "broken") == expected
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
     whole = 3 * (config.settings.epochs + config.linear_init)
@@ -251,7 +252,7 @@ def test_a_run_that_broke_off_while_features_were_computed(tmp_path: Path, folde
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "a" / "run", folder, progress=stop)
+        go(tmp_path / "a" / "run", folder, reporter=Reporter(stop))
     run = RunFolder.open(tmp_path / "a" / "run")
     train(run.read_labels(), folder, Config.from_dict(run.read_config()), run, resume=True)
     assert weights(tmp_path / "a" / "run") == weights(first_run)
@@ -261,7 +262,7 @@ def test_a_damaged_newest_checkpoint_costs_an_epoch_not_the_result(
     tmp_path: Path, folder: Path, first_run: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "broken", folder, callback=Break(epoch=2))
+        go(tmp_path / "broken", folder, reporter=Reporter(callback=Break(epoch=2)))
     place = tmp_path / "broken" / "last" / "head"
     latest = sorted(place.glob("*.safetensors"))[-1]
     raw = bytearray(latest.read_bytes())
@@ -270,14 +271,14 @@ def test_a_damaged_newest_checkpoint_costs_an_epoch_not_the_result(
     (place / ".0000000099.json.tmp").write_text("{")
     callback = Break()
     with pytest.warns(UserWarning, match="its checksum does not hold"):
-        go(tmp_path / "broken", folder, resume=True, callback=callback)
+        go(tmp_path / "broken", folder, resume=True, reporter=Reporter(callback=callback))
     assert callback.epochs == 2
     assert weights(tmp_path / "broken") == weights(first_run)
 
 
 def test_a_finished_run_resumed_stays_as_it_is(folder: Path, first_run: Path, copied: Path) -> None:
     measured = (copied / "metrics.json").read_text()
-    go(copied, folder, resume=True, callback=Break(step=1), cache=first_run.parent / "cache")
+    go(copied, folder, resume=True, reporter=Reporter(callback=Break(step=1)), cache=first_run.parent / "cache")
     assert weights(copied) == weights(first_run)
     assert (copied / "metrics.json").read_text() == measured
 
@@ -390,7 +391,7 @@ def rows_of(made: np.ndarray) -> Rows:
 def test_labels_of_a_model_are_trained_on_but_judge_nothing(tmp_path: Path, folder: Path) -> None:
     made = np.arange(TABLE.known) % 3 == 0
     lines: list[str] = []
-    found = go(tmp_path / "run", folder, table=rows_of(made), say=lines.append)
+    found = go(tmp_path / "run", folder, table=rows_of(made), reporter=Reporter(message=lines.append))
     said = [line for line in lines if "model" in line]
     assert said == [
         f"{made.sum()} of {TABLE.known} labels were made by a model: it trains on them, but judges by the others alone"
@@ -487,7 +488,7 @@ DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "unfinished": (lambda run: run.weights.unlink(), "has no weights yet.*train --resume"),
     "cut off": (lambda run: run.weights.write_bytes(run.weights.read_bytes()[:100]), "is damaged"),
     "no classes": (lambda run: save_plain(run.weights), "does not name its classes"),
-    "another model": (other_model, "of another model"),
+    "another model": (other_model, "another model"),
     "config of another version": (lambda run: run.write_config({"colour": "red"}), "does not fit this version"),
     "config with too much": (lambda run: run.write_config({**run.read_config(), "x": 1}), "does not fit this version"),
     "calibration": (lambda run: run.write_text("thresholds.json", "{"), "missing or damaged"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system.files import atomic_write
 from halflabel.system.format import points
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config, Settings
 
 __all__ = ["Row", "run_demo"]
@@ -55,20 +55,21 @@ def run_demo(
     images: int = 1500,
     every: bool = False,
     seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int, int], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> list[Row]:
     """Make the scenes, hide labels, train methods that fit, measure on scenes with other digits."""
-    say(f"Making {images} training scenes and {images // 2} test scenes from scikit-learn's handwritten digits")
+    reporter.message(
+        f"Making {images} training scenes and {images // 2} test scenes from scikit-learn's handwritten digits"
+    )
     made, other = scenes(images, seed=seed), scenes(images // 2, seed=seed, split="test")
     truth = LabelTable.from_dense(made.labels, made.names, CLASSES)
 
-    say("Computing the features of EfficientNet-Lite0 once: every method trains its head on them")
+    reporter.message("Computing the features of EfficientNet-Lite0 once: every method trains its head on them")
     backbone = build_backbone()
     preprocess = backbone.preprocess
     views = make_views(SIZE, "squash", preprocess.interpolation, preprocess.crop_pct)
     source = Arrays(other.images, Names(other.names), views)
-    test = cache_features(backbone, source, out / "cache", progress=progress)
+    test = cache_features(backbone, source, out / "cache", reporter=reporter)
     hidden = torch.from_numpy(other.labels)
 
     def measure(known: str, table: LabelTable, method: str) -> Row:
@@ -77,14 +78,14 @@ def run_demo(
         recipe = recipes()[method]
         settings = Settings(epochs=20, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=seed)
         config = Config(method=method, size=SIZE, held_out=0, settings=settings)
-        train(table, made.images, config, run, cache=out / "cache", progress=progress)
+        train(table, made.images, config, run, cache=out / "cache", reporter=reporter)
         logits = score_source(Model(None, Predictor.from_run(run).model.head), test).logits
         value = metrics.mean_average_precision(logits, hidden)
         row = Row(known, method, value, None, time.perf_counter() - started)
-        say(f"  {known}, {method}: test mAP {points(value)}")
+        reporter.message(f"  {known}, {method}: test mAP {points(value)}")
         return row
 
-    say("Training with all labels known (the oracle), then with most of them hidden")
+    reporter.message("Training with all labels known (the oracle), then with most of them hidden")
     oracle = measure(ALL, truth, "bce")
     rows = [oracle]
     for known, table in (

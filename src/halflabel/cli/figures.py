@@ -11,6 +11,7 @@ from rich.markup import escape
 from halflabel.cli import app
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.system.reporter import Reporter
 
 
 @app.command()
@@ -57,7 +58,7 @@ def figures(
     from halflabel.cli.progress import Bar
 
     with Bar("figures") as bar:
-        drawn = draw_figures(opened, out, photos=photos, only=names, against=other, scan=scan, progress=bar)
+        drawn = draw_figures(opened, out, photos=photos, only=names, against=other, scan=scan, reporter=Reporter(bar))
     for figure in drawn:
         if figure.files:
             files = ", ".join(path.name for path in figure.files)

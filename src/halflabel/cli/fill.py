@@ -18,6 +18,7 @@ from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
+from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.fill.plan import FillCounts, FillPlan
@@ -107,8 +108,7 @@ def fill(
             confidence=confidence,
             rules=rules,
             folds=folds,
-            progress=bar,
-            say=console.print,
+            reporter=Reporter(bar, console.print),
             plan_progress=deciding,
         )
     base = (rows if rows is not None else opened.read_rows()) if complete else None

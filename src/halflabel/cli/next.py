@@ -15,6 +15,7 @@ from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
+from halflabel.system.reporter import Reporter
 
 
 @app.command("next")
@@ -53,11 +54,11 @@ def next_questions(
     if out.exists() and first_line(out) != ",".join(COLUMNS):
         raise UserError(f"{out} is there already and holds no questions", "choose another --out")
     with Bar("scores") as bar:
-        scored = score_run(opened, images, lambda: bar)
+        scored = score_run(opened, images, Reporter(bar))
     skip = answered(opened / "answers.sqlite", scored.table)
     if wrong:
         with Bar("scores") as bar:
-            apart = cross_scores(opened, images, folds, bar)
+            apart = cross_scores(opened, images, folds, Reporter(bar))
         if apart is not None:
             console.print(f"Each label is judged by a head that was trained without it ({folds} folds)")
             found = doubtful(apart, scored.table, count, how="cross-fitted score", per_image=per_image, skip=skip)

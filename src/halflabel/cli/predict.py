@@ -21,6 +21,7 @@ from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
 from halflabel.system.format import points
+from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
@@ -71,7 +72,7 @@ def evaluate(
     predictor = open_model(run)
     show_audit(found.audit, table)
     with Bar("scores") as bar:
-        result = predictor.evaluate(found.rows, images, bar, labels_name=str(labels), threshold=threshold)
+        result = predictor.evaluate(found.rows, images, Reporter(bar), labels_name=str(labels), threshold=threshold)
     named = set(table.classes)
     if unnamed := [name for name in predictor.classes if name not in named]:
         shown = ", ".join(unnamed[:8]) + (" …" if len(unnamed) > 8 else "")
@@ -120,7 +121,7 @@ def predict(
     predictor = open_model(run)
     names = (line.rstrip("\n") for line in sys.stdin)
     with Bar("scores") as bar:
-        found = predict_files(predictor, images, names, top=top, all_scores=all_scores, progress=bar)
+        found = predict_files(predictor, images, names, top=top, all_scores=all_scores, reporter=Reporter(bar))
     _PRINT[shape](found)
     if all(item.error for item in found):
         raise UserError("not one image could be read", "check the paths")
@@ -214,7 +215,7 @@ def demo(
     from halflabel.cli.progress import Bar
 
     with Bar("features") as bar:
-        result = run_demo(out, images=images, every=every, seed=seed, say=console.print, progress=bar)
+        result = run_demo(out, images=images, every=every, seed=seed, reporter=Reporter(bar, console.print))
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("labels known")
     rows.add_column("method")

@@ -12,6 +12,7 @@ from rich.markup import escape
 from halflabel.cli import app
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.system.reporter import Reporter
 
 
 @app.command()
@@ -64,7 +65,7 @@ def report(
         return
 
     with Bar("scores") as bar:
-        made = write_report(RunFolder.open(run), out, images=images, scan=scan, progress=bar)
+        made = write_report(RunFolder.open(run), out, images=images, scan=scan, reporter=Reporter(bar))
     console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
     if images is None:
         console.print(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
+from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.runs.folder import RunFolder
@@ -123,7 +123,7 @@ def _serve(
     found = read_questions(questions, run.read_labels()) if questions is not None else None
     ports = (server.PORT, 0) if port is None else (port,)
     with open_socket(host, *ports) as listening:
-        scored = score_run(run, images, partial(Bar, "scores"))
+        scored = score_run(run, images, Reporter(Bar("scores")))
         store = Answers(place)
         try:
             if found is None:

@@ -34,6 +34,7 @@ from halflabel.cli.terminal import console, show_audit, show_evaluation, warning
 from halflabel.errors import UserError
 from halflabel.system import distributed, signals
 from halflabel.system.format import counted
+from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
@@ -324,8 +325,10 @@ def _run_training(
         console.print(line, markup=False, soft_wrap=True)
 
     with _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, Bar("features") as bar:
-        more: dict[str, Any] = {"callback": callback, "init_callback": head_bar, "say": say, "progress": bar}
-        found = train_run(labels, images, config, run, truth=truth, resume=resume, **more)
+        reporter = Reporter(bar, say, callback)
+        found = train_run(
+            labels, images, config, run, truth=truth, resume=resume, reporter=reporter, init_callback=head_bar
+        )
     if found is not None:
         show_evaluation(found)
     where, named = escape(str(run.folder)), escape(shlex.quote(str(run.folder)))

@@ -35,6 +35,7 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import ValidationMetric
+from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 from halflabel.training.device import choose_device
@@ -384,8 +385,7 @@ class Bench:
                     maps=maps,
                     copies=copies,
                     device=self.device,
-                    progress=self._tell,
-                    say=self.say,
+                    reporter=Reporter(self._tell, self.say),
                 )
                 for raw in self._raw()
             ]

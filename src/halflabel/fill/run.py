@@ -15,6 +15,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.provenance import MODEL_PREFIX, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.runs.folder import RunFolder
+from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
     from halflabel.fill.plan import FillCounts, FillPlan
@@ -36,15 +37,14 @@ def fill_run(
     confidence: float = 0.9,
     rules: Path | None = None,
     folds: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    reporter: Reporter = SILENT,
     plan_progress: Callable[[int, int], None] | None = None,
 ) -> FillPlan:
     """Plan how to fill the unknown labels of a run, or of `labels`: other labels of the run's classes, of any images.
 
     `labels` are added to those of the run, and override them, for training heads and as evidence; only their images are
     filled. Labels made by a model (source "model:…") stay as they are and are never evidence: neither for thresholds
-    nor for training the heads. The same holds for labels that rules derive from them. `progress` reports the images
+    nor for training the heads. The same holds for labels that rules derive from them. `reporter` reports the images
     with features, `plan_progress` those with a decision.
     """
     from halflabel.fill.plan import plan_fill
@@ -62,7 +62,7 @@ def fill_run(
     if labels is not None:
         to_fill[:] = False
         to_fill[table.images.index(labels.images.array)] = True
-    scores = crossfit.score_run(run, Path(images), evidence, folds=folds, progress=progress, say=say)
+    scores = crossfit.score_run(run, Path(images), evidence, folds=folds, reporter=reporter)
     return plan_fill(
         scores,
         rows,

@@ -1,7 +1,7 @@
-"""The feature caches in a folder: what each was made of, how large it is, when it was last used; and their removal.
+"""List and remove feature caches, for the command `halflabel cache`.
 
-Without torch: to look and to remove is quick. A folder is taken for a cache only where its name, the note in it and
-everything else that lies there say so; of what is not provably one, nothing is touched.
+A cache is recognised by its name, which ends in a digest of `made_of` in its note (cache.json, or building.json while
+it is built). Only files that a cache writes are ever removed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,54 +20,51 @@ from typing import Any
 from halflabel.errors import UserError
 from halflabel.system.files import JobLock
 
-__all__ = ["ABANDONED", "Cache", "chosen", "digest_of", "find_caches", "note_use", "remove"]
+__all__ = ["ABANDONED", "CacheInfo", "digest_of", "find_caches", "mark_used", "remove_cache", "select_caches"]
 
-ABANDONED = 86400.0  # seconds after which a half-built file that nobody wrote to is taken for left behind
-_PLAIN = re.compile(
-    r"(?P<stem>(?P<backbone>.+)-(?P<size>\d+)px-(?P<kind>maps|pooled)-[0-9a-f]{12})(-(?P<digest>[0-9a-f]{8}))?"
+ABANDONED = 86400.0  # seconds after which a partly built file that nobody wrote to counts as left behind
+_CACHE_NAME = re.compile(
+    r"(?P<stem>(?P<backbone>.+)-(?P<size>\d+)px-(?P<kind>maps|pooled)-[0-9a-f]{12})-(?P<digest>[0-9a-f]{8})"
 )
-_STRONG = re.compile(r"(?P<stem>strong-\d+)(-(?P<digest>[0-9a-f]{8}))?")
-_OURS = re.compile(
+_STRONG_NAME = re.compile(r"strong-\d+-(?P<digest>[0-9a-f]{8})")
+_FILE_NAME = re.compile(
     r"(cache|building)\.json|building\.lock|values\.npy|values\.([0-9a-f]{8}\.)?partial\.npy"
     r"|\.((cache|building)\.json|values\.npy)\.\w+\.tmp"
 )
-_ALONE = re.compile(r"values\.[0-9a-f]{8}\.partial\.npy")  # of a build that could not lock others out
 
 
 @dataclass(frozen=True)
-class Cache:
-    """One cache; `shelves` are its folder and those of the strong views in it."""
+class CacheInfo:
+    """One feature cache. `folders` are its own folder and those of its strong views."""
 
     folder: Path
-    stem: str  # of the name: which backbone, size and images; what follows is a digest of `made_of`
+    stem: str  # of the name: backbone, size and images; the rest of the name is the digest of `made_of`
     backbone: str
     size: int  # pixels
-    kind: str  # maps, pooled
-    made_of: dict[str, str]  # empty where a build broke off before its first note
+    kind: str  # maps or pooled
+    made_of: dict[str, str]  # empty if a build stopped before it wrote a note
     images: int | None
     bytes: int
-    used: float  # seconds since 1970
-    whole: bool
-    shelves: tuple[Path, ...]
-    foreign: tuple[str, ...]  # what else lies there
-    latest: bool = True  # of those of the same stem
+    last_used: float  # seconds since 1970
+    is_complete: bool
+    folders: tuple[Path, ...]
+    other_files: tuple[str, ...]  # files in it that no cache writes
+    is_latest: bool = True  # the one of its stem that was used last
 
     @property
     def name(self) -> str:
         return self.folder.name
 
     @property
-    def strong(self) -> int:
-        """How many strong views it holds."""
-        return len(self.shelves) - 1
+    def strong_views(self) -> int:
+        return len(self.folders) - 1
 
     def is_being_built(self) -> bool:
-        """Whether another job holds a lock in it, or writes to it where there are no locks."""
-        return any(_busy(shelf) for shelf in self.shelves)
+        return any(_is_locked(folder) for folder in self.folders)
 
 
 def digest_of(made_of: dict[str, str]) -> str:
-    """What the name of a cache ends in.
+    """The end of a cache's name.
 
     >>> digest_of({"weights": "a", "view": "b", "images": "c"})
     '070fb8e0'
@@ -75,39 +72,34 @@ def digest_of(made_of: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def note_use(folder: Path) -> None:
-    """Keep the time at which a cache was used; on a disk that may not be written to it is not kept."""
+def mark_used(folder: Path) -> None:
+    """Store the time of use, as the time stamp of cache.json; on a read-only disk it is not stored."""
     with contextlib.suppress(OSError):
         os.utime(folder / "cache.json")
 
 
-def find_caches(place: Path) -> list[Cache]:
-    """The caches in a folder, in the folder "cache" in it, or, for a run, in the one beside it; last used first."""
+def find_caches(place: Path) -> list[CacheInfo]:
+    """The caches in a folder, in its subfolder "cache" or, for a run, in "cache" beside the run; last used first."""
     if not place.is_dir():
         raise UserError(f"{place} is not a folder", "name the folder with the runs, a run, or the cache itself")
-    places = [place, place / "cache"]
+    parents = [place, place / "cache"]
     if any((place / name).exists() for name in ("config.yaml", "config.json")):
-        places.append(place.resolve().parent / "cache")
-    found: dict[Path, Cache] = {}
-    for parent in places:
-        if parent.is_dir():
-            for folder in sorted(parent.iterdir()):
-                if folder.resolve() not in found and (cache := _read(folder)) is not None:
-                    found[folder.resolve()] = cache
-    ordered = sorted(found.values(), key=lambda cache: -cache.used)
-    first: dict[tuple[Path, str], Cache] = {}
-    for cache in ordered:
-        first.setdefault((cache.folder.resolve().parent, cache.stem), cache)
-    kept = {id(cache) for cache in first.values()}
-    return [replace(cache, latest=id(cache) in kept) for cache in ordered]
+        parents.append(place.resolve().parent / "cache")
+    folders = {folder.resolve(): folder for parent in parents if parent.is_dir() for folder in sorted(parent.iterdir())}
+    caches = [cache for folder in folders.values() if (cache := _read(folder)) is not None]
+    caches.sort(key=lambda cache: -cache.last_used)
+    latest: dict[tuple[Path, str], Path] = {}
+    for cache in caches:
+        latest.setdefault((cache.folder.resolve().parent, cache.stem), cache.folder)
+    return [replace(cache, is_latest=cache.folder in latest.values()) for cache in caches]
 
 
-def chosen(caches: Sequence[Cache], which: str) -> list[Cache]:
-    """Those to remove: all, older ones (others of the same images were used later), or one by a part of its name."""
+def select_caches(caches: Sequence[CacheInfo], which: str) -> list[CacheInfo]:
+    """The caches to remove: "all", "older" (others of the same images were used later), or one by part of its name."""
     if which == "all":
         return list(caches)
     if which == "older":
-        return [cache for cache in caches if not cache.latest]
+        return [cache for cache in caches if not cache.is_latest]
     named = [cache for cache in caches if cache.name == which] or [cache for cache in caches if which in cache.name]
     if not which or not named:
         raise UserError(f"no cache is called {which!r}", "use all, older, or a name from the list without --remove")
@@ -116,113 +108,92 @@ def chosen(caches: Sequence[Cache], which: str) -> list[Cache]:
     return named
 
 
-def remove(cache: Cache) -> None:
-    """Remove a cache with its strong views; refused while a job builds it, and where something else lies in it.
+def remove_cache(cache: CacheInfo) -> None:
+    """Remove a cache with its strong views; an error if a job is building it or if it holds other files.
 
-    Nothing but files that a cache has by name is removed. Whoever has it open may read on.
+    Jobs that have it open can still read it.
     """
     locks: list[JobLock] = []
     try:
-        for shelf in cache.shelves:
-            lock = JobLock(shelf / "building.lock")
-            if _busy(shelf) or not lock.try_acquire():
+        for folder in cache.folders:
+            lock = JobLock(folder / "building.lock")
+            if _is_locked(folder) or not lock.try_acquire():
                 raise UserError(f"{cache.name} is being built", "wait until that job has ended, or end it")
             locks.append(lock)
-        now = _read(cache.folder)  # as it is, now that nobody else writes to it
-        if now is None or now.foreign or now.shelves != cache.shelves:
-            other = ", ".join(now.foreign[:3]) if now is not None else ""
-            said = f"holds something else too ({other})" if other else "has changed meanwhile"
-            raise UserError(f"{cache.name} {said}", "look into it, and remove it by hand")
-        for shelf in reversed(cache.shelves):  # those within before the one around them
-            for path in sorted(shelf.iterdir(), key=lambda path: path.suffix != ".json"):  # without a note it is none
-                if _OURS.fullmatch(path.name) and path.name != "building.lock":
+        current = _read(cache.folder)  # read again: now nobody else writes to it
+        if current is None or current.folders != cache.folders:
+            raise UserError(f"{cache.name} has changed since it was listed", "list the caches again")
+        if current.other_files:
+            names = ", ".join(current.other_files[:3])
+            raise UserError(f"{cache.name} holds other files too ({names})", "look into it, and remove it by hand")
+        for folder in reversed(cache.folders):
+            for path in sorted(folder.iterdir(), key=lambda path: path.suffix != ".json"):  # first the notes
+                if _is_cache_file(path) and path.name != "building.lock":
                     path.unlink(missing_ok=True)
     finally:
         for lock in locks:
             lock.release()
-    for shelf in reversed(cache.shelves):
-        with contextlib.suppress(OSError):  # another job has begun to build it again
-            shelf.rmdir()
+    for folder in reversed(cache.folders):
+        with contextlib.suppress(OSError):  # another job has started to build it again
+            folder.rmdir()
 
 
-def _read(folder: Path) -> Cache | None:
-    """What a folder says of the cache that it is; None if it is none, or not surely."""
-    name = _PLAIN.fullmatch(folder.name)
-    if name is None or (files := _files(folder, name, "view")) is None:
+def _read(folder: Path) -> CacheInfo | None:
+    """The cache in a folder; None if the folder is not recognisably a cache."""
+    name = _CACHE_NAME.fullmatch(folder.name)
+    if name is None or not _is_cache_folder(folder, name["digest"]):
         return None
-    shelves, foreign = [folder], []
-    for path in files:
-        within = _STRONG.fullmatch(path.name)
-        inner = _files(path, within, "strong view") if within is not None else None
-        if inner is not None:
-            shelves.append(path)
-            foreign += [f"{path.name}/{one.name}" for one in inner if not _is_ours(one)]
-        elif not _is_ours(path):
-            foreign.append(path.name)
-    note = _note(folder)
-    own = [path for shelf in shelves for path in shelf.iterdir() if _is_ours(path)]
-    stats = [found for path in own if (found := _stat(path)) is not None]
-    whole = isinstance(note.get("crc32"), int) and (folder / "values.npy").exists()
-    last = _stat(folder / "cache.json") if whole else None
-    return Cache(
+    folders, other_files = [folder], []
+    for path in sorted(folder.iterdir()):
+        strong = _STRONG_NAME.fullmatch(path.name)
+        if strong is not None and _is_cache_folder(path, strong["digest"]):
+            folders.append(path)
+            other_files += [f"{path.name}/{inner.name}" for inner in path.iterdir() if not _is_cache_file(inner)]
+        elif not _is_cache_file(path):
+            other_files.append(path.name)
+    note = _read_note(folder)
+    stats = [path.stat() for each in folders for path in each.iterdir() if _is_cache_file(path)]
+    is_complete = "crc32" in note and (folder / "cache.json").exists() and (folder / "values.npy").exists()
+    return CacheInfo(
         folder=folder,
         stem=name["stem"],
         backbone=str(note.get("backbone") or name["backbone"]),
         size=int(name["size"]),
         kind=name["kind"],
         made_of=note.get("made_of", {}),
-        images=_length(folder),
-        bytes=sum(found.st_size for found in stats),
-        used=last.st_mtime if last is not None else max((found.st_mtime for found in stats), default=0.0),
-        whole=whole,
-        shelves=tuple(shelves),
-        foreign=tuple(foreign),
+        images=_image_count(folder),
+        bytes=sum(stat.st_size for stat in stats),
+        last_used=(folder / "cache.json").stat().st_mtime if is_complete else max(stat.st_mtime for stat in stats),
+        is_complete=is_complete,
+        folders=tuple(folders),
+        other_files=tuple(other_files),
     )
 
 
-def _files(folder: Path, name: re.Match[str], view: str) -> list[Path] | None:
-    """What lies in a folder of such a name; None unless that proves it to be one of ours."""
+def _is_cache_folder(folder: Path, digest: str) -> bool:
+    """Whether the notes in a folder have the digest of its name; a build that was killed early has values alone."""
     if folder.is_symlink() or not folder.is_dir():
-        return None
-    files = sorted(folder.iterdir())
-    notes = [note["made_of"] for file in ("cache.json", "building.json") if (note := _read_json(folder / file))]
-    for made_of in notes:
-        right = isinstance(made_of, dict) and set(made_of) == {"weights", view, "images"}
-        if not right or not all(isinstance(value, str) for value in made_of.values()):
-            return None
-        if name["digest"] is not None and digest_of(made_of) != name["digest"]:
-            return None
-    # A build that was killed early has values and no note yet.
-    begun = any(path.name.startswith("values.") and _is_ours(path) for path in files)
-    return files if notes or (begun and name["digest"] is not None) else None
+        return False
+    if note := _read_note(folder):
+        return digest_of(note["made_of"]) == digest
+    return any(path.name.startswith("values.") and _is_cache_file(path) for path in folder.iterdir())
 
 
-def _is_ours(path: Path) -> bool:
-    return bool(_OURS.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
+def _is_cache_file(path: Path) -> bool:
+    return bool(_FILE_NAME.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
-def _note(folder: Path) -> dict[str, Any]:
-    return _read_json(folder / "cache.json") or _read_json(folder / "building.json")
+def _read_note(folder: Path) -> dict[str, Any]:
+    """The note of a cache, or of its build; empty if there is none."""
+    for name in ("cache.json", "building.json"):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            note = json.loads((folder / name).read_text(encoding="utf-8"))
+            if isinstance(note, dict) and isinstance(note.get("made_of"), dict):
+                return note
+    return {}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """A note; nothing where there is none that says what the cache was made of."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) and "made_of" in found else {}
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:
-        return None
-
-
-def _length(folder: Path) -> int | None:
-    """For how many images it has room."""
+def _image_count(folder: Path) -> int | None:
     import numpy as np
 
     for name in ("values.npy", "values.partial.npy"):
@@ -231,20 +202,13 @@ def _length(folder: Path) -> int | None:
     return None
 
 
-def _busy(shelf: Path) -> bool:
-    """Whether another job builds it: it holds the lock, or has written to a file of its own within the last day."""
-    if (shelf / "building.lock").exists():
-        lock = JobLock(shelf / "building.lock")
+def _is_locked(folder: Path) -> bool:
+    """Whether another job builds it: it holds the lock or, on a disk without locks, has written to its own file."""
+    lock_path = folder / "building.lock"
+    if lock_path.exists():
+        lock = JobLock(lock_path)
         if not lock.try_acquire():
             return True
         lock.release()
-    return any(_is_young(path) for path in _alone(shelf))
-
-
-def _alone(shelf: Path) -> Iterable[Path]:
-    return (path for path in shelf.iterdir() if _ALONE.fullmatch(path.name)) if shelf.is_dir() else ()
-
-
-def _is_young(path: Path) -> bool:
-    found = _stat(path)
-    return found is not None and time.time() - found.st_mtime <= ABANDONED
+    unlocked_builds = folder.glob("values.????????.partial.npy") if folder.is_dir() else ()
+    return any(time.time() - path.stat().st_mtime <= ABANDONED for path in unlocked_builds)

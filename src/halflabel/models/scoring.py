@@ -16,6 +16,7 @@ from halflabel.errors import NoReadableImage
 from halflabel.models.heads import Model, run_head
 from halflabel.system import distributed, memory
 from halflabel.system.gpu_memory import MicroBatcher
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits
 from halflabel.types import DropoutPasses, Sweep
 
@@ -34,7 +35,7 @@ def score_source(
     passes: DropoutPasses | None = None,
     seed: int = 0,
     mirror: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    reporter: Reporter = SILENT,
     batcher: MicroBatcher | None = None,
     features: bool = True,
 ) -> Sweep:
@@ -69,8 +70,7 @@ def score_source(
         numbers = range(len(plan))[distributed.rank() :: distributed.world_size()]
         fetched = source.fetch([plan[number] for number in numbers], ("plain",))
         for number, (images, views) in zip(numbers, fetched, strict=True):
-            if progress is not None:
-                progress(min((number + distributed.world_size()) * batch_size, len(source)), len(source))
+            reporter.progress(min((number + distributed.world_size()) * batch_size, len(source)), len(source))
             unread.append(np.setdiff1d(plan[number], images, assume_unique=True))
             if not len(images):
                 continue

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from halflabel.report.training_section import training_section
 from halflabel.runs.folder import RunFolder
 from halflabel.system.format import decimal, points, shorten
 from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, percent
+from halflabel.system.reporter import SILENT, Reporter
 
 __all__ = ["MAX_PAGE_BYTES", "build_page", "precision_recall_section", "write_report"]
 
@@ -70,11 +70,11 @@ def write_report(
     *,
     images: Path | None = None,
     scan: int = SCAN_IMAGES,
-    progress: Callable[[int, int], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> WrittenPage:
     """Write the page of a run, by default as report.html in its folder; arguments as for `build_page`."""
     path = out if out is not None else run / "report.html"
-    return write_page(path, lambda: build_page(run, images=images, scan=scan, progress=progress))
+    return write_page(path, lambda: build_page(run, images=images, scan=scan, reporter=reporter))
 
 
 def build_page(
@@ -82,12 +82,12 @@ def build_page(
     *,
     images: Path | None = None,
     scan: int = SCAN_IMAGES,
-    progress: Callable[[int, int], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> str:
     """Return the page of a run as HTML text.
 
     With `images`, the folder of the photos, the page has galleries: held-out images with the scores in the run, and at
-    most `scan` training images, which are scored now (`progress` gets the number done and the total). The page holds
+    most `scan` training images, which are scored now (`reporter` gets the progress). The page holds
     no folder names of this machine.
     """
     if images is not None and not images.is_dir():
@@ -101,7 +101,7 @@ def build_page(
         precision_recall_section(results) if results is not None else None,
         _score_section(results) if results is not None else None,
         cooccurrence_section(facts.table),
-        gallery.galleries(facts, run, images, scan=scan, progress=progress) if images else gallery.no_galleries(),
+        gallery.galleries(facts, run, images, scan=scan, reporter=reporter) if images else gallery.no_galleries(),
     ]
     shown = [part for part in sections if part is not None]
     method = str(facts.config.get("method", "?"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import atomic_write
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Scored", "cross_scores", "score_run"]
 
-Progress = Callable[[int, int], None]
 
 _FILE = "scores.parquet"
 _DIMENSIONS = 64  # of the features kept for telling near-duplicates: angles survive a random projection
@@ -52,10 +52,10 @@ class Scored:
     paths: list[str | None]  # relative to the folder
 
 
-def score_run(run: RunFolder, folder: Path, progress: Callable[[], Progress] | None = None) -> Scored:
+def score_run(run: RunFolder, folder: Path, reporter: Reporter = SILENT) -> Scored:
     """Scores of a run for the images of its labels: from the file where weights and images are as they were, else new.
 
-    Reading the file needs no torch; `progress` makes what is told (images done, of how many), where there is work.
+    Reading the file does not import torch.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder", "name the folder with the images")
@@ -64,7 +64,7 @@ def score_run(run: RunFolder, folder: Path, progress: Callable[[], Progress] | N
     thresholds = _thresholds(run, table)
     kept = _read(run, table, folder)
     if kept is None:
-        paths, scores, features = _compute(run, table, folder, None if progress is None else progress())
+        paths, scores, features = _compute(run, table, folder, reporter)
         _write(run, table, folder, paths, scores, features)
         kept = paths, scores, features
     paths, scores, features = kept
@@ -72,7 +72,7 @@ def score_run(run: RunFolder, folder: Path, progress: Callable[[], Progress] | N
 
 
 def cross_scores(
-    run: RunFolder, folder: Path, folds: int = 3, progress: Progress | None = None
+    run: RunFolder, folder: Path, folds: int = 3, reporter: Reporter = SILENT
 ) -> NDArray[np.float32] | None:
     """Scores (N, C) of each image by heads that never saw its labels: one head per fold, trained on the other folds.
 
@@ -87,7 +87,7 @@ def cross_scores(
     if predictor.config.tune != "head" or folds < 2:
         return None
     table = run.read_labels()
-    features = _features(run, predictor, _source(table, folder, predictor), progress, train=True)
+    features = _features(run, predictor, _source(table, folder, predictor), reporter, train=True)
     found = cross_fit(features, table, predictor.config, folds=folds)
     return _calibrated(predictor, torch.from_numpy(found.logits))
 
@@ -98,19 +98,17 @@ def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
     return open_images(table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
 
 
-def _features(
-    run: RunFolder, predictor: Predictor, source: Images, progress: Progress | None, *, train: bool
-) -> Features:
+def _features(run: RunFolder, predictor: Predictor, source: Images, reporter: Reporter, *, train: bool) -> Features:
     from halflabel.models.backbones import Backbone
     from halflabel.runs.crossfit import run_features
 
     backbone, classes = predictor.model.backbone, len(predictor.classes)
     assert isinstance(backbone, Backbone)
-    return run_features(run, predictor.config, backbone, source, classes, train=train, progress=progress)
+    return run_features(run, predictor.config, backbone, source, classes, train=train, reporter=reporter)
 
 
 def _compute(
-    run: RunFolder, table: LabelTable, folder: Path, progress: Progress | None
+    run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.data.decode import locate_images
     from halflabel.models.heads import Model
@@ -120,12 +118,12 @@ def _compute(
     predictor = Predictor.from_run(run)
     source = _source(table, folder, predictor)
     if predictor.config.tune == "head":
-        cached = _features(run, predictor, source, progress, train=False)
+        cached = _features(run, predictor, source, reporter, train=False)
         found = score_source(Model(None, predictor.model.head), cached, device=predictor.device, batch_size=256)
     else:
         mirror = predictor.config.mirror
         found = score_source(
-            predictor.model, source, device=predictor.device, batch_size=32, mirror=mirror, progress=progress
+            predictor.model, source, device=predictor.device, batch_size=32, mirror=mirror, reporter=reporter
         )
     wide = found.features.flatten(1).numpy()
     features = _project(wide)

@@ -28,6 +28,7 @@ from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import memory
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
@@ -57,8 +58,7 @@ def score_run(
     table: LabelTable,
     *,
     folds: int | None = None,
-    progress: Progress | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    reporter: Reporter = SILENT,
 ) -> Scores:
     """Scores of all images of `table` (its classes are the run's) for judging and filling.
 
@@ -80,7 +80,7 @@ def score_run(
     else:
         predictor = Predictor.from_run(run)
         if folds is None:
-            return _held_out(run, predictor, images, table, progress)
+            return _held_out(run, predictor, images, table, reporter)
         assert isinstance(predictor.model.backbone, Backbone)
         backbone, count = predictor.model.backbone, folds
         protocol = (
@@ -89,8 +89,8 @@ def score_run(
         )
     size = config.size or backbone.preprocess.size
     source = _files(table.images, images, config, config.views(size, backbone))
-    features = run_features(run, config, backbone, source, len(table.classes), progress=progress, say=say)
-    say(f"training the head {count} times")
+    features = run_features(run, config, backbone, source, len(table.classes), reporter=reporter)
+    reporter.message(f"training the head {count} times")
     return cross_fit(features, table, config, folds=count, protocol=protocol, channels=backbone.channels)
 
 
@@ -102,8 +102,7 @@ def run_features(
     classes: int,
     *,
     train: bool = True,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> Features:
     """The features that the training of a run cached; where they are gone or stale they are computed again.
 
@@ -118,8 +117,7 @@ def run_features(
         maps=method.head(backbone.channels, classes).needs_maps,
         copies=copies_for(method.views, config.copies) if train else 0,
         device=device,
-        progress=progress,
-        say=say,
+        reporter=reporter,
     )
 
 
@@ -171,9 +169,7 @@ def _train(source: Source, table: LabelTable, config: Config, channels: int) -> 
     return model
 
 
-def _held_out(
-    run: RunFolder, predictor: Predictor, images: Path, table: LabelTable, progress: Progress | None
-) -> Scores:
+def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTable, reporter: Reporter) -> Scores:
     # An image that the run never had was not trained on either.
     judges = run.split_of(table.images) != 0
     if not judges.any():
@@ -186,7 +182,7 @@ def _held_out(
     few = min(_FOLDS, len(held))
     part[held] = assign_parts(table.subset(held), [1 / few] * few, seed=0) if few > 1 else 0
     source = _files(table.images, images, predictor.config, predictor.views)
-    logits = predictor.logits(source, progress).numpy()
+    logits = predictor.logits(source, reporter).numpy()
     protocol = (
         f"the tuned run's own scores, judged on the {len(held)} images it held out, which also chose its best epoch; "
         "images it was trained on may be scored more boldly"

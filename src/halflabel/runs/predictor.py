@@ -33,6 +33,7 @@ from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.folder_tables import first_line
 from halflabel.system import distributed
 from halflabel.system.files import read_json
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.validate import check_fields
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
@@ -139,7 +140,7 @@ class Predictor:
             return None
         return self.run.read_labels().stats().annotations
 
-    def logits(self, source: Source, progress: Progress | None = None) -> Tensor:
+    def logits(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""
         return score_source(
             self.model,
@@ -147,13 +148,13 @@ class Predictor:
             device=self.device,
             batch_size=32,
             mirror=self.config.mirror and self.model.backbone is not None,  # an ONNX graph mirrors images itself
-            progress=progress,
+            reporter=reporter,
             features=False,
         ).logits
 
-    def scores(self, source: Source, progress: Progress | None = None) -> Tensor:
+    def scores(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return calibrated probabilities (N, C); NaN for unreadable images."""
-        return self.platt.scores(self.logits(source, progress))
+        return self.platt.scores(self.logits(source, reporter))
 
     def labels(self, scores: Tensor, *, top: int = 3, every: bool = False) -> list[dict[str, Any]]:
         """Return class, probability and present (over its threshold) from the scores (C,), most likely first.
@@ -171,7 +172,7 @@ class Predictor:
         self,
         labels: LabelTable | Rows,
         images: Path,
-        progress: Progress | None = None,
+        reporter: Reporter = SILENT,
         *,
         labels_name: str = "the label table",
         threshold: float | None = None,
@@ -199,7 +200,7 @@ class Predictor:
         table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))
         annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
-        logits = self.logits(source, progress)
+        logits = self.logits(source, reporter)
         evaluation = distributed.run_on_main(
             lambda: evaluate(
                 logits,
@@ -237,7 +238,7 @@ def predict_files(
     *,
     top: int = 3,
     all_scores: bool = False,
-    progress: Progress | None = None,
+    reporter: Reporter = SILENT,
 ) -> list[Prediction]:
     """Score image files and the images of folders; the path "-" stands for the file names in `stdin`, one per line."""
 
@@ -257,7 +258,7 @@ def predict_files(
         raise UserError("there are no images", "name image files, or folders with images")
     source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)
     try:
-        scores = predictor.scores(source, progress)
+        scores = predictor.scores(source, reporter)
     except UserError:
         if len(source.bad) < len(paths):
             raise

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError, missing_package
 from halflabel.papers.figures import score_distributions
-from halflabel.papers.figures.inputs import SAMPLE_STREAM, FigureInputs, FigureUnavailable, Progress
+from halflabel.papers.figures.inputs import SAMPLE_STREAM, FigureInputs, FigureUnavailable
 from halflabel.report.curves import ScoreHistograms, probability_histograms
 from halflabel.system.files import atomic_write, write_json
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
 
 if TYPE_CHECKING:
@@ -53,13 +54,13 @@ def draw_figures(
     only: Sequence[str] = FIGURES,
     against: RunFolder | None = None,
     scan: int = 2000,
-    progress: Progress | None = None,
+    reporter: Reporter = SILENT,
 ) -> list[DrawnFigure]:
     """Draw the chosen figures of a finished run into a folder; a figure that the run cannot have states the reason.
 
     `photos`: the folder of the run's images; without it, only scores stored in the run can be drawn. `against`: another
-    run whose maps are drawn next to this one's. At most `scan` training images are scored; `progress` receives (done,
-    total). NAME.json or NAME.csv lies next to NAME.png. The files contain image names, but no folders.
+    run whose maps are drawn next to this one's. At most `scan` training images are scored; `reporter` gets the
+    progress. NAME.json or NAME.csv lies next to NAME.png. The files contain image names, but no folders.
     """
     for name in only:
         if name not in FIGURES:
@@ -77,7 +78,7 @@ def draw_figures(
     run.check_finished()
     if against is not None:
         against.check_finished()
-    request = _Request(FigureInputs(run, photos, scan=scan, progress=progress), out, against)
+    request = _Request(FigureInputs(run, photos, scan=scan, reporter=reporter), out, against)
     figures = []
     for name in FIGURES:
         if name in only:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.report.run_facts import HeldOutResults, read_run_facts
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
 
 if TYPE_CHECKING:
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
     from halflabel.runs.predictor import Predictor
     from halflabel.types import Sweep
 
-__all__ = ["SAMPLE_STREAM", "FigureInputs", "FigureUnavailable", "Progress"]
+__all__ = ["SAMPLE_STREAM", "FigureInputs", "FigureUnavailable"]
 
 PHOTO_SIDE = 320  # pixels of a photo's longer side
 SAMPLE_STREAM = 0x66696775  # random stream that orders the images
-
-Progress = Callable[[int, int], None]
 
 
 class FigureUnavailable(Exception):
@@ -44,8 +42,8 @@ class FigureInputs:
     features, and no scores except those of held-out images.
     """
 
-    def __init__(self, run: RunFolder, photos: Path | None, *, scan: int, progress: Progress | None = None) -> None:
-        self.run, self.photos, self.scan, self.progress = run, photos, scan, progress
+    def __init__(self, run: RunFolder, photos: Path | None, *, scan: int, reporter: Reporter = SILENT) -> None:
+        self.run, self.photos, self.scan, self.reporter = run, photos, scan, reporter
         self.facts = read_run_facts(run)
         self._sources: dict[int, Images] = {}
 
@@ -92,7 +90,7 @@ class FigureInputs:
         part = Subset(self.source(), self.facts.training[self.sample])
         predictor = self.predictor
         return score_source(
-            predictor.model, part, device=predictor.device, mirror=predictor.config.mirror, progress=self.progress
+            predictor.model, part, device=predictor.device, mirror=predictor.config.mirror, reporter=self.reporter
         )
 
     @cached_property

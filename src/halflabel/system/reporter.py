@@ -1,0 +1,35 @@
+"""How long-running functions report progress and messages, and what may stop them.
+
+One `Reporter` is passed down instead of a progress function, a message function, a callback and a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SILENT", "Reporter"]
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """What a caller wants to know of a long-running function; by default nothing.
+
+    >>> lines = []
+    >>> Reporter(message=lines.append).message("the cache is stale")
+    >>> lines
+    ['the cache is stale']
+    """
+
+    progress: Callable[[int, int], None] = _ignore  # (images done, images in all)
+    message: Callable[[str], None] = _ignore  # one line for the user
+    callback: Any = None  # a halflabel.training.callbacks.Callback, for trainings
+    deadline: float | None = None  # when to stop, on the clock of time.monotonic()
+
+
+SILENT = Reporter()
