@@ -1,4 +1,4 @@
-"""The feature cache: what a frozen backbone says of every image, computed once, so that a head trains in seconds.
+"""The feature cache: the features of a frozen backbone for every image, computed once, so that a head trains fast.
 
 Float16, memory-mapped: 2·D bytes per image and view for pooled features, 2·D·h·w for maps.
 """
@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,23 +26,24 @@ from halflabel.data.pack.source import PackedImages
 from halflabel.data.sources import Arrays, Features, Images, Plan, sequential_plan
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.models.backbones import Backbone, fingerprint
-from halflabel.models.feature_cache_admin import ABANDONED, digest_of, note_use
+from halflabel.models.feature_cache_admin import ABANDONED, digest_of, mark_used
 from halflabel.models.heads import pool
 from halflabel.system import distributed
 from halflabel.system.files import DISK_FULL, JobLock, atomic_write, disk_full_error, write_json
 from halflabel.system.gpu_memory import MicroBatcher
+from halflabel.system.reporter import SILENT, Reporter
 
 __all__ = ["cache_features", "copies_for"]
 
-_BLOCK = 1 << 24
-_KEEP = 512  # images between two notes of how far the building has come
-_WITHIN = 30.0  # seconds in which there is one at least
-_LOOK = 0.5  # seconds between two looks whether another job has ended
-_COPY_SEED = 0x636F7079  # of the strong views kept here, whatever seed trains on them
+_CHECKSUM_BLOCK = 1 << 24  # bytes
+_NOTE_IMAGES = 512  # images between two notes of how far a build is
+_NOTE_SECONDS = 30.0  # the longest time between two notes
+_POLL_SECONDS = 0.5  # between two checks whether another job has ended
+_COPY_SEED = 0x636F7079  # of the cached strong views, the same for every training seed
 
 
 def copies_for(views: Sequence[str], copies: int) -> int:
-    """How many strong views of an image to cache for a method that sees these views: `copies`, or 0 if it wants none.
+    """The number of strong views to cache for a method that uses these views: `copies`, or 0 without strong views.
 
     >>> copies_for(("weak", "strong"), 4), copies_for(("weak",), 4)
     (4, 0)
@@ -59,271 +60,294 @@ def cache_features(
     copies: int = 0,
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> Features:
-    """The features of every image, a plain view and `copies` strong ones, from the cache where it is still true.
+    """The features of every image, of its plain view and `copies` strong views, computed if they are not cached.
 
-    A cache belongs to a list of image names, and to the weights, the view and the state of the files that it was made
-    of: other ones get a cache beside it. It is built again when its bytes do not match their checksum. A build that was
-    interrupted goes on where it stopped. Of several jobs that need the same one, one builds it and the others wait; on
-    a disk without locks each builds its own, from the start, and the first that is whole stays.
-    Each strong view of an image is kept beside the plain one, in a cache of its own, so more of them can be added
-    later. They are an approximation: a few fixed augmentations in the place of a fresh one each time an image is seen.
-    (1 + copies) · 2·D bytes per image for pooled features, · h·w for maps: efficientnet-lite0 at 224 px takes 2.5 kB
-    and 125 kB per view. `progress` is told (images done, of how many), `say` why a cache is built anew or waited for.
-    Several processes build it together; the first one writes, and all must be able to read the folder.
+    A cache belongs to a list of image names, and to the weights, the view and the state of the image files: with other
+    ones, a new cache is written beside it. A cache whose checksum does not match is computed again. An interrupted
+    build is continued. If several jobs need the same cache, one builds it and the others wait; on a disk without locks
+    each job builds its own, and the first complete one stays.
+    Each strong view of all images is a cache of its own in the folder of the plain one, so more can be added later.
+    They are an approximation: a few fixed augmentations instead of a new one each time an image is seen.
+    (1 + copies) · 2·D bytes per image for pooled features, times h·w for maps: efficientnet-lite0 at 224 px takes
+    2.5 kB and 125 kB per view. `batch_size`: by default 128 on a GPU, else 16. Messages say why a cache is computed
+    again or waited for. Several processes build it together; the first one writes, and all must see the folder.
     """
     if copies and "strong" not in source.views:
-        raise UserError("these images have no strong view to keep copies of", "give the source one, or copies=0")
+        raise UserError("these images have no strong view to cache", "give the source a strong view, or use copies=0")
     if batch_size is None:
         batch_size = 128 if torch.device(device).type == "cuda" else 16
-    weights, images = fingerprint(backbone), _stamp(source)
-    made_of = {"weights": weights, "view": source.views["plain"].describe(), "images": images}
-    shelves = [_Shelf.find(folder, _name(backbone, source, maps), "plain", 0, made_of)]
-    for copy in range(copies):
-        made_of = {"weights": weights, "strong view": source.views["strong"].describe(), "images": images}
-        shelves.append(_Shelf.find(shelves[0].folder, f"strong-{copy}", "strong", copy, made_of))
-    said: set[str] = set()
+    caches = _view_caches(backbone, source, folder, maps, copies)
+    messages: set[str] = set()
 
-    def say_once(line: str) -> None:
-        if say is not None and line not in said:
-            say(line)
-        said.add(line)
+    def message_once(line: str) -> None:
+        if line not in messages:
+            reporter.message(line)
+        messages.add(line)
 
-    faults = distributed.run_on_main(lambda: [shelf.fault() for shelf in shelves])
-    missing = [shelf for shelf, fault in zip(shelves, faults, strict=True) if fault is not None]
+    faults = distributed.run_on_main(lambda: [cache.fault() for cache in caches])
+    missing = [cache for cache, fault in zip(caches, faults, strict=True) if fault is not None]
     total = len(missing) * len(source)
-    for number, shelf in enumerate(missing):
+    for number, cache in enumerate(missing):
 
-        def tell(done: int, before: int = number * len(source)) -> None:
-            if progress is not None and distributed.is_main():
-                progress(before + done, total)
+        def progress(done: int, before: int = number * len(source)) -> None:
+            if distributed.is_main():
+                reporter.progress(before + done, total)
 
-        with shelf.turn(say_once, tell) as locked:
-            fault = distributed.run_on_main(shelf.fault)  # another job may have built it meanwhile
+        with cache.exclusive(message_once, progress) as is_locked:
+            fault = distributed.run_on_main(cache.fault)  # another job may have built it meanwhile
             if fault is None:
-                tell(len(source))
+                progress(len(source))
                 continue
             if fault:
-                say_once(f"the feature cache is stale ({fault}): computing it again")
-            elif changed := distributed.run_on_main(shelf.differs):
-                say_once(f"the cached features do not fit ({changed}): computing others beside them")
-            shelf.build(backbone, source, maps, device, batch_size, tell, locked)
-    if not all(distributed.all_gather(all(shelf.values.exists() for shelf in shelves))):
+                message_once(f"the feature cache is stale ({fault}): computing it again")
+            elif changed := distributed.run_on_main(cache.difference):
+                message_once(f"the cached features do not fit ({changed}): computing others beside them")
+            _Build(cache, backbone, source, maps, device, batch_size, progress, is_locked).run()
+    if not all(distributed.all_gather(all(cache.values.exists() for cache in caches))):
         raise UserError(
             f"not every process can read the feature cache in {folder}", "put the run into a folder all machines share"
         )
-    bad: dict[int, list[str]] = {}
-    for shelf in shelves:
-        bad |= shelf.bad()
+    unreadable: dict[int, list[str]] = {}
+    for cache in caches:
+        unreadable |= cache.unreadable()
         if distributed.is_main():
-            note_use(shelf.folder)
+            mark_used(cache.folder)
     if isinstance(source, Images):
-        for image, (_, path, why) in bad.items():
-            source.mark_unreadable(image, path, why)
-    plain, *strong = (_open(shelf.values) for shelf in shelves)
-    return Features(plain, source.names, list(bad), strong=strong if "strong" in source.views else None)
+        for image, (_, path, reason) in unreadable.items():
+            source.mark_unreadable(image, path, reason)
+    plain, *strong = (_open(cache.values) for cache in caches)
+    return Features(plain, source.names, list(unreadable), strong=strong if "strong" in source.views else None)
+
+
+def _view_caches(
+    backbone: Backbone, source: Images | Arrays, folder: Path, maps: bool, copies: int
+) -> list[_ViewCache]:
+    """The cache of the plain view, then those of the strong views, in folders inside its folder."""
+    weights, images = fingerprint(backbone), _images_digest(source)
+    made_of = {"weights": weights, "view": source.views["plain"].describe(), "images": images}
+    caches = [_ViewCache(folder, _stem(backbone, source, maps), "plain", 0, made_of)]
+    for copy in range(copies):
+        made_of = {"weights": weights, "strong view": source.views["strong"].describe(), "images": images}
+        caches.append(_ViewCache(caches[0].folder, f"strong-{copy}", "strong", copy, made_of))
+    return caches
 
 
 @dataclass(frozen=True)
-class _Shelf:
-    """One view of every image in a folder: values.npy and, once it is whole, cache.json with what it was made of."""
+class _ViewCache:
+    """The features of one view of every image: a folder with values.npy and, once it is complete, cache.json.
 
-    folder: Path
+    The folder's name is the stem and a digest of `made_of`.
+    """
+
+    parent: Path
+    stem: str
     view: str
     copy: int
     made_of: dict[str, str]
-    stem: str  # of the folder's name, which ends in a digest of what it was made of
 
-    @classmethod
-    def find(cls, parent: Path, stem: str, view: str, copy: int, made_of: dict[str, str]) -> _Shelf:
-        """Its place in a folder; what an earlier version began or made there, without a digest, is gone on with."""
-
-        def is_old() -> bool:
-            notes = (_read_json(parent / stem / name) for name in ("building.json", "cache.json"))
-            return any(note.get("made_of") == made_of for note in notes)
-
-        name = stem if distributed.run_on_main(is_old) else f"{stem}-{digest_of(made_of)}"
-        return cls(parent / name, view, copy, made_of, stem)
+    @property
+    def folder(self) -> Path:
+        return self.parent / f"{self.stem}-{digest_of(self.made_of)}"
 
     @property
     def values(self) -> Path:
         return self.folder / "values.npy"
 
     def fault(self) -> str | None:
-        """Why it has to be built again; None if it is true, "" if there is nothing yet."""
-        found = _read_json(self.folder / "cache.json")
-        if not isinstance(found.get("made_of"), dict):
+        """Why it must be computed again; None if it is valid, "" if there is none yet."""
+        note = _read_json(self.folder / "cache.json")
+        if not isinstance(note.get("made_of"), dict):
             return ""
-        if changed := self._changed(found):
+        if changed := self._changed(note):
             return changed
-        return None if _checksum(self.values) == found.get("crc32") else "its bytes do not match their checksum"
+        return None if _checksum(self.values) == note.get("crc32") else "its bytes do not match their checksum"
 
-    def differs(self) -> str:
-        """What changed since the most similar of the caches beside it was made; nothing if there is none."""
-        parent = self.folder.parent
-        beside = [parent / self.stem, *parent.glob(f"{glob.escape(self.stem)}-*")]
-        notes = [_read_json(folder / "cache.json") for folder in beside]
-        found = (note for note in notes if isinstance(note.get("made_of"), dict))
-        return min((self._changed(note) for note in found), key=len, default="")
+    def difference(self) -> str:
+        """How it differs from the most similar cache of the same images; "" if there is none."""
+        folders = self.parent.glob(f"{glob.escape(self.stem)}-*")
+        notes = [_read_json(folder / "cache.json") for folder in folders]
+        differences = [self._changed(note) for note in notes if isinstance(note.get("made_of"), dict)]
+        return min(differences, key=len, default="")
 
     def _changed(self, note: dict[str, Any]) -> str:
-        changed = [what for what, key in self.made_of.items() if note["made_of"].get(what) != key]
+        changed = [name for name, value in self.made_of.items() if note["made_of"].get(name) != value]
         return f"the {' and the '.join(changed)} changed" if changed else ""
 
     @contextmanager
-    def turn(self, say: Callable[[str], None], tell: Callable[[int], None]) -> Iterator[bool]:
-        """Wait until no other job builds it, then keep others from it; whether that can be, in the first process."""
+    def exclusive(self, message: Callable[[str], None], progress: Callable[[int], None]) -> Iterator[bool]:
+        """Wait until no other job builds it, then lock it. Yields False, in the first process, if locks do not work."""
         lock = JobLock(self.folder / "building.lock")
         try:
             while not distributed.run_on_main(lock.try_acquire):
-                say("another job is computing these features: waiting")
+                message("another job is computing these features: waiting")
                 done = _read_json(self.folder / "building.json").get("done", 0)
-                tell(done if isinstance(done, int) else 0)
-                time.sleep(_LOOK)
+                progress(done if isinstance(done, int) else 0)
+                time.sleep(_POLL_SECONDS)
             yield lock.is_held
         finally:
             lock.release()
 
-    def bad(self) -> dict[int, list[str]]:
-        """Images that could not be read, by number: image, path, reason."""
+    def unreadable(self) -> dict[int, list[str]]:
+        """The images that could not be read, by number: image, path, reason."""
         return {int(number): why for number, why in _read_json(self.folder / "cache.json")["bad"].items()}
 
-    def build(
-        self,
-        backbone: Backbone,
-        source: Images | Arrays,
-        maps: bool,
-        device: torch.device | str,
-        batch_size: int,
-        tell: Callable[[int], None],
-        locked: bool,
-    ) -> None:
-        # Unless it is locked another job may build it too, and whatever is half built may be what that one writes to.
-        own = "values.partial.npy" if locked else f"values.{secrets.token_hex(4)}.partial.npy"
-        partial = self.folder / own
 
-        def begin() -> tuple[bool, dict[str, Any]]:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _tidy(self.folder, locked)
-            so_far = _read_json(self.folder / "building.json") if locked else {}
-            return so_far.get("made_of") != self.made_of or not _is_whole(partial, so_far), so_far
+@dataclass
+class _Build:
+    """One build of a view's cache, into a partial file that is renamed when it is complete.
 
-        fresh, so_far = distributed.run_on_main(begin)
-        writes = distributed.is_main()
-        done: int = 0 if fresh else so_far["done"] // batch_size * batch_size  # whole batches, whatever they were then
-        bad: dict[str, list[str]] = {} if fresh else so_far["bad"]
-        values: Any = np.lib.format.open_memmap(partial, mode="r+") if writes and not fresh else None
-        opened = os.stat(partial) if values is not None else None
-        noted, crc = done, zlib.crc32(values[:done].tobytes()) if done and writes else 0
-        noted_at = time.monotonic()
-        batcher = MicroBatcher()
+    With a lock, notes in building.json let the next job continue an interrupted build. Without a lock, another job may
+    build the same cache, so the partial file has a name of its own and no notes are written.
+    """
 
-        def note() -> None:
-            nonlocal noted, noted_at, crc
-            values.flush()
-            if locked:
-                crc = zlib.crc32(values[noted:done].tobytes(), crc)
-                content = {"made_of": self.made_of, "done": done, "crc32": crc, "bad": bad}
-                write_json(self.folder / "building.json", content)
-            noted, noted_at = done, time.monotonic()
+    cache: _ViewCache
+    backbone: Backbone
+    source: Images | Arrays
+    maps: bool
+    device: torch.device | str
+    batch_size: int
+    progress: Callable[[int], None]
+    is_locked: bool
+    done: int = 0  # images that are computed
+    noted: int = 0  # images at the newest note
+    noted_at: float = 0.0
+    crc: int = 0  # checksum of the noted images
+    bad: dict[str, list[str]] = field(default_factory=dict)
+    values: Any = None  # the memory-mapped partial file, in the first process
 
-        backbone = backbone.to(device).to(memory_format=torch.channels_last).eval()
-        plan = sequential_plan(len(source), batch_size)[done // batch_size :]
+    def __post_init__(self) -> None:
+        name = "values.partial.npy" if self.is_locked else f"values.{secrets.token_hex(4)}.partial.npy"
+        self.partial = self.cache.folder / name
+        self.opened: os.stat_result | None = None  # of the partial file
+
+    def run(self) -> None:
+        self._continue_or_start()
+        self.backbone = self.backbone.to(self.device).to(memory_format=torch.channels_last).eval()
+        plan = sequential_plan(len(self.source), self.batch_size)[self.done // self.batch_size :]
         try:
-            for planned, images, out, why in _together(
-                plan, self._compute(backbone, source, plan, maps, device, batcher)
-            ):
-                bad |= why
-                if out is not None:
-                    if values is None:
-                        values = _allocate(partial, (len(source), *out.shape[1:]))
-                        opened = os.stat(partial)
-                    values[images] = out
-                done = int(planned[-1]) + 1
-                if values is not None and (done - noted >= _KEEP or time.monotonic() - noted_at >= _WITHIN):
-                    note()
-                tell(done)
+            for batch in _gather_batches(plan, self._compute(plan)):
+                self._store(batch)
+                self.progress(self.done)
         except BaseException as error:
-            if not locked:
-                partial.unlink(missing_ok=True)
-            elif not isinstance(error, OSError) and values is not None and done > noted:
-                note()  # stopped, or out of time: the next one goes on from here; a disk that fails is left alone
+            if not self.is_locked:
+                self.partial.unlink(missing_ok=True)
+            elif not isinstance(error, OSError) and self.values is not None and self.done > self.noted:
+                self._note()  # stopped, or out of time: the next job continues from here
             raise
+        distributed.run_on_main(self._finish)
 
-        def end() -> None:
-            if values is None or opened is None:
-                raise NoReadableImage("not one image could be read", "check the image folder")
-            if not locked and self.fault() is None:  # another job was quicker
-                partial.unlink(missing_ok=True)
-                return
-            values.flush()
-            self._put(partial, values, opened)
-            crc = _checksum(self.values)
-            note = {"made_of": self.made_of, "crc32": crc, "bad": bad, "backbone": backbone.name}
-            write_json(self.folder / "cache.json", note)
-            if locked:
-                (self.folder / "building.json").unlink(missing_ok=True)
+    def _continue_or_start(self) -> None:
+        def find_earlier_build() -> dict[str, Any] | None:
+            self.cache.folder.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(self.cache.folder, self.is_locked)
+            note = _read_json(self.cache.folder / "building.json") if self.is_locked else {}
+            return note if note.get("made_of") == self.cache.made_of and _is_valid(self.partial, note) else None
 
-        distributed.run_on_main(end)
+        note = distributed.run_on_main(find_earlier_build)
+        if note is not None:
+            self.done = note["done"] // self.batch_size * self.batch_size  # whole batches of the present size
+            self.bad = note["bad"]
+            if distributed.is_main():
+                self.values = np.lib.format.open_memmap(self.partial, mode="r+")
+                self.opened = os.stat(self.partial)
+                self.crc = zlib.crc32(self.values[: self.done].tobytes()) if self.done else 0
+        self.noted, self.noted_at = self.done, time.monotonic()
 
-    def _put(self, partial: Path, values: Any, opened: os.stat_result) -> None:
-        """Give the built file its name. If that is no longer the file that was written to, write it anew.
+    def _store(self, batch: _Batch) -> None:
+        self.bad |= batch.bad
+        if batch.features is not None:
+            if self.values is None:
+                self.values = _allocate(self.partial, (len(self.source), *batch.features.shape[1:]))
+                self.opened = os.stat(self.partial)
+            self.values[batch.images] = batch.features
+        self.done = int(batch.planned[-1]) + 1
+        is_due = self.done - self.noted >= _NOTE_IMAGES or time.monotonic() - self.noted_at >= _NOTE_SECONDS
+        if self.values is not None and is_due:
+            self._note()
 
-        Some network disks grant one lock on each machine: then another job may have begun or ended it meanwhile.
+    def _note(self) -> None:
+        """Write to the disk what is computed and, with a lock, how much that is."""
+        self.values.flush()
+        if self.is_locked:
+            self.crc = zlib.crc32(self.values[self.noted : self.done].tobytes(), self.crc)
+            note = {"made_of": self.cache.made_of, "done": self.done, "crc32": self.crc, "bad": self.bad}
+            write_json(self.cache.folder / "building.json", note)
+        self.noted, self.noted_at = self.done, time.monotonic()
+
+    def _finish(self) -> None:
+        if self.values is None or self.opened is None:
+            raise NoReadableImage("not one image could be read", "check the image folder")
+        if not self.is_locked and self.cache.fault() is None:  # another job was faster
+            self.partial.unlink(missing_ok=True)
+            return
+        self.values.flush()
+        self._rename(self.opened)
+        crc = _checksum(self.cache.values)
+        note = {"made_of": self.cache.made_of, "crc32": crc, "bad": self.bad, "backbone": self.backbone.name}
+        write_json(self.cache.folder / "cache.json", note)
+        if self.is_locked:
+            (self.cache.folder / "building.json").unlink(missing_ok=True)
+
+    def _rename(self, opened: os.stat_result) -> None:
+        """Rename the partial file to values.npy. If it is no longer the file that was written, write the values again.
+
+        Some network disks grant the same lock on each machine: then another job may have replaced the partial file.
         """
         try:
-            with open(partial, "rb") as file:
+            with open(self.partial, "rb") as file:
                 os.fsync(file.fileno())
-                is_ours = os.path.samestat(os.fstat(file.fileno()), opened)
+                is_same = os.path.samestat(os.fstat(file.fileno()), opened)
         except FileNotFoundError:
-            is_ours = False
-        if is_ours:
-            os.replace(partial, self.values)
+            is_same = False
+        if is_same:
+            os.replace(self.partial, self.cache.values)
             return
-        with atomic_write(self.values) as temporary, open(temporary, "wb") as file:
-            np.save(file, values)
+        with atomic_write(self.cache.values) as temporary, open(temporary, "wb") as file:
+            np.save(file, self.values)
 
-    def _compute(
-        self,
-        backbone: Backbone,
-        source: Images | Arrays,
-        plan: Plan,
-        maps: bool,
-        device: torch.device | str,
-        batcher: MicroBatcher,
-    ) -> Iterator[_Computed]:
-        """What the backbone says of this process's batches of the plan."""
+    def _compute(self, plan: Plan) -> Iterator[_Batch]:
+        """Compute this process's batches of the plan."""
 
-        def look(view: torch.Tensor) -> torch.Tensor:
-            features = backbone(view)
-            return (features if maps else pool(features)).to(torch.float16)
+        def extract(view: torch.Tensor) -> torch.Tensor:
+            features = self.backbone(view)
+            return (features if self.maps else pool(features)).to(torch.float16)
 
+        micro_batcher = MicroBatcher()
         plan = plan[distributed.rank() :: distributed.world_size()]
-        fetched = source.fetch(plan, (self.view,), seed=_COPY_SEED, epoch=self.copy)
+        fetched = self.source.fetch(plan, (self.cache.view,), seed=_COPY_SEED, epoch=self.cache.copy)
         for planned, (images, views) in zip(plan, fetched, strict=True):
-            out, why = None, {}
+            features, bad = None, {}
             if len(images):
                 with torch.inference_mode():
-                    out = batcher.run(look, views[0].to(device)).cpu().numpy()
-            if isinstance(source, Images):
-                why = {str(number): list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
-            yield _Computed(planned, images, out, why)
+                    features = micro_batcher.run(extract, views[0].to(self.device)).cpu().numpy()
+            if isinstance(self.source, Images):
+                missing = np.setdiff1d(planned, images).tolist()
+                bad = {str(number): list(self.source.bad[number]) for number in missing}
+            yield _Batch(planned, images, features, bad)
 
 
-class _Computed(NamedTuple):
-    """One batch: the images planned, those read, their features (B, …) float16, and why others could not be read."""
+class _Batch(NamedTuple):
+    """The images planned, the images read, their features (B, …), and why the others could not be read."""
 
     planned: NDArray[np.int64]
     images: NDArray[np.int64]
-    out: NDArray[np.float16] | None
-    why: dict[str, list[str]]
+    features: NDArray[np.float16] | None
+    bad: dict[str, list[str]]
+
+
+def _gather_batches(plan: Plan, local: Iterator[_Batch]) -> Iterator[_Batch]:
+    """The batches of all processes in the order of the plan, in the first process; nothing in the others."""
+    for _ in range(0, len(plan), distributed.world_size()):
+        for batch in distributed.gather_to_main(next(local, None)):
+            if batch is not None:
+                yield batch
 
 
 def _allocate(path: Path, shape: tuple[int, ...]) -> Any:
-    """A mapped file with all its space on the disk: writing into one without would end the process when it is full."""
-    path.unlink(missing_ok=True)  # not cut short: another job may have it open
+    """A memory-mapped file with its disk space reserved: otherwise a full disk would kill the process at a write."""
+    path.unlink(missing_ok=True)  # not truncated: another job may have it open
     values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
     if hasattr(os, "posix_fallocate"):  # not on every system
         try:
@@ -337,66 +361,58 @@ def _allocate(path: Path, shape: tuple[int, ...]) -> Any:
     return values
 
 
-def _tidy(folder: Path, locked: bool) -> None:
-    """Remove what builds left that were killed."""
-    left = [path for path in folder.glob("values.*.partial.npy") if _age(path) > ABANDONED]
-    for path in [*left, *(folder.glob(".*.tmp") if locked else ())]:
+def _remove_leftovers(folder: Path, is_locked: bool) -> None:
+    """Remove the files of builds that were killed."""
+    abandoned = [path for path in folder.glob("values.*.partial.npy") if _age(path) > ABANDONED]
+    for path in [*abandoned, *(folder.glob(".*.tmp") if is_locked else ())]:
         path.unlink(missing_ok=True)
 
 
 def _age(path: Path) -> float:
-    """Seconds since it was last written to."""
+    """Seconds since the file was written."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
         return 0.0
 
 
-def _is_whole(partial: Path, so_far: dict[str, Any]) -> bool:
-    """Whether a half-built file holds what was noted of it."""
+def _is_valid(partial: Path, note: dict[str, Any]) -> bool:
+    """Whether a partial file matches the note about it."""
     try:
         values = np.lib.format.open_memmap(partial, mode="r")
-        return zlib.crc32(values[: so_far["done"]].tobytes()) == so_far["crc32"] and isinstance(so_far["bad"], dict)
+        return zlib.crc32(values[: note["done"]].tobytes()) == note["crc32"] and isinstance(note["bad"], dict)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _together(plan: Plan, own: Iterator[_Computed]) -> Iterator[_Computed]:
-    """The batches of all processes in the order of the plan, in the first one; nothing in the others."""
-    for _ in range(0, len(plan), distributed.world_size()):
-        for found in distributed.gather_to_main(next(own, None)):
-            if found is not None:
-                yield found
-
-
-def _name(backbone: Backbone, source: Images | Arrays, maps: bool) -> str:
+def _stem(backbone: Backbone, source: Images | Arrays, maps: bool) -> str:
     names = hashlib.sha256(source.hashes.tobytes()).hexdigest()[:12]
     size = source.views["plain"].size
     return f"{backbone.name.replace('/', '_')}-{size}px-{'maps' if maps else 'pooled'}-{names}"
 
 
-def _stamp(source: Images | Arrays) -> str:
-    """Changes when any image does: by content in memory, by size and time of change for files."""
-    sha = hashlib.sha256()
+def _images_digest(source: Images | Arrays) -> str:
+    """Changes when an image changes: by content for arrays, by size and modification time for files."""
+    digest = hashlib.sha256()
     if isinstance(source, Arrays):
-        sha.update(source.images.contiguous().numpy().data)
+        digest.update(source.images.contiguous().numpy().data)
     elif isinstance(source, PackedImages):
-        sha.update(source.stamp())
+        digest.update(source.stamp())
     else:
         for path in source.paths:
             try:
-                found = os.stat(path)
-                sha.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
+                stat = os.stat(path)
+                digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
             except OSError:
-                sha.update(b"missing\n")
-    return sha.hexdigest()[:16]
+                digest.update(b"missing\n")
+    return digest.hexdigest()[:16]
 
 
 def _checksum(path: Path) -> int:
     crc = 0
     try:
         with open(path, "rb") as file:
-            while block := file.read(_BLOCK):
+            while block := file.read(_CHECKSUM_BLOCK):
                 crc = zlib.crc32(block, crc)
     except OSError:
         return -1
@@ -409,9 +425,9 @@ def _open(path: Path) -> NDArray[Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The file's content, or nothing where it is missing or damaged: both mean that there is no cache."""
+    """The content of a JSON file; empty if it is missing or damaged, which both mean that there is no cache."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from halflabel.report.layout import section
 from halflabel.report.run_facts import RunFacts
 from halflabel.system.format import decimal, probability, shorten
 from halflabel.system.html import Html, count, el
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _vary_classes(rank: NDArray[Any], most: int) -> list[GalleryEntry]:
 
 
 def score_images(
-    facts: RunFacts, predictor: Predictor, source: Images, most: int, progress: Callable[[int, int], None] | None = None
+    facts: RunFacts, predictor: Predictor, source: Images, most: int, reporter: Reporter = SILENT
 ) -> GalleryScores:
     """Return held-out images with the scores in the run, and at most `most` training images, scored now.
 
@@ -156,7 +157,7 @@ def score_images(
         images, scores = facts.held_out.images, facts.held_out.scores
         held_out = len(images)
     if len(training):
-        fresh = predictor.scores(Subset(source, training), progress).numpy()
+        fresh = predictor.scores(Subset(source, training), reporter).numpy()
         images, scores = np.concatenate([images, training]), np.concatenate([scores, fresh])
     return GalleryScores(images, scores, facts.table.rows(images), held_out)
 
@@ -168,7 +169,7 @@ def galleries(
     *,
     scan: int,
     tiles: int = TILES,
-    progress: Callable[[int, int], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> Html:
     """Return three galleries with photos of a folder; at most `scan` training images are scored for them."""
     from halflabel.data.sources import open_images
@@ -176,7 +177,7 @@ def galleries(
 
     predictor = Predictor.from_run(run)
     source = open_images(facts.table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
-    scored = score_images(facts, predictor, source, scan, progress)
+    scored = score_images(facts, predictor, source, scan, reporter)
     thresholds = predictor.thresholds.numpy()
     missing = missing_positives(scored.scores, scored.labels, thresholds, tiles)
     wrong = contradicted(scored.scores, scored.labels, thresholds, tiles, missing)

@@ -8,7 +8,6 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
 from halflabel.training.checkpoint import newest, save_tensors
 from halflabel.training.config import Config, Settings
@@ -53,10 +53,8 @@ def train(
     config: Config,
     run: RunFolder,
     *,
-    callback: Callback | None = None,
+    reporter: Reporter = SILENT,
     init_callback: Callback | None = None,
-    say: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int, int], None] | None = None,
     cache: Path | None = None,
     truth: LabelTable | None = None,
     resume: bool = False,
@@ -65,11 +63,13 @@ def train(
 
     Of rows, those that a model made are trained on, but held-out images are judged by the others alone.
     `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
-    `init_callback` is called in the epochs of the linear init, in place of `callback`.
+    `init_callback` is called in the epochs of the linear init, in place of `reporter.callback`.
     Returns the evaluation on the held-out images, if any. Of several processes the first one writes."""
     table, judged = training_and_evaluation_tables(labels)
     if made := table.known - judged.known:
-        say(f"{made} of {table.known} labels were made by a model: it trains on them, but judges by the others alone")
+        reporter.message(
+            f"{made} of {table.known} labels were made by a model: it trains on them, but judges by the others alone"
+        )
     how = recipe(config.method)
     # Some methods have weights of their own: they are the seed's too, whatever this process did before.
     method = seeded(config.settings.seed, lambda: how.make(**config.options))
@@ -99,7 +99,7 @@ def train(
     outside = np.arange(0) if part is None else np.flatnonzero(part == 1)
     known, hidden = table.subset(inside), judged.subset(outside)
     if config.held_out and not len(outside):
-        say("too few images to hold any out: nothing is measured")
+        reporter.message("too few images to hold any out: nothing is measured")
 
     if not resume:  # what is wrong with the settings or the images has been said by now
         truth = _align(truth, table) if truth is not None else None
@@ -119,7 +119,7 @@ def train(
     judge = ValidationMetric(torch.from_numpy(hidden.dense())) if len(outside) else None
 
     def tune(
-        model: Model, source: Source, settings: Settings, folder: Path, callback: Callback | None = callback
+        model: Model, source: Source, settings: Settings, folder: Path, callback: Callback | None = reporter.callback
     ) -> list[EpochLog]:
         return fit(
             model,
@@ -143,8 +143,7 @@ def train(
             maps=head.needs_maps,
             copies=copies_for(method.views, config.copies),
             device=device,
-            progress=progress,
-            say=say,
+            reporter=reporter,
         )
 
     try:
@@ -155,17 +154,23 @@ def train(
         else:
             source, tuned = raw, Model(backbone, head)
             if config.hold == "device" and isinstance(raw, Images):
-                source = load_to_device(raw, device, progress)
+                source = load_to_device(raw, device, reporter.progress)
             elif config.views_on == "device" and isinstance(raw, Images):
                 source = DeviceViews(raw, device, decode=config.decode_on == "device")
             begun = distributed.run_on_main(lambda: newest(run.checkpoints / "all") is not None)
             if config.linear_init and not begun:
-                say(f"linear init: {config.linear_init} epochs of the head on frozen features")
+                reporter.message(f"linear init: {config.linear_init} epochs of the head on frozen features")
                 rate = settings.lr if config.linear_lr is None else config.linear_lr
                 first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
                 with warnings.catch_warnings():  # what begins later has the epochs after these
                     warnings.filterwarnings("ignore", ".* never starts in ")
-                    tune(Model(None, head), features(), first, run.checkpoints / "head", init_callback or callback)
+                    tune(
+                        Model(None, head),
+                        features(),
+                        first,
+                        run.checkpoints / "head",
+                        init_callback or reporter.callback,
+                    )
             log = tune(tuned, source, settings, run.checkpoints / "all")
     except TooManyBadImages:
         if not (resume or run.read_log()):
@@ -175,7 +180,7 @@ def train(
         if isinstance(raw, Images) and distributed.is_main():
             raw.quarantine.write(run.bad_images)
     if isinstance(raw, Images) and len(raw.quarantine):
-        say(f"{len(raw.quarantine)} of {len(raw)} images could not be read: see {run.bad_images}")
+        reporter.message(f"{len(raw.quarantine)} of {len(raw)} images could not be read: see {run.bad_images}")
     run.write_log(log)
     if distributed.is_main():
         _write_model(run, Model(backbone, head), table.classes, config, size)
