@@ -12,7 +12,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.methods.sarb import draw_unknown, quadrants
+from halflabel.methods.parts.blending import draw_unknown, quadrants
 from halflabel.models.heads import Model
 from halflabel.types import Batch
 
@@ -79,8 +79,8 @@ def test_steps_are_the_slow_loop_with_the_same_draws(name, monkeypatch):
     number = torch.from_numpy(np.random.default_rng(3).integers(0, 4, (5, 3)))
     chosen = (batch.labels == 0) & torch.tensor([True, False, True])
     monkeypatch.setattr("torch.randperm", lambda count, device=None: partner)
-    monkeypatch.setattr("halflabel.methods.sarb.draw_unknown", lambda *given: chosen)
-    monkeypatch.setattr(type(method), "_drawn", lambda self, labels, quadrant: number)
+    monkeypatch.setattr("halflabel.methods.parts.blending.draw_unknown", lambda *given: chosen)
+    monkeypatch.setattr(type(method), "_draw_prototypes", lambda self, labels, quadrant: number)
     loss = method.step(model, batch, 2)
     wanted = looped(method, model, batch, (partner, chosen, number))
     torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
@@ -94,7 +94,7 @@ def test_the_star_draws_another_quarter_than_its_own():
     quadrant = torch.tensor([[0, 1, 2]] * 5)
     for seed in range(20):
         torch.manual_seed(seed)
-        drawn = method._drawn(batch.labels, quadrant)
+        drawn = method._draw_prototypes(batch.labels, quadrant)
         assert bool((drawn != quadrant).all())
         assert int(drawn.min()) >= 0
         assert int(drawn.max()) <= 3

@@ -13,7 +13,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.semantic import SemanticHead, TaughtHead
+from halflabel.methods.parts.semantic import LabelAwareHead, SemanticHead
 from halflabel.models.heads import Model, find_head
 from halflabel.types import Batch
 
@@ -62,7 +62,7 @@ def both(mine, theirs):
 @pytest.mark.parametrize("options", [{}, {"width": 0}, {"steps": 0}])
 @pytest.mark.parametrize("parts", [1 << 24, 1])
 def test_step_and_gradient_are_the_slow_loop(images, classes, options, parts, monkeypatch):
-    monkeypatch.setattr("halflabel.methods.parts.semantic._TOGETHER", parts)
+    monkeypatch.setattr("halflabel.methods.parts.semantic._CHUNK_NUMBERS", parts)
     _, method, model, batch = make(images, classes, **options)
     batch.labels[0, 0] = 1
     scored = [slow.head(image, model.head) for image in batch.views[0]]
@@ -149,7 +149,7 @@ def test_word_vectors_from_a_file(tmp_path):
 
 def test_what_cannot_be_is_told():
     with pytest.raises(UserError, match="10000 classes are the most"):
-        TaughtHead(10_001, 4)
+        LabelAwareHead(10_001, 4)
     for options in ({"rank": 0}, {"width": -1}, {"steps": -1}, {"vector_size": 0}):
         with pytest.raises(UserError):
             recipe("ssgrl").make(**options).head(5, 3)

@@ -94,7 +94,7 @@ def test_hst_has_prototypes_in_place_of_the_bank_and_pulls_features_to_them():
     method.step(model, batch, 1)
     loss = method.step(model, batch, 2)
     prototypes = method.prototypes
-    examples = [list(rows) if there else [] for rows, there in zip(prototypes.centres, prototypes.there, strict=True)]
+    examples = [list(rows) if there else [] for rows, there in zip(prototypes.centres, prototypes.exists, strict=True)]
     wanted, found = looped(method, model, batch, examples, (0.5, 0.5))
     total, count = 0.0, 0
     for image, row in zip(found, batch.labels.tolist(), strict=True):
@@ -108,17 +108,17 @@ def test_hst_has_prototypes_in_place_of_the_bank_and_pulls_features_to_them():
 
 def test_thresholds_are_taught_by_known_labels():
     """Scores that are high where labels are absent push θ up, low ones of present labels pull it down."""
-    from halflabel.methods.sst import _taught
+    from halflabel.methods.parts.transfer import threshold_loss
 
     theta = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
     scores, there = torch.tensor([[0.9, 0.2, 0.9]], dtype=torch.float64), torch.tensor([[True, True, False]])
     for label, sign in ((-1, -1), (1, 1)):  # the step goes against the gradient
         labels = torch.tensor([[label if label < 0 else 0, label if label > 0 else 0, label]])
-        (slope,) = torch.autograd.grad(_taught(scores, there, labels, theta), theta)
+        (slope,) = torch.autograd.grad(threshold_loss(scores, there, labels, theta), theta)
         assert float(slope) * sign > 0
     labels = torch.tensor([[1, -1, 1]])
     wanted = sum(np.log1p(np.exp(-y * 10 * (s - 0.6))) for y, s in ((1, 0.9), (-1, 0.2))) / 2
-    assert float(_taught(scores, there, labels, theta).detach()) == pytest.approx(wanted)
+    assert float(threshold_loss(scores, there, labels, theta).detach()) == pytest.approx(wanted)
 
 
 def test_learned_thresholds_are_parameters_and_fixed_ones_are_not():

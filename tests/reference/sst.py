@@ -17,7 +17,7 @@ def pair_logits(found, part):
     logits, number = {}, 0
     for c in range(len(found)):
         for other in range(c + 1, len(found)):
-            hidden = part.one.weight @ found[c] + part.one.bias + part.other.weight @ found[other]
+            hidden = part.first.weight @ found[c] + part.first.bias + part.second.weight @ found[other]
             logits[c, other] = part.weight[number] @ hidden.clamp(min=0) + part.bias[number]
             number += 1
     return logits

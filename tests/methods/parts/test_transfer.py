@@ -10,16 +10,9 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.methods.parts.transfer import (
-    Bank,
-    Cooccurrence,
-    Prototypes,
-    blend_images,
-    blend_prototypes,
-    cluster,
-    contrast,
-    with_guesses,
-)
+from halflabel.methods.parts.blending import blend_images, blend_prototypes
+from halflabel.methods.parts.feature_bank import FeatureBank, Prototypes, cluster_centres
+from halflabel.methods.parts.transfer import Cooccurrence, contrastive_loss, with_pseudo_positives
 
 
 def _load(name):
@@ -58,14 +51,14 @@ def same(got, want, *leaves):
 @pytest.mark.parametrize("choices", [(-1, 0, 1), (1, 1), (-1, -1), (0, 0)])
 def test_contrast_is_the_slow_loop(shape, choices):
     found, labels = inputs(*shape, choices=choices)
-    same(contrast(found, labels), slow.contrast(found, labels.tolist()), found)
+    same(contrastive_loss(found, labels), slow.contrast(found, labels.tolist()), found)
 
 
 def test_contrast_has_a_gradient_that_fits_and_is_finite_for_features_of_zeros():
     found, labels = inputs(4, 2)
-    assert torch.autograd.gradcheck(lambda x: contrast(x, labels), found)
+    assert torch.autograd.gradcheck(lambda x: contrastive_loss(x, labels), found)
     nothing = torch.zeros(4, 2, 3, requires_grad=True)
-    contrast(nothing, labels).backward()
+    contrastive_loss(nothing, labels).backward()
     assert bool(nothing.grad.isfinite().all())
 
 
@@ -79,7 +72,7 @@ def network(classes, width=3, rank=4):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("parts", [1 << 24, 1])
 def test_pairs_are_the_slow_loop(shape, parts, monkeypatch):
-    monkeypatch.setattr("halflabel.methods.parts.transfer._TOGETHER", parts)
+    monkeypatch.setattr("halflabel.methods.parts.transfer._CHUNK_NUMBERS", parts)
     found, labels = inputs(*shape)
     part = network(shape[1])
     logits = part(found)
@@ -87,9 +80,9 @@ def test_pairs_are_the_slow_loop(shape, parts, monkeypatch):
     for row, line in zip(logits, wanted, strict=True):
         if line:
             torch.testing.assert_close(row, torch.stack(list(line.values())), rtol=1e-9, atol=1e-9)
-    leaves = [found, part.one.weight, part.other.weight, part.weight, part.bias]
+    leaves = [found, part.first.weight, part.second.weight, part.weight, part.bias]
     if shape[1] > 1:
-        same(part.charge(logits, labels), pairwise.pair_loss(wanted, labels.tolist()), *leaves)
+        same(part.pair_loss(logits, labels), pairwise.pair_loss(wanted, labels.tolist()), *leaves)
     scores, there = part.scores(logits, labels)
     line = pairwise.within(wanted, labels.tolist())
     same(scores, [[score for score, _ in row] for row in line])
@@ -100,12 +93,12 @@ def test_too_many_classes_for_pairs_are_refused():
     with pytest.raises(UserError, match="co-occurrence network of 5000 classes would take"):
         Cooccurrence(8, 256).start(5000)
     with pytest.raises(UserError, match="bank of 100 features for each of 30000"):
-        Bank(100).start(30000, 256)
+        FeatureBank(100).start(30000, 256)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
 def test_the_bank_keeps_the_last_ones_and_similarity_is_the_slow_mean(size):
-    bank = Bank(size)
+    bank = FeatureBank(size)
     bank.start(4, 3)
     kept = [[] for _ in range(4)]
     for seed in range(4):
@@ -117,7 +110,7 @@ def test_the_bank_keeps_the_last_ones_and_similarity_is_the_slow_mean(size):
                 if y == 1:
                     kept[c] = [*kept[c], image[c].detach()][-size:]
     for c in range(4):
-        have = sorted(tuple(row.tolist()) for row in bank.features[c, bank.there[c]])
+        have = sorted(tuple(row.tolist()) for row in bank.features[c, bank.filled[c]])
         assert have == sorted(tuple(row.float().tolist()) for row in kept[c])
     found, _ = inputs(5, 4, seed=9)
     wanted = [[score for score, _ in row] for row in pairwise.across(found, kept)]
@@ -125,7 +118,7 @@ def test_the_bank_keeps_the_last_ones_and_similarity_is_the_slow_mean(size):
 
 
 def test_the_bank_is_the_same_when_it_is_loaded():
-    bank, other = Bank(3), Bank(3)
+    bank, other = FeatureBank(3), FeatureBank(3)
     bank.start(2, 3)
     other.start(2, 3)
     bank.remember(*inputs(9, 2, choices=(0, 1)))
@@ -142,7 +135,7 @@ def test_clusters_that_lie_apart_are_found_and_few_points_repeat():
     there = torch.ones(3, 15, dtype=torch.bool)
     there[1, 2:] = False
     there[2] = False
-    found = cluster(points, there, 3)
+    found = cluster_centres(points, there, 3)
     means = torch.stack([points[0, number::3].mean(0) for number in range(3)])
     order = [int((found[0] - mean).norm(dim=1).argmin()) for mean in means]
     torch.testing.assert_close(found[0][order], means)
@@ -158,11 +151,11 @@ def test_prototypes_by_quadrant_are_means_and_are_made_in_the_right_epochs():
     labels = torch.tensor([[1, -1], [1, 0], [1, 0]])
     part.bank.remember(features, labels, torch.tensor([[0, 0], [0, 0], [2, 0]]))
     part.refresh(5, 6, 5)
-    assert not part.there.any()
+    assert not part.exists.any()
     part.refresh(6, 6, 5)
     whole = [4 / 3, 8 / 3]
     torch.testing.assert_close(part.centres[0], torch.tensor([[2.0, 0], whole, [0, 8.0], whole]))
-    assert part.there.tolist() == [True, False]
+    assert part.exists.tolist() == [True, False]
     part.bank.remember(features * 100, labels, torch.zeros(3, 2))
     for epoch in (6, 7, 10):
         part.refresh(epoch, 6, 5)
@@ -199,7 +192,7 @@ def test_blending_images_is_the_slow_loop(shape):
             features.append(alpha * found[n, c] + (1 - alpha) * found[m, c] if mixed else found[n, c])
             pos.append(1 - alpha if mixed else alpha * 0 + float(y == 1))
             neg.append(alpha if mixed else alpha * 0 + float(y == -1))
-    same(blend.found, torch.stack(features).view_as(found), found)
+    same(blend.features, torch.stack(features).view_as(found), found)
     same(blend.targets.pos, torch.stack(pos).view(shape), alpha)
     same(blend.targets.neg, torch.stack(neg).view(shape), alpha)
 
@@ -211,14 +204,14 @@ def test_blending_prototypes_changes_chosen_unknown_labels_alone():
     prototypes = torch.ones(2, 3, 3)
     blend = blend_prototypes(found, labels, chosen, prototypes, torch.tensor(0.25))
     mixed = torch.tensor([[True, False, False], [False, False, True]])
-    torch.testing.assert_close(blend.found[mixed], 0.25 * found[mixed] + 0.75)
-    torch.testing.assert_close(blend.found[~mixed], found[~mixed])
+    torch.testing.assert_close(blend.features[mixed], 0.25 * found[mixed] + 0.75)
+    torch.testing.assert_close(blend.features[~mixed], found[~mixed])
     assert blend.targets.pos.tolist() == [[0.75, 0, 1], [0, 0, 0.75]]
     assert blend.targets.neg.tolist() == [[0.25, 0, 0], [1, 0, 0.25]]
 
 
 def test_guesses_leave_known_labels_alone():
     labels = torch.tensor([[1, -1, 0, 0]])
-    targets = with_guesses(labels, torch.tensor([[False, True, True, False]]), torch.float64)
+    targets = with_pseudo_positives(labels, torch.tensor([[False, True, True, False]]), torch.float64)
     assert targets.pos.tolist() == [[1, 0, 1, 0]]
     assert targets.neg.tolist() == [[0, 1, 0, 0]]

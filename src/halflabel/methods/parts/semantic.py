@@ -1,4 +1,4 @@
-"""Heads that know what their labels are like: attention guided by label vectors, propagation over a label graph."""
+"""Heads guided by label vectors and a label graph, and the method class that gives them both (ssgrl, gcn-ml, sst, sarb)."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from halflabel.types import Output, at_least_float32
 __all__ = [
     "GatedGraph",
     "GraphClassifier",
+    "LabelAwareHead",
     "SemanticAttention",
     "SemanticHead",
     "SemanticMethod",
-    "TaughtHead",
     "check_head",
-    "computed_again",
     "label_edges",
     "label_features",
+    "recompute",
 ]
 
-MOST_CLASSES = 10_000  # beyond, the graph alone would be more than 400 MB of the model's file
-_TOGETHER = 1 << 24  # numbers above which a batch goes through in parts
+MOST_CLASSES = 10_000  # with more, the graph alone would take more than 400 MB of the model file
+_CHUNK_NUMBERS = 1 << 24  # numbers above which a batch is processed in chunks
 
 Matrix = NDArray[np.float64]
 
 
-class TaughtHead(Head):
-    """A head that is told, when training starts, the labels' vectors (C, d) and graph (C, C).
+class LabelAwareHead(Head):
+    """A head that receives label vectors (C, d) and a label graph (C, C) when training starts.
 
-    Both are buffers of sizes known beforehand, so that the head is loaded without the labels it was told of. Memory:
-    4·C·(d + C) bytes.
+    Both are buffers of known size, so a saved head can be loaded without the training labels. Memory: 4·C·(d + C)
+    bytes.
     """
 
     vectors: Tensor  # (C, d)
-    graph: Tensor  # (C, C), row j: what label j is told by the others
+    graph: Tensor  # (C, C), row j: the labels that label j is inferred from
 
     def __init__(self, classes: int, vector_size: int) -> None:
         super().__init__()
@@ -65,21 +65,21 @@ class TaughtHead(Head):
         self.register_buffer("graph", torch.eye(classes))
 
     @torch.no_grad()
-    def tell(self, vectors: Matrix, graph: Matrix) -> None:
-        """Take the labels' vectors and graph over; a head that has vectors already keeps them: it has learned them."""
+    def set_labels(self, vectors: Matrix, graph: Matrix) -> None:
+        """Set label vectors and graph; a head that already has vectors keeps them, because it was trained with them."""
         if not bool(self.vectors.any()):
             self.vectors.copy_(torch.from_numpy(vectors))
         self.graph.copy_(torch.from_numpy(graph))
 
 
 class SemanticAttention(nn.Module):
-    """Where each label is looked for: (B, P, W) features of P places and (C, d) label vectors -> (B, C, P) weights.
+    """Attention of each label to places: (B, P, W) features of P places, (C, d) label vectors -> (B, C, P) weights.
 
         a_cp = w · tanh((U x_p) ⊙ (V v_c)),   α_c = softmax over places of a_c        (Chen 2019, SSGRL, eq. 1 to 3)
 
-    The paper's two linear layers after tanh, one upon the other, are one vector w here: the same functions with fewer
-    weights; its biases fall out of the softmax. Memory in training: 8·B·P·C·k bytes, k the rank; beyond 2^24 numbers
-    the classes go through in parts, which the backward pass computes again.
+    The paper's two consecutive linear layers after tanh are one vector w here: the same functions with fewer weights;
+    its biases cancel in the softmax. Memory in training: 8·B·P·C·k bytes, k the rank; above 2^24 numbers the classes
+    are processed in chunks that the backward pass recomputes.
     """
 
     def __init__(self, width: int, vector_size: int, rank: int) -> None:
@@ -88,71 +88,72 @@ class SemanticAttention(nn.Module):
         self.of_label = nn.Linear(vector_size, rank, bias=False)
         self.weight = nn.Linear(rank, 1, bias=False)
         nn.init.normal_(self.of_label.weight)  # vectors have length 1, not a variance of 1 in each component
-        nn.init.zeros_(self.weight.weight)  # every label starts from the mean over places, and learns to look closer
+        nn.init.zeros_(self.weight.weight)  # at the start every label attends equally to all places
 
     def forward(self, places: Tensor, vectors: Tensor) -> Tensor:
-        seen, named = self.of_place(places), self.of_label(vectors.to(places.dtype))
-        together = max(_TOGETHER // max(seen.numel(), 1), 1)
-        if torch.compiler.is_exporting() or len(named) <= together:
-            scores = self._score(seen, named)
+        place, label = self.of_place(places), self.of_label(vectors.to(places.dtype))
+        size = max(_CHUNK_NUMBERS // max(place.numel(), 1), 1)
+        if torch.compiler.is_exporting() or len(label) <= size:
+            scores = self._score(place, label)
         else:
-            parts = (named[first : first + together] for first in range(0, len(named), together))
-            scores = torch.cat([computed_again(self._score, seen, part) for part in parts], 1)
+            chunks = (label[first : first + size] for first in range(0, len(label), size))
+            scores = torch.cat([recompute(self._score, place, chunk) for chunk in chunks], 1)
         return scores.softmax(2)
 
-    def _score(self, seen: Tensor, named: Tensor) -> Tensor:
+    def _score(self, place: Tensor, label: Tensor) -> Tensor:
         """(B, P, k), (C, k) -> (B, C, P)."""
-        scored: Tensor = self.weight(torch.tanh(seen[:, None] * named[:, None])).squeeze(3)
-        return scored
+        scores: Tensor = self.weight(torch.tanh(place[:, None] * label[:, None])).squeeze(3)
+        return scores
 
 
 class GatedGraph(nn.Module):
-    """Labels tell each other what they have seen, T times, through gates: (B, C, W) states -> (B, C, W).
+    """Gated message passing between labels over the graph, T steps: (B, C, W) states -> (B, C, W).
 
         a_c = [Σ_c' A_cc' h_c', Σ_c' A_c'c h_c']                                      (Chen 2019, SSGRL, eq. 5 and 6)
         z = σ(W_z a + U_z h),   r = σ(W_r a + U_r h),   h̃ = tanh(W a + U (r ⊙ h)),   h ← (1 − z) ⊙ h + z ⊙ h̃
 
-    Weights are shared by labels and steps. Memory in training: about 36·T·B·C·W bytes. Time: 9·T·C·W² + 2·T·C²·W
-    multiplications per image.
+    The weights are shared by all labels and steps. Memory in training: about 36·T·B·C·W bytes. Time: 9·T·C·W² +
+    2·T·C²·W multiplications per image.
     """
 
     def __init__(self, width: int, steps: int) -> None:
         super().__init__()
         self.steps = steps
-        self.told = nn.Linear(2 * width, 3 * width)
-        self.own = nn.Linear(width, 2 * width, bias=False)
-        self.kept = nn.Linear(width, width, bias=False)
+        # The names are those of the weights in saved models.
+        self.told = nn.Linear(2 * width, 3 * width)  # W_z, W_r and W, applied to the messages a
+        self.own = nn.Linear(width, 2 * width, bias=False)  # U_z and U_r, applied to the state h
+        self.kept = nn.Linear(width, width, bias=False)  # U, applied to the reset state r ⊙ h
 
     def forward(self, states: Tensor, graph: Tensor) -> Tensor:
         graph = graph.to(states.dtype)
         for _ in range(self.steps):
-            told = self.told(torch.cat([graph @ states, graph.T @ states], 2))
-            gates = torch.sigmoid(told[..., : 2 * states.shape[2]] + self.own(states))
-            renew, keep = gates.chunk(2, 2)
-            fresh = torch.tanh(told[..., 2 * states.shape[2] :] + self.kept(keep * states))
-            states = torch.lerp(states, fresh.to(states.dtype), renew.to(states.dtype))
+            messages = self.told(torch.cat([graph @ states, graph.T @ states], 2))
+            gates = torch.sigmoid(messages[..., : 2 * states.shape[2]] + self.own(states))
+            update, reset = gates.chunk(2, 2)
+            candidate = torch.tanh(messages[..., 2 * states.shape[2] :] + self.kept(reset * states))
+            states = torch.lerp(states, candidate.to(states.dtype), update.to(states.dtype))
         return states
 
 
 def check_head(*, width: int, rank: int, steps: int, dropout: float, vector_size: int) -> None:
-    """Refuse options of which no `SemanticHead` can be made."""
+    """Raise if no `SemanticHead` can be built with these options."""
     between(0, MAX_SIZE, width=width, steps=steps)
     between(1, MAX_SIZE, rank=rank, vector_size=vector_size)
     below_one(dropout=dropout)
 
 
-class SemanticHead(TaughtHead):
-    """Looks for each label by itself, lets what was found travel over the label graph, and scores each label.
+class SemanticHead(LabelAwareHead):
+    """Attends to each label separately, passes the label features over the label graph, and scores each label.
 
         x_p = projected features of place p,   f_c = Σ_p α_cp x_p   (`SemanticAttention`)
         h = GatedGraph(f),   o_c = tanh(F [h_c, f_c]),   x_c = w_c · o_c + b_c      (Chen 2019, SSGRL, eq. 7 and 8)
 
-    (B, D, h, w) -> logits (B, C), maps (B, C, h, w): α, and per_class (B, C, W): f. Pooled features (B, D) are maps of
-    one cell, where every f_c is the same. `width` W = 0 is D, without a projection. Dropout acts on whole channels.
+    (B, D, h, w) -> logits (B, C), maps (B, C, h, w) = α, and per_class (B, C, W) = f. Pooled features (B, D) are maps
+    of one cell, where every f_c is the same. `width` W = 0 means W = D without a projection. Dropout drops channels.
 
     Memory: weights 4·(D·W + D·k + 11·W² + C·W) bytes; in training about 4·(9·T + 6)·C·W per image, with T = 3, W = 256
-    and 80 classes 2.7 MB. Above 2^24 numbers of f (B·C·W) images go through graph and classifier in parts, which the
-    backward pass computes again.
+    and 80 classes 2.7 MB. Above 2^24 numbers of f (B·C·W) the images are processed in chunks that the backward pass
+    recomputes.
     """
 
     needs_maps = True
@@ -170,16 +171,16 @@ class SemanticHead(TaughtHead):
     ) -> None:
         super().__init__(classes, vector_size)
         if not 0 <= dropout < 1:
-            raise UserError(f"dropout {dropout:g} is no share", "use 0 ≤ dropout < 1")
+            raise UserError(f"dropout cannot be {dropout:g}", "use 0 ≤ dropout < 1")
         if width < 0 or rank < 1 or steps < 0:
             raise UserError(
                 f"width {width}, rank {rank} and steps {steps} make no head", "use width ≥ 0, rank ≥ 1, steps ≥ 0"
             )
         wide = width or channels
-        self.dropout = nn.Dropout1d(dropout)  # the same channels at all places: what is drawn per place averages out
+        self.dropout = nn.Dropout1d(dropout)  # the same channels at all places: dropout per place would average out
         self.project = nn.Linear(channels, wide, bias=False) if width else None
         if self.project is not None:
-            nn.init.orthogonal_(self.project.weight)  # what is near stays near
+            nn.init.orthogonal_(self.project.weight)  # preserves distances
         self.attention = SemanticAttention(wide, vector_size, rank)
         self.gated = GatedGraph(wide, steps)
         self.join = nn.Linear(2 * wide, wide)
@@ -189,21 +190,21 @@ class SemanticHead(TaughtHead):
     def forward(self, features: Tensor) -> Output:
         places = self._places(features)
         attention = self.attention(places, self.vectors)
-        found = attention.to(places.dtype) @ places
+        label_features = attention.to(places.dtype) @ places
         shape = features.shape[2:] if features.ndim == 4 else (1, 1)
         maps = attention.view(*attention.shape[:2], *shape)
-        return Output(self.classify(found), pool(features), maps, per_class=found)
+        return Output(self.classify(label_features), pool(features), maps, per_class=label_features)
 
-    def classify(self, found: Tensor) -> Tensor:
+    def classify(self, features: Tensor) -> Tensor:
         """(B, C, W) features of each label -> (B, C) logits."""
-        together = max(_TOGETHER // max(found.shape[1] * found.shape[2], 1), 1)
-        if torch.compiler.is_exporting() or len(found) <= together:
-            return self._classify(found)
-        parts = (found[first : first + together] for first in range(0, len(found), together))
-        return torch.cat([computed_again(self._classify, part) for part in parts])
+        size = max(_CHUNK_NUMBERS // max(features.shape[1] * features.shape[2], 1), 1)
+        if torch.compiler.is_exporting() or len(features) <= size:
+            return self._classify(features)
+        chunks = (features[first : first + size] for first in range(0, len(features), size))
+        return torch.cat([recompute(self._classify, chunk) for chunk in chunks])
 
     def class_maps(self, maps: Tensor) -> Tensor:
-        """α: where each label was looked for."""
+        """Return the attention α of each label."""
         attention: Tensor = self.attention(self._places(maps), self.vectors)
         return attention.view(*attention.shape[:2], *maps.shape[2:])
 
@@ -212,14 +213,14 @@ class SemanticHead(TaughtHead):
         places = self.dropout(features.flatten(2) if features.ndim == 4 else features[:, :, None]).transpose(1, 2)
         return places if self.project is None else cast(Tensor, self.project(places))
 
-    def _classify(self, found: Tensor) -> Tensor:
-        told = self.gated(found, self.graph)
-        joined = torch.tanh(self.join(torch.cat([told, found], 2)))
+    def _classify(self, features: Tensor) -> Tensor:
+        states = self.gated(features, self.graph)
+        joined = torch.tanh(self.join(torch.cat([states, features], 2)))
         return (joined * self.weight).sum(2) + self.bias
 
 
-class GraphClassifier(TaughtHead):
-    """Classifiers that come out of a graph: two graph convolutions over the label vectors. Chen 2019 (ML-GCN).
+class GraphClassifier(LabelAwareHead):
+    """Two graph convolutions over the label vectors produce the classifier weights. Chen 2019 (ML-GCN).
 
         H = LeakyReLU(Â Z W₀),   W = Â H W₁,   x = W · pooled features              (eq. 2 to 5)
 
@@ -239,14 +240,14 @@ class GraphClassifier(TaughtHead):
         self.second = nn.Linear(hidden, channels, bias=False)
 
     def classifiers(self) -> Tensor:
-        """(C, D)."""
+        """Return the classifier weights, (C, D)."""
         hidden = leaky_relu(self.graph @ self.first(self.vectors), 0.2)
         weights: Tensor = self.graph @ self.second(hidden)
         return weights
 
     def forward(self, features: Tensor) -> Output:
-        highest = features.ndim == 4 and self.pooling == "max"
-        pooled = features.amax(dim=(2, 3)) if highest else pool(features)
+        use_max = features.ndim == 4 and self.pooling == "max"
+        pooled = features.amax(dim=(2, 3)) if use_max else pool(features)
         return Output(pooled @ self.classifiers().to(pooled.dtype).T, pool(features))
 
     def class_maps(self, maps: Tensor) -> Tensor:
@@ -254,15 +255,15 @@ class GraphClassifier(TaughtHead):
 
 
 class SemanticMethod(Method):
-    """A method whose head is told the labels' vectors and graph by the table that training starts with.
+    """A method that gives its head the label vectors and the label graph of the training table.
 
-    Charges known labels alone, divided by how many a batch has, unless a subclass says otherwise. `make` makes the
-    head, `edges` the graph (row c: what label c is told by the others).
+    The loss is BCE on known labels, divided by their number in the batch, unless a subclass changes it. `make` makes
+    the head, `edges` the graph (row c: the labels that label c is inferred from).
     """
 
     def __init__(
         self,
-        make: Callable[[int, int], TaughtHead],
+        make: Callable[[int, int], LabelAwareHead],
         edges: Callable[[LabelTable], Edges],
         *,
         vectors: str = "graph",
@@ -275,9 +276,9 @@ class SemanticMethod(Method):
         self._edges = edges
         self.vectors, self.vector_size, self.missing = vectors, vector_size, missing
         self.table: LabelTable | None = None
-        self._told: tuple[Matrix, Matrix] | None = None
-        # Not the head itself: that is the model's, and its weights must not be trained and saved twice.
-        self._head: weakref.ref[TaughtHead] | None = None
+        self._label_inputs: tuple[Matrix, Matrix] | None = None
+        # A weak reference: the head belongs to the model, and its weights must not be trained and saved twice.
+        self._head: weakref.ref[LabelAwareHead] | None = None
 
     def start(self, table: LabelTable) -> None:
         super().start(table)
@@ -285,19 +286,19 @@ class SemanticMethod(Method):
             self.begin(table)
             self.table = table
         head = self._head() if self._head is not None else None
-        if head is not None and self._told is not None:
-            head.tell(*self._told)
+        if head is not None and self._label_inputs is not None:
+            head.set_labels(*self._label_inputs)
 
     def begin(self, table: LabelTable) -> None:
-        """Called when training starts on another table than before."""
+        """Prepare for a new training table; not called again for the same one."""
         vectors = label_vectors(self.vectors, table, self.vector_size, missing=self.missing)
-        self._told = vectors, self._edges(table).dense(len(table.classes))
+        self._label_inputs = vectors, self._edges(table).dense(len(table.classes))
 
     def _make_head(self, channels: int, classes: int) -> Head:
         head = self._make(channels, classes)
         self._head = weakref.ref(head)
-        if self._told is not None:
-            head.tell(*self._told)
+        if self._label_inputs is not None:
+            head.set_labels(*self._label_inputs)
         return head
 
 
@@ -308,16 +309,16 @@ def label_edges(source: str, table: LabelTable) -> Edges:
 
 
 def label_features(output: Output) -> Tensor:
-    """(B, C, D) features of each label, in float32 at least."""
+    """Return the features of each label of an output, (B, C, D), at least float32."""
     if output.per_class is None:
         raise WrongHead("the step needs features of each label", "use the head that the method makes")
     return at_least_float32(output.per_class)
 
 
-def computed_again(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """function(*given), computed again in the backward pass instead of kept."""
+def recompute(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Return function(*inputs), with its intermediate tensors recomputed in the backward pass instead of stored."""
     if not torch.is_grad_enabled():
-        return function(*given)
-    # Nothing in here is random, so the generators' states need not be kept.
-    found: Tensor = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
-    return found
+        return function(*inputs)
+    # The function is not random, so the states of the random generators need not be stored.
+    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return result

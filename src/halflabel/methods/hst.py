@@ -1,0 +1,84 @@
+"""Pseudo-labels from co-occurring labels and from prototypes, with learned thresholds (Chen 2024, HST)."""
+
+from __future__ import annotations
+
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.transfer import build_transfer
+from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
+
+__all__ = ["hst"]
+
+
+@method(
+    serves=("full", "partial"),
+    paper="Chen, Pu, Liu, Shi, Yang, Lin 2022/24: Heterogeneous Semantic Transfer for Multi-label Recognition with "
+    "Partial Labels",
+    lr=1e-3,
+    tune=lambda options: {"prototypes": (1, 10)} if options["guess_weight"] or options["contrast_weight"] else {},
+)
+def hst(
+    prototypes: int = 10,
+    every: int = 5,
+    thresholds: str = "learned",
+    theta: float = 0.95,
+    theta_fall: float = 0.025,
+    theta_floor: float = 0.75,
+    warm: int = 5,
+    guess_weight: float = 1.0,
+    pair_weight: float = 10.0,
+    contrast_weight: float = 0.05,
+    bank: int = 100,
+    steps: int = 3,
+    dropout: float = 0.5,
+    width: int = 256,
+    rank: int = 256,
+    graph: str = "cooccurrence",
+    vectors: str = "graph",
+    vector_size: int = 300,
+    missing: str = "error",
+) -> Method:
+    """`sst` with prototypes of each label instead of single images, and thresholds learned from the known labels.
+
+    Use it where `sst` is suitable but its thresholds are hard to choose. Prototypes are steadier than single images.
+
+        across: mean over the prototypes of label c of cos(f_c, prototype) ≥ θ_across                        (CST)
+        L = that of `sst` + contrast_weight · mean over known labels of (1 − y_c · mean cos(f_c, prototype))
+            + 0.1 · Σ over within and across of BCE(σ(10 (score − θ)), y) on known labels, which trains θ only   (DTL)
+
+    prototypes: number of cluster centres of a label's features, recomputed every `every` epochs after the warm-up, from
+    the last `bank` images that showed the label. thresholds: learned = both θ start at theta and are learned from the
+    known labels, as if these were unknown; falling = as in `sst`, by theta_fall each epoch to theta_floor. The other
+    options are those of `sst`: warm, guess_weight, pair_weight, contrast_weight, width, rank, steps, dropout, graph,
+    vectors, vector_size, missing.
+
+    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 77.9, VG-200 44.8, VOC 2007 90.9.
+    Measured here, as for `sst`: 75.5; `sst` 73.8, `bce` 74.0; pooled features 75.9.
+
+    Differs from the released code: it learns θ through a score clipped at 0, which has a gradient only for the single
+    known label of an image, and pushes features away from the prototypes of present labels; here both follow the
+    paper's description. Prototypes come from a bank of training features instead of a pass over all images.
+    """
+    one_of(("learned", "falling"), thresholds=thresholds)
+    between(1, MAX_SIZE, prototypes=prototypes)
+    at_least(1, every=every)
+    return build_transfer(
+        prototypes=prototypes,
+        learned=thresholds == "learned",
+        every=every,
+        theta=theta,
+        theta_fall=theta_fall,
+        theta_floor=theta_floor,
+        warm=warm,
+        guess_weight=guess_weight,
+        pair_weight=pair_weight,
+        contrast_weight=contrast_weight,
+        bank=bank,
+        steps=steps,
+        dropout=dropout,
+        width=width,
+        rank=rank,
+        graph=graph,
+        vectors=vectors,
+        vector_size=vector_size,
+        missing=missing,
+    )

@@ -1,0 +1,143 @@
+"""Features of a label in one image are blended into another image where the label is unknown (sarb)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.feature_bank import Prototypes
+from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, label_features
+from halflabel.methods.parts.transfer import WarmUp, contrastive_loss
+from halflabel.models.heads import Model, find_head
+from halflabel.types import Batch, Output, Targets
+
+__all__ = ["Blend", "Blending", "blend_images", "blend_prototypes", "draw_unknown", "quadrants"]
+
+
+class Blending(SemanticMethod):
+    """L = L_known + instance_weight · L_instance + prototype_weight · L_prototype + contrast_weight · L_cos.
+
+    α and β start at `share`, are learned if `learn`, and clipped to [0, 1]. `by` is how prototypes are computed
+    (`Prototypes`); with "quadrants" a label gets the prototype of another quarter of the picture than its own.
+    """
+
+    samples = True  # partners, labels and prototypes are drawn at random
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        warm: int,
+        share: float,
+        learn: bool,
+        instance_weight: float,
+        prototype_weight: float,
+        contrast_weight: float,
+        blends: int,
+        bank: int,
+        prototypes: int,
+        every: int,
+        by: str,
+        **semantic: Any,
+    ) -> None:
+        super().__init__(relabel=WarmUp("blending", warm), **semantic)
+        self.width = width
+        self.warm, self.every = warm, every
+        self.instance_weight, self.prototype_weight = instance_weight, prototype_weight
+        self.contrast_weight, self.blends = contrast_weight, blends
+        self.prototypes = Prototypes(bank, prototypes, by)
+        self.alpha = nn.Parameter(torch.tensor(share), requires_grad=learn)
+        self.beta = nn.Parameter(torch.tensor(share), requires_grad=learn)
+
+    def begin(self, table: LabelTable) -> None:
+        super().begin(table)
+        self.prototypes.start(len(table.classes), self.width)
+
+    def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
+        shares = [share for share in (self.alpha, self.beta) if share.requires_grad]
+        return [{"params": shares, "base_lr": lr, "weight_decay": 0.0}]
+
+    def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
+        output: Output = model(batch.views[0])
+        features, labels = label_features(output), batch.labels
+        known: Targets = self.relabel(batch, output.logits.detach(), epoch)
+        loss = self.reduce(self.loss(output.logits, known), known)
+        loss = loss + self.contrast_weight * contrastive_loss(features, labels)
+        quadrant = quadrants(output.maps) if output.maps is not None and self.prototypes.by == "quadrants" else None
+        if epoch > self.warm:
+            self.prototypes.refresh(epoch, self.warm + 1, self.every)
+            for share in (self.alpha, self.beta):
+                share.data.clamp_(0, 1)
+            head = find_head(model, SemanticHead)
+            partner = torch.randperm(len(labels), device=labels.device)
+            instance = blend_images(features, labels, partner, self.alpha)
+            loss = loss + self.instance_weight * self._blend_loss(head, instance)
+            chosen = draw_unknown(labels, self.blends, self.prototypes.exists)
+            classes = torch.arange(labels.shape[1], device=labels.device)
+            drawn = self.prototypes.centres[classes, self._draw_prototypes(labels, quadrant)]
+            prototype = blend_prototypes(features, labels, chosen, drawn, self.beta)
+            loss = loss + self.prototype_weight * self._blend_loss(head, prototype)
+        self.prototypes.bank.remember(features, labels, quadrant)
+        return loss
+
+    def _blend_loss(self, head: SemanticHead, blend: Blend) -> Tensor:
+        return self.reduce(self.loss(head.classify(blend.features), blend.targets), blend.targets)
+
+    def _draw_prototypes(self, labels: Tensor, quadrant: Tensor | None) -> Tensor:
+        """Draw a prototype number for each label: (B, C)."""
+        if quadrant is None:
+            return torch.randint(self.prototypes.count, labels.shape, device=labels.device)
+        return (quadrant + torch.randint(1, 4, labels.shape, device=labels.device)) % 4
+
+
+def quadrants(maps: Tensor) -> Tensor:
+    """Return the quarter of the picture with the peak of the attention, 0 to 3, row by row: (B, C, h, w) -> (B, C)."""
+    height, width = maps.shape[2:]
+    peak = maps.flatten(2).argmax(2)
+    return 2 * (peak // width >= height // 2) + (peak % width >= width // 2).long()
+
+
+def draw_unknown(labels: Tensor, count: int, usable: Tensor) -> Tensor:
+    """Draw up to `count` unknown labels of each image among the usable ones (C,): (B, C) bool."""
+    candidates = (labels == 0) & usable
+    rank = torch.rand(labels.shape, device=labels.device).masked_fill(~candidates, -1)
+    best = rank.topk(min(count, labels.shape[1]), dim=1)
+    return torch.zeros_like(candidates).scatter(1, best.indices, best.values >= 0)
+
+
+class Blend(NamedTuple):
+    """Blended features of each label, and their soft labels."""
+
+    features: Tensor  # (B, C, W)
+    targets: Targets
+
+
+def blend_images(features: Tensor, labels: Tensor, partner: Tensor, alpha: Tensor) -> Blend:
+    """Blend a label that is unknown in one image with its features in another that shows it. Pu 2022 (SARB), ILRB.
+
+        where y_c^n = 0 and y_c^m = 1:   f_c ← α f_c^n + (1 − α) f_c^m,   y_c ← 1 − α;   all else is unchanged
+
+    `partner` (B,): the image m of each image n. The gradient reaches the features of both images and α.
+    """
+    mixed = (labels == 0) & (labels[partner] > 0)
+    share = torch.where(mixed, alpha.to(features.dtype), 1.0)[:, :, None]
+    return Blend(share * features + (1 - share) * features[partner], _soft_targets(labels, mixed, alpha))
+
+
+def blend_prototypes(features: Tensor, labels: Tensor, chosen: Tensor, prototypes: Tensor, beta: Tensor) -> Blend:
+    """Blend the `chosen` (B, C) unknown labels with a prototype (B, C, W). Pu 2022 (SARB), PLRB.
+
+    f_c ← β f_c + (1 − β) prototype_c,   y_c ← 1 − β
+    """
+    mixed = chosen & (labels == 0)
+    share = torch.where(mixed, beta.to(features.dtype), 1.0)[:, :, None]
+    return Blend(share * features + (1 - share) * prototypes.to(features.dtype), _soft_targets(labels, mixed, beta))
+
+
+def _soft_targets(labels: Tensor, mixed: Tensor, share: Tensor) -> Targets:
+    pos = torch.where(mixed, 1 - share, (labels > 0).to(share.dtype))
+    neg = torch.where(mixed, share, (labels < 0).to(share.dtype))
+    return Targets(pos, neg)
