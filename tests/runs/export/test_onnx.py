@@ -21,7 +21,7 @@ from halflabel.data.views import Plain
 from halflabel.errors import UserError
 from halflabel.methods.boostlu import BoostedMaps
 from halflabel.methods.parts.self_training import SaliencyHead
-from halflabel.methods.parts.semantic import GraphClassifier, SemanticHead, TaughtHead
+from halflabel.methods.parts.semantic import GraphClassifier, SemanticHead, LabelAwareHead
 from halflabel.methods.rlsd import Regional
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbones import build_backbone
@@ -111,9 +111,9 @@ def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(run_file(tmp_path / "both.onnx", images)[0], (plain + turned) / 2, atol=1e-5)
 
 
-def told(head: TaughtHead) -> Head:
+def told(head: LabelAwareHead) -> Head:
     rng = np.random.default_rng(0)
-    head.tell(rng.normal(size=tuple(head.vectors.shape)), rng.random((4, 4)) / 4)
+    head.set_labels(rng.normal(size=tuple(head.vectors.shape)), rng.random((4, 4)) / 4)
     return head
 
 

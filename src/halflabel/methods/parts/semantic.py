@@ -1,4 +1,4 @@
-"""Heads guided by label vectors and a label graph, and the method class that gives them both (ssgrl, gcn-ml, sst, sarb)."""
+"""Heads guided by label vectors and a label graph, and their method class (ssgrl, gcn-ml, sst, hst, sarb)."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def build_transfer(
 
 
 def falling_threshold(epoch: int, warm: int, start: float, fall: float, floor: float) -> float:
-    """Return the threshold of an epoch: `start` in the first after the warm-up, less `fall` each epoch, at least `floor`.
+    """Return the threshold of an epoch: `start` after the warm-up, less `fall` each epoch, at least `floor`.
 
     >>> [round(falling_threshold(epoch, 5, 0.95, 0.025, 0.75), 3) for epoch in (6, 7, 14, 20)]
     [0.95, 0.925, 0.75, 0.75]
@@ -297,7 +297,7 @@ class Cooccurrence(nn.Module):
 
     @torch.no_grad()
     def scores(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean of p_cc' over the other labels c' known to be present, 0 without any, and where there are any."""
+        """Return the mean of p_cc' over other known present labels c' (0 without any), and where there are any."""
         classes = labels.shape[1]
         probability = at_least_float32(logits).new_zeros(len(labels), classes, classes)
         probability[:, self.pairs[0], self.pairs[1]] = torch.sigmoid(at_least_float32(logits))
