@@ -102,7 +102,7 @@ def test_every_changed_byte_and_every_missing_end_is_noticed(tmp_path: Path) -> 
         with suppress(LabelError):  # never another error; and where the header still reads, the labels are the same
             assert binary.open_table(path) == before
     path.write_bytes(whole + b"\0")
-    with pytest.raises(LabelError, match="bytes where there must be"):
+    with pytest.raises(LabelError, match="bytes instead of"):
         formats.read(path)
 
 
@@ -126,7 +126,7 @@ def test_files_of_others_and_of_the_future(tmp_path: Path) -> None:
     with pytest.raises(LabelError, match="'weights'"):
         formats.read(path)
     path.write_text("image,class,value\na,b,1\n")
-    with pytest.raises(LabelError, match="no binary label file"):
+    with pytest.raises(LabelError, match="not a binary label file"):
         formats.read(path)
 
 
@@ -155,7 +155,7 @@ def test_the_ending_tells_the_form(tmp_path: Path) -> None:
     rows = make_rows()
     with pytest.raises(UserError, match="does not end in"):
         formats.write(rows, tmp_path / "a.csv", format="binary")
-    with pytest.raises(UserError, match="says that it is binary"):
+    with pytest.raises(UserError, match="is the binary format"):
         formats.write(rows, tmp_path / "a.labels", format="long")
     assert not list(tmp_path.iterdir())
     formats.write(rows, tmp_path / "a.labels")

@@ -58,7 +58,7 @@ def test_golden() -> None:
         ValueCount("is_present 1, not visible", "unknown", 1),
         ValueCount("is_present 0, not visible", "unknown", 1),
     ]
-    assert audit.notes == ["2 lines do not have five fields: the first four were read"]
+    assert audit.notes == ["2 lines do not have five fields: the first four are used"]
 
 
 @pytest.mark.parametrize(("split", "numbers"), [("train", [1, 2]), ("test", [0])])
@@ -130,7 +130,7 @@ def test_a_pair_said_twice_is_noted(base: Path) -> None:
         file.write("1 1 1 4 1.0\n")
     rows, audit = cub.read(base, Policy())
     assert rows.resolve().dense()[0, 0] == 1
-    assert any(note.startswith("1 lines speak") for note in audit.notes)
+    assert any(note.startswith("1 lines repeat") for note in audit.notes)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,12 @@ def test_faults_in_the_labels(base: Path, content: str, line: int | None, words:
         ("images.txt", "1 a.jpg\n2 b.jpg\n\n3 a.jpg\n", 4, "'a.jpg' is already on line 1"),
         ("images.txt", "\n", None, "lists nothing"),
         ("../attributes.txt", "1 a\n2\n3 b\n", 2, "not a number and a name"),
-        ("attributes/certainties.txt", "1 definitely\n2 guessing\n3 probably\n4 not visible\n", None, "other meanings"),
+        (
+            "attributes/certainties.txt",
+            "1 definitely\n2 guessing\n3 probably\n4 not visible\n",
+            None,
+            "not have the meanings",
+        ),
     ],
 )
 def test_faults_in_the_lists(base: Path, name: str, content: str, line: int | None, words: str) -> None:

@@ -97,7 +97,7 @@ def test_faults(tmp_path: Path) -> None:
     for content, message, place in (
         ({"labels": {}}, "no labels", "labels"),
         ({"labels": [1]}, "no labels", "labels"),
-        ({"classes": "cat", "labels": {"a": 0}}, "no list", "classes"),
+        ({"classes": "cat", "labels": {"a": 0}}, "not a list", "classes"),
         ({"classes": [""], "labels": {"a": 0}}, "name is empty", "classes[0]"),
         ({"classes": ["cat"], "labels": {"a": [1]}}, "class number 1", "labels['a']"),
         ({"classes": ["cat"], "labels": {"a": [True]}}, "true or false", "labels['a']"),

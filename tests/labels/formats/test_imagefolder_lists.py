@@ -95,8 +95,8 @@ def test_faults(tmp_path: Path) -> None:
         ({"absent": [None]}, "not a list of names", "absent"),
         ({"labels_score": [0.5, 0.5]}, "one score for each of the 1", "labels_score"),
         ({"labels_score": ["high"]}, "not a number", "labels_score"),
-        ({"labels_score": [1e39]}, "no score", "labels_score"),
-        ({"labels_score": [10**400]}, "no score", "labels_score"),
+        ({"labels_score": [1e39]}, "not a score", "labels_score"),
+        ({"labels_score": [10**400]}, "not a score", "labels_score"),
         ({"file_name": ""}, "no name", "file_name"),
         ({"file_name": "a"}, "occurs twice", "file_name"),
     ):

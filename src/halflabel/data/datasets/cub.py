@@ -45,11 +45,11 @@ def read(folder: Path, *, certainty: Literal["used", "ignored"] = "used") -> Dat
 
 def _not_visible(base: Path) -> LabelTable:
     """What the lines that are marked as not visible say nevertheless; the reader has checked the files by now."""
-    image_ids, images = reader.numbered(base / "images.txt")
-    class_ids, classes = reader.numbered(reader.attributes_file(base))
-    fields, _, _ = reader.parse(base / "attributes" / "image_attribute_labels.txt")
+    image_ids, images = reader.read_numbered_names(base / "images.txt")
+    class_ids, classes = reader.read_numbered_names(reader.find_attributes_file(base))
+    fields, _, _ = reader.parse_labels(base / "attributes" / "image_attribute_labels.txt")
     fields = fields[fields[:, 3] == 1]
-    image, column = reader.position(fields[:, 0], image_ids), reader.position(fields[:, 1], class_ids)
+    image, column = reader.find_positions(fields[:, 0], image_ids), reader.find_positions(fields[:, 1], class_ids)
     return LabelTable.from_entries(Names(images), Names(classes), image, column, 2 * fields[:, 2] - 1)
 
 

@@ -1,17 +1,17 @@
-"""The binary form, `NAME.labels`: a table as it lies in memory, opened in place, for millions of images.
+"""The binary format, `NAME.labels`: a label table as it is in memory, memory-mapped, for millions of images.
 
-One file in the safetensors layout: 8 bytes that say how long the header is, the header as JSON, then the arrays, all
+One file in the safetensors layout: 8 bytes with the length of the header, the header as JSON, then the arrays, all
 little-endian. With N images, C classes and K known entries:
 
     start          I64 (N + 1)   image i has the entries start[i] … start[i+1] − 1
     column, value  I16 or I32 (K), ascending within an image; I8 (K), +1 present, −1 absent
-    source, score  I16 (K), a number into `sources`; F32 (K), NaN for none. Left out where all are the same
+    source, score  I16 (K), an index into `sources`; F32 (K), NaN for none. Omitted if all are the same
     sources        U8: the names of the sources as a JSON list
     image_offset, class_offset    I32 or I64 (N + 1, C + 1): where each name begins and ends in
-    image_text, class_text        U8: all names in UTF-8, one after the other
+    image_text, class_text        U8: all names in UTF-8, without separators
 
-The header's `__metadata__` holds form, version and a CRC-32 of each array. Opened, the arrays are the file's
-own pages: nothing is copied. The checksums are compared each time, in one pass of some gigabytes per second.
+The header's `__metadata__` holds the format's name (form), its version and a CRC-32 of each array. The arrays are
+mapped from the file: nothing is copied. The checksums are compared at every opening, at some gigabytes per second.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ USES = ()
 
 ENDING = ".labels"
 
-_FORM, _VERSION = "halflabel labels", 1
+_FORMAT_NAME, _VERSION = "halflabel labels", 1
 _TYPES = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "I16": "<i2", "I8": "<i1", "U8": "<u1"}
 _NEEDED = ("start", "column", "value", "image_offset", "image_text", "class_offset", "class_text", "sources")
-_LARGEST_HEADER = 100_000_000  # as in safetensors
-_PIECE = 1 << 22  # bytes read at a time where the checksum is compared
-_AGAIN = "copy the file again, or make it again from the labels it came from with halflabel convert"
+_MAX_HEADER = 100_000_000  # as in safetensors
+_CHUNK = 1 << 22  # bytes per chunk for the checksum
+_FIX_DAMAGED = "copy the file again, or create it again from the original labels with halflabel convert"
 
 
-class _Place(NamedTuple):
-    """`items` of one `kind`, from byte `first` of the file to `end`."""
+class _ArrayPlace(NamedTuple):
+    """An array in the file: `items` values of the type `kind`, in the bytes `first` … `end`."""
 
     kind: np.dtype[Any]
     items: int
@@ -58,13 +58,13 @@ class _Place(NamedTuple):
     end: int
 
 
-class _Opened(Rows):
-    """The rows of a binary file, one per known entry; the number of its image is spelled out when first asked for."""
+class _MappedRows(Rows):
+    """The rows of a binary file, one per known entry; the image indices are computed on first use."""
 
     def __init__(
         self, table: LabelTable, source: NDArray[np.int16], score: NDArray[np.float32], sources: tuple[str, ...]
     ) -> None:
-        # Past the frozen dataclass, whose own constructor wants every array at once.
+        # Bypass the frozen dataclass, whose constructor needs all arrays.
         vars(self).update(images=table.images, classes=table.classes, value=table.value)
         vars(self).update(source=source, score=score, sources=sources, table=table)
 
@@ -87,12 +87,12 @@ class _Opened(Rows):
 
 
 def sniff(path: Path) -> bool:
-    """By the ending of its name alone."""
+    """Only by the ending of the name."""
     return path.suffix == ENDING and path.is_file()
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Open a binary file in place; a damaged one is refused. What was known of sources and scores comes back too."""
+    """Map a binary file, with sources and scores; LabelError for a damaged file."""
     table, arrays, sources = _open(Path(path))
     known = table.known
     source = arrays.get("source", np.broadcast_to(np.int16(0), known))
@@ -101,34 +101,34 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit = Audit("binary", [str(path)])
     audit.add("1", "present", present)
     audit.add("-1", "absent", known - present)
-    return LabelImport(_Opened(table, source, score, sources), audit)
+    return LabelImport(_MappedRows(table, source, score, sources), audit)
 
 
 def open_table(path: str | Path) -> LabelTable:
-    """The table of a binary file, its arrays the file's own pages."""
+    """The table of a binary file; its arrays are mapped from the file."""
     return _open(Path(path))[0]
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write what holds in the end, with its source and score, whole or not at all. Earlier statements are not kept."""
+    """Write the labels that hold, with source and score, completely or not at all. Overridden rows are not written."""
     path = Path(path)
     if path.suffix != ENDING:
         raise UserError(
-            f"{path.name} does not end in {ENDING}", f"name it {path.stem}{ENDING}: the ending tells the form"
+            f"{path.name} does not end in {ENDING}", f"name it {path.stem}{ENDING}: the ending tells the format"
         )
     arrays = _arrays(rows)
-    about = {"form": _FORM, "version": str(_VERSION)}
-    about["crc32"] = json.dumps({name: zlib.crc32(array.data) for name, array in arrays.items()})
-    header: dict[str, Any] = {"__metadata__": about}
+    metadata = {"form": _FORMAT_NAME, "version": str(_VERSION)}
+    metadata["crc32"] = json.dumps({name: zlib.crc32(array.data) for name, array in arrays.items()})
+    header: dict[str, Any] = {"__metadata__": metadata}
     names = {kind: name for name, kind in _TYPES.items()}
-    first = 0
+    offset = 0
     for name, array in arrays.items():
-        ends = [first, first + array.nbytes]
+        ends = [offset, offset + array.nbytes]
         header[name] = {"dtype": names[array.dtype.newbyteorder("<").str.replace("|", "<")], "shape": [len(array)]}
         header[name]["data_offsets"] = ends
-        first = ends[1]
+        offset = ends[1]
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that every array stands at a multiple of its item's size
+    text += b" " * (-len(text) % 8)  # so that every array is aligned to its item size
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
@@ -136,22 +136,22 @@ def write(rows: Rows, path: Path) -> None:
 
 
 def _arrays(rows: Rows) -> dict[str, NDArray[Any]]:
-    """The arrays by name, the widest items first: each then stands at a multiple of its item's size."""
-    if isinstance(rows, _Opened):
-        last: Any = slice(None)
-        table = rows.resolve()  # its rows are the entries
+    """The arrays by name, largest item size first, so that each is aligned to its item size."""
+    if isinstance(rows, _MappedRows):
+        holding: Any = slice(None)
+        table = rows.resolve()  # one row per entry
     else:
-        last = rows.holding()
+        holding = rows.holding()
         table = LabelTable.from_entries(
-            rows.images, rows.classes, rows.image[last], rows.column[last], rows.value[last]
+            rows.images, rows.classes, rows.image[holding], rows.column[holding], rows.value[holding]
         )
     arrays: dict[str, NDArray[Any]] = {"start": table.start, "column": table.column, "value": table.value}
     for kind, names in (("image", table.images), ("class", table.classes)):
         arrays[f"{kind}_offset"], arrays[f"{kind}_text"] = names.parts()
     if len(rows.sources) > 1:
-        arrays["source"] = rows.source[last]
+        arrays["source"] = rows.source[holding]
     if not np.isnan(rows.score).all():
-        arrays["score"] = rows.score[last]
+        arrays["score"] = rows.score[holding]
     arrays["sources"] = np.frombuffer(json.dumps(rows.sources, ensure_ascii=False).encode(), np.uint8)
     little = {name: np.ascontiguousarray(array, array.dtype.newbyteorder("<")) for name, array in arrays.items()}
     return dict(sorted(little.items(), key=lambda item: -item[1].itemsize))
@@ -164,7 +164,7 @@ def _open(path: Path) -> tuple[LabelTable, dict[str, NDArray[Any]], tuple[str, .
     try:
         missing = [name for name in _NEEDED if name not in arrays]
         if missing:
-            raise LabelError(f"it has no {missing[0]!r}", _AGAIN, path)
+            raise LabelError(f"it has no {missing[0]!r}", _FIX_DAMAGED, path)
         sources = tuple(str(name) for name in json.loads(arrays["sources"].tobytes()))
         images, classes = (
             Names.from_parts(arrays[f"{kind}_offset"], arrays[f"{kind}_text"]) for kind in ("image", "class")
@@ -172,69 +172,69 @@ def _open(path: Path) -> tuple[LabelTable, dict[str, NDArray[Any]], tuple[str, .
         table = LabelTable(images, classes, arrays["start"], arrays["column"], arrays["value"])
         _check(table, arrays, sources)
     except (KeyError, ValueError) as error:
-        raise LabelError(f"its parts do not fit together ({error})", _AGAIN, path) from None
+        raise LabelError(f"its parts do not fit together ({error})", _FIX_DAMAGED, path) from None
     return table, arrays, sources
 
 
 def _map(file: BinaryIO, path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays on the file's pages; sizes and checksums are compared first."""
+    """Map the arrays of the file after comparing sizes and checksums."""
     size = path.stat().st_size
     length = int.from_bytes(file.read(8), "little")
-    if size < 8 or not 2 <= length <= min(size - 8, _LARGEST_HEADER):
-        raise LabelError("this is no binary label file, or its beginning is damaged", _AGAIN, path)
+    if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER):
+        raise LabelError("this is not a binary label file, or its beginning is damaged", _FIX_DAMAGED, path)
     try:
         header = json.loads(file.read(length))
-        about = header.pop("__metadata__")
-        if about["form"] != _FORM:
-            raise LabelError(f"it is of the form {about['form']!r}, not {_FORM!r}", "name a file of labels", path)
-        if int(about["version"]) > _VERSION:
-            message = f"it was written by a newer halflabel (version {about['version']} of the form)"
+        metadata = header.pop("__metadata__")
+        if metadata["form"] != _FORMAT_NAME:
+            raise LabelError(f"its format is {metadata['form']!r}, not {_FORMAT_NAME!r}", "name a file of labels", path)
+        if int(metadata["version"]) > _VERSION:
+            message = f"it was written by a newer halflabel (version {metadata['version']} of the format)"
             raise LabelError(message, "update halflabel, or convert it to .parquet with the newer one", path)
-        sums = json.loads(about["crc32"])
-        places = {name: _place(part, 8 + length) for name, part in header.items()}
-        whole = max(place.end for place in places.values())
-        if set(sums) != set(places):
+        checksums = json.loads(metadata["crc32"])
+        places = {name: _array_place(part, 8 + length) for name, part in header.items()}
+        expected_size = max(place.end for place in places.values())
+        if set(checksums) != set(places):
             raise ValueError
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        raise LabelError("its header is damaged", _AGAIN, path) from None
-    if size != whole:
-        raise LabelError(f"it has {size:,} bytes where there must be {whole:,}", _AGAIN, path)
+        raise LabelError("its header is damaged", _FIX_DAMAGED, path) from None
+    if size != expected_size:
+        raise LabelError(f"it has {size:,} bytes instead of {expected_size:,}", _FIX_DAMAGED, path)
     for name, place in places.items():
-        if _crc32(file, place) != sums[name]:
-            raise LabelError(f"its part {name!r} is damaged: the checksum differs", _AGAIN, path)
+        if _crc32(file, place) != checksums[name]:
+            raise LabelError(f"its part {name!r} is damaged: the checksum differs", _FIX_DAMAGED, path)
     pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return {name: _array(pages, place) for name, place in places.items()}
 
 
-def _place(part: dict[str, Any], base: int) -> _Place:
-    """Where an array stands in the file, from its line in the header; ValueError where the numbers do not fit."""
+def _array_place(part: dict[str, Any], base: int) -> _ArrayPlace:
+    """The place of an array in the file, from its entry in the header; ValueError if the numbers do not fit."""
     (count,), (first, end), kind = part["shape"], part["data_offsets"], np.dtype(_TYPES[part["dtype"]])
     if not (isinstance(count, int) and isinstance(first, int) and 0 <= first == end - kind.itemsize * count <= end):
         raise ValueError
-    return _Place(kind, count, base + first, base + end)
+    return _ArrayPlace(kind, count, base + first, base + end)
 
 
-def _array(pages: mmap.mmap, place: _Place) -> NDArray[Any]:
-    if not place.items:  # may stand behind the last byte
+def _array(pages: mmap.mmap, place: _ArrayPlace) -> NDArray[Any]:
+    if not place.items:  # an empty array may start after the last byte
         return np.zeros(0, place.kind)
     return np.frombuffer(pages, place.kind, place.items, place.first)
 
 
-def _crc32(file: BinaryIO, place: _Place) -> int:
-    """Of one array, read piece by piece: looked at through the mapped pages, all of it would count as memory in use."""
+def _crc32(file: BinaryIO, place: _ArrayPlace) -> int:
+    """The CRC-32 of one array, read in chunks: reading it through the mapping would count as used memory."""
     file.seek(place.first)
-    found, piece, length = 0, bytearray(_PIECE), place.end - place.first
+    checksum, buffer, length = 0, bytearray(_CHUNK), place.end - place.first
     while length > 0:
-        got = file.readinto(memoryview(piece)[: min(length, _PIECE)])  # type: ignore[attr-defined]
-        if not got:
+        count = file.readinto(memoryview(buffer)[: min(length, _CHUNK)])  # type: ignore[attr-defined]
+        if not count:
             break
-        found = zlib.crc32(memoryview(piece)[:got], found)
-        length -= got
-    return found
+        checksum = zlib.crc32(memoryview(buffer)[:count], checksum)
+        length -= count
+    return checksum
 
 
 def _check(table: LabelTable, arrays: dict[str, NDArray[Any]], sources: tuple[str, ...]) -> None:
-    """What right checksums do not promise: that whoever wrote the file kept to the form."""
+    """Check what correct checksums do not guarantee: that the writer followed the format."""
     start, known = table.start, table.known
     if len(start) != len(table.images) + 1 or start[0] != 0 or start[-1] != known or (start[1:] < start[:-1]).any():
         raise ValueError("start")

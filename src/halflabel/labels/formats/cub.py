@@ -1,8 +1,8 @@
 """CUB-200-2011 attributes: a folder with `attributes/image_attribute_labels.txt`, lines of
 `image_id attribute_id is_present certainty_id time`.
 
-Certainty 1 is "not visible": unknown, whatever is_present says. 2 guessing, 3 probably and 4 definitely are known, and
-kept as the row's source, so that they can be weighted later. A pair without a line is unknown.
+Certainty 1 is "not visible": unknown, whatever is_present is. 2 guessing, 3 probably and 4 definitely are known; the
+certainty becomes the source of the row, so that labels can be weighted by it. A pair without a line is unknown.
 """
 
 from __future__ import annotations
@@ -23,24 +23,33 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["USES", "attributes_file", "numbered", "parse", "position", "read", "sniff", "write"]
+__all__ = [
+    "USES",
+    "find_attributes_file",
+    "find_positions",
+    "parse_labels",
+    "read",
+    "read_numbered_names",
+    "sniff",
+    "write",
+]
 
 USES = ("split",)
 
-CERTAINTIES = ("not visible", "guessing", "probably", "definitely")  # numbered from 1 in the file
+CERTAINTIES = ("not visible", "guessing", "probably", "definitely")  # ids 1 … 4 in the file
 FIELDS = ("image_id", "attribute_id", "is_present", "certainty_id")
 
-_LABELS = Path("attributes") / "image_attribute_labels.txt"
-_BLANKS = np.frombuffer(b" \t\n\v\f\r", np.uint8)
-_LAYOUT = "write the line as: image_id attribute_id is_present certainty_id time"
-_MOST_FIELDS = 8  # the public file has lines of six and seven; more is another kind of file
-_MOST_DIGITS = 9
+_LABELS_FILE = Path("attributes") / "image_attribute_labels.txt"
+_BLANK_BYTES = np.frombuffer(b" \t\n\v\f\r", np.uint8)
+_FIX_LAYOUT = "write the line as: image_id attribute_id is_present certainty_id time"
+_MAX_FIELDS = 8  # the public file has lines with six and seven fields; with more it is another file
+_MAX_DIGITS = 9
 
 
 def sniff(path: Path) -> bool:
     """A folder with attributes/image_attribute_labels.txt."""
     try:
-        return (path / _LABELS).is_file()
+        return (path / _LABELS_FILE).is_file()
     except OSError:
         return False
 
@@ -48,16 +57,16 @@ def sniff(path: Path) -> bool:
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the attributes of all images, or of the split train or test; images and classes in the order of their lists.
 
-    Only the first four fields of a line count: the public file has lines with stray fields before the time.
+    Only the first four fields of a line are used: the public file has lines with stray fields before the time.
     """
     base = existing_path(path, folder=True)
-    file = existing_path(base / _LABELS)
-    image_ids, images = numbered(base / "images.txt")
-    class_ids, classes = numbered(attributes_file(base))
+    file = existing_path(base / _LABELS_FILE)
+    image_ids, images = read_numbered_names(base / "images.txt")
+    class_ids, classes = read_numbered_names(find_attributes_file(base))
     _check_certainties(base / "attributes" / "certainties.txt")
-    fields, line, ragged = parse(file)
-    image = position(fields[:, 0], image_ids)
-    column = position(fields[:, 1], class_ids)
+    fields, line, ragged = parse_labels(file)
+    image = find_positions(fields[:, 0], image_ids)
+    column = find_positions(fields[:, 1], class_ids)
     present, certainty = fields[:, 2], fields[:, 3]
     for wrong, number, what in (
         (image < 0, 0, "is not in images.txt"),
@@ -66,27 +75,27 @@ def read(path: Path, policy: Policy) -> LabelImport:
         ((certainty < 1) | (certainty > 4), 3, "is not 1, 2, 3 or 4"),
     ):
         if wrong.any():
-            at = int(np.argmax(wrong))
-            message = f"{FIELDS[number]} {fields[at, number]} {what}"
-            raise LabelError(message, "take all files from the same archive", file, line=int(line[at]))
+            row = int(np.argmax(wrong))
+            message = f"{FIELDS[number]} {fields[row, number]} {what}"
+            raise LabelError(message, "take all files from the same archive", file, line=int(line[row]))
 
-    audit = Audit("cub", [str(file), str(base / "images.txt"), str(attributes_file(base))])
-    kept = _split(base, policy.split, image_ids)
-    inside = np.full(len(images), -1, np.int64)
-    inside[kept] = np.arange(len(kept))
-    known = (certainty > 1) & (inside[image] >= 0)
-    _count(audit, present[inside[image] >= 0], certainty[inside[image] >= 0])
+    audit = Audit("cub", [str(file), str(base / "images.txt"), str(find_attributes_file(base))])
+    selected = _split_positions(base, policy.split, image_ids)
+    new_position = np.full(len(images), -1, np.int64)
+    new_position[selected] = np.arange(len(selected))
+    known = (certainty > 1) & (new_position[image] >= 0)
+    _audit_values(audit, present[new_position[image] >= 0], certainty[new_position[image] >= 0])
     if ragged:
-        audit.note(f"{ragged} lines do not have five fields: the first four were read")
+        audit.note(f"{ragged} lines do not have five fields: the first four are used")
     if policy.split is not None:
-        audit.note(f"{len(images) - len(kept)} of {len(images)} images are not in the split {policy.split!r}")
+        audit.note(f"{len(images) - len(selected)} of {len(images)} images are not in the split {policy.split!r}")
     pair = np.sort(image * len(classes) + column)
-    if again := int(np.count_nonzero(pair[1:] == pair[:-1])):
-        audit.note(f"{again} lines speak of an image and attribute that had a line already: the last known one wins")
+    if duplicates := int(np.count_nonzero(pair[1:] == pair[:-1])):
+        audit.note(f"{duplicates} lines repeat an image and attribute: the last known one wins")
     rows = Rows.build(
-        Names(images[number] for number in kept),
+        Names(images[number] for number in selected),
         Names(classes),
-        inside[image[known]],
+        new_position[image[known]],
         column[known],
         2 * present[known] - 1,
         certainty[known] - 2,
@@ -105,20 +114,22 @@ def write(rows: Rows, path: Path) -> None:
             raise UserError(f"the name {name!r} is blank, or has outer blanks or a line break", "write --to long")
     if not (len(rows.images) and len(rows.classes)):
         raise UserError("there is no image or no class to write", "write --to long")
-    said = np.zeros((len(rows.images), len(rows.classes)), np.int8)
-    certainty = np.ones_like(said)
-    sure = np.array([CERTAINTIES.index(name) + 1 if name in CERTAINTIES[1:] else 4 for name in rows.sources], np.int8)
-    # Of several rows for one pair the last is the one that stays, and value 0 makes it unknown again.
-    said[rows.image, rows.column] = rows.value
-    certainty[rows.image, rows.column] = np.where(rows.value == 0, 1, sure[rows.source])
+    value = np.zeros((len(rows.images), len(rows.classes)), np.int8)
+    certainty = np.ones_like(value)
+    certainty_of_source = np.array(
+        [CERTAINTIES.index(name) + 1 if name in CERTAINTIES[1:] else 4 for name in rows.sources], np.int8
+    )
+    # The last row of a pair wins, and value 0 makes it unknown again.
+    value[rows.image, rows.column] = rows.value
+    certainty[rows.image, rows.column] = np.where(rows.value == 0, 1, certainty_of_source[rows.source])
     write_text(base / "images.txt", _numbered_text(rows.images))
     write_text(base / "attributes" / "attributes.txt", _numbered_text(rows.classes))
     write_text(base / "attributes" / "certainties.txt", _numbered_text(CERTAINTIES))
-    image, column = np.indices(said.shape, np.int32).reshape(2, -1) + 1
-    present, time = (said.reshape(-1) > 0).astype(np.int8), np.zeros(said.size, np.int8)
+    image, column = np.indices(value.shape, np.int32).reshape(2, -1) + 1
+    present, time = (value.reshape(-1) > 0).astype(np.int8), np.zeros(value.size, np.int8)
     columns = [pa.array(part) for part in (image, column, present, certainty.reshape(-1), time)]
     table = pa.table(columns, names=[*FIELDS, "time"])
-    with atomic_write(base / _LABELS) as temporary:
+    with atomic_write(base / _LABELS_FILE) as temporary:
         pa_csv.write_csv(table, temporary, pa_csv.WriteOptions(include_header=False, delimiter=" "))
 
 
@@ -126,8 +137,8 @@ def _numbered_text(names: Names | tuple[str, ...]) -> str:
     return "".join(f"{number} {name}\n" for number, name in enumerate(names, 1))
 
 
-def attributes_file(base: Path) -> Path:
-    """The list of attributes; in the public archive it lies beside the folder, not in it."""
+def find_attributes_file(base: Path) -> Path:
+    """The list of attributes; in the public archive it is next to the folder, not in it."""
     places = (base / "attributes", base, base.resolve().parent)
     for place in places:
         if (place / "attributes.txt").is_file():
@@ -135,21 +146,21 @@ def attributes_file(base: Path) -> Path:
     raise LabelError("there is no attributes.txt", f"put it into {base / 'attributes'}", base)
 
 
-def numbered(file: Path) -> tuple[NDArray[np.int64], list[str]]:
-    """The numbers and names of a list with lines of `number name`."""
+def read_numbered_names(file: Path) -> tuple[NDArray[np.int64], list[str]]:
+    """The numbers and names of a file with lines of `number name`."""
     line_of: dict[int | str, int] = {}
     ids, names = [], []
     for number, line in enumerate(read_lines(existing_path(file)), 1):
         if not line.strip():
             continue
         key, name = (*line.strip().split(None, 1), "")[:2]
-        if not (key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS and name and "\x00" not in name):
+        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS and name and "\x00" not in name):
             raise LabelError("the line is not a number and a name", "write the line as: 1 name", file, line=number)
-        for what in (int(key), name):
-            if what in line_of:
-                message = f"{what!r} is already on line {line_of[what]}"
-                raise LabelError(message, "give every line a number and a name of its own", file, line=number)
-            line_of[what] = number
+        for key_or_name in (int(key), name):
+            if key_or_name in line_of:
+                message = f"{key_or_name!r} is already on line {line_of[key_or_name]}"
+                raise LabelError(message, "give every line its own number and name", file, line=number)
+            line_of[key_or_name] = number
         ids.append(int(key))
         names.append(name)
     if not names:
@@ -158,98 +169,102 @@ def numbered(file: Path) -> tuple[NDArray[np.int64], list[str]]:
 
 
 def _check_certainties(file: Path) -> None:
-    """Where the file that names the certainties is there, it must say what we take them for."""
+    """Raise LabelError if certainties.txt exists and gives the certainties other meanings."""
     if file.is_file():
-        ids, names = numbered(file)
+        ids, names = read_numbered_names(file)
         if dict(zip(ids.tolist(), names, strict=True)) != dict(enumerate(CERTAINTIES, 1)):
             expected = ", ".join(f"{number} {name}" for number, name in enumerate(CERTAINTIES, 1))
-            raise LabelError("the certainties have other meanings than in CUB-200-2011", f"use {expected}", file)
+            raise LabelError("the certainties do not have the meanings of CUB-200-2011", f"use {expected}", file)
 
 
-def _split(base: Path, wanted: str | None, image_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def _split_positions(base: Path, split: str | None, image_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """The positions of the images to read, from train_test_split.txt: lines of `image_id is_training`."""
-    if wanted is None:
+    if split is None:
         return np.arange(len(image_ids))
-    if wanted not in ("train", "test"):
-        raise LabelError(f"no split is called {wanted!r}", "use --split train or --split test, or leave it out", base)
+    if split not in ("train", "test"):
+        raise LabelError(f"no split is called {split!r}", "use --split train or --split test, or leave it out", base)
     file = base / "train_test_split.txt"
     training = np.full(len(image_ids), -1)
     for number, line in enumerate(read_lines(existing_path(file)), 1):
         fields = line.split()
         if not fields:
             continue
-        if len(fields) != 2 or not (fields[0].isascii() and fields[0].isdigit() and len(fields[0]) <= _MOST_DIGITS):
+        if len(fields) != 2 or not (fields[0].isascii() and fields[0].isdigit() and len(fields[0]) <= _MAX_DIGITS):
             message = "the line is not an image_id and is_training"
             raise LabelError(message, "write the line as: 1 0", file, line=number)
-        at = int(position(np.array([int(fields[0])]), image_ids)[0])
-        if at < 0 or fields[1] not in ("0", "1"):
-            wrong = (
-                f"image_id {fields[0]} is not in images.txt" if at < 0 else f"is_training {fields[1]!r} is not 0 or 1"
+        position = int(find_positions(np.array([int(fields[0])]), image_ids)[0])
+        if position < 0 or fields[1] not in ("0", "1"):
+            message = (
+                f"image_id {fields[0]} is not in images.txt"
+                if position < 0
+                else f"is_training {fields[1]!r} is not 0 or 1"
             )
-            raise LabelError(wrong, "take all files from the same archive", file, line=number)
-        training[at] = int(fields[1])
+            raise LabelError(message, "take all files from the same archive", file, line=number)
+        training[position] = int(fields[1])
     if (training < 0).any():
         missing = int(image_ids[np.argmax(training < 0)])
         raise LabelError(f"image_id {missing} has no line", "take all files from the same archive", file)
-    kept = np.flatnonzero(training == (wanted == "train"))
-    if not len(kept):
-        raise LabelError(f"no image is in the split {wanted!r}", "use the other split, or leave --split out", file)
-    return kept
+    selected = np.flatnonzero(training == (split == "train"))
+    if not len(selected):
+        raise LabelError(f"no image is in the split {split!r}", "use the other split, or leave --split out", file)
+    return selected
 
 
-def position(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each wanted id stands among `ids`, −1 where it is not there."""
+def find_positions(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The position of each wanted id in `ids`, −1 if it is not there."""
     order = np.argsort(ids)
-    at = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
-    return np.where(ids[at] == wanted, at, -1)
+    candidate = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    return np.where(ids[candidate] == wanted, candidate, -1)
 
 
-def parse(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """((n, 4) first four fields as numbers, (n,) line numbers, how many lines do not have five fields)."""
-    fields, numbers, ragged, before = [], [], 0, 0
+def parse_labels(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """((n, 4) first four fields as numbers, (n,) line numbers, number of lines without exactly five fields)."""
+    fields, numbers, ragged, lines_before = [], [], 0, 0
     with open(file, "rb") as stream:
         while chunk := stream.read(1 << 24) + stream.readline():
             data = np.frombuffer(chunk.rstrip(b"\n") + b"\n", np.uint8)
-            part, line, uneven = _parse_chunk(data, file, before)
+            part, line, uneven = _parse_chunk(data, file, lines_before)
             fields.append(part)
             numbers.append(line)
             ragged += uneven
-            before += chunk.count(b"\n")
+            lines_before += chunk.count(b"\n")
     if not sum(map(len, numbers)):
         raise LabelError("the file has only blank lines", "take it from the archive again", file)
     return np.concatenate(fields), np.concatenate(numbers), ragged
 
 
-def _parse_chunk(data: NDArray[np.uint8], file: Path, before: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Find the fields by the edges of the blanks, then read all numbers digit by digit at once."""
-    blank = np.isin(data, _BLANKS)
+def _parse_chunk(
+    data: NDArray[np.uint8], file: Path, lines_before: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Find the fields by the edges of the blanks, then read all numbers at once, digit by digit."""
+    blank = np.isin(data, _BLANK_BYTES)
     edge = np.flatnonzero(np.diff(blank, prepend=True))
     start, length = edge[0::2], edge[1::2] - edge[0::2]
-    upto = np.searchsorted(start, np.flatnonzero(data == ord("\n")))
-    first = np.concatenate([[0], upto[:-1]])
-    count = upto - first
+    field_end = np.searchsorted(start, np.flatnonzero(data == ord("\n")))
+    first = np.concatenate([[0], field_end[:-1]])
+    count = field_end - first
     row = np.flatnonzero(count)
-    line, count = before + row + 1, count[row]
-    if len(row) and not (count.min() >= len(FIELDS) and count.max() <= _MOST_FIELDS):
-        at = int(np.argmax((count < len(FIELDS)) | (count > _MOST_FIELDS)))
-        raise LabelError(f"{count[at]} fields where there must be 5", _LAYOUT, file, line=int(line[at]))
+    line, count = lines_before + row + 1, count[row]
+    if len(row) and not (count.min() >= len(FIELDS) and count.max() <= _MAX_FIELDS):
+        bad_row = int(np.argmax((count < len(FIELDS)) | (count > _MAX_FIELDS)))
+        raise LabelError(f"{count[bad_row]} fields where there must be 5", _FIX_LAYOUT, file, line=int(line[bad_row]))
     token = first[row][:, None] + np.arange(len(FIELDS))
     start, length = start[token], length[token]
     value = np.zeros(token.shape, np.int64)
-    wrong = length > _MOST_DIGITS
-    for place in range(min(int(length.max(initial=0)), _MOST_DIGITS)):
+    wrong = length > _MAX_DIGITS
+    for place in range(min(int(length.max(initial=0)), _MAX_DIGITS)):
         inside = length > place
         digit = data[np.where(inside, start + place, 0)].astype(np.int64) - ord("0")
         wrong |= inside & ((digit < 0) | (digit > 9))
         value = np.where(inside, value * 10 + digit, value)
     if wrong.any():
-        at, number = (int(where[0]) for where in np.nonzero(wrong))
-        text = bytes(data[start[at, number] :][: min(int(length[at, number]), 20)]).decode("ascii", "replace")
-        raise LabelError(f"{FIELDS[number]} {text!r} is not a whole number", _LAYOUT, file, line=int(line[at]))
+        bad_row, number = (int(where[0]) for where in np.nonzero(wrong))
+        text = bytes(data[start[bad_row, number] :][: min(int(length[bad_row, number]), 20)]).decode("ascii", "replace")
+        raise LabelError(f"{FIELDS[number]} {text!r} is not a whole number", _FIX_LAYOUT, file, line=int(line[bad_row]))
     return value, line, int(np.count_nonzero(count != 5))
 
 
-def _count(audit: Audit, present: NDArray[np.int64], certainty: NDArray[np.int64]) -> None:
+def _audit_values(audit: Audit, present: NDArray[np.int64], certainty: NDArray[np.int64]) -> None:
     for number in (4, 3, 2, 1):
         for value in (1, 0):
             meaning = "unknown" if number == 1 else "present" if value else "absent"

@@ -1,16 +1,15 @@
 """FiftyOne: a folder with labels.json, `{"classes": […], "labels": {image: [targets]}}`, for multilabel classification.
 
-The layout of fiftyone.types.FiftyOneImageClassificationDataset. A target is a class's number or name, or an object with
-`label`, `confidence` and `attributes`. The format knows no absence, so a second file of the same layout,
-negatives.json, lists the classes that are not there: FiftyOne reads it into a field of its own, as it does for Open
-Images.
+The layout of fiftyone.types.FiftyOneImageClassificationDataset. A target is the index or name of a class, or an object
+with `label`, `confidence` and `attributes`. The format has no absent labels, so a second file of the same layout,
+negatives.json, lists the absent classes: FiftyOne reads it into a separate field, as it does for Open Images.
 
     dataset = fo.Dataset.from_dir(dataset_type=kind, data_path="photos", labels_path="out/labels.json",
                                   label_field="positive_labels")
     dataset.merge_dir(dataset_type=kind, data_path="photos", labels_path="out/negatives.json",
                       label_field="negative_labels")
 
-FiftyOne names an image by its path without the ending; the full names stand under "file_names", which it passes over.
+FiftyOne names an image by its path without the file ending; the full names are under "file_names", which it ignores.
 """
 
 from __future__ import annotations
@@ -38,67 +37,69 @@ USES = ("unlisted",)
 
 LABELS, NEGATIVES = "labels.json", "negatives.json"
 
-_MAPPING = re.compile(r'"labels"\s*:\s*\{')
-_LISTS = re.compile(r'"(images|annotations|categories)"\s*:\s*\[\s*\{')
+_LABELS_OBJECT = re.compile(r'"labels"\s*:\s*\{')
+_COCO_LISTS = re.compile(r'"(images|annotations|categories)"\s*:\s*\[\s*\{')
 
 
 def sniff(path: Path) -> bool:
-    """A folder with labels.json, or a JSON file, whose "labels" are an object and which is not COCO's."""
+    """A folder with labels.json, or a JSON file, whose "labels" is an object and which is not COCO."""
     file = path / LABELS if path.is_dir() else path
     if file.suffix.lower() != ".json":
         return False
     text = head_and_tail(file)
     starts = starts_with(text, "{")
-    return starts and _MAPPING.search(text) is not None and _LISTS.search(text) is None
+    return starts and _LABELS_OBJECT.search(text) is not None and _COCO_LISTS.search(text) is None
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read labels.json as present and negatives.json beside it as absent; without the latter `unlisted` must be stated.
+    """Read labels.json as present and negatives.json next to it as absent; without it `unlisted` must be stated.
 
-    An image whose target is null says nothing, also where what is not listed is absent.
+    An image whose target is null has no labels, even if unlisted classes are absent.
     """
     file = path / LABELS if path.is_dir() else path
     negatives = file.parent / NEGATIVES
     has_negatives = negatives.is_file() and file.name != NEGATIVES
     if policy.unlisted is None and not has_negatives:
         raise LabelError(*unlisted_not_stated("every target says present and none says absent"), file)
-    reading = _Reading()
-    if has_negatives:  # first, so that present wins where an entry is in both
-        reading.file(negatives, -1)
-    silent = reading.file(file, 1)
+    collector = _RowCollector()
+    if has_negatives:  # first, so that present wins if an entry is in both files
+        collector.read_file(negatives, -1)
+    unlabelled_images = collector.read_file(file, 1)
     audit = Audit("fiftyone", [str(file), *([str(negatives)] if has_negatives else [])])
-    rows = reading.rows()
+    rows = collector.rows()
     for sign, raw, meaning in ((1, "target", "present"), (-1, "target in negatives.json", "absent")):
         audit.add(raw, meaning, int(np.count_nonzero(rows.value == sign)))
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are in both files: present wins, both rows are kept")
-    rows = apply_unlisted_policy(rows, policy, audit, images=~np.isin(np.arange(len(rows.images)), list(silent)))
-    if silent:
-        audit.note(f"{len(silent)} images have null instead of labels: nothing is taken from that")
+    rows = apply_unlisted_policy(
+        rows, policy, audit, images=~np.isin(np.arange(len(rows.images)), list(unlabelled_images))
+    )
+    if unlabelled_images:
+        audit.note(f"{len(unlabelled_images)} images have null instead of labels: nothing is known of them")
     return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write labels.json and negatives.json into a folder: of each (image, class) the last row, its source and score."""
+    """Write labels.json and negatives.json into a folder: the last row of each pair, with source and score."""
     if path.suffix:
         raise UserError(f"FiftyOne reads a folder, not {path.name}", "name a folder to write")
     names = list(rows.images)
     keys = [_key(name) for name in names]
-    if (again := first_duplicate(keys)) is not None:
-        both = [name for name, key in zip(names, keys, strict=True) if key == again][:2]
+    if (duplicate := first_duplicate(keys)) is not None:
+        both = [name for name, key in zip(names, keys, strict=True) if key == duplicate][:2]
         raise UserError(
-            f"FiftyOne names images without their ending, and {both[0]!r} and {both[1]!r} differ in nothing else",
+            f"FiftyOne names images without their file ending, and only that differs in {both[0]!r} and {both[1]!r}",
             "rename one of the images",
         )
-    last = rows.holding()
+    holding = rows.holding()
     known = np.zeros(len(names), bool)
-    known[rows.image[last]] = True
+    known[rows.image[holding]] = True
     for file, sign in ((LABELS, 1), (NEGATIVES, -1)):
-        # null is an image that nobody has labelled; an empty list is one where nothing was found.
+        # null: nobody has labelled the image; an empty list: nothing was found in it.
         labels: dict[str, list[Record] | None] = {
-            key: [] if some else None for key, some in zip(keys, known.tolist(), strict=True)
+            key: [] if is_known else None for key, is_known in zip(keys, known.tolist(), strict=True)
         }
-        for k in last[rows.value[last] == sign].tolist():
+        for k in holding[rows.value[holding] == sign].tolist():
             listed = labels[keys[rows.image[k]]]
             assert listed is not None
             listed.append(_target(rows, k))
@@ -118,7 +119,7 @@ def _target(rows: Rows, k: int) -> Record:
 
 
 def _key(image: str) -> str:
-    """The name that FiftyOne gives an image: its path without the ending.
+    """FiftyOne's name of an image: its path without the file ending.
 
     >>> _key("a.b/cat.v2.jpg"), _key("a.b/cat"), _key(".jpg")
     ('a.b/cat.v2', 'a.b/cat', '.jpg')
@@ -127,58 +128,58 @@ def _key(image: str) -> str:
     return stem if dot and stem and not stem.endswith("/") and "/" not in suffix else image
 
 
-class _Reading:
-    """The files' names and rows, gathered in order of appearance."""
+class _RowCollector:
+    """Collects the names and rows of the files in order of appearance."""
 
     def __init__(self) -> None:
         self.images: dict[str, int] = {}
         self.classes: dict[str, int] = {}
         self.sources: dict[str, int] = {"": 0}
-        self.found: list[tuple[int, int, int, int, float]] = []
+        self.entries: list[tuple[int, int, int, int, float]] = []
 
-    def file(self, path: Path, sign: int) -> set[int]:
-        """Read one file; the numbers of the images that it says nothing of."""
+    def read_file(self, path: Path, sign: int) -> set[int]:
+        """Read one file; returns the indices of the images without labels in it (null)."""
         content = load_object(path)
-        listed = content.get("classes")
-        if listed is not None and not isinstance(listed, list):
-            raise LabelError("this is no list", "list the classes' names", path, column="classes")
-        classes = [check_name(item, path, f"classes[{k}]") for k, item in enumerate(listed or ())]
+        class_list = content.get("classes")
+        if class_list is not None and not isinstance(class_list, list):
+            raise LabelError("this is not a list", "list the names of the classes", path, column="classes")
+        classes = [check_name(item, path, f"classes[{k}]") for k, item in enumerate(class_list or ())]
         for item in classes:
             self.classes.setdefault(item, len(self.classes))
         labels, files = content.get("labels"), content.get("file_names")
         if not isinstance(labels, dict) or not labels:
             raise LabelError("there are no labels", "map each image to its targets", path, column="labels")
         files = files if isinstance(files, dict) else {}
-        silent = set()
+        unlabelled = set()
         for key, target in labels.items():
             place = f"labels[{key!r}]"
-            title = check_name(files.get(key, key), path, place)
-            image = self.images.setdefault(title, len(self.images))
+            image_name = check_name(files.get(key, key), path, place)
+            image = self.images.setdefault(image_name, len(self.images))
             if target is None:
-                silent.add(image)
+                unlabelled.add(image)
                 continue
             for value in target if isinstance(target, list) else [target]:
                 self._target(image, value, sign, classes, path, place)
-        return silent
+        return unlabelled
 
-    def _target(self, image: int, given: Any, sign: int, classes: list[str], path: Path, place: str) -> None:
-        more = given if isinstance(given, dict) else {}
-        target = more.get("label") if isinstance(given, dict) else given
+    def _target(self, image: int, item: Any, sign: int, classes: list[str], path: Path, place: str) -> None:
+        fields = item if isinstance(item, dict) else {}
+        target = fields.get("label") if isinstance(item, dict) else item
         if isinstance(target, int) and not isinstance(target, bool):
             if not 0 <= target < len(classes):
-                message = f"class number {target}, where {len(classes)} classes are listed"
+                message = f"class number {target}, but only {len(classes)} classes are listed"
                 raise LabelError(message, "complete the list 'classes'", path, column=place)
             label = classes[target]
         else:
             label = check_name(target, path, place)
-        confidence, attributes = read_score(more.get("confidence"), path, place), more.get("attributes")
+        confidence, attributes = read_score(fields.get("confidence"), path, place), fields.get("attributes")
         source = attributes.get("source") if isinstance(attributes, dict) else None
         column = self.classes.setdefault(label, len(self.classes))
-        by = self.sources.setdefault(source if isinstance(source, str) else "", len(self.sources))
-        self.found.append((image, column, sign, by, confidence))
+        source_index = self.sources.setdefault(source if isinstance(source, str) else "", len(self.sources))
+        self.entries.append((image, column, sign, source_index, confidence))
 
     def rows(self) -> Rows:
-        parts: Iterator[Any] = zip(*self.found, strict=True) if self.found else iter([()] * 5)
+        parts: Iterator[Any] = zip(*self.entries, strict=True) if self.entries else iter([()] * 5)
         image, column, value, source, score = (np.array(part) for part in parts)
         return Rows.build(
             Names(self.images), Names(self.classes), image, column, value, source, score, list(self.sources)

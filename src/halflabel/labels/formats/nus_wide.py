@@ -1,8 +1,8 @@
 """NUS-WIDE: a folder with one file of 0/1 lines per class, aligned line by line with a list of images.
 
-`Groundtruth/AllLabels/Labels_<class>.txt` goes with `ImageList/Imagelist.txt`, and
-`Groundtruth/TrainTestLabels/Labels_<class>_Train.txt` with `ImageList/TrainImagelist.txt` (Test likewise). 1 is
-present, 0 absent, and nothing is unknown.
+`Groundtruth/AllLabels/Labels_<class>.txt` belongs to `ImageList/Imagelist.txt`, and
+`Groundtruth/TrainTestLabels/Labels_<class>_Train.txt` to `ImageList/TrainImagelist.txt` (Test likewise). 1 is present,
+0 absent, and nothing is unknown.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["USES", "read", "sniff", "write"]
 
 USES = ("split",)
 
-_BLANKS = np.frombuffer(b" \t\r", np.uint8)
-_ALIGNED = (
+_BLANK_BYTES = np.frombuffer(b" \t\r", np.uint8)
+_FIX_ALIGNMENT = (
     "labels belong to images by line number alone: take both files from the same archive, and never remove lost images "
     "from one of them only"
 )
@@ -35,23 +35,23 @@ _ALIGNED = (
 
 def sniff(path: Path) -> bool:
     """A folder with Groundtruth/AllLabels or Groundtruth/TrainTestLabels."""
-    truth = _find(path, "Groundtruth")
-    return truth is not None and bool(_find(truth, "AllLabels") or _find(truth, "TrainTestLabels"))
+    truth = _find_entry(path, "Groundtruth")
+    return truth is not None and bool(_find_entry(truth, "AllLabels") or _find_entry(truth, "TrainTestLabels"))
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read all labels, or those of the split Train or Test. Classes are in the order of their names."""
+    """Read all labels, or those of the split Train or Test. Classes are in alphabetical order."""
     base = existing_path(path, folder=True)
-    split = _choose(base, policy.split)
+    split = _choose_split(base, policy.split)
     files = _class_files(base, split)
-    listing = _needed(base, "ImageList", "Imagelist.txt" if split == "all" else f"{split}Imagelist.txt")
+    listing = _require(base, "ImageList", "Imagelist.txt" if split == "all" else f"{split}Imagelist.txt")
     images = _image_list(listing)
     labels = np.empty((len(images), len(files)), np.int8)
     for number, file in enumerate(files.values()):
-        column = _column(file)
+        column = _read_column(file)
         if len(column) != len(images):
             message = f"{len(column)} lines, but {listing.name} names {len(images)} images"
-            raise LabelError(message, _ALIGNED, file)
+            raise LabelError(message, _FIX_ALIGNMENT, file)
         labels[:, number] = 2 * column - 1
 
     audit = Audit("nus-wide", [str(listing), *map(str, files.values())])
@@ -64,7 +64,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write AllLabels and Imagelist.txt; refuses unknown labels, for which 0 and 1 leave no place."""
+    """Write AllLabels and Imagelist.txt; UserError for unknown labels, which 0 and 1 cannot express."""
     table = rows.resolve()
     labels = table.dense()
     if not labels.size:
@@ -87,28 +87,30 @@ def write(rows: Rows, path: Path) -> None:
     write_text(Path(path) / "ImageList" / "Imagelist.txt", "".join(f"{name}\n" for name in table.images))
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    """An entry of a folder, upper or lower case: copies of the archive differ in it."""
+def _find_entry(folder: Path, name: str) -> Path | None:
+    """An entry of a folder, ignoring case: copies of the archive differ in it."""
     try:
         return next((entry for entry in sorted(folder.iterdir()) if entry.name.lower() == name.lower()), None)
     except OSError:
         return None
 
 
-def _needed(base: Path, *names: str) -> Path:
+def _require(base: Path, *names: str) -> Path:
+    """The path base/names, ignoring case; LabelError if it is missing."""
     place = base
     for name in names:
-        found = _find(place, name)
-        if found is None:
+        entry = _find_entry(place, name)
+        if entry is None:
             raise LabelError(f"there is no {'/'.join(names)}", "unpack the whole archive into this folder", base)
-        place = found
+        place = entry
     return place
 
 
-def _choose(base: Path, wanted: str | None) -> str:
+def _choose_split(base: Path, wanted: str | None) -> str:
+    """The split to read: "all", "Train" or "Test"."""
     if wanted is None:
-        if _find(_needed(base, "Groundtruth"), "AllLabels") is None:
-            message = "there is no Groundtruth/AllLabels, and which split to read is not said"
+        if _find_entry(_require(base, "Groundtruth"), "AllLabels") is None:
+            message = "there is no Groundtruth/AllLabels, and no split is stated"
             raise LabelError(message, "add --split Train or --split Test", base)
         return "all"
     for split in ("all", "Train", "Test"):
@@ -118,9 +120,9 @@ def _choose(base: Path, wanted: str | None) -> str:
 
 
 def _files_by_class(folder: Path, split: str) -> dict[str, Path]:
-    """Class -> file, in the order of the classes' names."""
+    """Class -> file, in alphabetical order."""
     ending = "" if split == "all" else f"_{split}"
-    found = {}
+    files = {}
     for file in folder.iterdir():
         match = re.fullmatch(rf"Labels_(.+){ending}\.txt", file.name, re.IGNORECASE)
         if match and file.is_file():
@@ -128,12 +130,13 @@ def _files_by_class(folder: Path, split: str) -> dict[str, Path]:
                 match[1].encode()
             except UnicodeEncodeError:
                 raise LabelError("the file's name is not UTF-8", "rename it", folder / ascii(file.name)) from None
-            found[match[1]] = file
-    return dict(sorted(found.items()))
+            files[match[1]] = file
+    return dict(sorted(files.items()))
 
 
 def _class_files(base: Path, split: str) -> dict[str, Path]:
-    folder = _needed(base, "Groundtruth", "AllLabels" if split == "all" else "TrainTestLabels")
+    """The label files of a split by class; LabelError if there are none."""
+    folder = _require(base, "Groundtruth", "AllLabels" if split == "all" else "TrainTestLabels")
     if not folder.is_dir():
         raise LabelError("this is a file, but a folder is needed", "unpack the archive again", folder)
     files = _files_by_class(folder, split)
@@ -152,29 +155,29 @@ def _image_list(file: Path) -> list[str]:
     line_of: dict[str, int] = {}
     for number, name in enumerate(names, 1):
         if not name or "\x00" in name:
-            message = "the line names no image, so that all labels after it would shift"
-            raise LabelError(message, _ALIGNED, file, line=number)
+            message = "the line has no image, so all labels after it would shift"
+            raise LabelError(message, _FIX_ALIGNMENT, file, line=number)
         if name in line_of:
             message = f"image {name!r} is already on line {line_of[name]}"
-            raise LabelError(message, "give every image a name of its own", file, line=number)
+            raise LabelError(message, "give every image its own name", file, line=number)
         line_of[name] = number
     if not names:
         raise LabelError("the file lists no image", "unpack the archive again", file)
     return names
 
 
-def _column(file: Path) -> NDArray[np.int8]:
+def _read_column(file: Path) -> NDArray[np.int8]:
     """The 0 or 1 of each line of a class file."""
     existing_path(file)
     data = np.frombuffer(file.read_bytes().rstrip() + b"\n", np.uint8)
-    digit, end = (plain := data[~np.isin(data, _BLANKS)])[0::2], plain[1::2]
+    digit, end = (plain := data[~np.isin(data, _BLANK_BYTES)])[0::2], plain[1::2]
     if len(digit) == len(end) and np.all(end == ord("\n")) and np.all((digit == ord("0")) | (digit == ord("1"))):
         return (digit - ord("0")).astype(np.int8)
-    # Something is odd: read line by line to say where, or to find that only the line ends are unusual.
+    # Not all lines fit: read line by line to find the first fault, or only unusual line ends.
     texts = [line.strip() for line in read_lines(file)]
     while texts and not texts[-1]:
         texts.pop()
     for number, text in enumerate(texts, 1):
         if text not in ("0", "1"):
-            raise LabelError(f"{text!r} is not 0 or 1", "one 0 or 1 on each line", file, line=number)
+            raise LabelError(f"{text!r} is not 0 or 1", "write one 0 or 1 on each line", file, line=number)
     return np.array(texts, dtype=np.int8)

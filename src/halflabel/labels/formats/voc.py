@@ -1,7 +1,7 @@
 """Pascal VOC: a folder with `ImageSets/Main/<class>_<split>.txt`, lines of `image flag`.
 
-Flag 1 is present, −1 absent, and 0 says that only difficult objects of the class are there. That is not absent: it is
-unknown unless `policy.difficult` says otherwise.
+Flag 1 is present, −1 absent, and 0 means that all objects of the class in the image are difficult. That is not absent:
+it is unknown unless `policy.difficult` states otherwise.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["USES", "read", "sniff", "write"]
 USES = ("difficult", "split")
 
 _FLAGS = {"1": 1, "+1": 1, "0": 0, "-1": -1}
-_SAME = "every class file must list the same images in the same order"
-_WRITTEN = "trainval"
+_FIX_ORDER = "every class file must list the same images in the same order"
+_WRITTEN_SPLIT = "trainval"
 
 
 def sniff(path: Path) -> bool:
-    """A folder with ImageSets/Main in it, or that folder itself, that has files named <class>_<split>.txt."""
+    """A folder with ImageSets/Main, or the folder Main itself, with files named <class>_<split>.txt."""
     main = path / "ImageSets" / "Main"
     try:
         return any((main if main.is_dir() or path.name != "Main" else path).glob("?*_?*.txt"))
@@ -39,16 +39,16 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read one split. Classes are in the order of their names, which is the same for every split."""
-    main = _main(existing_path(path, folder=True))
+    """Read one split. Classes are in alphabetical order, the same for every split."""
+    main = _main_folder(existing_path(path, folder=True))
     splits = _class_files(main)
-    split = _choose(main, splits, policy.split)
+    split = _choose_split(main, splits, policy.split)
     files = splits[split]
     listing = main / f"{split}.txt"
     if not listing.is_file():
         listing = next(iter(files.values()))
     images = _image_list(listing)
-    flags = np.stack([_flags(file, listing, images) for file in files.values()], axis=1)
+    flags = np.stack([_read_flags(file, listing, images) for file in files.values()], axis=1)
 
     meaning = policy.difficult or "unknown"
     audit = Audit("voc", [str(file) for file in files.values()])
@@ -57,7 +57,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     difficult = flags == 0
     audit.add("0", meaning, int(np.count_nonzero(difficult)))
     if difficult.any() and policy.difficult is None:
-        audit.note("flag 0 means difficult objects only: taken as unknown; --difficult present or absent decides it")
+        audit.note("flag 0 means difficult objects only: read as unknown; --difficult present or absent changes that")
     if others := [name for name in splits if name != split]:
         audit.note(f"splits not read: {', '.join(others)}")
     labels = np.where(difficult, LABEL_VALUES[meaning], flags).astype(np.int8)
@@ -70,7 +70,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which reads back as unknown by default."""
+    """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which is read back as unknown by default."""
     table = rows.resolve()
     main = Path(path) / "ImageSets" / "Main"
     check_file_names(table.classes)
@@ -79,16 +79,17 @@ def write(rows: Rows, path: Path) -> None:
             raise UserError(f"image {name!r} has no name, or blanks in it", "rename it, or write --to long")
     if not (len(table.images) and len(table.classes)):
         raise UserError("there is no image or no class to write", "write --to long")
-    check_stale_files(main, _class_files(main).get(_WRITTEN, {}) if main.is_dir() else (), table.classes)
+    check_stale_files(main, _class_files(main).get(_WRITTEN_SPLIT, {}) if main.is_dir() else (), table.classes)
     images = list(table.images)
     flags = table.dense()
     for number, name in enumerate(table.classes):
         column = (f"{image} {flag:>2}\n" for image, flag in zip(images, flags[:, number].tolist(), strict=True))
-        write_text(main / f"{name}_{_WRITTEN}.txt", "".join(column))
-    write_text(main / f"{_WRITTEN}.txt", "".join(f"{image}\n" for image in images))
+        write_text(main / f"{name}_{_WRITTEN_SPLIT}.txt", "".join(column))
+    write_text(main / f"{_WRITTEN_SPLIT}.txt", "".join(f"{image}\n" for image in images))
 
 
-def _main(path: Path) -> Path:
+def _main_folder(path: Path) -> Path:
+    """The folder ImageSets/Main."""
     main = path / "ImageSets" / "Main"
     if main.is_dir():
         return main
@@ -98,8 +99,8 @@ def _main(path: Path) -> Path:
 
 
 def _class_files(main: Path) -> dict[str, dict[str, Path]]:
-    """Split -> class -> file. A class may contain underscores: the split is what follows the last one."""
-    found: dict[str, dict[str, Path]] = {}
+    """Split -> class -> file. A class may contain underscores: the split follows the last one."""
+    files: dict[str, dict[str, Path]] = {}
     for file in sorted(main.glob("?*_?*.txt"), key=lambda file: file.stem.rpartition("_")[0]):
         name, _, split = file.stem.rpartition("_")
         if name and split and file.is_file():
@@ -107,21 +108,22 @@ def _class_files(main: Path) -> dict[str, dict[str, Path]]:
                 name.encode()
             except UnicodeEncodeError:
                 raise LabelError("the file's name is not UTF-8", "rename the file", main / ascii(file.name)) from None
-            found.setdefault(split, {})[name] = file
-    return found
+            files.setdefault(split, {})[name] = file
+    return files
 
 
-def _choose(main: Path, splits: dict[str, dict[str, Path]], wanted: str | None) -> str:
+def _choose_split(main: Path, splits: dict[str, dict[str, Path]], split: str | None) -> str:
+    """The split to read; LabelError if it is missing or not stated among several."""
     if not splits:
         raise LabelError("no file is called <class>_<split>.txt", "name the folder VOC2007, VOC2012, …", main)
-    there = ", ".join(splits)
-    if wanted is None:
+    names = ", ".join(splits)
+    if split is None:
         if len(splits) > 1:
-            raise LabelError(f"several splits are here: {there}", "state one, such as --split trainval", main)
+            raise LabelError(f"several splits are here: {names}", "state one, such as --split trainval", main)
         return next(iter(splits))
-    if wanted not in splits:
-        raise LabelError(f"no class file is of the split {wanted!r}", f"use --split with one of: {there}", main)
-    return wanted
+    if split not in splits:
+        raise LabelError(f"no class file is of the split {split!r}", f"use --split with one of: {names}", main)
+    return split
 
 
 def _image_list(file: Path) -> list[str]:
@@ -143,8 +145,8 @@ def _image_list(file: Path) -> list[str]:
     return list(line_of)
 
 
-def _flags(file: Path, listing: Path, images: list[str]) -> NDArray[np.int8]:
-    """The flags of one class file, in the order of `images`: {−1, 0, 1}."""
+def _read_flags(file: Path, listing: Path, images: list[str]) -> NDArray[np.int8]:
+    """The flags of one class file, in the order of `images`: −1, 0 or 1."""
     flags: list[int] = []
     number = 0
     for number, line in enumerate(read_lines(file), 1):
@@ -152,18 +154,18 @@ def _flags(file: Path, listing: Path, images: list[str]) -> NDArray[np.int8]:
         if not fields:
             continue
         if len(fields) != 2:
-            message = f"{len(fields)} fields where there must be an image and a flag"
+            message = f"{len(fields)} fields instead of an image and a flag"
             raise LabelError(message, "write the line as: image flag", file, line=number)
         name, flag = fields
         if flag not in _FLAGS:
             raise LabelError(f"flag {flag!r} is not 1, 0 or -1", "use 1 present, -1 absent", file, line=number)
         if len(flags) == len(images):
-            raise LabelError(f"image {name!r} is one more than {listing.name} lists", _SAME, file, line=number)
+            raise LabelError(f"image {name!r} is one more than {listing.name} lists", _FIX_ORDER, file, line=number)
         if name != images[len(flags)]:
-            message = f"image {name!r} stands where {listing.name} has {images[len(flags)]!r}"
-            raise LabelError(message, _SAME, file, line=number)
+            message = f"image {name!r} is where {listing.name} has {images[len(flags)]!r}"
+            raise LabelError(message, _FIX_ORDER, file, line=number)
         flags.append(_FLAGS[flag])
     if len(flags) < len(images):
         message = f"the file ends after {len(flags)} images, but {listing.name} lists {len(images)}"
-        raise LabelError(message, _SAME, file, line=number)
+        raise LabelError(message, _FIX_ORDER, file, line=number)
     return np.array(flags, np.int8)
