@@ -17,6 +17,7 @@ from halflabel.data.gpu_views import apply_view, draw_parameters
 from halflabel.data.views import Strong, make_views
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
+from halflabel.experiments.data import split_data
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
@@ -120,7 +121,7 @@ def test_comparisons_are_told_apart_by_them_and_older_ones_go_on(tmp_path: Path)
     table = LabelTable.from_dense([[1, -1], [-1, 1]] * 4)
 
     def identity(**more: Any) -> dict[str, Any]:
-        return Bench(table, images, Config(backbone="tiny", size=32, **more), cache=tmp_path).identity()
+        return Bench(split_data(table, images), Config(backbone="tiny", size=32, **more), cache=tmp_path).identity()
 
     assert not set(STRONG_VIEW_FIELDS) & set(identity())  # as folders have it that were made before there was a choice
     assert identity(cutout=0.2) == {**identity(), "cutout": 0.2}

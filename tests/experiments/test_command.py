@@ -97,7 +97,7 @@ def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, mon
         self.progress(done, total)
         raise OutOfTime
 
-    monkeypatch.setattr(Bench, "_tell", tell)
+    monkeypatch.setattr(Bench, "_report_features", tell)
     monkeypatch.setattr("sys.argv", ["halflabel", "compare", "a file.csv", "--force", "--budget", "1s"])
     result = ask(data, tmp_path / "out", "--methods", "bn-bce", "--budget", "1h")
     assert result.exit_code == 2
@@ -150,7 +150,7 @@ def test_gradients_can_be_clipped(data: Path, tmp_path: Path) -> None:
     [
         (["--methods", "bcee"], "did you mean"),
         (["--methods", "BCE"], "did you mean bce"),
-        (["--lr", "0"], "nothing is learned at the rate 0"),
+        (["--lr", "0"], "the learning rate 0 cannot be used"),
         (["--shares", "some"], "--shares 0.1,0.3,1"),
         (["--shares", "2"], "0.1,0.3,1"),
         (["--protocol", "nothing"], "single-positive"),
@@ -174,15 +174,3 @@ def test_interrupting_says_how_to_go_on(data: Path, tmp_path: Path, monkeypatch:
     result = ask(data, tmp_path / "out", "--methods", "em")
     assert result.exit_code == 130
     assert "the same command goes on" in result.stderr
-
-
-def test_labels_that_a_model_made_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from halflabel.cli.compare import said_by_people
-    from halflabel.labels.formats import read
-
-    (tmp_path / "labels.csv").write_text(
-        "image,class,value,source,score\na,dog,1,,\na,cat,1,model:bce:runs/first,0.9\nb,dog,-1,anna,\nb,cat,-1,machine,0.2\n"
-    )
-    table = said_by_people(read(tmp_path / "labels.csv"))
-    assert table.dense().tolist() == [[1, 0], [-1, 0]]
-    assert "2 of 4 labels were made by a model: they are left out" in capsys.readouterr().out

@@ -15,8 +15,9 @@ from torch import Tensor
 import halflabel.training.loop
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench, OutOfTime
+from halflabel.experiments.data import split_data
 from halflabel.experiments.grid import Candidate, LabelMask, Task
-from halflabel.experiments.shared_start import Start, begin, kept
+from halflabel.experiments.shared_start import Start, copy_start, read_start
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.models.backbones import build_backbone
@@ -40,7 +41,7 @@ def linear() -> tuple[Linear, dict[str, Tensor]]:
 def begun(name: str, **options: Any) -> tuple[Method, Head]:
     method = recipe(name).make(**options)
     head = seeded(2, lambda: method.head(CHANNELS, CLASSES))
-    begin(linear()[1], Model(None, head), method, labels())
+    copy_start(linear()[1], Model(None, head), method, labels())
     return method, head.eval()
 
 
@@ -90,10 +91,10 @@ def test_a_head_of_another_kind_begins_as_it_was_made() -> None:
     method = recipe("cnn-rnn").make()
     head = seeded(2, lambda: method.head(CHANNELS, CLASSES))
     before = {name: value.clone() for name, value in head.state_dict().items()}
-    begin(linear()[1], Model(None, head), method, labels())
+    copy_start(linear()[1], Model(None, head), method, labels())
     assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
     with pytest.raises(UserError, match="no linear head"):
-        begin({}, Model(None, head), method, labels())
+        copy_start({}, Model(None, head), method, labels())
 
 
 def test_the_backbone_goes_over_where_it_is_tuned() -> None:
@@ -103,7 +104,7 @@ def test_the_backbone_goes_over_where_it_is_tuned() -> None:
             value.add_(1.0)
     method = recipe("lsep").make()
     other = Model(build_backbone("tiny", pretrained=False, size=32), method.head(CHANNELS, CLASSES))
-    begin(first.state_dict(), other, method, labels())
+    copy_start(first.state_dict(), other, method, labels())
     for name, value in other.state_dict().items():
         assert torch.equal(value, first.state_dict()[name]), name
 
@@ -135,7 +136,7 @@ def test_trained_once_per_seed_and_hiding(
     config = replace(config, tune=tune)
 
     def bench() -> Bench:
-        return Bench(digits.table, digits.images, config, cache=tmp_path, start=START, say=said.append)
+        return Bench(split_data(digits.table, digits.images), config, cache=tmp_path, start=START, say=said.append)
 
     first = bench()
     for one in (task("lsep"), task("logistic"), task("wsabie"), task("lsep", seed=1), task("lsep", share=0.8)):
@@ -153,8 +154,8 @@ def test_trained_once_per_seed_and_hiding(
     assert not fits  # another bench finds it
     assert len(trained.outcome.log) == 3
     files[0].write_bytes(b"damaged")
-    assert kept(files[0]) is None
-    assert kept(tmp_path / "nothing") is None
+    assert read_start(files[0]) is None
+    assert read_start(tmp_path / "nothing") is None
 
 
 def test_another_test_has_the_same_start(
@@ -163,19 +164,12 @@ def test_another_test_has_the_same_start(
     rest = digits.table.subset(np.arange(20, 60))
     for first in (0, 10):
         test, pictures = digits.table.subset(np.arange(first, first + 10)), digits.images[first : first + 10]
-        bench = Bench(rest, digits.images[20:], config, test=test, test_images=pictures, cache=tmp_path, start=START)
+        data = split_data(rest, digits.images[20:], test=test, test_images=pictures)
+        bench = Bench(data, config, cache=tmp_path, start=START)
         bench.train(task("lsep"))
     assert [epochs for epochs, *_ in fits] == [3, 2, 2]
     (kept_as,) = (tmp_path / "starts").iterdir()
-    other = Bench(
-        rest,
-        digits.images[20:],
-        config,
-        test=test,
-        test_images=pictures,
-        cache=tmp_path,
-        start=replace(START, epochs=1),
-    )
+    other = Bench(data, config, cache=tmp_path, start=replace(START, epochs=1))
     other.train(task("lsep"))
     assert len(list((tmp_path / "starts").iterdir())) == 2
     assert kept_as.exists()
@@ -183,21 +177,21 @@ def test_another_test_has_the_same_start(
 
 def test_the_start_is_the_method_trained_alone(digits: Any, config: Config, tmp_path: Path) -> None:
     alone = replace(config, settings=replace(config.settings, epochs=START.epochs))
-    plain = Bench(digits.table, digits.images, alone, cache=tmp_path).train(task("logistic"))
-    started = Bench(digits.table, digits.images, config, cache=tmp_path, start=START)
+    plain = Bench(split_data(digits.table, digits.images), alone, cache=tmp_path).train(task("logistic"))
+    started = Bench(split_data(digits.table, digits.images), config, cache=tmp_path, start=START)
     assert np.array_equal(started.train(task("logistic")).logits, plain.logits)
     assert started.identity()["start"]["epochs"] == 3
-    assert "start" not in Bench(digits.table, digits.images, config, cache=tmp_path).identity()
-    # Where nothing is learned any more, a method with the same head stays where it began.
+    assert "start" not in Bench(split_data(digits.table, digits.images), config, cache=tmp_path).identity()
+    # Where cannot be used any more, a method with the same head stays where it began.
     still = replace(config, settings=replace(config.settings, schedule="constant"))
-    bench = Bench(digits.table, digits.images, still, cache=tmp_path, start=START)
+    bench = Bench(split_data(digits.table, digits.images), still, cache=tmp_path, start=START)
     same = bench.train(replace(task("lsep"), lr=0.0, candidate=replace(task("lsep").candidate, weight_decay=0.0)))
     first = bench.train(task("logistic"))
     assert np.allclose(same.logits, first.logits, atol=1e-6)
 
 
 def test_a_budget_ends_the_start_too(digits: Any, config: Config, tmp_path: Path) -> None:
-    bench = Bench(digits.table, digits.images, config, cache=tmp_path, start=START)
+    bench = Bench(split_data(digits.table, digits.images), config, cache=tmp_path, start=START)
     bench.train(task("lsep", seed=1))  # features are there
     bench.deadline = time.monotonic() - 1
     with pytest.raises(OutOfTime):
@@ -211,7 +205,9 @@ def test_a_start_of_the_labelled_images_for_tasks_of_all(
     dense = replace(task("lsep"), label_mask=LabelMask("dense", (("share", 0.2),)))
     sizes: list[int] = []
     for only in (False, True):
-        bench = Bench(digits.table, digits.images, config, cache=tmp_path, start=replace(START, labelled_only=only))
+        bench = Bench(
+            split_data(digits.table, digits.images), config, cache=tmp_path, start=replace(START, labelled_only=only)
+        )
         bench.train(dense)
         inside = bench.divide(dense.label_mask, 0).inside
         sizes.append(len(inside))
@@ -239,7 +235,7 @@ def test_epochs_of_the_head_alone_are_not_cut_short(
     settings = replace(config.settings, patience=1, epochs=4)
     whole = replace(config, tune="all", settings=settings, linear_init=3, linear_lr=0.0)
     role = replace(task("role-li"), lr=0.0, candidate=replace(task("role-li").candidate, weight_decay=0.0))
-    bench = Bench(digits.table, digits.images, whole, cache=tmp_path)
+    bench = Bench(split_data(digits.table, digits.images), whole, cache=tmp_path)
     bench.train(role)
     assert seen == [(3, 0, 3), (4, 1, 2)]
     assert bench.identity()["linear_init"] == 3
@@ -256,7 +252,8 @@ def test_images_of_which_nothing_is_known_can_be_left_out(
 ) -> None:
     dense = replace(task("bce"), label_mask=LabelMask("dense", (("share", 0.2),)))
     whole, part = (
-        Bench(digits.table, digits.images, config, cache=tmp_path, labelled_only=only) for only in (False, True)
+        Bench(split_data(digits.table, digits.images), config, cache=tmp_path, labelled_only=only)
+        for only in (False, True)
     )
     outside = [bench.divide(dense.label_mask, 0).outside.tolist() for bench in (whole, part)]
     assert outside[0] == outside[1]

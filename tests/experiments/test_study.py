@@ -24,7 +24,7 @@ from halflabel.experiments.bench import Bench, OutOfTime, Trained
 from halflabel.experiments.conclusions import advise, conclude, describe_control
 from halflabel.experiments.grid import Task
 from halflabel.experiments.learning_curve import Backtest, Extrapolation, extrapolate, fit_law
-from halflabel.experiments.result import Interval, Scored
+from halflabel.experiments.result import Interval, TaskScore
 from halflabel.experiments.store import Store
 from halflabel.experiments.study import Gap, grow, study
 from halflabel.labels import drop
@@ -205,13 +205,13 @@ def test_the_law_is_found_again() -> None:
     assert odd.at(2.0)[1] == pytest.approx(0.7)
 
 
-def curve(spread: float, images: float, seeds: int, number: int, a: float = 0.9) -> dict[float, dict[int, Scored]]:
+def curve(spread: float, images: float, seeds: int, number: int, a: float = 0.9) -> dict[float, dict[int, TaskScore]]:
     """Scores that scatter about a = 0.9, b = 0.1, c = 0.5, over seeds and over test images, shared by all shares."""
     rng = np.random.default_rng(number)
     shift, found = rng.normal(0, images), {}
     for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0):
         values = a - 0.1 * share**-0.5 + shift + rng.normal(0, spread, seeds)
-        found[share] = {s: Scored(float(v), v + np.linspace(-2, 2, 400) * images, 500) for s, v in enumerate(values)}
+        found[share] = {s: TaskScore(float(v), v + np.linspace(-2, 2, 400) * images, 500) for s, v in enumerate(values)}
     return found
 
 
@@ -242,7 +242,7 @@ def test_noise_is_normal_and_a_function_of_its_place() -> None:
 def test_intervals_do_not_change_with_numpy() -> None:
     """Written down once: no generator that may change is asked."""
     found = {
-        share: {seed: Scored(0.9 - 0.1 * share**-0.5 + 0.002 * seed, np.full(50, 0.8), 500) for seed in range(3)}
+        share: {seed: TaskScore(0.9 - 0.1 * share**-0.5 + 0.002 * seed, np.full(50, 0.8), 500) for seed in range(3)}
         for share in (1 / 8, 1 / 4, 1 / 2, 1.0)
     }
     gain = extrapolate(found).gain
@@ -397,7 +397,7 @@ def test_at_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--budgets", "2"], "not in (0, 1]"),
         (["--strategies", "wild"], "partial, dense, noisy, noisy+"),
         (["--method", "bcee"], "did you mean"),
-        (["--lr", "0"], "nothing is learned"),
+        (["--lr", "0"], "cannot be used"),
         (["--epochs", "2"], "epochs was 1, is 2"),
     ):
         refused = run("study", *data, *TINY, "--out", tmp_path / "out", *words)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from halflabel.experiments import Comparison, Row, Task
     from halflabel.experiments.grid import Outcome
     from halflabel.labels.audit import LabelImport
-    from halflabel.labels.table import LabelTable
 
 TRAINING, JUDGING = "How all are trained", "How they are judged"
 
@@ -141,8 +140,8 @@ def compare(
         if name != "auto":
             check_method(name.partition(":")[0])
     found: LabelImport = read(labels)
-    table = said_by_people(found)
-    other = said_by_people(read(test)) if test is not None else None
+    test_rows = read(test).rows if test is not None else None
+    table = found.table()
     show_audit(found.audit, table)
 
     from halflabel.experiments import compare as compare_methods
@@ -177,14 +176,14 @@ def compare(
     where = escape(str(out))
     with kept(out), GridBar() as task_bar, Bar("features") as bar:
         result = compare_methods(
-            table,
+            found.rows,
             images,
             _words(methods),
             out=out,
             shares=kept_shares,
             protocols=protocol or (),
             seeds=seeds,
-            test=other,
+            test=test_rows,
             test_images=test_images,
             test_share=test_share,
             select=select.value,  # type: ignore[arg-type]  # typer has checked it
@@ -258,16 +257,6 @@ def print_table(table: Table) -> None:
         console.print(table)
     else:
         Console(file=console.file, width=_NO_EDGE, highlight=False).print(table)
-
-
-def said_by_people(found: LabelImport) -> LabelTable:
-    """The labels less those that a model made: a method that learnt from them would be judged by its own kind."""
-    from halflabel.labels.provenance import training_and_evaluation_tables
-
-    every, table = training_and_evaluation_tables(found.rows)
-    if made := every.known - table.known:
-        console.print(f"{made} of {every.known} labels were made by a model: they are left out", soft_wrap=True)
-    return table
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from halflabel.cli.compare import (
     kept,
     nothing_finished,
     print_table,
-    said_by_people,
     shares_in,
     show_waiting,
 )
@@ -110,8 +109,8 @@ def study(
             raise UserError(f"{folder} is not a folder", "name the folder with the images")
     shares = shares_in(budgets, "--budgets") if budgets is not None else None
     found: LabelImport = read(labels)
-    table = said_by_people(found)
-    other = said_by_people(read(test)) if test is not None else None
+    test_rows = read(test).rows if test is not None else None
+    table = found.table()
     show_audit(found.audit, table)
 
     from halflabel.cli.progress import Bar
@@ -142,7 +141,7 @@ def study(
         "out": place,
         "method": method,
         "seeds": seeds,
-        "test": other,
+        "test": test_rows,
         "test_images": test_images,
         "test_share": test_share,
         "budget": budget,
@@ -156,10 +155,10 @@ def study(
         how |= {"callback": task_bar, "progress": bar}
         result: Study | Growth
         if grow:
-            result = studies.grow(table, images, shares=shares or studies.GROWTH, worth=worth, **how)
+            result = studies.grow(found.rows, images, shares=shares or studies.GROWTH, worth=worth, **how)
         else:
             names = [word.strip() for word in strategies.split(",") if word.strip()]
-            result = studies.study(table, images, budgets=shares or studies.BUDGETS, strategies=names, **how)
+            result = studies.study(found.rows, images, budgets=shares or studies.BUDGETS, strategies=names, **how)
     _show(result)
     if result.left_out:
         show_waiting(result.waiting)

@@ -1,16 +1,15 @@
-"""The bench: the images divided once into those to learn from and those to judge by, and one task trained on them."""
+"""Bench: trains one task of an experiment at a time, on data that is split once for all tasks."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import gc
-import hashlib
 import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,9 +22,18 @@ from halflabel import __version__
 from halflabel.data.gpu_views import load_to_device
 from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
 from halflabel.errors import UserError
+from halflabel.experiments.data import ExperimentData, image_identity
 from halflabel.experiments.grid import LabelMask, Outcome, Task
 from halflabel.experiments.meter import Meter
-from halflabel.experiments.shared_start import OutOfTime, Start, StopAtDeadline, begin, keep, kept, place_of
+from halflabel.experiments.shared_start import (
+    OutOfTime,
+    Start,
+    StopAtDeadline,
+    copy_start,
+    read_start,
+    start_path,
+    write_start,
+)
 from halflabel.labels.split import assign_parts
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
@@ -44,136 +52,121 @@ from halflabel.training.loop import Fitted, fit
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
 
 Select = Literal["known", "hidden"]
-_IN_MEMORY = 1 << 30  # bytes of features that are read into memory rather than mapped
+_MAX_BYTES_IN_MEMORY = 1 << 30  # larger features are memory-mapped
 
 
 class DataError(UserError):
-    """Something about the images that concerns all tasks."""
+    """A problem with the images, which concerns all tasks."""
 
 
 class Trained(NamedTuple):
-    """An outcome and the logits (N, C) of the test images; NaN for those that cannot be read."""
+    """An outcome and the logits (N, C) of the test images; NaN for unreadable ones."""
 
     outcome: Outcome
     logits: NDArray[np.float32]
 
 
 class Division(NamedTuple):
-    """What is known of the images that are not for the test, and their numbers: to train on, and to choose by."""
+    """The known labels of the images that are not for the test, and the numbers of training and validation images."""
 
     known: LabelTable
-    inside: NDArray[np.int64]
-    outside: NDArray[np.int64]
+    inside: NDArray[np.int64]  # training images
+    outside: NDArray[np.int64]  # validation images
 
     def labelled(self) -> Division:
-        """The same without the images to train on of which nothing is known."""
-        return self._replace(inside=self.inside[np.diff(self.known.start)[self.inside] > 0])
+        """Return a copy without the training images that have no known label."""
+        return self._replace(inside=self.data.inside[np.diff(self.known.start)[self.data.inside] > 0])
 
 
 class Parts(NamedTuple):
-    """The images to learn from, the test images, and those to choose epochs by where they are images of their own."""
+    """Sources of the images to learn from, the test images, and separate validation images if there are any."""
 
     rest: Subset
     test: Subset
     validation: Source | None
 
 
+@dataclass(eq=False)
 class Bench:
-    """All images and labels of a comparison.
+    """The data and settings of an experiment; trains one task at a time.
 
-    The test images are the same for all tasks and keep all their labels. Of the others a label mask leaves some labels, a
-    share of them is held out for validation by what is then known, and the rest is trained on: both depend on the
-    hiding and the seed alone, so that all candidates learn from the same labels.
+    The test images are the same for all tasks and keep all their labels. Of the other images a label mask hides some
+    labels; a share of the images is then held out for validation, and the rest is trained on. Both depend only on the
+    label mask and the seed, so that all candidates learn from the same labels.
 
-    `validation` are labels of other images to choose epochs by (in `validation_images`, or with the others); nothing
-    is held out then. Without them and with held_out = 0 nothing is chosen: the last epoch counts. `pretrained=False`
-    starts from random weights. `truth` compares what methods guess with the labels that were hidden, for the log.
-    `labelled_only` trains on no image of which nothing is known. `start` is trained once per label mask and seed, and all
-    other tasks begin with its weights; they are kept in `cache`. Methods that begin with epochs of the head alone have
-    config.linear_init of them, or with 0 as many as is their own.
+    With validation labels in `data`, nothing is held out. Without them and with config.held_out = 0 no epoch is
+    selected: the last one is used. `select="hidden"` selects epochs on the hidden labels. `pretrained=False` starts
+    from random weights. `truth` compares the guesses of methods with the hidden labels, for the log. `labelled_only`
+    leaves out training images without a known label. `start` is trained once per label mask and seed, and all other
+    tasks start from its weights, which are stored in `cache`. Methods that begin with epochs of the head alone use
+    config.linear_init of them, or if that is 0 their own number.
     """
 
-    def __init__(
-        self,
-        table: LabelTable,
-        images: Path | Tensor,
-        config: Config,
-        *,
-        test: LabelTable | None = None,
-        test_images: Path | Tensor | None = None,
-        test_share: float = 0.2,
-        validation: LabelTable | None = None,
-        validation_images: Path | Tensor | None = None,
-        select: Select = "known",
-        pretrained: bool = True,
-        truth: bool = False,
-        labelled_only: bool = False,
-        start: Start | None = None,
-        cache: Path,
-        deadline: float | None = None,
-        say: Callable[[str], None] = lambda line: None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        self.config, self.select, self.cache = config, select, cache
-        self.deadline, self.say, self.progress = deadline, say, progress
-        self.images, self.test_images, self.validation_images = images, test_images, validation_images
-        self.pretrained, self.truth = pretrained, truth
-        self.labelled_only, self.start = labelled_only, start
-        if test is None:
-            part = assign_parts(table, (1 - test_share, test_share))
-            self.inside, self.outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
-            self.rest, self.test = table.subset(self.inside), table.subset(self.outside)
-        else:
-            self.inside, self.outside = np.arange(len(table)), np.arange(len(test))
-            self.rest, self.test = table, _matched(test, table)
-        self.validation = None if validation is None else _matched(validation, table, "validation")
-        for labels, own, what in ((test, test_images, "test"), (validation, validation_images, "validation")):
-            if labels is not None and own is None and isinstance(images, Tensor):
-                raise UserError(f"the {what} labels come without images", f"give {what}_images too")
-        self.table = table
-        self.own_test = test is not None
-        _check_judgeable(self.test)
-        self._opened: dict[str, Any] = {}
-        self._divisions: dict[tuple[LabelMask, int], Division] = {}
+    data: ExperimentData
+    config: Config
+    cache: Path
+    select: Select = "known"
+    pretrained: bool = True
+    truth: bool = False
+    labelled_only: bool = False
+    start: Start | None = None
+    deadline: float | None = None
+    say: Callable[[str], None] = lambda line: None
+    progress: Callable[[int, int], None] | None = None
+    _opened: dict[str, Any] = field(default_factory=dict)
+    _divisions: dict[tuple[LabelMask, int], Division] = field(default_factory=dict)
+
+    @property
+    def table(self) -> LabelTable:
+        return self.data.table
+
+    @property
+    def rest(self) -> LabelTable:
+        """Labels of the images that are not for the test."""
+        return self.data.rest
+
+    @property
+    def test(self) -> LabelTable:
+        return self.data.test
 
     @property
     def device(self) -> str:
         return choose_device(self.config.settings.device)
 
     def divide(self, label_mask: LabelMask, seed: int) -> Division:
-        """What a label mask leaves known of the images that are not for the test, and which of them are for validation."""
+        """Return the labels that a label mask leaves known, and which images are for training and validation."""
         if (label_mask, seed) not in self._divisions:
             known = label_mask.apply(self.rest, seed)
             part = np.zeros(len(known), np.int8)
-            if self.config.held_out and self.validation is None:
+            if self.config.held_out and self.data.validation is None:
                 part = assign_parts(known, (1 - self.config.held_out, self.config.held_out), seed=seed)
-            found = Division(known, np.flatnonzero(part == 0), np.flatnonzero(part == 1))
-            # Only the latest is kept: tasks come in rounds, and tables can be large.
-            self._divisions = {(label_mask, seed): found.labelled() if self.labelled_only else found}
+            division = Division(known, np.flatnonzero(part == 0), np.flatnonzero(part == 1))
+            # Only the latest is stored: tasks come in rounds, and tables can be large.
+            self._divisions = {(label_mask, seed): division.labelled() if self.labelled_only else division}
         return self._divisions[label_mask, seed]
 
     def stats(self, label_mask: LabelMask) -> Stats:
-        """Counts of what a label mask leaves known, with the first seed."""
+        """Return statistics of the labels that a label mask leaves known with the first seed."""
         return label_mask.apply(self.rest, 0).stats()
 
     def identity(self) -> dict[str, Any]:
-        """What the results of a task depend on besides the task itself."""
-        made = self.config.as_dict()
+        """Return all values, except the task itself, that the results of a task depend on."""
+        config = self.config.as_dict()
         for name in ("method", "options", "linear_init", "images", "workers", "max_bad"):
-            made.pop(name)
+            config.pop(name)
         for name in STRONG_VIEW_FIELDS:  # as the rare ones below
-            if made[name] == getattr(Config, name):
-                made.pop(name)
-        if self.config.weights:  # what is in the file: another one may have been put in its place
-            made["weights"] = fingerprint(self._backbone())
-        settings = made.pop("settings")
+            if config[name] == getattr(Config, name):
+                config.pop(name)
+        if self.config.weights:  # by content: the file may have been replaced
+            config["weights"] = fingerprint(self._backbone())
+        settings = config.pop("settings")
         for name in ("lr", "weight_decay", "seed", "save_every", "device"):
             settings.pop(name)
-        where = {"images": self.images, "test images": self.test_images}
-        rare: dict[str, Any] = {}  # left out where they are as usual: folders made before know nothing of them
-        if self.validation is not None:
-            rare["validation labels"] = self.validation.digest()
-            where["validation images"] = self.validation_images
+        images = {"images": self.data.images, "test images": self.data.test_images}
+        rare: dict[str, Any] = {}  # left out where they have their defaults, so that older folders stay valid
+        if self.data.validation is not None:
+            rare["validation labels"] = self.data.validation.digest()
+            images["validation images"] = self.data.validation_images
         if not self.pretrained:
             rare["pretrained"] = False
         if self.truth:
@@ -187,55 +180,60 @@ class Bench:
         return {
             "labels": self.table.digest(),
             "test labels": self.test.digest(),
-            **{name: _place(images) for name, images in where.items()},
+            **{name: image_identity(place) for name, place in images.items()},
             "select": self.select,
             "device": self.device,
-            **made,
+            **config,
             **settings,
             **rare,
         }
 
     def train(self, task: Task, *, callback: Callback | None = None, folder: Path | None = None) -> Trained:
-        """Train one task and score the test images. With a folder, an interrupted task goes on from its last epoch."""
-        # The start too is outside the clock: the first task that needs it would pay for all.
+        """Train one task and score the test images; with a folder, an interrupted task resumes at its last epoch."""
+        # The start is not timed: otherwise the first task that needs it would pay for all.
         return self._train(task, None if self.start is None else self._started(task), callback, folder)[0]
 
     def _started(self, task: Task) -> Fitted:
-        """The start on the labels and with the seed of a task: as it was kept, else trained now."""
+        """Return the start for the labels and the seed of a task, from the cache or trained now."""
         assert self.start is not None
         first = self.start.task(task)
         known, inside, _ = self._divided(first)
         about = {**self.identity(), "epochs": self.start.epochs, "task": first.key, "halflabel": __version__}
-        for name in ("test labels", "test images", "truth", "start"):  # other tables start alike
+        for name in (
+            "test labels",
+            "test images",
+            "truth",
+            "start",
+        ):  # the start does not depend on these
             about.pop(name, None)
-        place = place_of(self.cache / "starts", first, {**about, "training labels": known.subset(inside).digest()})
-        found = kept(place)
-        if found is None:
+        path = start_path(self.cache / "starts", first, {**about, "training labels": known.subset(inside).digest()})
+        fitted = read_start(path)
+        if fitted is None:
             epochs = f"{self.start.epochs} epoch{'s' if self.start.epochs > 1 else ''}"
             tuned = "on frozen features" if self.config.tune == "head" else "all tuned"
             tuned += ", labelled images alone" if self.start.labelled_only else ""
-            self.say(f"what rows begin with: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
-            folder = place.with_suffix("") if self.config.tune == "all" else None
-            _, found = self._train(first, None, StopAtDeadline(self.deadline), folder)
-            keep(found, place)
+            self.say(f"training the start: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
+            folder = path.with_suffix("") if self.config.tune == "all" else None
+            _, fitted = self._train(first, None, StopAtDeadline(self.deadline), folder)
+            write_start(fitted, path)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-        return found
+        return fitted
 
     def _is_start(self, task: Task) -> bool:
         return self.start is not None and self.start.is_task(task)
 
     def _divided(self, task: Task) -> Division:
-        """What a task learns from and is judged by; the start may leave more out than others."""
-        found = self.divide(task.label_mask, task.seed)
-        return (
-            found.labelled() if self.start is not None and self.start.labelled_only and self._is_start(task) else found
-        )
+        """Return the division of a task; the start may leave out unlabelled images."""
+        division = self.divide(task.label_mask, task.seed)
+        if self.start is not None and self.start.labelled_only and self._is_start(task):
+            return division.labelled()
+        return division
 
     def _train(
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
     ) -> tuple[Trained, Fitted]:
-        """Train a task from the weights of a start, if there is one; the start itself is only scored then."""
+        """Train a task from the weights of a start, if there is one; the start itself is only scored."""
         how = recipe(task.candidate.method)
         known, inside, outside = self._divided(task)
         how.check_regime(known.stats().regime)
@@ -266,20 +264,20 @@ class Bench:
                 resume=folder is not None,
             )
 
-        # Outside the clock: the first task that needs them would pay for all.
+        # Features are not timed: otherwise the first task that needs them would pay for all.
         try:
             parts = self._features(made.needs_maps, copies) if cached else self._pictures()
             linear = 0 if cached or not how.linear_init else self.config.linear_init or how.linear_init
             first = self._features(made.needs_maps, copies) if linear else None
         except UserError as error:
             raise DataError(error.message, error.fix) from error
-        if not cached:  # what an earlier network left in reference cycles would be counted as this one's
+        if not cached:  # memory of an earlier network in reference cycles would count for this one
             gc.collect()
         with Meter(self.device) as meter:
             before = []
             if first is not None:
                 rate = settings.lr if self.config.linear_lr is None else self.config.linear_lr
-                # To stop early is for the training that it prepares: its epochs are a number of their own.
+                # Early stopping applies to the training afterwards; the head has a fixed number of epochs.
                 alone = replace(settings, epochs=linear, lr=rate, compile="no", patience=0)
                 before = fit_on(Model(None, made), first, alone, None).log
             model = Model(None if cached else copy.deepcopy(backbone), made)
@@ -288,7 +286,7 @@ class Bench:
                 fitted = start
             else:
                 if start is not None:
-                    begin(start.weights, model, method, training)
+                    copy_start(start.weights, model, method, training)
                 fitted = fit_on(model, parts, settings, folder)
             size = 512 if cached else 64
             logits = score_source(model.to(self.device), parts.test, device=self.device, batch_size=size).logits
@@ -298,7 +296,7 @@ class Bench:
             measure="" if judge is None else "assumed_mAP" if judge.assumes_absent else "mAP",
             best_epoch=fitted.best_epoch,
             known=training.known / max(len(training) * len(training.classes), 1),
-            # From the log: it knows what was spent before an interruption, and not what importing the engine took.
+            # From the log, which includes the time before an interruption, and excludes importing the engine.
             seconds=float(sum(line["seconds"] for line in [*before, *fitted.log])),
             wall=meter.seconds,
             memory=meter.memory,
@@ -308,21 +306,20 @@ class Bench:
         return Trained(outcome, logits.numpy()), fitted
 
     def _judge(self, known: LabelTable, outside: NDArray[np.int64]) -> ValidationMetric | None:
-        """What chooses the epoch, if anything does."""
-        if self.validation is not None:
-            return ValidationMetric(torch.from_numpy(self.validation.dense()))
+        """Return the metric that selects the epoch, or None."""
+        if self.data.validation is not None:
+            return ValidationMetric(torch.from_numpy(self.data.validation.dense()))
         if not len(outside):
             return None
-        return ValidationMetric(
-            torch.from_numpy((known if self.select == "known" else self.rest).subset(outside).dense())
-        )
+        labels = known if self.select == "known" else self.rest
+        return ValidationMetric(torch.from_numpy(labels.subset(outside).dense()))
 
     def open(self) -> None:
-        """Find the backbone and the image files; what is wrong with them is said before anything is written."""
+        """Open the backbone and the image files, so that errors are raised before anything is written."""
         self._raw()
 
     def bad_images(self) -> list[tuple[str, str, str]]:
-        """The images that could not be read so far: image, path, reason."""
+        """Return (image, path, reason) of the images that could not be read so far."""
         raw = self._opened.get("raw", ())
         return [row for source in raw if isinstance(source, Images) for row in source.quarantine.rows]
 
@@ -336,7 +333,7 @@ class Bench:
         return self._opened["backbone"]
 
     def _raw(self) -> list[Images | Arrays]:
-        """One source of all images, one more where the test has images of its own, one more where validation has."""
+        """Return the source of the images, then that of separate test images and of validation images, if any."""
         if "raw" not in self._opened:
             backbone = self._backbone()
             size = self.config.size or backbone.preprocess.size
@@ -349,20 +346,21 @@ class Bench:
                     table.images, images, views, workers=self.config.workers, max_bad=self.config.max_bad
                 )
 
-            found = [open_source(self.table, self.images)]
-            if self.own_test:
-                found.append(open_source(self.test, self.images if self.test_images is None else self.test_images))
-            if self.validation is not None:
-                own = self.validation_images
-                found.append(open_source(self.validation, self.images if own is None else own))
-            self._opened["raw"] = found
+            data = self.data
+            sources = [open_source(data.table, data.images)]
+            if data.has_own_test:
+                sources.append(open_source(data.test, data.images if data.test_images is None else data.test_images))
+            if data.validation is not None:
+                images = data.images if data.validation_images is None else data.validation_images
+                sources.append(open_source(data.validation, images))
+            self._opened["raw"] = sources
         raw: list[Images | Arrays] = self._opened["raw"]
         return raw
 
     def _parts(self, sources: list[Any]) -> Parts:
-        test = sources[1] if self.own_test else sources[0]
-        validation = None if self.validation is None else sources[-1]
-        return Parts(Subset(sources[0], self.inside), Subset(test, self.outside), validation)
+        test = sources[1] if self.data.has_own_test else sources[0]
+        validation = None if self.data.validation is None else sources[-1]
+        return Parts(Subset(sources[0], self.data.inside), Subset(test, self.data.outside), validation)
 
     def _pictures(self) -> Parts:
         if "pictures" not in self._opened:
@@ -374,10 +372,10 @@ class Bench:
         return pictures
 
     def _features(self, maps: bool, copies: int) -> Parts:
-        """Cached features of a kind, computed when a candidate first needs them and shared from then on."""
+        """Return cached features, computed when a candidate first needs them and shared from then on."""
         kind = f"features, maps {maps}, copies {copies}"
         if kind not in self._opened:
-            found = [
+            cached = [
                 cache_features(
                     self._backbone(),
                     raw,
@@ -385,58 +383,26 @@ class Bench:
                     maps=maps,
                     copies=copies,
                     device=self.device,
-                    reporter=Reporter(self._tell, self.say),
+                    reporter=Reporter(self._report_features, self.say),
                 )
                 for raw in self._raw()
             ]
-            self._opened[kind] = self._parts([_read_in(features) for features in found])
+            self._opened[kind] = self._parts([_in_memory(features) for features in cached])
         features: Parts = self._opened[kind]
         return features
 
-    def _tell(self, done: int, total: int) -> None:
-        """Pass on how far the features are; a budget that is spent ends it, and the next call goes on from there."""
+    def _report_features(self, done: int, total: int) -> None:
+        """Report the progress of features; raise OutOfTime at the deadline, and the next call continues from there."""
         if self.progress is not None:
             self.progress(done, total)
         if self.deadline is not None and time.monotonic() > self.deadline and done < total:
             raise OutOfTime
 
 
-def _read_in(features: Features) -> Features:
-    """Small features in memory: quicker, and no task is charged for the pages it happens to be the first to touch."""
+def _in_memory(features: Features) -> Features:
+    """Read small features into memory: faster, and no task is charged for reading them first."""
     strong = features.strong
-    if sum(values.nbytes for values in (features.values, *(strong or ()))) > _IN_MEMORY:
+    if sum(values.nbytes for values in (features.values, *(strong or ()))) > _MAX_BYTES_IN_MEMORY:
         return features
-    held = [torch.from_numpy(np.array(values)) for values in (features.values, *(strong or ()))]
-    return Features(held[0], features.names, features.bad.tolist(), strong=None if strong is None else held[1:])
-
-
-def _matched(test: LabelTable, table: LabelTable, what: str = "test") -> LabelTable:
-    """The test or validation labels with the classes of the others, by name; an image may not be in both."""
-    at = test.classes.index(table.classes.array)
-    if (at < 0).any():
-        missing = table.classes[int(np.flatnonzero(at < 0)[0])]
-        raise UserError(f"the {what} labels have no class {missing!r}", "use the same class names in both files")
-    shared = np.flatnonzero(table.images.index(test.images.array) >= 0)
-    if len(shared):
-        raise UserError(
-            f"{len(shared)} {what} images are also to be learned from, such as {test.images[int(shared[0])]!r}",
-            "leave them out of one of the two files; without --test, halflabel divides the images itself",
-        )
-    return test.subset(classes=at)
-
-
-def _check_judgeable(test: LabelTable) -> None:
-    """Refuse to compare where no ranking can be told from another."""
-    for sign, what in ((1, "present"), (-1, "absent")):
-        if not bool((np.sign(test.value) == sign).any()):
-            raise UserError(
-                f"nothing is known to be {what} among the {len(test)} test images, so methods cannot be told apart",
-                "give test labels with both by --test FILE, or say --unlisted absent where that is true",
-            )
-
-
-def _place(images: Path | Tensor | None) -> str:
-    """The folder, or a digest of images in memory."""
-    if isinstance(images, Tensor):
-        return hashlib.sha256(images.contiguous().numpy().data).hexdigest()[:16]
-    return "" if images is None else str(images.absolute())
+    tensors = [torch.from_numpy(np.array(values)) for values in (features.values, *(strong or ()))]
+    return Features(tensors[0], features.names, features.bad.tolist(), strong=None if strong is None else tensors[1:])

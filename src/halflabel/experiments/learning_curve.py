@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.experiments.result import Interval, Scored
+from halflabel.experiments.result import Interval, TaskScore
 from halflabel.system.rng import uniform
 
 __all__ = ["Backtest", "Extrapolation", "Law", "extrapolate", "fit_law"]
@@ -54,7 +54,7 @@ class Extrapolation(NamedTuple):
     ahead: tuple[tuple[float, float, float, float], ...] = ()  # times the labels, the gain of these, low, high
 
 
-def extrapolate(found: Mapping[float, Mapping[int, Scored]]) -> Extrapolation:
+def extrapolate(found: Mapping[float, Mapping[int, TaskScore]]) -> Extrapolation:
     """From share -> seed -> scores, all labels (1.0) among the shares: the law, and the gain of twice the labels.
 
     The interval comes from curves drawn anew: the test images' bootstrap, and noise with the seeds' pooled spread.
@@ -116,7 +116,7 @@ def _improve(
     return np.asarray(np.minimum(best, error))
 
 
-def _drawn(found: Sequence[Mapping[int, Scored]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _drawn(found: Sequence[Mapping[int, TaskScore]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Means over seeds (B,), and as they might have come out with other test images and other seeds (R, B)."""
     values = [np.array([one.mAP for one in by_seed.values()]) for by_seed in found]
     means = np.array([one.mean() for one in values])

@@ -23,10 +23,10 @@ __all__ = [
     "Comparison",
     "Failure",
     "Interval",
-    "Judged",
     "LeftOut",
     "Row",
-    "Scored",
+    "TaskScore",
+    "TaskScorer",
     "common_seeds",
     "difference",
     "interval",
@@ -198,7 +198,7 @@ def _chance(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> tup
     return total, bias, float(t.ppf((1 + LEVEL) / 2, freedom))
 
 
-class Scored(NamedTuple):
+class TaskScore(NamedTuple):
     """Test mAP of one finished task, of its bootstrap replicates (R,), and `metrics.positives_of_mean`."""
 
     mAP: float
@@ -223,7 +223,7 @@ def common_seeds(found: Mapping[K, Collection[int]]) -> tuple[int, ...]:
 
 def summarise(grid: Grid, found: Results, store: Store, bench: Bench, **about: Any) -> Comparison:
     """The table of all cells that are finished, best first by the seeds that all have; last, who has none of these."""
-    judged = Judged(bench, store)
+    judged = TaskScorer(bench, store)
     rows: list[Row] = []
     for label_mask in grid.label_masks:
         cells = {
@@ -272,9 +272,9 @@ def _row(
     candidate: Candidate,
     label_mask: LabelMask,
     tasks: Mapping[int, Task],
-    scored: Mapping[int, Scored],
+    scored: Mapping[int, TaskScore],
     seeds: Sequence[int],
-    best: Mapping[int, Scored],
+    best: Mapping[int, TaskScore],
     bench: Bench,
 ) -> Row:
     values = np.array([scored[seed].mAP for seed in seeds])
@@ -333,7 +333,7 @@ def _selected_on(bench: Bench, label_mask: LabelMask, outcomes: Sequence[Outcome
     return "known positives" if any(outcome.measure == "assumed_mAP" for outcome in outcomes) else "known labels"
 
 
-class Judged:
+class TaskScorer:
     """Scores finished tasks on the test images.
 
     Left out are images that cannot be read, and classes without both a known positive and a known negative: whatever
@@ -346,9 +346,9 @@ class Judged:
         self.useful = (labels > 0).any(0) & (labels < 0).any(0)
         self.labels = torch.where(self.useful, labels, torch.zeros((), dtype=labels.dtype))
         self.unreadable = 0
-        self._seen: dict[str, Scored] = {}
+        self._seen: dict[str, TaskScore] = {}
 
-    def __call__(self, task: Task) -> Scored:
+    def __call__(self, task: Task) -> TaskScore:
         if task.key not in self._seen:
             logits = torch.from_numpy(self.store.logits(task))
             readable = ~torch.isnan(logits).any(1)
@@ -356,14 +356,14 @@ class Judged:
             labels = self.labels[readable]
             boot = metrics.bootstrap(logits[readable], labels, n=RESAMPLES, level=LEVEL)
             worth = metrics.positives_of_mean((labels > 0).sum(0))
-            self._seen[task.key] = Scored(boot.mean, boot.replicates.double().numpy(), worth)
+            self._seen[task.key] = TaskScore(boot.mean, boot.replicates.double().numpy(), worth)
         return self._seen[task.key]
 
 
-def _protocol(grid: Grid, bench: Bench, judged: Judged, rows: Sequence[Row]) -> list[str]:
+def _protocol(grid: Grid, bench: Bench, judged: TaskScorer, rows: Sequence[Row]) -> list[str]:
     """How the numbers came about, in sentences."""
     test, known = bench.test, int((judged.labels != 0).sum())
-    where = "labels of their own" if bench.own_test else "a part of the images that no method learns from"
+    where = "labels of their own" if bench.data.has_own_test else "a part of the images that no method learns from"
     said = [
         f"Test: {len(test)} images, {where}, the same for all; {known:,} of {judged.labels.numel():,} entries known, "
         f"unknown ones skipped; mAP over the {int(judged.useful.sum())} of {len(test.classes)} classes with a known "

@@ -1,4 +1,4 @@
-"""A start that tasks share: a linear model that is trained once, and whose weights the others begin with."""
+"""A shared start: a linear model that is trained once and whose weights all other tasks start from."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpoint import save_tensors
 from halflabel.training.loop import Fitted
 
-__all__ = ["OutOfTime", "Start", "StopAtDeadline", "begin", "keep", "kept", "place_of"]
+__all__ = ["OutOfTime", "Start", "StopAtDeadline", "copy_start", "read_start", "start_path", "write_start"]
 
 
 class OutOfTime(Exception):
-    """The budget is spent before a task could begin."""
+    """The time budget is spent."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A method with a linear head that is trained first, with each seed on the labels of each hiding.
+    """A method with a linear head that is trained first, once per label mask and seed.
 
-    A task that is the same in all but its epochs is the start itself. With `labelled_only` it is trained on no image of
-    which nothing is known, also where tasks are.
+    A task that differs only in its epochs is the start itself. With `labelled_only` the start is not trained on images
+    without a known label, even if tasks are.
     """
 
     method: str
@@ -48,7 +48,7 @@ class Start:
     labelled_only: bool = False
 
     def task(self, like: Task) -> Task:
-        """The start of a task: on the same labels, with the same seed."""
+        """Return the start for a task, with the same labels and seed."""
         candidate = Candidate(self.method, self.method, self.options, self.lr, self.weight_decay)
         return Task(candidate, like.label_mask, like.seed, self.lr, self.options)
 
@@ -71,48 +71,48 @@ class StopAtDeadline(Callback):
         self.has_trained = True
 
 
-def place_of(folder: Path, task: Task, about: Mapping[str, Any]) -> Path:
-    """The file of a start, by all that its weights depend on."""
-    digest = hashlib.sha256(json.dumps(to_json_value(dict(about)), sort_keys=True).encode()).hexdigest()[:16]
+def start_path(folder: Path, task: Task, identity: Mapping[str, Any]) -> Path:
+    """Return the file of a start; `identity` holds all values that its weights depend on."""
+    digest = hashlib.sha256(json.dumps(to_json_value(dict(identity)), sort_keys=True).encode()).hexdigest()[:16]
     return folder / f"{task.candidate.method}-seed{task.seed}-{digest}.safetensors"
 
 
-def keep(fitted: Fitted, path: Path) -> None:
-    """Write what a start has learned, and its log, to one file."""
+def write_start(fitted: Fitted, path: Path) -> None:
+    """Write the weights and the log of a start to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = json.dumps({"best_epoch": fitted.best_epoch, "log": fitted.log})
-    save_tensors(fitted.weights, path, {"start": about})
+    metadata = json.dumps({"best_epoch": fitted.best_epoch, "log": fitted.log})
+    save_tensors(fitted.weights, path, {"start": metadata})
 
 
-def kept(path: Path) -> Fitted | None:
-    """What `keep` has written; None where it is not there, or damaged."""
+def read_start(path: Path) -> Fitted | None:
+    """Return what `write_start` has written, or None if the file is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["start"])
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            return Fitted(weights, int(about["best_epoch"]), [EpochLog(line) for line in about["log"]])
+            metadata = json.loads(file.metadata()["start"])
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+            return Fitted(weights, int(metadata["best_epoch"]), [EpochLog(line) for line in metadata["log"]])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
 
 
-def begin(weights: Mapping[str, Tensor], model: Model, method: Method, table: LabelTable) -> None:
-    """Put the weights of a linear model, x = W f + b, into another model for the same classes.
+def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, table: LabelTable) -> None:
+    """Copy the weights of a linear model, x = W f + b, into another model for the same classes.
 
-    The backbone's go over as they are, where it is tuned. Of heads,
-      linear      W and b
-      noise       W and b are the visual classifier; what it says of reporting stays as it was
-      bilinear    x = L V f: L V is the nearest to W of its rank, by singular values; b has no place
-      semantic    x = T (M f + m), a linear map among given vectors T: M = T⁺ W, m = T⁺ b, least squares
-    and any other kind begins as it was made.
+    The weights of the backbone are copied if it is tuned. Heads:
+      linear         W and b
+      noise          W and b become the visual classifier; the reporting part keeps its values
+      bilinear       x = L V f: L V is the best approximation of W of its rank, by singular values; b is dropped
+      label vectors  x = T (M f + m), a linear map into the space of the vectors T: M = T⁺ W, m = T⁺ b, least squares
+    Any other head keeps its initial values.
     """
     if model.backbone is not None:
         model.backbone.load_state_dict(
             {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
         )
     if "head.linear.weight" not in weights:
-        raise UserError("the start has no linear head", "start from a method that makes one, such as logistic")
+        raise UserError("the start has no linear head", "start from a method with a linear head, such as logistic")
     weight, bias = (weights[f"head.linear.{name}"].cpu() for name in ("weight", "bias"))
     head = model.head
     with torch.no_grad():
@@ -124,12 +124,12 @@ def begin(weights: Mapping[str, Tensor], model: Model, method: Method, table: La
             left, size, right = torch.linalg.svd(weight.double(), full_matrices=False)
             rank = min(len(head.images), len(size))
             root = size[:rank].sqrt()
-            # Where the space has more dimensions than that, one side stays as it was: with both 0 none would learn.
+            # Further dimensions keep the values of one factor: with both 0 neither would learn.
             head.labels.zero_()
             head.labels[:, :rank] = (left[:, :rank] * root).to(head.labels)
             head.images[:rank] = (root[:, None] * right[:rank]).to(head.images)
         elif isinstance(head, LabelVectorHead) and len(head.to_space) == 1:
-            method.start(table)  # which tells the head its vectors
+            method.start(table)  # sets the vectors of the head
             inverse = torch.linalg.pinv(head.vectors.cpu().double())
             last = head.to_space[0]
             assert isinstance(last, torch.nn.Linear)

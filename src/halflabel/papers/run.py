@@ -15,8 +15,8 @@ from torch import Tensor
 from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
-from halflabel.experiments.compare import run_grid
 from halflabel.experiments.grid import LabelMask, Outcome, Task, parse_budget
+from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipes
 from halflabel.methods.parts.label_graph import from_file

@@ -9,6 +9,7 @@ from pathlib import Path
 from halflabel.data.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
+from halflabel.experiments.data import split_data
 from halflabel.papers.describe import begins, stops
 from halflabel.papers.measure import GUESSES
 from halflabel.papers.plan import Group
@@ -106,14 +107,17 @@ def bench_of(
         + own
     )
     validation = splits.get(condition.validation)
-    bench = Bench(
+    data = split_data(
         splits["train"].labels,
         splits["train"].pictures(),
-        config,
         test=splits[condition.test].labels,
         test_images=splits[condition.test].pictures(),
         validation=None if validation is None else validation.labels,
         validation_images=None if validation is None else validation.pictures(),
+    )
+    bench = Bench(
+        data,
+        config,
         select="hidden" if condition.select == "all labels" else "known",
         pretrained=setup.pretrained,
         truth=any(one.metric in GUESSES for one in table.measures),

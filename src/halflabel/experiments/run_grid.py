@@ -1,0 +1,113 @@
+"""Run the tasks of a grid one after the other, skipping finished ones, until a deadline."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from halflabel.errors import UserError
+from halflabel.experiments.bench import DataError, OutOfTime, Trained
+from halflabel.experiments.grid import Grid, Outcome, Task
+from halflabel.experiments.shared_start import StopAtDeadline
+from halflabel.experiments.store import Store
+from halflabel.training.callbacks import Callback, CallbackList
+
+__all__ = ["run_grid"]
+
+
+@dataclass
+class _Clock:
+    """Estimates the duration of tasks from the finished ones."""
+
+    outcomes: dict[Task, Outcome]
+
+    def expected(self, task: Task) -> float | None:
+        """Return the mean seconds of the same pair, else of the same candidate, else of all; None without any."""
+        done = [(other, outcome.wall) for other, outcome in self.outcomes.items() if not outcome.error]
+        for seconds in (
+            [wall for other, wall in done if other.pair == task.pair],
+            [wall for other, wall in done if other.candidate == task.candidate],
+            [wall for _, wall in done],
+        ):
+            if seconds:
+                return sum(seconds) / len(seconds)
+        return None
+
+    def remaining(self, grid: Grid) -> float | None:
+        """Return the expected seconds of the tasks that are not finished."""
+        done = Counter(task.pair for task in self.outcomes)
+        total = 0.0
+        for candidate, label_mask in grid.pairs:
+            expected = self.expected(Task(candidate, label_mask, 0, candidate.lr, candidate.options))
+            if expected is None:
+                return None
+            total += expected * max(grid.runs(candidate) - done[candidate, label_mask], 0)
+        return total
+
+
+def run_grid(
+    grid: Grid, bench: Any, store: Store, callback: Callback | None, deadline: float | None
+) -> tuple[dict[Task, Outcome], list[Task]]:
+    """Run the tasks in order; return the outcomes, and the tasks that were not run because of the deadline.
+
+    A running task stops at the end of the epoch in which the deadline passes. The next call resumes it if the whole
+    network is tuned, and restarts it otherwise.
+    """
+    callback = callback or Callback()
+    outcomes: dict[Task, Outcome] = {}
+    not_run: list[Task] = []
+    clock = _Clock(outcomes)
+    shape = bench.test.shape
+    stopped = False
+    for number, task in enumerate(grid.tasks(outcomes), 1):
+        finished = store.read(task, shape)
+        if finished is not None:
+            outcomes[task] = finished
+            continue
+        # After the first task that does not fit, no other is started, so that methods stay comparable.
+        stopped = stopped or (deadline is not None and time.monotonic() + (clock.expected(task) or 0.0) > deadline)
+        if stopped:
+            not_run.append(task)
+            continue
+        callback.on_task_start(task, number, grid.total, clock.remaining(grid))
+        try:
+            outcome, logits = _attempt(task, bench, store, callback, deadline)
+        except OutOfTime:
+            stopped = True
+            not_run.append(task)
+            continue
+        store.write(task, outcome, logits)
+        outcomes[task] = outcome
+        callback.on_task_end(task, outcome, number, grid.total)
+    return outcomes, not_run
+
+
+def _attempt(task: Task, bench: Any, store: Store, callback: Callback, deadline: float | None) -> tuple[Outcome, Any]:
+    """Run a task; an error of this task becomes its outcome, so that the other tasks are run."""
+    # A head on cached features is retrained in seconds; training of a whole network is resumed.
+    folder = store.unfinished(task) if bench.config.tune == "all" else None
+    started = time.perf_counter()
+    try:
+        trained: Trained = bench.train(task, callback=CallbackList(callback, StopAtDeadline(deadline)), folder=folder)
+    except (OutOfTime, DataError):
+        raise
+    except UserError as error:
+        reason = str(error)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        reason = f"out of memory ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    except OSError:
+        raise  # a full disk or a missing folder concerns all tasks
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
+    else:
+        return trained
+    return Outcome(error=reason, wall=time.perf_counter() - started), None

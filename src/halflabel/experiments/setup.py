@@ -1,0 +1,117 @@
+"""The options that `compare`, `study` and `grow` share, and the bench they make of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from halflabel import __version__
+from halflabel.errors import UserError
+from halflabel.experiments.bench import Bench, Select
+from halflabel.experiments.data import split_data, without_model_labels
+from halflabel.experiments.grid import parse_budget
+from halflabel.experiments.store import Store, What
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+from halflabel.methods.auto import epochs_for
+from halflabel.training.callbacks import Callback
+from halflabel.training.config import Config
+
+__all__ = ["ExperimentOptions", "FeatureProgress", "make_bench", "open_store"]
+
+_TEST_SHARE = 0.2
+
+
+class ExperimentOptions(TypedDict, total=False):
+    """Keyword arguments of every experiment."""
+
+    test: LabelTable | Rows | None  # labels of other images to evaluate on; without them `test_share` is set aside
+    test_images: Path | Tensor | None  # their images; by default in the same folder
+    test_share: float  # default 0.2
+    budget: float | str | None  # seconds, or text such as "30m"; limits this call
+    lr: float | None  # replaces the learning rates of the methods
+    config: Config | None  # how all are trained; its method, options, lr, weight decay and seed are not used
+    cache: Path | None  # folder of cached features; default: beside `out`
+    force: bool  # overwrite results that were made with other settings
+    callback: Callback | None
+    say: Callable[[str], None]
+    progress: Callable[[int, int], None] | None  # called with (images with features, images in all)
+
+
+class FeatureProgress:
+    """Reports the progress of computing features, and remembers it."""
+
+    def __init__(self, report: Callable[[int, int], None] | None) -> None:
+        self.report = report
+        self.done, self.total = 0, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        if self.report is not None:
+            self.report(done, total)
+
+    @property
+    def unfinished(self) -> tuple[int, int] | None:
+        """(images done, images in all), or None if all are done."""
+        return (self.done, self.total) if self.done < self.total else None
+
+
+def make_bench(
+    table: LabelTable,
+    images: Path | Tensor,
+    out: Path,
+    options: ExperimentOptions,
+    *,
+    select: Select = "known",
+    held_out: float = Config.held_out,
+) -> tuple[Bench, FeatureProgress]:
+    """Check the options, split the data and return the bench; labels made by a model are removed from the test labels.
+
+    Without a config: a head on the bundled backbone, with epochs by the number of images and the share `held_out`.
+    """
+    started = time.monotonic()
+    budget, lr, config = options.get("budget"), options.get("lr"), options.get("config")
+    seconds = parse_budget(budget) if isinstance(budget, str) else budget
+    test_share, test, cache = options.get("test_share", _TEST_SHARE), options.get("test"), options.get("cache")
+    if not 0 < test_share < 1:
+        raise UserError(f"the test share {test_share:g} is not between 0 and 1", "use 0.2")
+    if lr is not None and not 0 < lr < math.inf:
+        raise UserError(f"the learning rate {lr:g} cannot be used", "use --lr 0.001, or leave it to the method")
+    if config is None:
+        config = Config(held_out=held_out)
+        epochs = epochs_for(len(table), config.tune)
+        config = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=epochs))
+    say = options.get("say", lambda line: None)
+    progress = FeatureProgress(options.get("progress"))
+    data = split_data(
+        table,
+        images,
+        test=None if test is None else without_model_labels(test, say),
+        test_images=options.get("test_images"),
+        test_share=test_share,
+    )
+    bench = Bench(
+        data,
+        config,
+        cache if cache is not None else out.parent / "cache",
+        select=select,
+        deadline=None if seconds is None else started + seconds,
+        say=say,
+        progress=progress,
+    )
+    return bench, progress
+
+
+def open_store(out: Path, what: What, bench: Bench, options: ExperimentOptions) -> Store:
+    """Open the images, then the folder of results, which is refused if it was made with other settings."""
+    bench.open()
+    store = Store(out, what)
+    identity: dict[str, Any] = {"halflabel": __version__, "test_share": options.get("test_share", _TEST_SHARE)}
+    store.start({**identity, **bench.identity()}, force=options.get("force", False))
+    return store
