@@ -75,7 +75,7 @@ class Division(NamedTuple):
 
     def labelled(self) -> Division:
         """Return a copy without the training images that have no known label."""
-        return self._replace(inside=self.data.inside[np.diff(self.known.start)[self.data.inside] > 0])
+        return self._replace(inside=self.inside[np.diff(self.known.start)[self.inside] > 0])
 
 
 class Parts(NamedTuple):
