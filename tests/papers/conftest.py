@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import halflabel.training.loop
 from halflabel.data.datasets.digits import Scenes, scenes
 
 SIZE = 32
@@ -21,6 +22,24 @@ BOXABLE = 8  # of the classes of Open Images
 def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is about power cuts; waiting for the disk is most of the time otherwise."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of each training run, with the weights before ("weights") and after it ("fitted")."""
+    runs: list[dict[str, Any]] = []
+    original = halflabel.training.loop.fit
+
+    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        arguments = {"method": method, "source": source, "table": table, "settings": settings, "weights": weights}
+        runs.append({**arguments, **more})
+        fitted = original(model, method, source, table, settings, **more)
+        runs[-1]["fitted"] = fitted.weights
+        return fitted
+
+    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
+    return runs
 
 
 def save(made: Scenes, numbers: range, place: Callable[[int], Path]) -> None:

@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import average_precision_score, f1_score
 
 from halflabel.errors import UserError
-from halflabel.papers.measure import METRICS, measure
+from halflabel.papers.measure import METRICS, compute_metric
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 def test_against_scikit_learn(data: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = data
     true = (labels > 0).numpy().astype(int)
-    assert measure("mAP", logits, labels) == pytest.approx(100 * average_precision_score(true, logits.numpy()))
+    assert compute_metric("mAP", logits, labels) == pytest.approx(100 * average_precision_score(true, logits.numpy()))
     decided = (logits >= 0).numpy().astype(int)
     for name, average in (("macro_f1", "macro"), ("micro_f1", "micro"), ("OF1", "micro")):
-        assert measure(name, logits, labels) == pytest.approx(100 * f1_score(true, decided, average=average))
-    assert measure("exact_match", logits, labels) == pytest.approx(100 * (true == decided).all(1).mean())
+        assert compute_metric(name, logits, labels) == pytest.approx(100 * f1_score(true, decided, average=average))
+    assert compute_metric("exact_match", logits, labels) == pytest.approx(100 * (true == decided).all(1).mean())
 
 
 def test_top_3_per_class(data: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -36,8 +36,8 @@ def test_top_3_per_class(data: tuple[torch.Tensor, torch.Tensor]) -> None:
         right = sum(hit and label > 0 for hit, label in zip(chosen, labels[:, c].tolist(), strict=True))
         precision.append(right / max(sum(chosen), 1))
         recall.append(right / int((labels[:, c] > 0).sum()))
-    assert measure("CP", logits, labels, top_k=3) == pytest.approx(100 * np.mean(precision))
-    assert measure("CR", logits, labels, top_k=3) == pytest.approx(100 * np.mean(recall))
+    assert compute_metric("CP", logits, labels, top_k=3) == pytest.approx(100 * np.mean(precision))
+    assert compute_metric("CR", logits, labels, top_k=3) == pytest.approx(100 * np.mean(recall))
 
 
 def test_groups_and_classes_without_positives(data: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -45,22 +45,24 @@ def test_groups_and_classes_without_positives(data: tuple[torch.Tensor, torch.Te
     labels = labels.clone()
     labels[:, 7] = -1
     counts = torch.arange(10, 0, -1)  # classes 9 and 8 have the fewest annotations, 7 and 6 come next
-    each = [float("nan") if c == 7 else measure("mAP", logits[:, c : c + 1], labels[:, c : c + 1]) for c in range(10)]
-    assert measure("mAP", logits, labels) == pytest.approx(np.nanmean(each))
-    assert measure("mAP", logits, labels, empty="zero") == pytest.approx(np.nansum(each) / 10)
-    assert measure("mAP", logits, labels, counts=counts, group=1) == pytest.approx((each[9] + each[8]) / 2)
-    assert measure("mAP", logits, labels, counts=counts, group=2, empty="zero") == pytest.approx(each[6] / 2)
-    assert measure("mAP", logits, labels, kind="interpolated") >= measure("mAP", logits, labels)
+    each = [
+        float("nan") if c == 7 else compute_metric("mAP", logits[:, c : c + 1], labels[:, c : c + 1]) for c in range(10)
+    ]
+    assert compute_metric("mAP", logits, labels) == pytest.approx(np.nanmean(each))
+    assert compute_metric("mAP", logits, labels, empty="zero") == pytest.approx(np.nansum(each) / 10)
+    assert compute_metric("mAP", logits, labels, counts=counts, group=1) == pytest.approx((each[9] + each[8]) / 2)
+    assert compute_metric("mAP", logits, labels, counts=counts, group=2, empty="zero") == pytest.approx(each[6] / 2)
+    assert compute_metric("mAP", logits, labels, kind="interpolated") >= compute_metric("mAP", logits, labels)
 
 
 def test_large_logits_are_not_tied_at_one(data: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = data
-    assert measure("CP", logits + 25, labels, top_k=3) == measure("CP", logits, labels, top_k=3)
+    assert compute_metric("CP", logits + 25, labels, top_k=3) == compute_metric("CP", logits, labels, top_k=3)
 
 
 def test_refusals(data: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = data
     for metric, options in (("loss", {}), ("CF1", {"kind": "voc07"}), ("mAP", {"empty": "?"}), ("mAP", {"group": 1})):
         with pytest.raises(UserError):
-            measure(metric, logits, labels, **options)
+            compute_metric(metric, logits, labels, **options)
     assert all(METRICS.values())

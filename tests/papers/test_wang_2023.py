@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from halflabel.methods.base import recipe
-from halflabel.papers.published import published
 from halflabel.papers.run import reproduce
-from halflabel.papers.settings import Changes
-from halflabel.papers.tables import TABLES
+from halflabel.papers.settings import Overrides
+from halflabel.papers.tables import TABLES, find_printed
 
-TINY = Changes(backbone="tiny", size=32, epochs=2, batch_size=16, device="cpu", workers=0)
+TINY = Overrides(backbone="tiny", size=32, epochs=2, batch_size=16, device="cpu", workers=0)
 
 
 def test_every_table_has_a_recipe() -> None:
@@ -39,9 +38,9 @@ def test_heads_of_other_papers_have_none_of_the_librarys_dropout() -> None:
 
 def test_k_is_that_of_saliency_alone() -> None:
     """The figure of the default is that of SR in table 2, rounded, not that of SR + CR."""
-    at_5 = published("S4-table3").number("k=5", "50 %", "mAP")
-    alone = published("S4-table2").number("BN-BCE + SR", "50 %", "mAP")
-    both = published("S4-table2").number("BN-BCE + SR + CR (w/ SR)", "50 %", "mAP")
+    at_5 = find_printed("S4-table3").number("k=5", "50 %", "mAP")
+    alone = find_printed("S4-table2").number("BN-BCE + SR", "50 %", "mAP")
+    both = find_printed("S4-table2").number("BN-BCE + SR + CR (w/ SR)", "50 %", "mAP")
     assert at_5 is not None
     assert alone is not None
     assert both is not None
@@ -52,7 +51,7 @@ def test_k_is_that_of_saliency_alone() -> None:
 
 def test_rows_of_huynh_2020_are_repeated() -> None:
     names = {"Latent Noise": "Latent Noise (visual)", "Curriculum": "Curriculum Labeling"}
-    here, there = published("S4-table4"), published("S1-table1")
+    here, there = find_printed("S4-table4"), find_printed("S1-table1")
     groups = [column.measure for column in there.columns if column.condition == "end to end"]
     for row in ("Latent Noise", "CNN-RNN", "Curriculum", "IMCL"):
         for column, group in zip(here.columns, groups, strict=True):
@@ -66,13 +65,13 @@ def test_rows_of_huynh_2020_are_repeated() -> None:
 
 
 def test_saliency_by_k_runs(coco2014: Path, tmp_path: Path) -> None:
-    found = reproduce("S4-table3", coco2014, out=tmp_path, rows=["k=1", "k=5"], conditions=["20 %"], changes=TINY)
+    found = reproduce("S4-table3", coco2014, out=tmp_path, rows=["k=1", "k=5"], conditions=["20 %"], overrides=TINY)
     assert [figure.row for figure in found.figures] == ["k=1", "k=5"]
     assert len({figure.ours for figure in found.figures}) == 2
 
 
 def test_open_images_runs(open_images: Path, tmp_path: Path) -> None:
-    found = reproduce("S4-table4", open_images, out=tmp_path, rows=["Latent Noise", "CSL", "Ours"], changes=TINY)
+    found = reproduce("S4-table4", open_images, out=tmp_path, rows=["Latent Noise", "CSL", "Ours"], overrides=TINY)
     assert not found.failures
     assert len(found.figures) == 3 * 6
     assert all(figure.ours is not None and 0 <= figure.ours <= 100 for figure in found.figures)

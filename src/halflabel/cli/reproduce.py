@@ -22,7 +22,7 @@ from halflabel.errors import UserError
 from halflabel.system.format import counted
 
 if TYPE_CHECKING:
-    from halflabel.papers.result import Figure, Reproduction
+    from halflabel.papers.result import Reproduction, TableFigure
 
 _EVERY = 60  # seconds between lines where no bar can be shown
 CHANGES, SPEED = "What to do otherwise than the paper", "Speed"
@@ -108,22 +108,22 @@ def reproduce(
 
     Example: halflabel reproduce S4-table2 data/voc2012 --dataset voc2012 --tune head --backbone efficientnet-lite0
     """
-    from halflabel.papers.tables import recipe_for
+    from halflabel.papers.tables import find_table
 
     if table is None:
         _show_tables()
         return
-    recipe_for(table)  # a wrong name is refused before torch is imported, which takes seconds
+    find_table(table)  # a wrong name is refused before torch is imported, which takes seconds
     if data is None:
         _show_recipe(table)
         return
 
-    from halflabel.papers.run import cache_for
+    from halflabel.papers.run import default_cache
     from halflabel.papers.run import reproduce as run_table
-    from halflabel.papers.settings import Changes
+    from halflabel.papers.settings import Overrides
 
     choices: dict[str, Any] = {"precision": precision.value, "hold": hold.value, "device": device.value}
-    changes = Changes(
+    overrides = Overrides(
         backbone=backbone,
         weights=str(weights.absolute()) if weights else None,
         size=size,
@@ -135,7 +135,7 @@ def reproduce(
         **choices,
     )
     place = out if out is not None else Path("runs") / "reproduce" / table
-    features = cache if cache is not None else cache_for(place)
+    features = cache if cache is not None else default_cache(place)
     if features.exists() and not features.is_dir():
         raise UserError(f"{features} is a file", "name a folder for features and models with --cache")
     with kept(place), GridBar() as task_bar, _Features() as bar:
@@ -148,7 +148,7 @@ def reproduce(
             dataset=dataset,
             labels=labels,
             graph=graph,
-            changes=changes,
+            overrides=overrides,
             seeds=seeds,
             budget=budget,
             cache=features,
@@ -191,8 +191,7 @@ class _Features:
 def _show_tables() -> None:
     from halflabel.data.datasets import DATASETS
     from halflabel.methods.base import recipes
-    from halflabel.papers.published import PUBLISHED, paper_of
-    from halflabel.papers.tables import TABLES
+    from halflabel.papers.tables import PRINTED, TABLES, paper_of
 
     known = set(recipes())
     shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -201,7 +200,7 @@ def _show_tables() -> None:
     for table in TABLES.values():
         sets = dict.fromkeys(DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
         here = sum(row.method in known for row in table.rows)
-        printed = PUBLISHED.get(table.id)
+        printed = PRINTED.get(table.id)
         what = printed.caption if printed is not None else table.notes[0]
         paper = paper_of(table.id).partition(":")[0]
         shown.add_row(
@@ -216,19 +215,18 @@ def _show_recipe(id: str) -> None:
     """What a table needs, before any data is there."""
     from halflabel.data.datasets import dataset_layout
     from halflabel.methods.base import recipes
-    from halflabel.papers.describe import protocol_of
-    from halflabel.papers.published import paper_of
-    from halflabel.papers.tables import recipe_for
+    from halflabel.papers.describe import describe_protocol
+    from halflabel.papers.tables import find_table, paper_of
 
-    table = recipe_for(id)
+    table = find_table(id)
     console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
     console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)), soft_wrap=True)
     known = set(recipes())
-    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.runs(known))), soft_wrap=True)
-    for line in table.skipped(known):
-        console.print(f"[bright_black]skipped: {escape(line)}[/]", soft_wrap=True)
+    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.can_run(known))), soft_wrap=True)
+    for name, reason in table.skipped(known).items():
+        console.print(f"[bright_black]skipped: {escape(name)}: {escape(reason)}[/]", soft_wrap=True)
     console.print("\n[bold]protocol[/]")
-    for line in protocol_of(table):
+    for line in describe_protocol(table):
         console.print(f"  {escape(line)}", soft_wrap=True)
     for one in table.notes:
         console.print(f"  {escape(one)}", soft_wrap=True)
@@ -277,7 +275,7 @@ def _show(found: Reproduction) -> None:
         )
 
 
-def _show_condition(figures: list[Figure], several: bool) -> None:
+def _show_condition(figures: list[TableFigure], several: bool) -> None:
     shown = Table(box=None, padding=(0, 2, 0, 2), header_style="bold")
     shown.add_column("row")
     if several:

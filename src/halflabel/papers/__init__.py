@@ -1,17 +1,13 @@
-"""Published tables, and the recipes to run them again.
+"""Published tables of five papers, run again and compared with the printed numbers, and the papers' figures.
 
-printed.py, papers/, published.py    the figures as printed
-protocol.py, recipes/, tables.py     how each table is to be run, as plain data
-measure.py                           the papers' measures
-setup.py                             a declared cell as the library trains it, and how that differs from the paper
-plan.py                              rows and conditions by name, and the runs that share data and settings
-stage.py                             the data of such runs, and the bench they are trained on
-given.py                             published lists of training labels
-runner.py                            `reproduce`: the cells in turn, each kept when it is finished
-words.py                             protocols in words
-outcome.py                           published and measured figures side by side
+spec.py          data classes of tables, rows, conditions and printed numbers
+tables/          one module per paper: the printed numbers and the protocol of each table
+measure.py       the papers' measures
+settings.py      from a table cell to training settings, with the deviations from the paper
+plan.py          selection by name, and groups of runs that share data and settings
+given_labels.py  published training labels from a file
+describe.py      protocols in words
+result.py        published and reproduced numbers side by side
+run.py           `reproduce`
+figures/         the papers' figures, drawn from a run
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -1,177 +1,158 @@
-"""How tables are run, in words."""
+"""Protocols, label masks and measures in words, for the output of `halflabel reproduce`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from halflabel.experiments.grid import LabelMask
 from halflabel.experiments.shared_start import Start
-from halflabel.papers.measure import GIVEN, GUESSES, METRICS
-from halflabel.papers.spec import Begin, Measure, Row, Table
+from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS
+from halflabel.papers.spec import InitialModel, PaperMeasure, PaperTable, TableRow
 from halflabel.system.format import counted
 from halflabel.training.config import Settings
 
-__all__ = [
-    "begins",
-    "by_condition",
-    "described",
-    "joined",
-    "labels_seen",
-    "protocol_of",
-    "rows_differ",
-    "stops",
-]
+__all__ = ["describe_masks", "describe_measure", "describe_protocol", "describe_training", "group_lines"]
 
 _OPTIONS = {
     ("kind", "sklearn"): "not interpolated",
     ("kind", "interpolated"): "interpolated at all points",
-    ("empty", "zero"): "a class without positive test image counts as 0",
+    ("empty", "zero"): "a class without a positive test image counts as 0",
+}
+_MASKS = {
+    "": "all labels",
+    "dense": "all labels of {} % of the images",
+    "noisy": "all labels, {} % of each image's wrong",
+    "noisy+": "one positive label of each image, all others negative",
 }
 
 
-def protocol_of(table: Table) -> list[str]:
-    """How the paper runs its table, in words: each line once, with the conditions it is about."""
+def describe_protocol(table: PaperTable) -> list[str]:
+    """How the paper ran its table: each line once, with the conditions or rows it is about."""
     lines: dict[str, list[str]] = {}
-    for one in table.conditions:
-        config, settings = one.training.config, one.training.settings
-        rate = f" at a rate of {settings['lr']:g}" if "lr" in settings else ""
-        hidden = [LabelMask(each.protocol, tuple(sorted(each.options.items()))) for each in one.hidings]
-        lines[one.name] = [
-            f"data set {one.dataset}" + (f", {100 * one.sample:g} % of the training images" if one.sample < 1 else ""),
-            f"labels that training sees: {labels_seen(hidden)}",
-            f"{config['backbone']}{' from random weights' if one.training.start == 'random' else ''}, "
-            f"{config.get('size') or 'native'} px, {'head only' if config['tune'] == 'head' else 'all tuned'}, "
-            f"{counted(settings.get('epochs', Settings.epochs), 'epoch')} of {settings['optimizer']}{rate}, "
-            f"batches of {settings['batch_size']}{stops(settings.get('patience', 0))}{begins(one.training.begin)}",
-            f"tested: {f'the images of the split {one.test}; ' if one.test != 'test' else ''}{one.tested}",
+    for condition in table.conditions:
+        training = condition.training
+        sample = f", {100 * condition.sample:g} % of the training images" if condition.sample < 1 else ""
+        split = f"the images of the split {condition.test_split}; " if condition.test_split != "test" else ""
+        from_random = training.backbone_weights == "random"
+        lines[condition.name] = [
+            f"data set {condition.dataset}{sample}",
+            f"labels that training sees: {describe_masks([mask.label_mask() for mask in condition.masks])}",
+            describe_training({**training.config, **training.settings}, from_random, training.initial_model),
+            f"tested: {split}{condition.describe_selection()}",
+            *(["images without a known label are not used for training"] if condition.labelled_only else []),
+            *([f"not stated in the paper: {', '.join(training.unsaid)}"] if training.unsaid else []),
+            *(f"not as in the paper: {line}" for line in training.differs),
+            *condition.notes,
         ]
-        lines[one.name] += ["images of which nothing is known are not trained on"] if one.labelled_only else []
-        lines[one.name] += [f"left open by the paper: {', '.join(one.training.unsaid)}"] if one.training.unsaid else []
-        lines[one.name] += [f"not as in the paper: {line}" for line in one.training.differs]
-        lines[one.name] += one.notes
-    rows = [f"not as in the paper: {line}" for line in rows_differ(row for row in table.rows if row.method)]
-    return [*by_condition(lines, most=3), *_rows_own(table), *rows]
-
-
-def _rows_own(table: Table) -> list[str]:
-    """What single rows are trained with in place of what the conditions say: each line once, with its rows."""
-    about: dict[str, list[str]] = {}
-    for row in table.rows:
-        own = [f"{name.replace('_', ' ')} {value}" for name, value in {**row.config, **row.settings}.items()]
-        if row.hiding is not None:
-            hiding = LabelMask(row.hiding.protocol, tuple(sorted(row.hiding.options.items())))
-            own.append(f"labels that training sees: {labels_seen([hiding])}")
-        if row.hidings:
-            seen = [LabelMask(one.protocol, tuple(sorted(one.options.items()))) for one in row.hidings.values()]
-            own.append(f"labels that training sees, by condition: {labels_seen(seen)}")
-        if row.labelled_only:
-            own.append("images of which nothing is known are not trained on")
-        if row.begin is not None:
-            own.append(begins(row.begin).removeprefix(", "))
-        if own and row.method is not None:
-            about.setdefault("; ".join(own), []).append(row.name)
-    return [f"{'; '.join(names)}: {line}" for line, names in about.items()]
-
-
-def rows_differ(rows: Iterable[Row]) -> list[str]:
-    """What is not as in the paper about rows of their own: each line once, with the rows it is about."""
-    about: dict[str, list[str]] = {}
-    every = list(rows)
-    for row in every:
-        for line in row.differs:
-            about.setdefault(line, []).append(row.name)
+    rows = [row for row in table.rows if row.method]
     return [
-        f"{'all rows' if len(names) == len(every) > 1 else ', '.join(names)}: {line}" for line, names in about.items()
+        *group_lines(lines, most=3),
+        *group_lines({row.name: _own_settings(row) for row in rows}, "all rows"),
+        *(f"not as in the paper: {line}" for line in group_lines({row.name: row.differs for row in rows}, "all rows")),
     ]
 
 
-def labels_seen(hidings: Sequence[LabelMask]) -> str:
-    """What hiding leaves of the labels; shares that are hidden alike come together.
+def _own_settings(row: TableRow) -> list[str]:
+    """What one row is trained with instead of the condition's settings, in one line."""
+    parts = [f"{name.replace('_', ' ')} {value}" for name, value in {**row.config, **row.settings}.items()]
+    if row.mask is not None:
+        parts.append(f"labels that training sees: {describe_masks([row.mask.label_mask()])}")
+    if row.masks_by_condition:
+        masks = [mask.label_mask() for mask in row.masks_by_condition.values()]
+        parts.append(f"labels that training sees, by condition: {describe_masks(masks)}")
+    if row.labelled_only:
+        parts.append("images without a known label are not used for training")
+    if row.initial_model is not None:
+        parts.append(_describe_initial(row.initial_model))
+    return ["; ".join(parts)] if parts else []
 
-    >>> labels_seen([LabelMask("partial", (("exact", False), ("share", share))) for share in (0.1, 0.2, 0.3)])
+
+def describe_training(settings: Mapping[str, Any], from_random: bool, initial: InitialModel | Start | None) -> str:
+    """Backbone, image size, optimizer, epochs and so on, from fields of `Config` and `Settings`.
+
+    >>> describe_training({"backbone": "tiny", "tune": "head", "optimizer": "adam", "batch_size": 8}, False, None)
+    'tiny, native px, head on frozen features, 10 epochs of adam, batches of 8'
+    """
+    parts = [
+        f"{settings['backbone']}{' from random weights' if from_random else ''}",
+        f"{settings.get('size') or 'native'} px",
+        "head on frozen features" if settings["tune"] == "head" else "all tuned",
+        f"{counted(settings.get('epochs', Settings.epochs), 'epoch')} of {settings['optimizer']}"
+        + (f" at a rate of {settings['lr']:g}" if "lr" in settings else ""),
+        f"batches of {settings['batch_size']}",
+    ]
+    if patience := settings.get("patience"):
+        parts.append(f"stopped after {counted(patience, 'epoch')} without improvement")
+    if linear_init := settings.get("linear_init"):
+        parts.append(f"after {counted(linear_init, 'epoch')} of the head alone")
+    if initial is not None:
+        parts.append(_describe_initial(initial))
+    return ", ".join(parts)
+
+
+def _describe_initial(model: InitialModel | Start) -> str:
+    images = " on the labelled images only" if model.labelled_only else ""
+    return f"from the weights of the model {model.method} after {counted(model.epochs, 'epoch')}{images}"
+
+
+def describe_masks(masks: Sequence[LabelMask]) -> str:
+    """The labels that masks leave known; shares of the same protocol are listed together.
+
+    >>> describe_masks([LabelMask("partial", (("exact", False), ("share", share))) for share in (0.1, 0.2, 0.3)])
     '10, 20 and 30 % of the labels, drawn one by one'
-    >>> labels_seen([LabelMask("partial", (("exact", True), ("share", 0.1)))])
+    >>> describe_masks([LabelMask("partial", (("exact", True), ("share", 0.1)))])
     "10 % of each image's labels"
-    >>> labels_seen([LabelMask("dense", (("share", share),)) for share in (0.1, 0.2)])
+    >>> describe_masks([LabelMask("dense", (("share", share),)) for share in (0.1, 0.2)])
     'all labels of 10 and 20 % of the images'
-    >>> labels_seen([LabelMask(), LabelMask("single-positive"), LabelMask("corrupt", (("share", 0.5),))])
+    >>> describe_masks([LabelMask(), LabelMask("single-positive"), LabelMask("corrupt", (("share", 0.5),))])
     'all labels, single-positive, corrupt at 50 %'
     """
-    shares: dict[str, list[str]] = {}
-    for one in hidings:
-        options = dict(one.options)
+    shares: dict[str, dict[str, None]] = {}
+    for mask in masks:
+        options = dict(mask.options)
         share = f"{100 * options.pop('share'):g}" if isinstance(options.get("share"), float) else ""
-        if not one.protocol:
-            text = "all labels"
-        elif one.protocol == "partial" and options.get("exact", True):
-            text = "{} % of each image's labels"
-        elif one.protocol == "partial":
-            text = "{} % of the labels, drawn one by one"
-        elif one.protocol == "dense":
-            text = "all labels of {} % of the images"
-        elif one.protocol == "noisy":
-            text = "all labels, {} % of each image's wrong"
-        elif one.protocol == "noisy+":
-            text = "one positive label of each image, all others negative"
+        if mask.protocol in _MASKS:
+            text = _MASKS[mask.protocol]
+        elif mask.protocol == "partial":
+            is_exact = options.get("exact", True)
+            text = "{} % of each image's labels" if is_exact else "{} % of the labels, drawn one by one"
         else:
-            text = ", ".join([one.protocol, *(f"{name} {value}" for name, value in options.items())])
+            text = ", ".join([mask.protocol, *(f"{name} {value}" for name, value in options.items())])
             text += " at {} %" if share else ""
-        shares.setdefault(text, []).append(share)
-    return ", ".join(text.format(_and(list(dict.fromkeys(found)))) for text, found in shares.items())
+        shares.setdefault(text, {})[share] = None
+    return ", ".join(text.format(_join(list(each))) for text, each in shares.items())
 
 
-def _and(words: Sequence[str]) -> str:
+def _join(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def described(one: Measure) -> str:
-    options = ", ".join(_OPTIONS.get((name, value), f"{name} {value}") for name, value in one.options.items())
-    text = {**METRICS, **GUESSES, **GIVEN}[one.metric].partition(";")[0]
-    relative = "; the difference to another row" if one.relative else ""
-    return f"{one.name}: {text}" + (f" ({options})" if options else "") + relative
+def describe_measure(measure: PaperMeasure) -> str:
+    options = ", ".join(_OPTIONS.get((name, value), f"{name} {value}") for name, value in measure.options.items())
+    text = {**METRICS, **RELABEL_METRICS, **LABEL_METRICS}[measure.metric].partition(";")[0]
+    relative = "; the difference to another row" if measure.relative else ""
+    return f"{measure.name}: {text}" + (f" ({options})" if options else "") + relative
 
 
-def stops(patience: int) -> str:
-    """When training ends before its last epoch.
+def group_lines(lines: Mapping[str, Sequence[str]], all_names: str = "", most: int | None = None) -> list[str]:
+    """Each line once, after the names of the conditions or rows it is about, of which at most `most` are listed.
 
-    >>> stops(1)
-    ', ended after 1 epoch without a better one'
+    A line that is about all names comes after `all_names`, or alone if that is empty.
+
+    >>> group_lines({"10 %": ["a", "b"], "20 %": ["a", "b"], "30 %": ["a"], "40 %": ["c"]}, most=2)
+    ['10 % and 2 others: a', '10 %; 20 %: b', '40 %: c']
+    >>> group_lines({"x": ["a"], "y": ["a"]}), group_lines({"x": ["a"], "y": ["a"]}, "all rows")
+    (['a'], ['all rows: a'])
     """
-    return f", ended after {patience} epoch{'s' if patience > 1 else ''} without a better one" if patience else ""
-
-
-def begins(start: Begin | Start | None) -> str:
-    """What rows begin with.
-
-    >>> begins(Begin("logistic", 2))
-    ', from the weights of the model logistic after 2 epochs of the same'
-    >>> begins(Begin("rml", 1, labelled_only=True))
-    ', from the weights of the model rml after 1 epoch of the same on the labelled images alone'
-    """
-    if start is None:
-        return ""
-    where = " on the labelled images alone" if start.labelled_only else ""
-    return f", from the weights of the model {start.method} after {counted(start.epochs, 'epoch')} of the same{where}"
-
-
-def joined(words: Sequence[str]) -> list[str]:
-    return [", ".join(words)] if words else []
-
-
-def by_condition(lines: Mapping[str, Sequence[str]], most: int | None = None) -> list[str]:
-    """Each line once, with the conditions it is about, at most so many by name, unless it is about all."""
-    about: dict[str, list[str]] = {}
-    for name, said in lines.items():
-        for line in dict.fromkeys(said):
-            about.setdefault(line, []).append(name)
-    return [line if len(names) == len(lines) else f"{_listed(names, most)}: {line}" for line, names in about.items()]
-
-
-def _listed(names: Sequence[str], most: int | None) -> str:
-    """
-    >>> _listed(["10 %", "20 %", "30 %"], 2), _listed(["10 %", "20 %"], 2)
-    ('10 % and 2 others', '10 %, 20 %')
-    """
-    if most is None or len(names) <= most:
-        return ", ".join(names)
-    return f"{names[0]} and {len(names) - 1} others"
+    names_by_line: dict[str, list[str]] = {}
+    for name, own_lines in lines.items():
+        for line in dict.fromkeys(own_lines):
+            names_by_line.setdefault(line, []).append(name)
+    grouped = []
+    for line, names in names_by_line.items():
+        prefix = "; ".join(names) if most is None or len(names) <= most else f"{names[0]} and {len(names) - 1} others"
+        if len(names) == len(lines) and (len(lines) > 1 or not all_names):
+            prefix = all_names
+        grouped.append(f"{prefix}: {line}" if prefix else line)
+    return grouped

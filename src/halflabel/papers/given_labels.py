@@ -1,4 +1,4 @@
-"""Training labels that somebody has published, in place of those that a protocol would draw."""
+"""`reproduce --labels`: published training labels from a file instead of labels drawn by a protocol."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from halflabel.labels import formats
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.papers.plan import Group
+from halflabel.papers.plan import RunGroup
 from halflabel.papers.spec import Condition
-from halflabel.papers.stage import Shelf
 from halflabel.papers.tables import TABLES
 
-__all__ = ["Given", "Published", "give", "read_given"]
+__all__ = ["GivenLabels", "GivenMask", "read_given_labels", "use_given_labels"]
 
-_ONE_POSITIVE = {"single-positive", "1-positive+negatives"}  # what one list of positives can stand for
+_ONE_POSITIVE = {"single-positive", "1-positive+negatives"}  # protocols that share one list of positives
 
 
 @dataclass(frozen=True)
-class Given(LabelMask):
-    """The labels that a file leaves known, whatever the seed; else it is the protocol that it stands for."""
+class GivenMask(LabelMask):
+    """A mask that keeps the labels of a file, for every seed; it stands in for the protocol whose name it has."""
 
     labels: LabelTable | None = field(default=None, compare=False)
 
@@ -43,223 +42,229 @@ class Given(LabelMask):
         known = self.labels.subset(self.labels.images.index(table.images.array))
         if self.protocol != "1-positive+negatives":
             return known
-        parts = [known.entries(), table.keep(table.value < 0).entries()]
-        image, column, value = (np.concatenate(each) for each in zip(*parts, strict=True))
+        entries = [known.entries(), table.keep(table.value < 0).entries()]
+        image, column, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
         return LabelTable.from_entries(table.images, table.classes, image, column, value)
 
 
-class Published(NamedTuple):
-    """The labels of a file by the training images of the data set, and how many of its images these are."""
+class GivenLabels(NamedTuple):
+    """The labels of a file, by the training images of the data set, and how many of its images the data set has."""
 
     labels: LabelTable
     file: str
-    images: int  # that the file names
-    elsewhere: int  # those of them in other splits of the data set
-    strange: int  # those of them that are not in the data set
+    images: int  # in the file
+    other_split: int  # of these, in other splits of the data set
+    unknown: int  # of these, not in the data set
 
-    def covers(self, train: LabelTable) -> str:
-        """How much it says of the images that are trained on; refuses nothing at all."""
-        number = np.diff(self.labels.subset(self.labels.images.index(train.images.array)).start)
-        named = int((number > 0).sum())
-        if not named:
+    def describe_coverage(self, train: LabelTable) -> str:
+        """How many training images have a label in the file; refuses a file without any."""
+        labels_per_image = np.diff(self.labels.subset(self.labels.images.index(train.images.array)).start)
+        labelled = int((labels_per_image > 0).sum())
+        if not labelled:
             raise LabelError(
                 f"it has no label of any of the {len(train)} training images of this run",
                 "give labels of more images, or leave --labels out",
                 self.file,
             )
-        others = f", none of the other {len(train) - named}" if named < len(train) else ""
-        rest = f"all {self.images} images of the file are in the data set"
-        if self.strange:
-            verb = "is" if self.strange == 1 else "are"
-            rest = f"{self.strange} of the {self.images} images of the file {verb} not in the data set"
-        rest += f", {self.elsewhere} are not for training" if self.elsewhere else ""
-        return f"{self.file}: {number.sum()} labels of {named} of {len(train)} training images{others}; {rest}"
+        images = (
+            f"{self.images} images in the file, {self.other_split} in other splits, {self.unknown} not in the data set"
+        )
+        return f"{self.file}: {labels_per_image.sum()} labels of {labelled} of {len(train)} training images; {images}"
 
 
-def give(file: Path, groups: Sequence[Group], conditions: Sequence[Condition], shelf: Shelf) -> Published:
-    """Put the labels of a file in the place of those that the runs would draw."""
-    hidings = {hiding for group in groups for _, hiding in group.wanted if hiding.protocol}
-    if not hidings:
-        raise UserError("training sees all labels here, none are to be given", "leave --labels out")
-    _check_one(file, groups, conditions)
-    opened = shelf.open(groups[0].condition, groups[0].trial)
-    others = [split.labels.images for name, split in opened.splits.items() if name != "train"]
-    found = read_given(file, opened.train, others)
+def use_given_labels(
+    file: Path, groups: Sequence[RunGroup], conditions: Sequence[Condition], train: LabelTable, others: Sequence[Names]
+) -> GivenLabels:
+    """Replace the label masks of all runs by the labels of a file.
+
+    `train`: the full training labels; `others`: image names of the other splits.
+    """
+    if not any(mask.protocol for group in groups for _, mask in group.jobs):
+        raise UserError("training uses all labels here, so labels cannot be given", "leave --labels out")
+    _check_one_mask(file, groups, conditions)
+    given = read_given_labels(file, train, others)
     for group in groups:
-        group.wanted = {
-            (candidate, Given(hiding.protocol, hiding.options, found.labels) if hiding.protocol else hiding): rows
-            for (candidate, hiding), rows in group.wanted.items()
+        group.jobs = {
+            (candidate, GivenMask(mask.protocol, mask.options, given.labels) if mask.protocol else mask): cells
+            for (candidate, mask), cells in group.jobs.items()
         }
-    return found
+    return given
 
 
-def _check_one(file: Path, groups: Sequence[Group], conditions: Sequence[Condition]) -> None:
-    """Refuse what one file cannot be the labels of: several columns, trials, or ways of hiding labels."""
-    means = {one.name: len(one.trials) * len(one.hidings) for one in conditions}
-    message = f"{file.name} holds the labels of one run, and more were asked for"
-    if single := [name for name, number in means.items() if number == 1]:
+def _check_one_mask(file: Path, groups: Sequence[RunGroup], conditions: Sequence[Condition]) -> None:
+    """Refuse several columns, trials or label masks: one file holds the labels of one run."""
+    runs = {condition.name: len(condition.trials) * len(condition.masks) for condition in conditions}
+    message = f"{file.name} holds the labels of one run, but several were requested"
+    if single := [name for name, number in runs.items() if number == 1]:
         if len(conditions) > 1:
             raise UserError(message, f"choose one column by --conditions: {'; '.join(single)}")
     else:
-        name, number = next(iter(means.items()))
-        hidden = [hiding for one in conditions for hiding in one.hidings]
-        columns = ((table.id, one) for table in TABLES.values() for one in table.conditions)
-        apart = dict.fromkeys(
-            id for id, one in columns if len(one.trials) == len(one.hidings) == 1 and one.hidings[0] in hidden
+        name, number = next(iter(runs.items()))
+        masks = [mask for condition in conditions for mask in condition.masks]
+        usable = dict.fromkeys(
+            table.id
+            for table in TABLES.values()
+            for condition in table.conditions
+            if len(condition.trials) == len(condition.masks) == 1 and condition.masks[0] in masks
         )
         raise UserError(
-            f"{message}: a figure of {name!r} is the mean of {number} runs with different labels",
-            "leave --labels out"
-            + (f", or use a table with a column for each kind: {', '.join(apart)}" if apart else ""),
+            f"{message}: a number of {name!r} is the mean of {number} runs with different labels",
+            "leave --labels out" + (f", or use a table with a column per mask: {', '.join(usable)}" if usable else ""),
         )
     rows: dict[LabelMask, dict[str, None]] = {}
     for group in groups:
-        for (_, hiding), whose in group.wanted.items():
-            if hiding.protocol:
-                rows.setdefault(hiding, {}).update((row.name, None) for row, _ in whose)
-    if len(rows) > 1 and not {hiding.protocol for hiding in rows} <= _ONE_POSITIVE:
+        for (_, mask), cells in group.jobs.items():
+            if mask.protocol:
+                rows.setdefault(mask, {}).update((row.name, None) for row, _ in cells)
+    if len(rows) > 1 and not {mask.protocol for mask in rows} <= _ONE_POSITIVE:
         raise UserError(
             f"{message}: the rows learn from different labels",
             f"choose by --rows those of one kind: {'; or '.join(', '.join(names) for names in rows.values())}",
         )
 
 
-def read_given(path: Path, full: LabelTable, others: Sequence[Names] = ()) -> Published:
-    """The labels of a file, by the images and classes of `full`, which says what is true of them.
+def read_given_labels(path: Path, full: LabelTable, others: Sequence[Names] = ()) -> GivenLabels:
+    """Read the labels of a file and check them against `full`, the true labels of the training images.
 
-    A label file of any format, or a list: CSV with two columns, the image and the one class known to be present in it,
-    with or without a head. Classes go by name or by number, from 0; images by name, or without folder and ending.
-    `others` are images of the data set that are not for training: a file may name them too. One that is mostly about
-    images of neither kind is refused.
+    A label file of any format, or a CSV list with two columns, the image and its known positive class, with or without
+    a header. Classes are names or numbers from 0; images are names with or without folder and extension. A file may
+    also name images of `others`, the other splits. A file that is mostly about images outside the data set is refused.
     """
     if not path.is_file() and not path.is_dir():
         raise LabelError("no such file or folder", "check the path", path)
-    rows = _list(path)
+    rows = _read_list(path)
     if rows is not None:
-        rows = rows[1:] if _is_head(*rows[0], full, others) else rows
-        names, classes = Names(dict.fromkeys(name for name, _ in rows)), Names(dict.fromkeys(kind for _, kind in rows))
-        image, column = names.index(name for name, _ in rows), classes.index(kind for _, kind in rows)
+        rows = rows[1:] if _is_header(*rows[0], full, others) else rows
+        names, classes = (
+            Names(dict.fromkeys(name for name, _ in rows)),
+            Names(dict.fromkeys(label for _, label in rows)),
+        )
+        image, column = names.index(name for name, _ in rows), classes.index(label for _, label in rows)
         table = LabelTable.from_entries(names, classes, image, column, np.ones(len(rows), np.int8))
     else:
-        table = _read(path).table()
-    where = _places(table.images, full.images)
-    elsewhere = (where < 0) & _among(table.images, others)
-    strange = (where < 0) & ~elsewhere
-    _check_images(table.images, full.images, where, strange, path)
-    which = _classes(table.classes, full.classes, path)
+        table = _read_label_file(path).table()
+    numbers = _image_numbers(table.images, full.images)
+    is_other = (numbers < 0) & _is_in_any(table.images, others)
+    is_unknown = (numbers < 0) & ~is_other
+    _check_images(table.images, full.images, numbers, is_unknown, path)
+    columns = _check_classes(table.classes, full.classes, path)
     image, column, value = table.entries()
-    here = where[image] >= 0
-    image, column, value = where[image[here]], which[column[here]], value[here]
-    _check(full, image, column, value, path)
+    is_training = numbers[image] >= 0
+    image, column, value = numbers[image[is_training]], columns[column[is_training]], value[is_training]
+    _check_labels(full, image, column, value, path)
     labels = LabelTable.from_entries(full.images, full.classes, image, column, value)
-    return Published(labels, path.name, len(table.images), int(elsewhere.sum()), int(strange.sum()))
+    return GivenLabels(labels, path.name, len(table.images), int(is_other.sum()), int(is_unknown.sum()))
 
 
-def _read(path: Path) -> LabelImport:
-    """A label file of any format; what its reader wants stated, this command cannot be told, but `import` can."""
+def _read_label_file(path: Path) -> LabelImport:
+    """Read a label file of any format; where its reader needs an option, point to `halflabel import`, which has it."""
     try:
         return formats.read(path)
     except UserError as error:
         if "--" not in error.fix:
             raise
         name = shlex.quote(str(path))
-        fix = f"read it by  halflabel import {name} OUT.csv  with what its fix says ({error.fix}), and give OUT.csv"
+        fix = f"run  halflabel import {name} OUT.csv  with the option that is needed ({error.fix}), and give OUT.csv"
         raise UserError(error.message, fix) from None
 
 
-def _list(path: Path) -> list[tuple[str, str]] | None:
-    """The lines of a list, with its head if it has one; None if it is none."""
+def _read_list(path: Path) -> list[tuple[str, str]] | None:
+    """The lines of a two-column list, including its header; None if the file is not such a list."""
     if path.suffix != ".csv":
         return None
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         try:
             lines = [line for line in csv.reader(file) if line]
         except csv.Error as error:
-            raise LabelError(f"this is no CSV ({error})", "write one image and one class per line", path) from None
+            raise LabelError(
+                f"this is not a CSV file ({error})", "write one image and one class per line", path
+            ) from None
     if not lines or any(len(line) != 2 for line in lines):
         return None
-    return [(name, kind.strip()) for name, kind in lines]
+    return [(name, label.strip()) for name, label in lines]
 
 
-def _is_head(name: str, kind: str, full: LabelTable, others: Sequence[Names]) -> bool:
-    """Whether the first line of a list is no label: it names neither an image of the data set nor a class."""
+def _is_header(name: str, label: str, full: LabelTable, others: Sequence[Names]) -> bool:
+    """Whether the first line of a list names neither an image of the data set nor a class."""
     image = Names([name])
-    if (_places(image, full.images) >= 0).any() or _among(image, others).any():
+    if (_image_numbers(image, full.images) >= 0).any() or _is_in_any(image, others).any():
         return False
-    return not name or bool(_class_numbers(Names([kind]), full.classes)[0] < 0)
+    return not name or bool(_class_numbers(Names([label]), full.classes)[0] < 0)
 
 
-def _among(given: Names, others: Sequence[Names]) -> NDArray[np.bool_]:
-    found = np.zeros(len(given), bool)
-    for own in others:
-        found |= _places(given, own) >= 0
-    return found
+def _is_in_any(names: Names, splits: Sequence[Names]) -> NDArray[np.bool_]:
+    is_in = np.zeros(len(names), bool)
+    for split in splits:
+        is_in |= _image_numbers(names, split) >= 0
+    return is_in
 
 
-def _check_images(given: Names, own: Names, where: NDArray[np.int64], strange: NDArray[np.bool_], path: Path) -> None:
-    """Refuse a file that is about other images."""
-    known = len(given) - int(strange.sum())
-    example = f"its images are called as {own[0]!r}, with or without folder and ending"
-    if 2 * known < len(given) or not known:
-        such = f"; {given[int(strange.argmax())]!r} is not" if len(given) else ""
-        few = f"only {known}" if known else "not one"
+def _check_images(
+    names: Names, training: Names, numbers: NDArray[np.int64], is_unknown: NDArray[np.bool_], path: Path
+) -> None:
+    """Refuse a file that is mostly about images outside the data set, or has no training image."""
+    in_dataset = len(names) - int(is_unknown.sum())
+    example = f"its images have names like {training[0]!r}, with or without folder and extension"
+    if 2 * in_dataset < len(names) or not in_dataset:
+        unknown = f"; {names[int(is_unknown.argmax())]!r} is not" if len(names) else ""
+        few = f"only {in_dataset}" if in_dataset else "not one"
         raise LabelError(
-            f"{few} of its {len(given)} images {'are' if known > 1 else 'is'} in the data set{such}",
+            f"{few} of its {len(names)} images {'are' if in_dataset > 1 else 'is'} in the data set{unknown}",
             f"give a file about this data set ({example}), or the data set of the file",
             path,
         )
-    if not (where >= 0).any():
+    if not (numbers >= 0).any():
         raise LabelError(
-            f"not one of its {len(given)} images is a training image of the data set",
+            f"not one of its {len(names)} images is a training image of the data set",
             f"give labels of training images ({example})",
             path,
         )
 
 
-def _places(given: Names, own: Names) -> NDArray[np.int64]:
-    """The number of each given image; -1 for those that are not there."""
-    found = own.index(given.array)
-    if (found < 0).any():
-        by_stem = Names(dict.fromkeys(_stems(own)))
-        if len(by_stem) == len(own):
-            found = np.where(found < 0, by_stem.index(_stems(given)), found)
-    return found
+def _image_numbers(names: Names, images: Names) -> NDArray[np.int64]:
+    """The number of each image, by name or by name without folder and extension; -1 if `images` lacks it."""
+    numbers = images.index(names.array)
+    if (numbers < 0).any():
+        by_stem = Names(dict.fromkeys(_stems(images)))
+        if len(by_stem) == len(images):
+            numbers = np.where(numbers < 0, by_stem.index(_stems(names)), numbers)
+    return numbers
 
 
 def _stems(names: Iterable[str]) -> list[str]:
     return [PurePosixPath(name).stem for name in names]
 
 
-def _class_numbers(given: Names, own: Names) -> NDArray[np.int64]:
-    """The number of each given class, which goes by name or by number; -1 for those that are not there."""
-    found = own.index(given.array)
-    for place in np.flatnonzero(found < 0).tolist():
-        name = given[place]
-        if name.isdecimal() and int(name) < len(own):
-            found[place] = int(name)
-    return found
+def _class_numbers(names: Names, classes: Names) -> NDArray[np.int64]:
+    """The number of each class, given by name or as a number; -1 if `classes` lacks it."""
+    numbers = classes.index(names.array)
+    for place in np.flatnonzero(numbers < 0).tolist():
+        name = names[place]
+        if name.isdecimal() and int(name) < len(classes):
+            numbers[place] = int(name)
+    return numbers
 
 
-def _classes(given: Names, own: Names, path: Path) -> NDArray[np.int64]:
-    found = _class_numbers(given, own)
-    if (found < 0).any():
-        listed, name = ", ".join(list(own)[:4]), given[int((found < 0).argmax())]
-        raise LabelError(f"the data set has no class {name!r}", f"use its names ({listed}, …) or numbers", path)
-    return found
+def _check_classes(names: Names, classes: Names, path: Path) -> NDArray[np.int64]:
+    numbers = _class_numbers(names, classes)
+    if (numbers < 0).any():
+        examples, name = ", ".join(list(classes)[:4]), names[int((numbers < 0).argmax())]
+        raise LabelError(f"the data set has no class {name!r}", f"use its names ({examples}, …) or numbers", path)
+    return numbers
 
 
-def _check(
+def _check_labels(
     full: LabelTable, image: NDArray[np.int64], column: NDArray[np.int64], value: NDArray[np.int8], path: Path
 ) -> None:
-    """Refuse labels that are not those of the data set: their classes are in another order, or they are of others."""
-    rows, columns, true = full.entries()
-    keys, asked = rows * len(full.classes) + columns, image * len(full.classes) + column
-    place = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
-    wrong = np.flatnonzero((keys[place] != asked) | (true[place] != value))
+    """Refuse labels that contradict the data set: they belong to other images, or the classes are in another order."""
+    full_image, full_column, full_value = full.entries()
+    full_keys, keys = full_image * len(full.classes) + full_column, image * len(full.classes) + column
+    place = np.minimum(np.searchsorted(full_keys, keys), len(full_keys) - 1)
+    wrong = np.flatnonzero((full_keys[place] != keys) | (full_value[place] != value))
     if len(wrong):
-        name, kind = list(full.images)[image[wrong[0]]], list(full.classes)[column[wrong[0]]]
+        name, label = list(full.images)[image[wrong[0]]], list(full.classes)[column[wrong[0]]]
         raise LabelError(
-            f"{len(wrong)} of {len(image)} labels are not what the data set says, such as {kind!r} of {name!r}",
-            "numbers of classes count from 0, in the order of the data set",
+            f"{len(wrong)} of {len(image)} labels contradict the data set, such as {label!r} of {name!r}",
+            "class numbers start at 0, in the order of the data set",
             path,
         )

@@ -1,9 +1,9 @@
-"""The measures of the published tables, each computed as its paper does, in percent."""
+"""The measures of the published tables, each computed as in its paper, in percent."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,16 +13,22 @@ from halflabel import metrics
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.metrics import Kind
+from halflabel.papers.spec import PaperTable, TableRow
 
-__all__ = ["GIVEN", "GUESSES", "METRICS", "given_shares", "measure"]
+if TYPE_CHECKING:
+    from halflabel.experiments.bench import Bench
+    from halflabel.experiments.grid import Outcome, Task
+    from halflabel.experiments.store import Store
+
+__all__ = ["LABEL_METRICS", "METRICS", "RELABEL_METRICS", "compute_metric", "label_shares", "measure_task"]
 
 METRICS = {
     "mAP": "mean average precision; options kind (interpolation), empty (classes without positive: nan or zero), "
     "group (1 to 5, by number of training annotations)",
-    "exact_match": "share of images whose known entries are all decided right; option threshold",
-    "accuracy": "share of images whose highest score is of their class",
+    "exact_match": "share of images whose known entries are all predicted correctly; option threshold",
+    "accuracy": "share of images whose highest score belongs to their class",
     **{
-        name: f"{what}; options threshold (else 0.5), top_k"
+        name: f"{what}; options threshold (default 0.5), top_k"
         for name, what in {
             "CP": "mean over classes of the precision",
             "CR": "mean over classes of the recall",
@@ -36,45 +42,48 @@ METRICS = {
     },
 }
 
-GUESSES = {
-    "label_proportion": "share of training entries that are known or made up in the end",
-    "tp_rate": "of the present entries that were made up, the share called present",
-    "tn_rate": "of the absent entries that were made up, the share called absent",
-    "accuracy_of_guesses": "share of the made-up entries that are right",
+# Read from the training log of methods that add labels.
+RELABEL_METRICS = {
+    "label_proportion": "share of training entries that are known or added by the method at the end",
+    "tp_rate": "of the truly present entries among the added labels, the share labelled present",
+    "tn_rate": "of the truly absent entries among the added labels, the share labelled absent",
+    "accuracy_of_guesses": "share of the added labels that are correct",
+}
+_LOG_NAMES = {"accuracy_of_guesses": "accuracy"}  # where the name in the log differs
+
+LABEL_METRICS = {
+    "clean_labels": "of the labels of the training images, the share that training sees with the correct value",
+    "wrong_labels": "of the labels of the training images, the share that training sees with the wrong value",
 }
 
 
-GIVEN = {
-    "clean_labels": "of the labels of the training images, the share that training is told rightly",
-    "wrong_labels": "of the labels of the training images, the share that training is told wrongly",
-}
-
-
-def given_shares(known: LabelTable, full: LabelTable) -> dict[str, float]:
-    """The measures of GIVEN from what training is told and what is true of the same images, in percent.
+def label_shares(known: LabelTable, full: LabelTable) -> dict[str, float]:
+    """LABEL_METRICS of the labels that training sees, compared with the full labels of the same images.
 
     >>> full = LabelTable.from_dense([[1, 1, -1, -1]])
-    >>> given_shares(LabelTable.from_dense([[1, -1, 0, -1]]), full)
+    >>> label_shares(LabelTable.from_dense([[1, -1, 0, -1]]), full)
     {'clean_labels': 50.0, 'wrong_labels': 25.0}
     """
-    (image, column, value), (rows, columns, true) = known.entries(), full.entries()
-    keys, asked = rows * len(full.classes) + columns, image * len(full.classes) + column
-    right = int((true[np.searchsorted(keys, asked)] == value).sum())
-    share = 100 / max(full.known, 1)
-    return {"clean_labels": share * right, "wrong_labels": share * (len(value) - right)}
+    (image, column, value), (full_image, full_column, full_value) = known.entries(), full.entries()
+    full_keys, keys = full_image * len(full.classes) + full_column, image * len(full.classes) + column
+    correct = int((full_value[np.searchsorted(full_keys, keys)] == value).sum())
+    percent = 100 / max(full.known, 1)
+    return {"clean_labels": percent * correct, "wrong_labels": percent * (len(value) - correct)}
 
 
-def measure(metric: str, logits: Tensor, labels: Tensor, *, counts: Tensor | None = None, **options: Any) -> float:
+def compute_metric(
+    metric: str, logits: Tensor, labels: Tensor, *, counts: Tensor | None = None, **options: Any
+) -> float:
     """One metric of METRICS from test logits (N, C) and labels (N, C) in {−1, 0, +1}, in percent.
 
-    counts (C,): training annotations per class, for groups. Thresholds are of the score σ(logit).
+    counts (C,): training annotations per class, needed for groups. Thresholds apply to the score σ(logit).
 
     >>> labels = torch.tensor([[1, -1], [-1, 1]])
-    >>> measure("accuracy", torch.tensor([[2.0, 1.0], [3.0, 1.0]]), labels)
+    >>> compute_metric("accuracy", torch.tensor([[2.0, 1.0], [3.0, 1.0]]), labels)
     50.0
     """
     if metric not in METRICS:
-        raise UserError(f"no metric is called {metric!r}", f"use one of: {', '.join(METRICS)}")
+        raise UserError(f"there is no metric {metric!r}", f"use one of: {', '.join(METRICS)}")
     if metric == "mAP":
         return 100 * _mean_ap(logits, labels, counts, **options)
     if metric == "accuracy":
@@ -82,7 +91,7 @@ def measure(metric: str, logits: Tensor, labels: Tensor, *, counts: Tensor | Non
     threshold, top_k = float(options.pop("threshold", 0.5)), options.pop("top_k", None)
     if options:
         raise UserError(f"{metric} has no option {next(iter(options))!r}", "its options: threshold, top_k")
-    scores = torch.sigmoid(logits.double())  # in single precision large logits would be tied at 1
+    scores = torch.sigmoid(logits.double())  # in single precision, scores of large logits would tie at 1
     if metric == "exact_match":
         return 100 * metrics.exact_match(scores, labels, threshold, top_k=top_k)
     return 100 * float(getattr(metrics.precision_recall_f1(scores, labels, threshold, top_k=top_k), metric))
@@ -97,13 +106,46 @@ def _mean_ap(
     empty: str = "nan",
     group: int | None = None,
 ) -> float:
-    each = metrics.average_precision(logits, labels, kind)
+    per_class = metrics.average_precision(logits, labels, kind)
     if empty == "zero":
-        each = torch.nan_to_num(each, nan=0.0)
+        per_class = torch.nan_to_num(per_class, nan=0.0)
     elif empty != "nan":
-        raise UserError(f"empty {empty!r} does not exist", "use nan or zero")
+        raise UserError(f"empty={empty!r} is unknown", "use nan or zero")
     if group is None:
-        return float(each.nanmean()) if not bool(each.isnan().all()) else math.nan
+        return float(per_class.nanmean()) if not bool(per_class.isnan().all()) else math.nan
     if counts is None:
         raise UserError("groups of classes need the number of training annotations", "give counts")
-    return float(metrics.group_means(each, counts).groups[group - 1])
+    return float(metrics.group_means(per_class, counts).groups[group - 1])
+
+
+def measure_task(
+    table: PaperTable, row: TableRow, bench: Bench, outcome: Outcome, store: Store, task: Task
+) -> dict[str, float]:
+    """All measures of a finished training run by the paper's names; NaN for a measure that does not apply."""
+    logits, labels = torch.from_numpy(store.logits(task)), torch.from_numpy(bench.test.dense())
+    readable = ~torch.isnan(logits).any(1)
+    logits, labels = logits[readable], labels[readable]
+    stats = bench.rest.stats()
+    counts = torch.from_numpy(stats.positives + stats.negatives)
+    is_single_label = bool((((labels > 0).sum(1) == 1) & (labels != 0).all(1)).all())
+    # In a table with accuracy and other measures, accuracy is for images of exactly one class, the others for the rest.
+    is_mixed = {measure.metric == "accuracy" for measure in table.measures} == {True, False}
+    values: dict[str, float] = {}
+    for measure in table.measures:
+        metric = row.measured_as.get(measure.name, measure.metric)
+        if is_mixed and (measure.metric == "accuracy") != is_single_label:
+            values[measure.name] = math.nan
+        elif metric in LABEL_METRICS:
+            values[measure.name] = label_shares(bench.divide(task.label_mask, task.seed).known, bench.rest)[metric]
+        elif metric in RELABEL_METRICS:
+            values[measure.name] = _last_logged(outcome, _LOG_NAMES.get(metric, metric))
+        else:
+            group_counts = counts if "group" in measure.options else None
+            values[measure.name] = compute_metric(metric, logits, labels, counts=group_counts, **measure.options)
+    return values
+
+
+def _last_logged(outcome: Outcome, name: str) -> float:
+    """The last logged value up to the tested epoch, in percent: later labels do not belong to the tested weights."""
+    values = [line[name] for line in outcome.log[: outcome.best_epoch] if line.get(name) is not None]
+    return 100 * float(values[-1]) if values else math.nan

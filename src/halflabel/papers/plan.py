@@ -1,4 +1,4 @@
-"""Which runs a table asks for: rows and conditions by name, and groups of runs that share their data and settings."""
+"""Which runs a table needs: rows and conditions selected by name, and groups of runs that share data and settings."""
 
 from __future__ import annotations
 
@@ -7,112 +7,125 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from halflabel.errors import UserError
 from halflabel.experiments.grid import Candidate, Grid, LabelMask
 from halflabel.methods.base import recipes
-from halflabel.papers.settings import Changes, Setup, set_up
-from halflabel.papers.spec import Cell, Condition, Row, Table
+from halflabel.papers.settings import CellSetup, Overrides, set_up_cell
+from halflabel.papers.spec import Cell, Condition, PaperTable, TableRow
 from halflabel.system.files import to_json_value
 
-__all__ = ["Group", "choose", "grid_of", "groups_of", "with_bases"]
+__all__ = ["RunGroup", "build_grid", "plan_groups", "select_by_name", "with_reference_rows"]
+
+T = TypeVar("T")
 
 
 @dataclass
-class Group:
-    """Runs that share their data and all settings, and so a bench and a folder."""
+class RunGroup:
+    """Runs that share their data and all settings, and therefore a bench and a result folder.
+
+    `jobs` maps what is trained to the table cells that use the result.
+    """
 
     folder: str
     condition: Condition
     trial: int
-    setup: Setup
-    wanted: dict[tuple[Candidate, LabelMask], list[tuple[Row, Condition]]] = field(default_factory=dict)
+    setup: CellSetup
+    jobs: dict[tuple[Candidate, LabelMask], list[tuple[TableRow, Condition]]] = field(default_factory=dict)
     differs: dict[str, list[str]] = field(default_factory=dict)  # by condition
+    row_differs: dict[str, list[str]] = field(default_factory=dict)  # by row
+
+    @property
+    def rows(self) -> list[TableRow]:
+        return list({row.name: row for cells in self.jobs.values() for row, _ in cells}.values())
 
 
-def choose(
-    kind: str, wanted: Sequence[str], there: Sequence[Any], names: Callable[[Any], tuple[str, ...]]
-) -> list[Any]:
-    """What is named: exactly, else by part of the first name; a text with commas may be one name or several."""
+def select_by_name(
+    kind: str, wanted: Sequence[str], items: Sequence[T], names: Callable[[T], tuple[str, ...]]
+) -> list[T]:
+    """The items with these names: exactly, else by part of the first name. Commas may separate several names."""
     if not wanted:
-        return list(there)
+        return list(items)
 
-    def find(text: str) -> list[Any]:
-        plain_text = _plain(text)
-        exact = [one for one in there if plain_text in map(_plain, names(one))]
-        return exact or [one for one in there if plain_text and plain_text in _plain(names(one)[0])]
+    def find(text: str) -> list[T]:
+        text = _normalise(text)
+        exact = [item for item in items if text in map(_normalise, names(item))]
+        return exact or [item for item in items if text and text in _normalise(names(item)[0])]
 
-    found: list[Any] = []
+    selected: list[T] = []
     for text in wanted:
-        for word in [text] if find(text) else text.split(","):
-            hits = find(word)
-            if not hits:
-                listed = "; ".join(names(one)[0] for one in there)
-                raise UserError(f"no {kind} of the table is called {word.strip()!r}", f"use one of: {listed}")
-            found += hits
-    return [one for one in there if one in found]
+        for name in [text] if find(text) else text.split(","):
+            matches = find(name)
+            if not matches:
+                available = "; ".join(names(item)[0] for item in items)
+                raise UserError(f"the table has no {kind} {name.strip()!r}", f"use one of: {available}")
+            selected += matches
+    return [item for item in items if item in selected]
 
 
-def _plain(text: str) -> str:
+def _normalise(text: str) -> str:
     return re.sub(r"\s+", "", text).casefold()
 
 
-def with_bases(table: Table, rows: list[Row]) -> list[Row]:
-    """The rows and those that their figures are relative to."""
+def with_reference_rows(table: PaperTable, rows: list[TableRow]) -> list[TableRow]:
+    """The rows and those that their numbers are relative to."""
     names = {row.name for row in rows} | {row.relative_to for row in rows}
     return [row for row in table.rows if row.name in names]
 
 
-def groups_of(
-    table: Table,
-    rows: Sequence[Row],
+def plan_groups(
+    table: PaperTable,
+    rows: Sequence[TableRow],
     conditions: Sequence[Condition],
-    changes: Changes,
-    moved: Mapping[str, str],
-) -> list[Group]:
-    known, groups = recipes(), dict[str, Group]()
+    overrides: Overrides,
+    paper_datasets: Mapping[str, str],
+) -> list[RunGroup]:
+    """Group all cells by data and settings. `paper_datasets`: the paper's data set of conditions moved to another."""
+    methods, groups = recipes(), dict[str, RunGroup]()
     for condition in conditions:
         for trial in range(len(condition.trials)):
             for row in rows:
-                if not row.runs(known) or not row.under(condition):
+                if not row.can_run(methods) or not row.applies_to(condition):
                     continue
                 cell = table.cell(row, condition)
-                setup = set_up(cell, changes)
-                name = _folder(cell, trial, setup.config.tune)
-                group = groups.setdefault(name, Group(name, cell.condition, trial, setup))
+                setup = set_up_cell(cell, overrides)
+                name = _folder_name(cell, trial, setup.config.tune)
+                group = groups.setdefault(name, RunGroup(name, cell.condition, trial, setup))
                 if (group.setup.config, group.setup.start) != (setup.config, setup.start):
-                    raise ValueError(f"{row.name} and others of {name} are to be trained in different ways")
-                said = group.differs.setdefault(condition.name, [])
-                if condition.name in moved:
-                    said.append(f"the data set is {condition.dataset} instead of {moved[condition.name]}")
-                said.extend(setup.differs)
+                    raise ValueError(f"{row.name} and other rows of {name} have different settings")
+                differs = group.differs.setdefault(condition.name, [])
+                if condition.name in paper_datasets:
+                    differs.append(f"the data set is {condition.dataset} instead of {paper_datasets[condition.name]}")
+                differs.extend(setup.differs)
+                group.row_differs.setdefault(row.name, []).extend(setup.row_differs)
                 options = tuple(sorted(setup.options.items()))
                 candidate = Candidate(row.name, cell.method, options, setup.lr, setup.weight_decay)
-                for hiding in cell.hidings:
-                    hidden = LabelMask(hiding.protocol, tuple(sorted(hiding.options.items())))
-                    group.wanted.setdefault((candidate, hidden), []).append((row, condition))
+                for mask in cell.masks:
+                    group.jobs.setdefault((candidate, mask.label_mask()), []).append((row, condition))
     return list(groups.values())
 
 
-def _folder(cell: Cell, trial: int, tune: str) -> str:
-    """A name for all runs that share data and declared settings; what the user changes is for the store to compare."""
+def _folder_name(cell: Cell, trial: int, tune: str) -> str:
+    """A name for all runs that share data and declared settings; the store compares the user's overrides."""
     condition, training = cell.condition, cell.condition.training
-    shared = [condition.dataset, condition.options, condition.trials[trial], condition.sample, condition.with_positives]
-    shared += [condition.select, condition.held_out, condition.validation, tune, training.start]
-    shared += [{**cell.config, "tune": tune}, cell.settings, training.weak]
+    shared: list[Any] = [condition.dataset, condition.dataset_options, condition.trials[trial]]
+    shared += [condition.sample, condition.with_positives]
+    shared += [condition.select, condition.held_out, condition.validation_split, tune, training.backbone_weights]
+    shared += [{**cell.config, "tune": tune}, cell.settings, training.weak_view]
     if training.config.get("tune") == "head":  # the paper's own way of training heads, not the library's
         shared.append("as published")
-    other_test = condition.test if condition.test != "test" else ""
-    for rare in (training.begin, condition.labelled_only, other_test, cell.row.file):
-        shared += [rare] if rare else []  # not where they are as usual: folders made before know nothing of them
+    other_test = condition.test_split if condition.test_split != "test" else ""
+    for rare in (training.initial_model, condition.labelled_only, other_test, cell.row.graph_digest):
+        shared += [rare] if rare else []  # defaults are left out: they do not change the digest of existing folders
     digest = hashlib.sha256(json.dumps(to_json_value(shared), sort_keys=True).encode()).hexdigest()[:8]
     words = [condition.dataset, *(f"{key}{value}" for key, value in condition.trials[trial].items()), tune, digest]
     return re.sub(r"[^A-Za-z0-9.+=-]+", "_", "-".join(words))
 
 
-def grid_of(group: Group, seeds: int) -> Grid:
-    candidates = tuple(dict.fromkeys(candidate for candidate, _ in group.wanted))
-    hidings = tuple(dict.fromkeys(hiding for _, hiding in group.wanted))
-    unwanted = frozenset((c, h) for c in candidates for h in hidings if (c, h) not in group.wanted)
-    return Grid(candidates, hidings, seeds, "none", unwanted)
+def build_grid(group: RunGroup, seeds: int) -> Grid:
+    """The grid of candidates and label masks of a group, without the pairs that no cell needs."""
+    candidates = tuple(dict.fromkeys(candidate for candidate, _ in group.jobs))
+    masks = tuple(dict.fromkeys(mask for _, mask in group.jobs))
+    excluded = frozenset((c, m) for c in candidates for m in masks if (c, m) not in group.jobs)
+    return Grid(candidates, masks, seeds, "none", excluded)

@@ -1,4 +1,4 @@
-"""Published and measured figures side by side."""
+"""Published and reproduced numbers side by side, and the files reproduction.csv and reproduction.json."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ import numpy as np
 
 from halflabel.experiments.grid import LabelMask
 from halflabel.methods.base import recipes
-from halflabel.papers.spec import Condition, Row, Table
+from halflabel.papers.spec import Condition, PaperMeasure, PaperTable, TableRow
+from halflabel.papers.tables import PRINTED
 from halflabel.system.files import atomic_write, to_json_value, write_json
 
-__all__ = ["Figure", "Reproduction", "Run", "figures"]
+__all__ = ["CellRun", "Reproduction", "TableFigure", "collect_figures"]
 
 
-class Run(NamedTuple):
-    """One training run of the table: a row under a condition, with one trial, one hiding and one seed."""
+class CellRun(NamedTuple):
+    """One training run of a table: a row under a condition, with one trial, one label mask and one seed."""
 
     row: str
     condition: str
     trial: int
-    hiding: LabelMask
+    mask: LabelMask
     seed: int
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One figure of a table, in percent: as published, as measured here, and the difference; NaN where there is none.
+class TableFigure:
+    """One number of a table, in percent: published, reproduced, and the difference; NaN where there is none.
 
-    `ours` is the mean over the seeds of which every run is finished, `ours_sd` their standard deviation; a seed's own
-    figure is the mean over the table's shares and trials. `relative_to` names the row that both are the difference to.
+    `ours` is the mean over the seeds whose runs are all finished, `ours_sd` their standard deviation. The value of one
+    seed is the mean over label masks and trials. `relative_to` names the row that both are the difference to.
     """
 
     row: str
@@ -47,51 +48,51 @@ class Figure:
     ours_sd: float
     difference: float
     seeds: int
-    runs: int  # that are finished
-    of_runs: int  # that were asked for
+    runs: int  # finished
+    of_runs: int  # requested
     relative_to: str = ""
-    note: str = ""  # why there is no figure of ours
-    published_on: str = ""  # the paper's data set, where ours is another
+    note: str = ""  # why there is no number of ours
+    published_on: str = ""  # the paper's data set, if ours is another one
     per_seed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table run again: its figures, how they were measured, and every way in which that is not the paper's.
+    """The result of `reproduce`; the field names are the keys of reproduction.json.
 
-    `differs`, `unsaid` and `failures` are sentences with the conditions or runs they are about.
+    `differs`, `unsaid` and `failures` are sentences that name the conditions, rows or runs they are about.
     """
 
     id: str
     paper: str
     caption: str
-    figures: tuple[Figure, ...]
+    figures: tuple[TableFigure, ...]
     protocol: Mapping[str, tuple[str, ...]]  # by condition
     measures: tuple[str, ...]
-    differs: tuple[str, ...]
-    unsaid: tuple[str, ...]
+    differs: tuple[str, ...]  # deviations from the paper
+    unsaid: tuple[str, ...]  # settings that the paper does not state
     notes: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)  # conditions whose data set is not there, and why
+    skipped: tuple[str, ...] = ()  # rows that cannot be trained
+    missing: Mapping[str, str] = field(default_factory=dict)  # conditions without their data set, and why
     failures: tuple[str, ...] = ()
-    left_out: int = 0  # runs that the budget had no room for
-    on_hidden: tuple[str, ...] = ()  # conditions whose epochs were chosen by labels hidden from training
+    left_out: int = 0  # runs for which the budget left no time
+    on_hidden: tuple[str, ...] = ()  # conditions whose epoch was chosen by labels hidden from training
 
     @property
     def finished(self) -> int:
-        """How many figures of ours there are."""
+        """The number of reproduced numbers."""
         return sum(not math.isnan(figure.ours) for figure in self.figures)
 
     def write(self, folder: Path) -> None:
-        """reproduction.csv with a line per figure, reproduction.json with everything."""
-        names = [one.name for one in fields(Figure) if one.name != "per_seed"]
+        """Write reproduction.csv with a line per number, and reproduction.json with everything."""
+        names = [one_field.name for one_field in fields(TableFigure) if one_field.name != "per_seed"]
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["table", *names, "per_seed"])
         for figure in self.figures:
-            cells = [to_json_value(getattr(figure, name)) for name in names]
-            seeds = " ".join(f"{value:.6g}" for value in figure.per_seed)
-            writer.writerow([self.id, *("" if cell is None else cell for cell in cells), seeds])
+            values = [to_json_value(getattr(figure, name)) for name in names]
+            per_seed = " ".join(f"{value:.6g}" for value in figure.per_seed)
+            writer.writerow([self.id, *("" if value is None else value for value in values), per_seed])
         with atomic_write(folder / "reproduction.csv") as temporary:
             temporary.write_text(text.getvalue(), encoding="utf-8")
         write_json(folder / "reproduction.json", self.to_json())
@@ -101,81 +102,108 @@ class Reproduction:
         return content
 
 
-def figures(
-    table: Table,
-    rows: Sequence[Row],
+Values = Mapping[CellRun, Mapping[str, float]]  # the measures of each finished run
+
+
+def collect_figures(
+    table: PaperTable,
+    rows: Sequence[TableRow],
     conditions: Sequence[Condition],
     seeds: int,
-    values: Mapping[Run, Mapping[str, float]],
-    failures: Mapping[Run, str],
-) -> list[Figure]:
-    """Every figure of the chosen rows and conditions, from what the finished runs measured."""
-    found, known = [], recipes()
+    values: Values,
+    failures: Mapping[CellRun, str],
+    paper_datasets: Mapping[str, str],
+) -> list[TableFigure]:
+    """Every number of the chosen rows and conditions. `paper_datasets`: see `plan_groups`."""
+    figures, methods = [], recipes()
     for condition in conditions:
-        there = [row for row in rows if row.under(condition)]
-        own = {row.name: _seeds(table, row, condition, seeds, values) for row in there if row.runs(known)}
-        for row in there:
-            skipped = not row.runs(known)
-            done = {} if skipped else own[row.name]
-            runs = sum(run.row == row.name and run.condition == condition.name for run in values)
-            each = 0 if skipped else len(condition.trials) * len(table.cell(row, condition).hidings)
-            failed = any(run.row == row.name and run.condition == condition.name for run in failures)
-            for one in table.measures:
-                printed = table.number(row.name, condition.name, one.name)
-                base = row.relative_to if one.relative else None
-                ours = {seed: value[one.name] for seed, value in done.items()}
-                if base is not None:
-                    ours = {seed: v - own[base][seed][one.name] for seed, v in ours.items() if seed in own[base]}
-                numbers = np.array([value for value in ours.values() if not math.isnan(value)])
-                mean = float(numbers.mean()) if len(numbers) else math.nan
-                why = ""
-                if math.isnan(mean):
-                    why = _why(row, skipped, failed, runs, each * seeds)
-                # A base is printed as it is, and nothing published is comparable with it.
-                absolute = one.relative and base is None
-                value = math.nan if printed is None or absolute else printed.value
-                found.append(
-                    Figure(
-                        row=row.name,
-                        condition=condition.name,
-                        measure=one.name,
-                        published=value,
-                        published_spread=math.nan if printed is None or printed.spread is None else printed.spread,
-                        ours=mean,
-                        ours_sd=float(numbers.std(ddof=1)) if len(numbers) > 1 else math.nan,
-                        difference=mean - value,
-                        seeds=len(numbers),
-                        runs=runs,
-                        of_runs=each * seeds,
-                        relative_to=base or "",
-                        note=why or ("as it is: others are relative to it" if absolute else ""),
-                        per_seed=tuple(float(number) for number in numbers),
+        present = [row for row in rows if row.applies_to(condition)]
+        by_row = {
+            row.name: _mean_per_seed(table, row, condition, seeds, values) for row in present if row.can_run(methods)
+        }
+        for row in present:
+            cell = (row.name, condition.name)
+            is_skipped = not row.can_run(methods)
+            runs = sum((run.row, run.condition) == cell for run in values)
+            of_runs = 0 if is_skipped else seeds * len(condition.trials) * len(table.cell(row, condition).masks)
+            reason = "does not apply" if runs == of_runs else f"{runs} of {of_runs} runs finished"
+            if is_skipped:
+                reason = f"skipped: {row.why_skipped(methods)}"
+            elif any((run.row, run.condition) == cell for run in failures):
+                reason = "failed"
+            for measure in table.measures:
+                figures.append(
+                    _figure(
+                        table,
+                        row,
+                        condition,
+                        measure,
+                        by_row,
+                        runs,
+                        of_runs,
+                        reason,
+                        paper_datasets.get(condition.name),
                     )
                 )
-    return found
+    return figures
 
 
-def _why(row: Row, skipped: bool, failed: bool, runs: int, of: int) -> str:
-    if skipped:
-        missing = "no --graph FILE" if row.graph else f"the method {row.method!r} is not here"
-        return "skipped: " + (missing if row.method else "only published")
-    if failed:
-        return "failed"
-    return "does not apply" if runs == of else f"{runs} of {of} runs finished"
+def _figure(
+    table: PaperTable,
+    row: TableRow,
+    condition: Condition,
+    measure: PaperMeasure,
+    by_row: Mapping[str, Mapping[int, Mapping[str, float]]],
+    runs: int,
+    of_runs: int,
+    reason: str,
+    paper_dataset: str | None,
+) -> TableFigure:
+    """One number; `by_row`: row -> seed -> measure -> value, `reason`: the note if there is no number of ours."""
+    printed = PRINTED[table.id].number(row.name, condition.name, measure.name) if table.id in PRINTED else None
+    base = row.relative_to if measure.relative else None
+    ours = {seed: values[measure.name] for seed, values in by_row.get(row.name, {}).items()}
+    if base is not None:
+        ours = {seed: v - by_row[base][seed][measure.name] for seed, v in ours.items() if seed in by_row[base]}
+    per_seed = np.array([value for value in ours.values() if not math.isnan(value)])
+    mean = float(per_seed.mean()) if len(per_seed) else math.nan
+    # The reference row has its absolute value, which is not comparable with a published difference.
+    is_reference = measure.relative and base is None
+    published = math.nan if printed is None or is_reference else printed.value
+    note = reason if math.isnan(mean) else "absolute value: other rows are relative to it" if is_reference else ""
+    return TableFigure(
+        row=row.name,
+        condition=condition.name,
+        measure=measure.name,
+        published=published,
+        published_spread=math.nan if printed is None or printed.spread is None else printed.spread,
+        ours=mean,
+        ours_sd=float(per_seed.std(ddof=1)) if len(per_seed) > 1 else math.nan,
+        difference=math.nan if paper_dataset else mean - published,  # meaningless on another data set
+        seeds=len(per_seed),
+        runs=runs,
+        of_runs=of_runs,
+        relative_to=base or "",
+        note=note,
+        published_on=paper_dataset or "",
+        per_seed=tuple(float(value) for value in per_seed),
+    )
 
 
-def _seeds(
-    table: Table, row: Row, condition: Condition, seeds: int, values: Mapping[Run, Mapping[str, float]]
+def _mean_per_seed(
+    table: PaperTable, row: TableRow, condition: Condition, seeds: int, values: Values
 ) -> dict[int, dict[str, float]]:
-    """For every seed of which all trials and hidings are there, the mean over them."""
-    hidings = [LabelMask(h.protocol, tuple(sorted(h.options.items()))) for h in table.cell(row, condition).hidings]
-    found = {}
+    """seed -> measure -> mean over all trials and masks, for the seeds whose runs are all finished."""
+    masks = [mask.label_mask() for mask in table.cell(row, condition).masks]
+    means = {}
     for seed in range(seeds):
         runs = [
-            Run(row.name, condition.name, trial, hiding, seed)
+            CellRun(row.name, condition.name, trial, mask, seed)
             for trial in range(len(condition.trials))
-            for hiding in hidings
+            for mask in masks
         ]
         if all(run in values for run in runs):
-            found[seed] = {one.name: float(np.mean([values[run][one.name] for run in runs])) for one in table.measures}
-    return found
+            means[seed] = {
+                measure.name: float(np.mean([values[run][measure.name] for run in runs])) for measure in table.measures
+            }
+    return means

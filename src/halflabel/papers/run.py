@@ -1,40 +1,35 @@
-"""`reproduce`: the cells of a published table in turn, each kept when it is finished, beside what was printed."""
+"""`reproduce`: train the cells of a published table one after the other and compare them with the printed numbers."""
 
 from __future__ import annotations
 
-import math
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from halflabel import __version__
+from halflabel.data.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
+from halflabel.experiments.data import split_data
 from halflabel.experiments.grid import LabelMask, Outcome, Task, parse_budget
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipes
 from halflabel.methods.parts.label_graph import from_file
-from halflabel.papers.describe import by_condition, described, joined, labels_seen, rows_differ
-from halflabel.papers.given_labels import Given, give
-from halflabel.papers.measure import GIVEN, GUESSES, given_shares, measure
-from halflabel.papers.plan import Group, choose, grid_of, groups_of, with_bases
-from halflabel.papers.published import PUBLISHED, paper_of
-from halflabel.papers.result import Figure, Reproduction, Run, figures
-from halflabel.papers.settings import Changes
-from halflabel.papers.spec import Condition, Measure, Row, Table
-from halflabel.papers.stage import Shelf, bench_of
-from halflabel.papers.tables import recipe_for
+from halflabel.papers.describe import describe_masks, describe_measure, describe_training, group_lines
+from halflabel.papers.given_labels import GivenLabels, GivenMask, use_given_labels
+from halflabel.papers.measure import RELABEL_METRICS, measure_task
+from halflabel.papers.plan import RunGroup, build_grid, plan_groups, select_by_name, with_reference_rows
+from halflabel.papers.result import CellRun, Reproduction, collect_figures
+from halflabel.papers.settings import Overrides
+from halflabel.papers.spec import Condition, PaperTable, TableRow
+from halflabel.papers.tables import PRINTED, find_table, paper_of
 from halflabel.training.callbacks import Callback, CallbackList
 
-__all__ = ["cache_for", "reproduce"]
-
-_LOGGED = {"accuracy_of_guesses": "accuracy"}  # where the log's name is not the measure's
+__all__ = ["default_cache", "reproduce"]
 
 
 def reproduce(
@@ -47,7 +42,7 @@ def reproduce(
     dataset: str | None = None,
     labels: Path | None = None,
     graph: Path | None = None,
-    changes: Changes | None = None,
+    overrides: Overrides | None = None,
     seeds: int = 1,
     budget: float | str | None = None,
     cache: Path | None = None,
@@ -56,153 +51,337 @@ def reproduce(
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Reproduction:
-    """Run a published table again on the data set in `folder`, or in the folder of the data set's name inside it.
+    """Run a published table again on the data set in `folder`, or in the subfolder with the data set's name.
 
-    `rows` and `conditions` choose some by name, by part of the name or, rows, by method. Without `conditions`, those
-    whose data set is not there are left out and said to be missing. Condition by condition, every row with seed 0, then
-    with seed 1, and so on; each finished run is kept in `out`, and the same call goes on. `budget`, in seconds or as
-    "30m", limits this call.
+    rows, conditions  select some by name, by part of the name or, rows, by method. Without `conditions`, conditions
+                      whose data set is missing are left out and reported.
+    dataset           run on another data set than the paper's; no differences are computed then
+    labels            a file with the known training labels, such as a published list of single positives; the
+                      protocol draws none then
+    graph             a CSV file of rows class,class,weight for rows that need a label graph; else they are skipped
+    budget            time limit of this call, in seconds or as text such as "30m"
+    cache             folder for features and initial models, shared between tables; see `default_cache`
 
-    `dataset` runs all on another data set than the paper's, beside whose figures ours then stand without a difference.
-    `labels` is a file with the training labels that are known, such as a published list of single positives, in place
-    of those that the protocol would draw. `graph` is a CSV file of rows class,class,weight for the rows that need a
-    label graph; without it they are skipped. Features, and the model that rows begin with where there is one, are kept
-    in `cache`: by default in the folder "cache" beside `out`, so that tables share what they need alike, or in the one
-    inside `out`, where an earlier version made that.
+    For each condition, every row is trained with seed 0, then with seed 1, and so on. Each finished run is stored in
+    `out`; the same call continues there.
     """
     started = time.monotonic()
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
-    deadline = None if seconds is None else started + seconds
     if seeds < 1:
         raise UserError(f"{seeds} seeds give no result", "use 1 or more")
-    table, changes = recipe_for(id), changes or Changes()
-    table = table if graph is None else table.given(graph)
-    chosen = with_bases(table, choose("row", rows, table.rows, lambda row: (row.name, row.method or "")))
-    columns = choose("condition", conditions, table.conditions, lambda one: (one.name,))
-    moved = {} if dataset is None else {one.name: one.dataset for one in columns if one.dataset != dataset}
-    columns = columns if dataset is None else [condition.on(dataset) for condition in columns]
-    shelf, cache = Shelf(folder), cache_for(out) if cache is None else cache
-    missing = shelf.missing(columns)
-    if missing and (conditions or len(missing) == len(columns)):
-        raise next(iter(missing.values()))
-    columns = [condition for condition in columns if condition.name not in missing]
-    groups = groups_of(table, chosen, columns, changes, moved)
-    if graph is not None:
-        for condition in columns:  # what is wrong with it is said before anything is trained
-            from_file(graph, shelf.open(condition, 0).train.classes)
-    given = None if labels is None else give(labels, groups, columns, shelf)
-    total = seeds * sum(len(group.wanted) for group in groups)
-    values: dict[Run, dict[str, float]] = {}
-    failures: dict[Run, str] = {}
-    protocol: dict[str, list[str]] = {}
-    lost: dict[str, list[str]] = {}
-    left_out = before = 0
-    for group in groups:
-        bench, about, gone = bench_of(table, group, shelf, cache, deadline, say, progress)
-        about += [] if given is None else [given.covers(bench.table)]
-        for name in group.differs:
-            protocol.setdefault(name, []).extend([*about, _labels(group, name, labels)])
-            lost.setdefault(name, []).extend(gone)
-        grid = grid_of(group, seeds)
-        bench.open()
-        store = Store(out / group.folder)
-        rare = {} if given is None else {"given labels": given.labels.digest()}
-        store.start({"halflabel": __version__, "table": id, **bench.identity(), **rare}, force=force)
-        offset_callback = None if callback is None else _TaskOffset(callback, before, total)
-        try:
-            found, left = run_grid(grid, bench, store, offset_callback, deadline)
-        finally:
-            if bad := bench.bad_images():
-                store.write_csv("bad_images.csv", ["image", "path", "reason"], bad)
-        before, left_out = before + grid.total, left_out + len(left)
-        for task, outcome in found.items():
-            for row, condition in group.wanted[task.pair]:
-                hidden = LabelMask(task.label_mask.protocol, task.label_mask.options)
-                run = Run(row.name, condition.name, group.trial, hidden, task.seed)
-                if outcome.error:
-                    failures[run] = outcome.error
-                else:
-                    values[run] = _measured(table, row, bench, outcome, store, task)
-    printed = PUBLISHED.get(id)
-    found_figures = figures(table, chosen, columns, seeds, values, failures)
-    result = Reproduction(
-        id=id,
-        paper=paper_of(id),
-        caption=printed.caption if printed is not None else "",
-        figures=tuple(_elsewhere(one, moved) for one in found_figures),
-        on_hidden=tuple(dict.fromkeys(_on_hidden(groups))),
-        protocol={name: tuple(dict.fromkeys(lines)) for name, lines in protocol.items()},
-        measures=tuple(described(one) for one in table.measures),
-        differs=tuple(_differences(groups, columns, [row for row in chosen if row.runs(recipes())], lost, seeds)),
-        unsaid=tuple(by_condition({one.name: joined(one.training.unsaid) for one in columns})),
-        notes=(
-            *by_condition({one.name: one.notes for one in columns}),
-            *table.notes,
-            *(printed.notes if printed is not None else ()),
-        ),
-        skipped=tuple(line for line in table.skipped(recipes()) if any(line.startswith(f"{r.name}: ") for r in chosen)),
-        missing={name: str(error) for name, error in missing.items()},
-        failures=tuple(f"{_named(run)}: {reason}" for run, reason in failures.items()),
-        left_out=left_out,
+    table = find_table(id) if graph is None else find_table(id).with_graph(graph)
+    selected_rows = with_reference_rows(
+        table, select_by_name("row", rows, table.rows, lambda row: (row.name, row.method or ""))
     )
+    selected = select_by_name("condition", conditions, table.conditions, lambda condition: (condition.name,))
+    paper_datasets: dict[str, str] = {}
+    if dataset is not None:
+        paper_datasets = {each.name: each.dataset for each in selected if each.dataset != dataset}
+        selected = [each.on_dataset(dataset) for each in selected]
+    datasets = _DatasetFolder(folder)
+    missing = datasets.missing(selected)
+    if missing and (conditions or len(missing) == len(selected)):
+        raise next(iter(missing.values()))
+    selected = [each for each in selected if each.name not in missing]
+    groups = plan_groups(table, selected_rows, selected, overrides or Overrides(), paper_datasets)
+    if graph is not None:
+        for condition in selected:  # report errors in the file before anything is trained
+            from_file(graph, datasets.open(condition, 0).train.classes)
+    run = _TableRun(
+        table=table,
+        rows=selected_rows,
+        conditions=selected,
+        groups=groups,
+        paper_datasets=paper_datasets,
+        datasets=datasets,
+        given=None if labels is None else _give_labels(labels, groups, selected, datasets),
+        seeds=seeds,
+        out=out,
+        cache=default_cache(out) if cache is None else cache,
+        deadline=None if seconds is None else started + seconds,
+        say=say,
+        progress=progress,
+    )
+    for group in groups:
+        run.run_group(group, callback, force=force)
+    result = run.result(missing)
     result.write(out)
     return result
 
 
-def cache_for(out: Path) -> Path:
-    """Where the features of a table are kept, if nobody says where."""
+def default_cache(out: Path) -> Path:
+    """The folder "cache" next to `out`, so that tables share it; or inside `out` if it already exists there."""
     inside = out / "cache"
     return inside if inside.is_dir() else out.parent / "cache"
 
 
-def _labels(group: Group, name: str, file: Path | None) -> str:
-    """What training knows under a condition, in words, with the rows that know something else."""
-    seen: dict[LabelMask, list[str]] = {}
-    usual: list[LabelMask] = []
-    for (_, hiding), for_whom in group.wanted.items():
-        for row, condition in for_whom:
-            if condition.name == name:
-                seen.setdefault(hiding, []).append(row.name)
-                usual += [hiding] if row.own_hiding(condition) is None else []
-    drawn = [one for one in seen if one in usual and one.protocol]
-    text = [labels_seen([one for one in seen if one in usual])] if usual else []
-    if file is not None:  # it is in the place of those that would be drawn
-        text = [f"those of {file.name} with every seed" + (f", in place of {labels_seen(drawn)}" if drawn else "")]
-    for one, rows in seen.items():
-        if one not in usual:
-            besides = file is not None and one.protocol == "1-positive+negatives"
-            text.append(f"{'those and all negatives' if besides else labels_seen([one])} ({', '.join(rows)})")
-    if file is None and any(one.protocol for one in seen):
-        text.append("drawn anew with every seed")
+def _give_labels(
+    file: Path, groups: Sequence[RunGroup], conditions: Sequence[Condition], datasets: _DatasetFolder
+) -> GivenLabels:
+    opened = datasets.open(groups[0].condition, groups[0].trial)
+    others = [split.labels.images for name, split in opened.splits.items() if name != "train"]
+    return use_given_labels(file, groups, conditions, opened.train, others)
+
+
+class _DatasetFolder:
+    """The data sets in a folder; each is opened once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._opened: dict[str, Dataset] = {}
+
+    def missing(self, conditions: Sequence[Condition]) -> dict[str, UserError]:
+        """The conditions whose data set cannot be opened, and why."""
+        errors = {}
+        for condition in conditions:
+            try:
+                self.open(condition, 0)
+            except UserError as error:
+                errors[condition.name] = error
+        return errors
+
+    def open(self, condition: Condition, trial: int) -> Dataset:
+        options = {**condition.dataset_options, **condition.trials[trial]}
+        key = json.dumps([condition.dataset, options], sort_keys=True)
+        if key not in self._opened:
+            subfolder = self.folder / condition.dataset
+            folder = subfolder if subfolder.is_dir() else self.folder
+            self._opened[key] = open_dataset(condition.dataset, folder, **options)
+        return self._opened[key]
+
+    def splits(self, condition: Condition, trial: int) -> tuple[dict[str, Split], list[str]]:
+        """The images of the condition's splits that exist as files, and a line for each split with lost images."""
+        opened, splits, lost = self.open(condition, trial), dict[str, Split](), list[str]()
+        for name in dict.fromkeys(("train", condition.test_split, condition.validation_split)):
+            if not name:
+                continue
+            if name not in opened.splits:
+                use = "test on" if name == condition.test_split else "choose epochs by"
+                raise UserError(f"{condition.dataset} has no {name} images to {use}", "leave --dataset out")
+            split = opened.splits[name]
+            if name == "train" and condition.sample < 1:
+                split = split.sample(condition.sample)
+            if condition.with_positives:
+                split = split.with_positives()
+            splits[name] = split.on_disk()
+            if not len(splits[name]):
+                fix = dataset_layout(condition.dataset).fix()
+                raise UserError(f"not one {name} image of {condition.dataset} is in the folder", fix)
+            if number := len(split) - len(splits[name]):
+                lost.append(f"{number} of {len(split)} {name} images are not in the folder")
+        return splits, lost
+
+
+@dataclass
+class _TableRun:
+    """The state of one call of `reproduce`: what is run, and what the finished runs have measured."""
+
+    table: PaperTable
+    rows: list[TableRow]
+    conditions: list[Condition]
+    groups: list[RunGroup]
+    paper_datasets: Mapping[str, str]
+    datasets: _DatasetFolder
+    given: GivenLabels | None
+    seeds: int
+    out: Path
+    cache: Path
+    deadline: float | None
+    say: Callable[[str], None]
+    progress: Callable[[int, int], None] | None
+    values: dict[CellRun, dict[str, float]] = field(default_factory=dict)
+    failures: dict[CellRun, str] = field(default_factory=dict)
+    protocol: dict[str, list[str]] = field(default_factory=dict)  # by condition
+    lost_images: dict[str, list[str]] = field(default_factory=dict)  # by condition
+    tasks_before: int = 0
+    tasks_left_out: int = 0
+
+    def run_group(self, group: RunGroup, callback: Callback | None, *, force: bool) -> None:
+        """Train the runs of one group that are not stored yet, and measure all that are finished."""
+        splits, lost = self.datasets.splits(group.condition, group.trial)
+        bench = self._bench(group, splits)
+        lines = self._describe_group(group, splits)
+        lines += [] if self.given is None else [self.given.describe_coverage(bench.table)]
+        for name in group.differs:
+            self.protocol.setdefault(name, []).extend([*lines, _describe_labels(group, name, self.given)])
+            self.lost_images.setdefault(name, []).extend(lost)
+        grid = build_grid(group, self.seeds)
+        bench.open()
+        store = Store(self.out / group.folder)
+        given = {} if self.given is None else {"given labels": self.given.labels.digest()}
+        identity = {"halflabel": __version__, "table": self.table.id, **bench.identity(), **given}
+        store.start(identity, force=force)
+        total = self.seeds * sum(len(each.jobs) for each in self.groups)
+        group_callback = None if callback is None else _TaskOffset(callback, self.tasks_before, total)
+        try:
+            outcomes, left_out = run_grid(grid, bench, store, group_callback, self.deadline)
+        finally:
+            if bad_images := bench.bad_images():
+                store.write_csv("bad_images.csv", ["image", "path", "reason"], bad_images)
+        self.tasks_before += grid.total
+        self.tasks_left_out += len(left_out)
+        for task, outcome in outcomes.items():
+            self._record(group, bench, store, task, outcome)
+
+    def _record(self, group: RunGroup, bench: Bench, store: Store, task: Task, outcome: Outcome) -> None:
+        mask = LabelMask(task.label_mask.protocol, task.label_mask.options)
+        for row, condition in group.jobs[task.pair]:
+            run = CellRun(row.name, condition.name, group.trial, mask, task.seed)
+            if outcome.error:
+                self.failures[run] = outcome.error
+            else:
+                self.values[run] = measure_task(self.table, row, bench, outcome, store, task)
+
+    def _bench(self, group: RunGroup, splits: Mapping[str, Split]) -> Bench:
+        condition, setup = group.condition, group.setup
+        test, validation = splits[condition.test_split], splits.get(condition.validation_split)
+        data = split_data(
+            splits["train"].labels,
+            splits["train"].pictures(),
+            test=test.labels,
+            test_images=test.pictures(),
+            validation=None if validation is None else validation.labels,
+            validation_images=None if validation is None else validation.pictures(),
+        )
+        return Bench(
+            data,
+            setup.config,
+            select="hidden" if condition.select == "all labels" else "known",
+            pretrained=setup.pretrained,
+            truth=any(measure.metric in RELABEL_METRICS for measure in self.table.measures),
+            labelled_only=condition.labelled_only,
+            start=setup.start,
+            cache=self.cache,
+            deadline=self.deadline,
+            say=self.say,
+            progress=self.progress,
+        )
+
+    def _describe_group(self, group: RunGroup, splits: Mapping[str, Split]) -> list[str]:
+        """Data, tested epoch and settings of a group; the rows are named if the settings are not those of all rows."""
+        condition, config = group.condition, group.setup.config
+        has_own = any(row.config or row.settings or row.labelled_only or row.initial_model for row in group.rows)
+        rows = f" ({'; '.join(row.name for row in group.rows)})" if has_own else ""
+        images = [f"{len(splits['train'])} training images", f"{len(splits[condition.test_split])} test images"]
+        if condition.sample < 1:
+            images[0] += f", a sample of {100 * condition.sample:g} % with the same class frequencies"
+        if condition.test_split != "test":
+            images[1] += f" (split {condition.test_split})"
+        images += ["only images with a positive label"] if condition.with_positives else []
+        if condition.labelled_only:
+            images.append("images without a known label are not used for training")
+            images[-1] += rows if any(row.labelled_only for row in group.rows) else ""
+        notes = self.datasets.open(condition, group.trial).notes or ["official split"]
+        settings = {key: value for key, value in vars(config.settings).items() if key != "lr"}
+        training = describe_training({**vars(config), **settings}, not group.setup.pretrained, group.setup.start)
+        return [
+            "; ".join([DATASETS[condition.dataset].title, *notes]),
+            "; ".join(images),
+            f"tested: {condition.describe_selection()}",
+            f"{training}{rows}",
+        ]
+
+    def result(self, missing: Mapping[str, UserError]) -> Reproduction:
+        """The numbers of all finished runs, and how they were measured."""
+        table, printed = self.table, PRINTED.get(self.table.id)
+        skipped = table.skipped(recipes())
+        return Reproduction(
+            id=table.id,
+            paper=paper_of(table.id),
+            caption=printed.caption if printed is not None else "",
+            figures=tuple(
+                collect_figures(
+                    *(table, self.rows, self.conditions, self.seeds, self.values, self.failures, self.paper_datasets)
+                )
+            ),
+            on_hidden=tuple(dict.fromkeys(_selected_on_hidden(self.groups))),
+            protocol={name: tuple(dict.fromkeys(lines)) for name, lines in self.protocol.items()},
+            measures=tuple(describe_measure(measure) for measure in table.measures),
+            differs=tuple(self._deviations()),
+            unsaid=tuple(group_lines({each.name: _join(each.training.unsaid) for each in self.conditions})),
+            notes=(
+                *group_lines({condition.name: condition.notes for condition in self.conditions}),
+                *table.notes,
+                *(printed.notes if printed is not None else ()),
+            ),
+            skipped=tuple(f"{row.name}: {skipped[row.name]}" for row in self.rows if row.name in skipped),
+            missing={name: str(error) for name, error in missing.items()},
+            failures=tuple(f"{_describe_run(run)}: {reason}" for run, reason in self.failures.items()),
+            left_out=self.tasks_left_out,
+        )
+
+    def _deviations(self) -> list[str]:
+        """What is not as in the paper, with the conditions or rows concerned, one line each."""
+        by_condition: dict[str, list[str]] = {condition.name: [] for condition in self.conditions}
+        by_row = {row.name: list(row.differs) for row in self.rows if row.can_run(recipes())}
+        same: dict[tuple[Any, ...], dict[str, None]] = {}
+        for group in self.groups:
+            for name, lines in group.differs.items():
+                by_condition[name] += lines
+            for name, lines in group.row_differs.items():
+                by_row[name] += lines
+            settings = (repr(group.setup.config), group.setup.start, group.condition.labelled_only)
+            for (candidate, mask), cells in group.jobs.items():
+                for row, condition in cells:
+                    experiment = (mask, candidate.method, candidate.options, candidate.lr, *settings)
+                    same.setdefault((condition.name, *experiment), {})[row.name] = None
+        for (name, *_), row_names in same.items():
+            if len(row_names) > 1:
+                by_condition[name].append(f"the rows {' and '.join(row_names)} are the same experiment in this run")
+        for name, lines in self.lost_images.items():
+            by_condition[name] += lines
+        spread = f"mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed, without spread"
+        return [
+            *group_lines(by_condition),
+            *group_lines(by_row, "all rows"),
+            f"our numbers: {spread}, regardless of the number of runs in the paper",
+        ]
+
+
+def _describe_labels(group: RunGroup, condition_name: str, given: GivenLabels | None) -> str:
+    """The labels that training sees under a condition, with the rows that have their own label mask."""
+    rows: dict[LabelMask, list[str]] = {}
+    own: dict[LabelMask, list[str]] = {}
+    for (_, mask), cells in group.jobs.items():
+        for row, condition in cells:
+            if condition.name == condition_name:
+                (rows if row.mask_for(condition) is None else own).setdefault(mask, []).append(row.name)
+    text = [describe_masks(list(rows))] if rows else []
+    text += [f"{describe_masks([mask])} ({', '.join(names)})" for mask, names in own.items() if mask not in rows]
+    if any(mask.protocol for mask in (*rows, *own)):
+        text.append("drawn anew with every seed" if given is None else f"those of {given.file} with every seed")
     return f"labels that training sees: {'; '.join(text)}"
 
 
-def _on_hidden(groups: Sequence[Group]) -> list[str]:
-    """The conditions whose epochs are chosen by labels that are hidden from training."""
+def _selected_on_hidden(groups: Sequence[RunGroup]) -> list[str]:
+    """The conditions whose epoch is chosen by labels that are hidden from training."""
     return [
         name
         for group in groups
-        if group.condition.select == "all labels" and any(hiding.protocol for _, hiding in group.wanted)
+        if group.condition.select == "all labels" and any(mask.protocol for _, mask in group.jobs)
         for name in group.differs
     ]
 
 
-def _elsewhere(figure: Figure, moved: Mapping[str, str]) -> Figure:
-    """A figure of another data set than the paper's says nothing by its difference."""
-    if figure.condition not in moved:
-        return figure
-    return replace(figure, difference=math.nan, published_on=moved[figure.condition])
+def _join(words: Sequence[str]) -> list[str]:
+    return [", ".join(words)] if words else []
 
 
-class _InWords(Task):
-    """A task that tells what training knows as the protocol does."""
+def _describe_run(run: CellRun) -> str:
+    trial = f", trial {run.trial + 1}" if run.trial else ""
+    return f"{run.row}, {run.condition}{trial}, {describe_masks([run.mask])}, seed {run.seed}"
+
+
+class _DescribedTask(Task):
+    """A task that describes its label mask in the words of the protocol."""
 
     def describe(self) -> str:
-        given = " as given" if isinstance(self.label_mask, Given) else ""
-        return f"{self.candidate.name}, {labels_seen([self.label_mask])}{given}, seed {self.seed}, lr {self.lr:.2g}"
+        given = " as given" if isinstance(self.label_mask, GivenMask) else ""
+        labels = f"{describe_masks([self.label_mask])}{given}"
+        return f"{self.candidate.name}, {labels}, seed {self.seed}, lr {self.lr:.2g}"
 
     @classmethod
-    def of(cls, task: Task) -> _InWords:
+    def of(cls, task: Task) -> _DescribedTask:
         return cls(task.candidate, task.label_mask, task.seed, task.lr, task.options)
 
 
@@ -216,84 +395,7 @@ class _TaskOffset(CallbackList):
     def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
         is_last = self.before + total == self.total
         seconds_left = seconds_left if is_last else None
-        super().on_task_start(_InWords.of(task), self.before + number, self.total, seconds_left)
+        super().on_task_start(_DescribedTask.of(task), self.before + number, self.total, seconds_left)
 
     def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-        super().on_task_end(_InWords.of(task), outcome, self.before + number, self.total)
-
-
-def _measured(table: Table, row: Row, bench: Bench, outcome: Outcome, store: Store, task: Task) -> dict[str, float]:
-    """All measures of a finished run; NaN where one says nothing of such a run."""
-    logits = torch.from_numpy(store.logits(task))
-    labels = torch.from_numpy(bench.test.dense())
-    readable = ~torch.isnan(logits).any(1)
-    logits, labels = logits[readable], labels[readable]
-    stats = bench.rest.stats()
-    counts = torch.from_numpy(stats.positives + stats.negatives)
-    one_each = bool((((labels > 0).sum(1) == 1) & (labels != 0).all(1)).all())
-    given = {}
-    if any(one.metric in GIVEN for one in table.measures):
-        given = given_shares(bench.divide(task.label_mask, task.seed).known, bench.rest)
-    both_kinds = {one.metric == "accuracy" for one in table.measures} == {True, False}
-    return {
-        one.name: _value(one, row.measured_as.get(one.name, one.metric), logits, labels, counts, outcome, given)
-        # A table of both kinds: accuracy is for images of one class each, the others are for the rest.
-        if not both_kinds or (one.metric == "accuracy") == one_each
-        else math.nan
-        for one in table.measures
-    }
-
-
-def _value(
-    one: Measure,
-    metric: str,
-    logits: Tensor,
-    labels: Tensor,
-    counts: Tensor,
-    outcome: Outcome,
-    given: Mapping[str, float],
-) -> float:
-    if metric in GIVEN:
-        return given[metric]
-    if metric not in GUESSES:
-        return measure(metric, logits, labels, counts=counts if "group" in one.options else None, **one.options)
-    name = _LOGGED.get(metric, metric)
-    # The weights that are tested are those of this epoch, so later guesses are not theirs.
-    seen = [line[name] for line in outcome.log[: outcome.best_epoch] if line.get(name) is not None]
-    return 100 * float(seen[-1]) if seen else math.nan
-
-
-def _differences(
-    groups: Sequence[Group],
-    conditions: Sequence[Condition],
-    rows: Sequence[Row],
-    lost: Mapping[str, Sequence[str]],
-    seeds: int,
-) -> list[str]:
-    """What is not the paper's setting, and under which conditions."""
-    found: dict[str, list[str]] = {condition.name: [] for condition in conditions}
-    same: dict[tuple[Any, ...], dict[str, None]] = {}
-    for group in groups:
-        for name, lines in group.differs.items():
-            found[name] += lines
-        for (candidate, hiding), for_whom in group.wanted.items():
-            for row, condition in for_whom:
-                what = (condition.name, hiding, candidate.method, candidate.options, candidate.lr)
-                how = (repr(group.setup.config), group.setup.start, group.condition.labelled_only)
-                same.setdefault((*what, *how), {})[row.name] = None
-    for (name, *_), names in same.items():
-        if len(names) > 1:
-            found[name].append(f"the rows {' and '.join(names)} are the same experiment in this run")
-    for name, gone in lost.items():
-        found[name] += gone
-    several = f"the mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed, without a spread"
-    return [
-        *by_condition(found),
-        *rows_differ(rows),
-        f"our figures are {several}, however many runs the paper's are the mean of",
-    ]
-
-
-def _named(run: Run) -> str:
-    trial = f", trial {run.trial + 1}" if run.trial else ""
-    return f"{run.row}, {run.condition}{trial}, {labels_seen([run.hiding])}, seed {run.seed}"
+        super().on_task_end(_DescribedTask.of(task), outcome, self.before + number, self.total)

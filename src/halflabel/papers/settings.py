@@ -1,4 +1,7 @@
-"""From a declared cell to what the library trains, and in words every way in which that is not the paper's setting."""
+"""From a cell of a table to training settings, with a line for every deviation from the paper.
+
+What is counted in epochs is scaled when training is longer or shorter than in the paper.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,16 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from halflabel.experiments.shared_start import Start
-from halflabel.methods.base import recipe
+from halflabel.methods.base import Recipe, recipe
 from halflabel.models.feature_cache import copies_for
-from halflabel.papers.lengths import moved_options, moved_settings
 from halflabel.papers.spec import Cell
 from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 
-__all__ = ["Changes", "Setup", "set_up"]
+__all__ = ["CellSetup", "Overrides", "scale_options", "scale_settings", "set_up_cell"]
 
-# A head on frozen features needs other steps than a whole network: where the paper tunes all and this run does not,
-# these are the library's own, and so are the method's learning rate and weight decay.
-_OF_THE_NETWORK = (
+# Settings for training a whole network. A head on frozen features needs other steps: where the paper tunes the whole
+# network and this run does not, the library's own values are used, and the method's learning rate and weight decay.
+_NETWORK_SETTINGS = (
     "optimizer",
     "schedule",
     "momentum",
@@ -27,12 +29,22 @@ _OF_THE_NETWORK = (
     "linear_init",
     "linear_lr",
 )
-_UNTRAINED = ("tiny",)
+
+# Counted in epochs: settings and fields of the configuration,
+_EPOCH_SETTINGS = ("linear_init", "patience", "step_epochs", "warmup")
+# and options of methods: something begins after this many epochs,
+_AFTER_EPOCHS = ("apl_from", "prior_epochs", "start", "warm")
+# begins with this epoch, counted from 1,
+_FROM_EPOCH = ("cr_from", "start_epoch")
+# lasts or repeats after this many epochs,
+_DURATIONS = ("apl_to", "every", "span")
+# or changes by this amount per epoch. `relabel_at` lists epochs, as in 10,15.
+_PER_EPOCH = ("theta_fall",)
 
 
 @dataclass(frozen=True)
-class Changes:
-    """What the user wants otherwise than the paper has it; None: as the paper."""
+class Overrides:
+    """Settings of the user that replace the paper's; None: as in the paper."""
 
     backbone: str | None = None
     weights: str | None = None
@@ -47,8 +59,11 @@ class Changes:
     workers: int = 2
 
 
-class Setup(NamedTuple):
-    """How a cell is trained: all that its data set's bench needs, the method's own part, and what is not as printed."""
+class CellSetup(NamedTuple):
+    """How a cell is trained: configuration, method options, and the deviations from the paper.
+
+    `differs` concerns all rows of the condition, `row_differs` only this row.
+    """
 
     config: Config
     pretrained: bool
@@ -56,103 +71,177 @@ class Setup(NamedTuple):
     lr: float
     weight_decay: float
     differs: tuple[str, ...]
+    row_differs: tuple[str, ...] = ()
     start: Start | None = None
 
 
-def set_up(cell: Cell, changes: Changes) -> Setup:
-    """The settings of one cell with the user's changes, and a sentence for every one that is not the paper's."""
-    training, how = cell.condition.training, recipe(cell.method)
+def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
+    """The settings of one cell with the user's overrides, and a line for every setting that is not the paper's."""
+    training, method = cell.condition.training, recipe(cell.method)
     declared = {**cell.config, **cell.settings}
-    wanted = {name: getattr(changes, name) for name in ("backbone", "size", "tune", "epochs", "batch_size", "lr")}
-    found = {**declared, **{name: value for name, value in wanted.items() if value is not None}}
-    said: list[str] = []
-    # Also the rows that the paper itself does not fine-tune: one head is to be trained as another.
-    frozen = changes.tune == "head" and training.config.get("tune") == "all"
+    # Rows whose backbone the paper itself freezes get the library's settings for heads, too: all heads train alike.
+    frozen = overrides.tune == "head" and training.config.get("tune") == "all"
+    effective = _override(declared, overrides, frozen)
+    defaults = {name: parameter.default for name, parameter in method.options.items()}
+    before, now = (settings.get("epochs", Settings.epochs) for settings in (declared, effective))
+    unscaled, effective = effective, scale_settings(effective, before, now)
+    options = scale_options(cell.options, defaults, before, now, declared="epochs" in declared)
+    config = _build_config(cell, effective, overrides)
+    start = _initial_model(cell, effective, overrides)
+
+    differs = []
     if frozen:
-        for name in _OF_THE_NETWORK:
-            found.pop(name, None)
-        if changes.lr is None:
-            found.pop("lr", None)
-        found.pop("weight_decay", None)
-        said.append(
-            "the backbone is frozen and its features are cached, where the paper tunes the whole network: weak views "
-            "are the images as they are, and optimizer, schedule, rate and weight decay those of the library for heads"
+        differs.append(
+            "the backbone is frozen and its features are cached; the paper tunes the whole network. Optimizer, "
+            "schedule, learning rate and weight decay are the library's for heads"
         )
-        if copies := copies_for(how.make(**cell.options).views, Config.copies):
-            said.append(f"{cell.row.name}: strong views are {copies} per image, cached too, in place of ever new ones")
-        if how.linear_init:
-            said.append(
-                f"{cell.row.name}: on a frozen backbone there is no linear init, the head alone is trained anyway"
-            )
     for name in ("backbone", "size", "epochs", "batch_size", "lr"):
-        if found.get(name) != declared.get(name) and not (frozen and name == "lr" and changes.lr is None):
-            said.append(f"{name.replace('_', ' ')} {found[name]} instead of {_printed(name, declared.get(name))}")
-    if changes.weights is not None:
-        said.append(f"the backbone's weights are those of {changes.weights}")
-    pretrained = training.start == "pretrained"
-    if pretrained and changes.weights is None and found["backbone"] in _UNTRAINED:
-        said.append(f"the backbone {found['backbone']} is not pre-trained")
-    if changes.precision != "no":
-        said.append(f"precision {changes.precision}: the papers do not speak of half precision")
-    own = {name: parameter.default for name, parameter in how.options.items()}
-    before, now = (settings.get("epochs", Settings.epochs) for settings in (declared, found))
-    options, moved = moved_options(cell.options, own, before, now, declared="epochs" in declared)
-    found, others = moved_settings(found, before, now)
-    said += [*others, *moved]
-    kept = {field.name for field in fields(Settings)}
-    settings = Settings(
-        **{name: value for name, value in found.items() if name in kept},
-        device=changes.device,
-        precision=changes.precision,
+        if getattr(overrides, name) is not None and effective[name] != declared.get(name):
+            differs.append(f"{_words(name)} {effective[name]} instead of {_stated(name, declared.get(name))}")
+    if overrides.weights is not None:
+        differs.append(f"the backbone's weights are those of {overrides.weights}")
+    if overrides.precision != "no":
+        differs.append(f"precision {overrides.precision}: the papers do not mention half precision")
+    differs += [_words(change) for change in _changes(unscaled, effective)]
+    if start is not None and training.initial_model is not None and start.epochs != training.initial_model.epochs:
+        differs.append(
+            f"the initial model {start.method} has {start.epochs} instead of {training.initial_model.epochs} epochs"
+        )
+    return CellSetup(
+        config,
+        training.backbone_weights == "pretrained",
+        options,
+        effective.get("lr", method.lr),
+        effective.get("weight_decay", method.weight_decay),
+        (*differs, *training.differs),
+        tuple(_row_differs(cell, method, {**defaults, **cell.options}, options, frozen)),
+        start,
     )
-    if cell.condition.select == "last epoch" and settings.schedule == "plateau":
-        said.append("the rate stays as it is: nothing is validated that could lower it")
-    config = Config(
-        backbone=found["backbone"],
-        weights=changes.weights,
-        size=found.get("size"),
-        resize=found.get("resize", "squash"),
-        tune=found.get("tune", "all"),
-        linear_init=found.get("linear_init", 0),
-        linear_lr=found.get("linear_lr"),
-        crop=training.weak.get("least", Config.crop),
-        **{name: found[name] for name in STRONG_VIEW_FIELDS if name in found},
+
+
+def _override(declared: Mapping[str, Any], overrides: Overrides, frozen: bool) -> dict[str, Any]:
+    names = ("backbone", "size", "tune", "epochs", "batch_size", "lr")
+    replaced = {name: value for name in names if (value := getattr(overrides, name)) is not None}
+    effective = {**declared, **replaced}
+    if frozen:
+        for name in (*_NETWORK_SETTINGS, "weight_decay", *(["lr"] if overrides.lr is None else [])):
+            effective.pop(name, None)
+    return effective
+
+
+def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides) -> Config:
+    names = {field.name for field in fields(Settings)}
+    settings = Settings(
+        **{name: value for name, value in effective.items() if name in names},
+        device=overrides.device,
+        precision=overrides.precision,
+    )
+    return Config(
+        backbone=effective["backbone"],
+        weights=overrides.weights,
+        size=effective.get("size"),
+        resize=effective.get("resize", "squash"),
+        tune=effective.get("tune", "all"),
+        linear_init=effective.get("linear_init", 0),
+        linear_lr=effective.get("linear_lr"),
+        crop=cell.condition.training.weak_view.get("least", Config.crop),
+        **{name: effective[name] for name in STRONG_VIEW_FIELDS if name in effective},
         held_out=cell.condition.held_out,
-        hold=changes.hold,
-        workers=changes.workers,
+        hold=overrides.hold,
+        workers=overrides.workers,
         settings=settings,
     )
-    if training.weak.get("flip", 0.5) != 0.5:
-        said.append("images are mirrored half of the time")
-    said += training.differs
-    rate = found.get("lr", how.lr)
-    decay = found.get("weight_decay", how.weight_decay)
-    start, longer = _start(cell, found, changes)
-    return Setup(config, pretrained, options, rate, decay, (*said, *longer), start)
 
 
-def _start(cell: Cell, found: Mapping[str, Any], changes: Changes) -> tuple[Start | None, list[str]]:
-    """What rows begin with, its epochs in proportion to those of the rows; with the rate that its own row has."""
+def _initial_model(cell: Cell, effective: Mapping[str, Any], overrides: Overrides) -> Start | None:
+    """The model that rows start from; its number of epochs is scaled with that of the rows."""
     training = cell.condition.training
-    if training.begin is None:
-        return None, []
-    how = recipe(training.begin.method)
-    usual = training.settings.get("epochs", Settings.epochs)
-    epochs = training.begin.epochs
-    if changes.epochs is not None:
-        epochs = max(round(epochs * changes.epochs / usual), 1)
-    length = f"{epochs} epoch{'s' if epochs > 1 else ''}"
-    moved = [f"the {how.name} model that rows begin with has {length} instead of {training.begin.epochs}"]
-    rate, decay = found.get("lr", how.lr), found.get("weight_decay", how.weight_decay)
-    start = Start(how.name, (), rate, decay, epochs, training.begin.labelled_only)
-    return start, moved if epochs != training.begin.epochs else []
+    if training.initial_model is None:
+        return None
+    method, epochs = recipe(training.initial_model.method), training.initial_model.epochs
+    if overrides.epochs is not None:
+        epochs = max(round(epochs * overrides.epochs / training.settings.get("epochs", Settings.epochs)), 1)
+    lr, weight_decay = effective.get("lr", method.lr), effective.get("weight_decay", method.weight_decay)
+    return Start(method.name, (), lr, weight_decay, epochs, training.initial_model.labelled_only)
 
 
-def _printed(name: str, value: Any) -> str:
-    """
-    >>> _printed("epochs", 20), _printed("size", None), _printed("epochs", None)
-    ('20', "the backbone's own", 'what the paper leaves open')
-    """
+def _row_differs(
+    cell: Cell, method: Recipe, stated: Mapping[str, Any], options: Mapping[str, Any], frozen: bool
+) -> list[str]:
+    differs = []
+    if frozen and (copies := copies_for(method.make(**cell.options).views, Config.copies)):
+        differs.append(f"{copies} strong views per image are cached instead of new ones in every epoch")
+    changes = _changes(stated, options)
+    return [*differs, *([", ".join(changes)] if changes else [])]
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} {_format(value)} instead of {_format(before[name])}"
+        for name, value in after.items()
+        if value != before[name]
+    ]
+
+
+def _format(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _stated(name: str, value: Any) -> str:
     if value is None:
-        return "the backbone's own" if name == "size" else "what the paper leaves open"
+        return "the backbone's own" if name == "size" else "an unstated value"
     return str(value)
+
+
+def scale_settings(settings: Mapping[str, Any], before: int, now: int) -> dict[str, Any]:
+    """Scale the settings that count epochs from `before` to `now` epochs of training.
+
+    >>> scale_settings({"step_epochs": 10, "lr": 0.1}, 20, 8)
+    {'step_epochs': 4, 'lr': 0.1}
+    """
+    scaled = dict(settings)
+    for name in _EPOCH_SETTINGS:
+        if before != now and settings.get(name, 0) > 0:
+            value = settings[name] * now / before
+            scaled[name] = value if name == "warmup" else max(round(value), 1)
+    return scaled
+
+
+def scale_options(
+    options: Mapping[str, Any], defaults: Mapping[str, Any], before: int, now: int, *, declared: bool = True
+) -> dict[str, Any]:
+    """Scale the method options that count epochs: the given options, plus those defaults that change.
+
+    Where the table does not state its training length (declared=False), epochs are not a share of that length. Then
+    only what would begin too late is scaled, and only when training is shorter.
+
+    >>> scale_options({"relabel_at": "10,15", "theta": 0.3}, {}, 20, 4)
+    {'relabel_at': '2,3', 'theta': 0.3}
+    >>> scale_options({}, {"warm": 5, "every": 5, "theta_fall": 0.025}, 20, 40)
+    {'warm': 10, 'every': 10, 'theta_fall': 0.0125}
+    >>> scale_options({}, {"start": 5, "every": 20}, 20, 4, declared=False)
+    {'start': 1}
+    >>> scale_options({}, {"start": 5, "every": 20}, 20, 40, declared=False)
+    {}
+    """
+    if before == now or not (declared or now < before):
+        return dict(options)
+    unscaled = {**defaults, **options}
+    scaled = dict(unscaled)
+    for name in [*_AFTER_EPOCHS, *_FROM_EPOCH, *(_DURATIONS if declared else ())]:
+        # 0 and negative values have another meaning: immediately, never, to the end.
+        if (value := unscaled.get(name, 0)) > 0:
+            # What depends on a trained model cannot begin with the first epoch.
+            least = min(value, 2) if name in _FROM_EPOCH else 1
+            scaled[name] = value if name in _FROM_EPOCH and value == 1 else max(round(value * now / before), least)
+    for name in _PER_EPOCH if declared else ():
+        if name in unscaled:
+            scaled[name] = unscaled[name] * before / now
+    if unscaled.get("relabel_at"):
+        epochs = {max(round(int(epoch) * now / before), 2) for epoch in unscaled["relabel_at"].split(",")}
+        scaled["relabel_at"] = ",".join(map(str, sorted(epochs)))
+    return {name: value for name, value in scaled.items() if name in options or value != unscaled[name]}

@@ -1,44 +1,149 @@
-"""What a published table was measured with, as plain data: data sets, hidden labels, training, methods, measures."""
+"""Data classes of a published table: printed numbers, data sets, label masks, training, rows and measures."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from halflabel.data.datasets import dataset_options
 from halflabel.errors import UserError
-from halflabel.papers.published import PUBLISHED, Number
 
-__all__ = ["CHOICE", "Begin", "Cell", "Condition", "Hiding", "Measure", "Row", "Table", "Training"]
+if TYPE_CHECKING:
+    from halflabel.experiments.grid import LabelMask
 
-# What chooses the epoch whose weights are tested: the mAP of images held out for that over all their labels, also those
-# that training does not see, or over the labels that it may see; or nothing, then it is the last.
-Select = Literal["all labels", "known labels", "last epoch"]
-CHOICE: dict[Select, str] = {
-    "all labels": "the epoch with the best mAP there over all their labels, also those hidden from training",
-    "known labels": "the epoch with the best mAP there over their known labels",
-    "last epoch": "the last epoch, nothing is chosen",
-}
+__all__ = [
+    "MIRROR_ONLY",
+    "Cell",
+    "Column",
+    "Condition",
+    "InitialModel",
+    "MaskSpec",
+    "PaperMeasure",
+    "PaperTable",
+    "PaperTraining",
+    "PrintedNumber",
+    "PrintedTable",
+    "TableRow",
+    "partial_labels",
+    "read_printed",
+]
 
-# What to do about labels that only some data sets have, where a table of another one is run on them: as the released
-# code of the partial-label and single-positive literature does.
-_ELSEWHERE = {"difficult": "absent"}
+
+class Column(NamedTuple):
+    """A column of a printed table: what was measured on (data set, share of known labels, …), and the measure."""
+
+    condition: str
+    measure: str
+
+
+class PrintedNumber(NamedTuple):
+    """A number and, where the paper gives it, its spread; `printed` is the paper's notation without blanks."""
+
+    value: float
+    spread: float | None
+    printed: str
+
+    @classmethod
+    def parse(cls, text: str) -> PrintedNumber | None:
+        """
+        >>> PrintedNumber.parse("89.42±0.27")
+        PrintedNumber(value=89.42, spread=0.27, printed='89.42±0.27')
+        >>> PrintedNumber.parse("–") is None
+        True
+        """
+        if text == "–":
+            return None
+        value, _, spread = text.partition("±")
+        return cls(float(value), float(spread) if spread else None, text)
 
 
 @dataclass(frozen=True)
-class Hiding:
-    """A protocol of `halflabel.labels.drop` and its options; "" leaves the training labels as they are."""
+class PrintedTable:
+    """One table as the paper prints it: row -> column -> number. `notes` state what the print leaves open."""
+
+    id: str
+    caption: str
+    rows: Mapping[str, Mapping[Column, PrintedNumber]]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return tuple(dict.fromkeys(column for cells in self.rows.values() for column in cells))
+
+    def number(self, row: str, condition: str, measure: str) -> PrintedNumber | None:
+        """The printed number, or None if the paper has none."""
+        return self.rows.get(row, {}).get(Column(condition, measure))
+
+
+def read_printed(
+    id: str, caption: str, blocks: Mapping[str | tuple[str, ...], str], measures: Sequence[str], *notes: str
+) -> PrintedTable:
+    """Read a printed table from text blocks: condition -> lines of `row | numbers`, one per measure, – for none.
+
+    In a block for several conditions, each line has all measures of the first condition, then those of the second, etc.
+
+    >>> small = read_printed("S0-table1", "", {("10 %", "90 %"): "bce | 61.7 – 77.7 76.6"}, ("mAP", "OF1"))
+    >>> small.number("bce", "90 %", "OF1").value, small.number("bce", "10 %", "OF1")
+    (76.6, None)
+    """
+    rows: dict[str, dict[Column, PrintedNumber]] = {}
+    for key, text in blocks.items():
+        conditions = (key,) if isinstance(key, str) else key
+        columns = [Column(condition, measure) for condition in conditions for measure in measures]
+        for line in text.strip().splitlines():
+            name, _, numbers = line.partition("|")
+            cells = rows.setdefault(name.strip(), {})
+            for column, word in zip(columns, numbers.split(), strict=True):
+                number = PrintedNumber.parse(word)
+                if number is None:
+                    continue
+                if column in cells:
+                    raise ValueError(f"{id}: {name.strip()!r} has two numbers for {column}")
+                cells[column] = number
+    return PrintedTable(id, caption, rows, notes)
+
+
+# Which epoch's weights are tested. "all labels" and "known labels": the epoch with the best mAP on held-out images,
+# computed from all their labels (including labels hidden from training) or from the labels that training may see.
+Select = Literal["all labels", "known labels", "last epoch"]
+_SELECTION: dict[Select, str] = {
+    "all labels": "the epoch with the best mAP there over all their labels, including those hidden from training",
+    "known labels": "the epoch with the best mAP there over their known labels",
+    "last epoch": "the last epoch; no epoch is selected",
+}
+
+# Options that only some data sets have, used when a table of another data set runs on them. The values are those of the
+# released code of the partial-label and single-positive literature.
+_OTHER_DATASET_OPTIONS = {"difficult": "absent"}
+
+MIRROR_ONLY = {"least": 1.0, "flip": 0.5}  # weak view: mirror the whole image, no crop
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """A protocol of `halflabel.labels.drop` and its options; "" keeps all training labels."""
 
     protocol: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def label_mask(self) -> LabelMask:
+        """The same mask in the form that experiments use."""
+        from halflabel.experiments.grid import LabelMask  # imports torch
+
+        return LabelMask(self.protocol, tuple(sorted(self.options.items())))
+
+
+def partial_labels(percent: int, *, exact: bool) -> MaskSpec:
+    """Keep part of the labels: the same number in each image (exact), or each label with the same probability."""
+    return MaskSpec("partial", {"share": percent / 100, "exact": exact})
+
 
 @dataclass(frozen=True)
-class Measure:
-    """A measure by the paper's name, and the one of `reproduce.measure` it is, with its options; all in percent.
+class PaperMeasure:
+    """A measure by the paper's name, and the metric of `papers.measure` with its options; all in percent.
 
     `relative`: the paper prints the difference to another row.
     """
@@ -49,10 +154,10 @@ class Measure:
     relative: bool = False
 
 
-class Begin(NamedTuple):
-    """A method that is trained first for so many epochs, and with whose weights rows begin; its own row is it.
+class InitialModel(NamedTuple):
+    """A method that is trained first, for this many epochs; the rows start from its weights.
 
-    `labelled_only` trains it on no image of which nothing is known, whatever the rows do.
+    `labelled_only` trains it without the images that have no known label, even where the rows use them.
     """
 
     method: str
@@ -61,176 +166,188 @@ class Begin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Training:
-    """How a paper trains, in our words: fields of `config.Config`, of `train.Settings` and of `data.views.Weak`.
+class PaperTraining:
+    """How a paper trains, as fields of `Config`, of `Settings` and of the weak view `data.views.Weak`.
 
-    `start` says whether the backbone's weights are pre-trained ones or random, `begin` what all rows are trained on
-    from. `unsaid` names the settings that the paper leaves open, so that their values here are ours or those of
-    released code; `differs` says what the paper does that these settings cannot.
+    backbone_weights  whether the backbone starts from pre-trained or random weights
+    initial_model     the model that all rows start from
+    unsaid            settings that the paper does not state; their values here are the library's or the released code's
+    differs           what the paper does that these settings cannot express
     """
 
     config: Mapping[str, Any]
     settings: Mapping[str, Any]
-    weak: Mapping[str, Any] = field(default_factory=dict)
-    start: Literal["pretrained", "random"] = "pretrained"
-    begin: Begin | None = None
+    weak_view: Mapping[str, Any] = field(default_factory=dict)
+    backbone_weights: Literal["pretrained", "random"] = "pretrained"
+    initial_model: InitialModel | None = None
     unsaid: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A column, or several that one training run fills: a data set, what is hidden of it, and how it is trained on.
+    """A column, or several columns that one training run fills: a data set, its hidden labels, and the training.
 
-    options           of `open_dataset`; each of `trials` adds to them, and the figure is the mean over the trials
-    sample            the share of training images used, class frequencies kept
-    with_positives    only images that show at least one class, in training and test
-    labelled_only     no image is trained on of which nothing is known
-    test              the split that is tested on
-    hidings           the figure is the mean over these
-    select            what chooses the epoch, on a share `held_out` of the training images or on the split `validation`
-    notes             about this data set alone
+    dataset_options   options of `open_dataset`; each of `trials` adds to them, and the number is the mean over trials
+    sample            share of training images used; class frequencies are preserved
+    with_positives    use only images with at least one positive label, in training and test
+    labelled_only     do not train on images without a known label
+    test_split        the split that is tested on
+    masks             label masks; the number is the mean over them
+    select            which epoch is tested, chosen on a share `held_out` of training images or on `validation_split`
+    notes             remarks about this data set only
     """
 
     name: str
     dataset: str
-    training: Training
-    options: Mapping[str, Any] = field(default_factory=dict)
+    training: PaperTraining
+    dataset_options: Mapping[str, Any] = field(default_factory=dict)
     trials: tuple[Mapping[str, Any], ...] = ({},)
     sample: float = 1.0
     with_positives: bool = False
     labelled_only: bool = False
-    test: str = "test"
-    hidings: tuple[Hiding, ...] = (Hiding(),)
+    test_split: str = "test"
+    masks: tuple[MaskSpec, ...] = (MaskSpec(),)
     select: Select = "last epoch"
     held_out: float = 0.0
-    validation: str = ""
+    validation_split: str = ""
     notes: tuple[str, ...] = ()
 
-    def on(self, dataset: str) -> Condition:
-        """The same on another data set; of the options those that it has too."""
+    def on_dataset(self, dataset: str) -> Condition:
+        """The same condition on another data set, with those options that the other data set has too."""
         if dataset == self.dataset:
             return self
-        takes = dataset_options(dataset)
-        options = {name: value for name, value in {**_ELSEWHERE, **self.options}.items() if name in takes}
-        same = all(name in takes for trial in self.trials for name in trial)
-        return replace(self, dataset=dataset, options=options, trials=self.trials if same else ({},), notes=())
+        accepted = dataset_options(dataset)
+        options = {**_OTHER_DATASET_OPTIONS, **self.dataset_options}
+        has_trials = all(name in accepted for trial in self.trials for name in trial)
+        return replace(
+            self,
+            dataset=dataset,
+            dataset_options={name: value for name, value in options.items() if name in accepted},
+            trials=self.trials if has_trials else ({},),
+            notes=(),
+        )
 
-    @property
-    def tested(self) -> str:
+    def describe_selection(self) -> str:
         """Which weights are tested, in words."""
-        held = f"{100 * self.held_out:g} % of the training images are held out, " if self.held_out else ""
-        return f"{f'on the split {self.validation}, ' if self.validation else held}{CHOICE[self.select]}"
+        images = f"{100 * self.held_out:g} % of the training images are held out, " if self.held_out else ""
+        if self.validation_split:
+            images = f"on the split {self.validation_split}, "
+        return f"{images}{_SELECTION[self.select]}"
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row by the paper's name, and the method and options that it is here; None for what is not to be a method.
+class TableRow:
+    """A row by the paper's name, with its method and options; method None: only the printed numbers are available.
 
-    on             further options under a condition, such as {"COCO": {"alpha": 0.1}}
-    hiding         in place of the condition's
-    hidings        the same by condition; with some, the row has no figures under the other conditions
-    config         in place of the training's fields of the same name
-    settings       the same of its settings
-    labelled_only  it is trained on no image of which nothing is known, as under such a condition
-    begin          what it is trained on from, in place of the training's
-    relative_to    the row that relative measures are the difference to; it may be one the paper does not print
-    measured_as    measure -> metric, where this row's measure is another than the column's
-    differs        what the paper does in this row that is not done here
-    needs          what it would take to be a method, where it is none, or to run, where it is one
-    graph          its option of that name, "{}" for a file that is to be given: without that it does not run
-    file           a digest of what is in the file that it was given
+    options_by_condition  additional options under a condition, such as {"COCO": {"alpha": 0.1}}
+    mask                  replaces the masks of the condition
+    masks_by_condition    the same per condition; the row then has no numbers under other conditions
+    config, settings      replace the fields of the same name of the condition's training
+    labelled_only         do not train this row on images without a known label
+    initial_model         replaces the initial model of the condition's training
+    relative_to           the row that relative measures are the difference to; the paper may not print that row
+    measured_as           measure -> metric, where this row uses another metric than the column
+    differs               what the paper does in this row that is not done here
+    needs                 what is missing to run this row
+    graph                 the method's option `graph`, "{}" for a file of the user; the row needs --graph to run
+    graph_digest          digest of the graph file that the user gave
     """
 
     name: str
     method: str | None
     options: Mapping[str, Any] = field(default_factory=dict)
-    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    hiding: Hiding | None = None
+    options_by_condition: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    mask: MaskSpec | None = None
+    masks_by_condition: Mapping[str, MaskSpec] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    labelled_only: bool = False
+    initial_model: InitialModel | None = None
     relative_to: str | None = None
     measured_as: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
     differs: tuple[str, ...] = ()
-    hidings: Mapping[str, Hiding] = field(default_factory=dict)
     needs: str = ""
-    labelled_only: bool = False
-    begin: Begin | None = None
     graph: str = ""
-    file: str = ""
+    graph_digest: str = ""
 
-    def runs(self, known: Collection[str]) -> bool:
-        """Whether it can be trained with the methods `known` and what it was given."""
-        return self.method in known and not self.graph
+    def can_run(self, methods: Collection[str]) -> bool:
+        """Whether the row can be trained with these methods and without further files."""
+        return self.method in methods and not self.graph
 
-    def under(self, condition: Condition) -> bool:
-        """Whether the row has figures under a condition."""
-        return not self.hidings or condition.name in self.hidings
+    def applies_to(self, condition: Condition) -> bool:
+        """Whether the row has numbers under a condition."""
+        return not self.masks_by_condition or condition.name in self.masks_by_condition
 
-    def own_hiding(self, condition: Condition) -> Hiding | None:
-        """What it is trained on in place of what the condition hides."""
-        return self.hidings.get(condition.name, self.hiding)
+    def mask_for(self, condition: Condition) -> MaskSpec | None:
+        """The row's own mask under a condition; None: the masks of the condition apply."""
+        return self.masks_by_condition.get(condition.name, self.mask)
+
+    def why_skipped(self, methods: Collection[str]) -> str:
+        """Why the row cannot be trained; empty if it can."""
+        if self.can_run(methods):
+            return ""
+        if self.method is None:
+            return "only the printed numbers are available"
+        return "no --graph FILE" if self.method in methods else f"the method {self.method!r} is not available"
 
 
 class Cell(NamedTuple):
-    """What one row is under one condition, everything filled in: to be trained once per hiding, trial and seed."""
+    """One row under one condition with everything resolved; trained once per mask, trial and seed."""
 
-    row: Row
+    row: TableRow
     condition: Condition
     method: str
     options: dict[str, Any]
-    hidings: tuple[Hiding, ...]
+    masks: tuple[MaskSpec, ...]
     config: dict[str, Any]
     settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A recipe: which rows under which conditions by which measures make up a published table."""
+class PaperTable:
+    """The protocol of a published table: its rows, conditions and measures."""
 
     id: str
     conditions: tuple[Condition, ...]
-    measures: tuple[Measure, ...]
-    rows: tuple[Row, ...]
+    measures: tuple[PaperMeasure, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
 
-    def cells(self, known: Collection[str]) -> Iterator[Cell]:
-        """What can be trained with the methods `known`, row by row."""
+    def cells(self, methods: Collection[str]) -> Iterator[Cell]:
+        """The cells that can be trained with these methods, row by row."""
         for row in self.rows:
-            if row.runs(known):
-                yield from (self.cell(row, condition) for condition in self.conditions if row.under(condition))
+            if row.can_run(methods):
+                yield from (self.cell(row, condition) for condition in self.conditions if row.applies_to(condition))
 
-    def cell(self, row: Row, condition: Condition) -> Cell:
+    def cell(self, row: TableRow, condition: Condition) -> Cell:
         if row.method is None:
-            raise UserError(f"the row {row.name!r} of {self.id} is not a method here", "choose another row")
-        own, training = row.own_hiding(condition), condition.training
+            raise UserError(f"the row {row.name!r} of {self.id} has no method here", "choose another row")
+        mask, training = row.mask_for(condition), condition.training
         return Cell(
             row,
             replace(
                 condition,
                 labelled_only=row.labelled_only or condition.labelled_only,
-                training=replace(training, begin=row.begin or training.begin),
+                training=replace(training, initial_model=row.initial_model or training.initial_model),
             ),
             row.method,
-            {**row.options, **row.on.get(condition.name, {})},
-            condition.hidings if own is None else (own,),
+            {**row.options, **row.options_by_condition.get(condition.name, {})},
+            condition.masks if mask is None else (mask,),
             {**condition.training.config, **row.config},
             {**condition.training.settings, **row.settings},
         )
 
-    def skipped(self, known: Collection[str]) -> list[str]:
-        """A line for each row that cannot be trained with the methods `known`."""
-        lines = []
-        for row in self.rows:
-            if not row.runs(known):
-                why = "only the published figures are here"
-                if row.method is not None:
-                    why = "no --graph FILE" if row.method in known else f"the method {row.method!r} is not here yet"
-                lines.append(f"{row.name}: {why}" + (f"; it needs {row.needs}" if row.needs else ""))
-        return lines
+    def skipped(self, methods: Collection[str]) -> dict[str, str]:
+        """Rows that cannot be trained with these methods, and why."""
+        return {
+            row.name: reason + (f"; it needs {row.needs}" if row.needs else "")
+            for row in self.rows
+            if (reason := row.why_skipped(methods))
+        }
 
-    def given(self, graph: Path) -> Table:
-        """The table with a file in the rows that a label graph is to be given to."""
+    def with_graph(self, graph: Path) -> PaperTable:
+        """The table with a label graph file filled into the rows that need one."""
         if not any(row.graph for row in self.rows):
             raise UserError(f"no row of {self.id} takes a label graph", "leave --graph out")
         try:
@@ -241,14 +358,14 @@ class Table:
                 "name a CSV file of rows class,class,weight by --graph",
             ) from error
         rows = tuple(
-            replace(row, options={**row.options, "graph": row.graph.format(graph.absolute())}, graph="", file=digest)
+            replace(
+                row,
+                options={**row.options, "graph": row.graph.format(graph.absolute())},
+                graph="",
+                graph_digest=digest,
+            )
             if row.graph
             else row
             for row in self.rows
         )
         return replace(self, rows=rows)
-
-    def number(self, row: str, condition: str, measure: str) -> Number | None:
-        """The published figure, or None where there is none."""
-        printed = PUBLISHED.get(self.id)
-        return None if printed is None else printed.number(row, condition, measure)

@@ -14,19 +14,18 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import halflabel.training.loop
 from halflabel import metrics
 from halflabel.cli import app
 from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
 from halflabel.labels import drop
-from halflabel.papers.result import Figure, Reproduction
+from halflabel.papers.result import Reproduction, TableFigure
 from halflabel.papers.run import reproduce
-from halflabel.papers.settings import Changes, set_up
+from halflabel.papers.settings import Overrides, set_up_cell
 from halflabel.papers.tables import TABLES
 
 BOXABLE = 8  # classes in the list of the small Open Images
-SMALL = Changes(backbone="tiny", size=32, device="cpu", workers=0)
+SMALL = Overrides(backbone="tiny", size=32, device="cpu", workers=0)
 WORDS = ["--backbone", "tiny", "--size", "32", "--device", "cpu", "--workers", "0"]
 
 
@@ -34,34 +33,17 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
 
 
-def figure(found: Reproduction, row: str, measure: str, condition: str | None = None) -> Figure:
+def figure(found: Reproduction, row: str, measure: str, condition: str | None = None) -> TableFigure:
     (one,) = [
         one for one in found.figures if one.row == row and one.measure == measure and condition in (None, one.condition)
     ]
     return one
 
 
-@pytest.fixture
-def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What training was given, and the weights it began and ended with."""
-    seen: list[dict[str, Any]] = []
-    original = halflabel.training.loop.fit
-
-    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
-        weights = {name: value.clone() for name, value in model.state_dict().items()}
-        seen.append({"source": source, "table": table, "settings": settings, "weights": weights, **more})
-        fitted = original(model, method, source, table, settings, **more)
-        seen[-1]["fitted"] = fitted.weights
-        return fitted
-
-    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
-    return seen
-
-
 def test_s1_rows_begin_with_the_logistic_model(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     """Two epochs of logistic once per seed; then one of each row, from its weights; its own row is that model."""
     rows = ["LSEP", "Wsabie", "Latent Noise (visual)", "Logistic"]
-    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=rows, seeds=2, changes=SMALL)
+    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=rows, seeds=2, overrides=SMALL)
     assert not found.failures
     epochs = [fit["settings"].epochs for fit in fits]
     assert epochs == [2, 1, 1, 1] * 2 * 2  # two columns, two seeds
@@ -89,17 +71,17 @@ def test_s1_rows_begin_with_the_logistic_model(open_images: Path, tmp_path: Path
     assert "1 epoch of rmsprop, batches of 32, from the weights of the model logistic after 2 epochs" in words
     # The same start for another table, and for the same one again in another folder.
     fits.clear()
-    again = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["not used"], seeds=2, changes=SMALL)
+    again = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["not used"], seeds=2, overrides=SMALL)
     assert not fits
     logistic = figure(found, "Logistic", "Group 5", "fixed features")
     assert again.figures[0].per_seed == logistic.per_seed
     # Where training is longer, so is that of the start.
     row = next(row for row in TABLES["S1-table1"].rows if row.name == "LSEP")
     cell = TABLES["S1-table1"].cell(row, TABLES["S1-table1"].conditions[0])
-    made = set_up(cell, replace(SMALL, epochs=3, lr=0.1))
+    made = set_up_cell(cell, replace(SMALL, epochs=3, lr=0.1))
     assert made.start is not None
     assert (made.start.epochs, made.start.lr, made.start.method) == (6, 0.1, "logistic")
-    assert "the logistic model that rows begin with has 6 epochs instead of 2" in made.differs
+    assert "the initial model logistic has 6 instead of 2 epochs" in made.differs
 
 
 def test_s1_settings_on_the_validation_images(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
@@ -108,7 +90,7 @@ def test_s1_settings_on_the_validation_images(open_images: Path, tmp_path: Path,
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "what rows begin with: 2 epochs of logistic, on frozen features, seed 0" in text
-    assert "30 training images; 30 validation images to test on" in text
+    assert "30 training images; 30 test images (split validation)" in text
     assert "78.34" in text
     assert "78.12" in text
     assert "all rows: λ_y and λ_f are fixed in eq. 7" in text
@@ -127,7 +109,7 @@ def test_s1_settings_on_the_validation_images(open_images: Path, tmp_path: Path,
 
 
 def test_s1_graphs_that_are_not_here(open_images: Path, tmp_path: Path) -> None:
-    found = reproduce("S1-table3", open_images, out=tmp_path / "out", changes=SMALL)
+    found = reproduce("S1-table3", open_images, out=tmp_path / "out", overrides=SMALL)
     assert [line.partition(":")[0] for line in found.skipped] == ["wiki", "wiki+wordnet"]
     assert all("Wikipedia" in line for line in found.skipped)
     assert figure(found, "wiki", "All classes").published == 76.74
@@ -145,7 +127,7 @@ def test_s2_open_images_of_the_boxable_classes(open_images: Path, tmp_path: Path
     alone = "0" * 16  # an image of which only a class that is not in the list is known
     lines = [line for line in lines if not line.startswith(alone) or "/m/9," in line or "/m/8," in line]
     file.write_text("".join(lines))
-    found = reproduce("S2-table3", data, out=tmp_path / "out", changes=replace(SMALL, epochs=2))
+    found = reproduce("S2-table3", data, out=tmp_path / "out", overrides=replace(SMALL, epochs=2))
     assert not found.failures
     assert [figure(found, row.name, "MAP").published for row in TABLES["S2-table3"].rows] == [79.01, 83.05, 83.36]
     opened = open_dataset("open-images", data, classes="class-descriptions-boxable.csv")
@@ -159,14 +141,14 @@ def test_s2_open_images_of_the_boxable_classes(open_images: Path, tmp_path: Path
         assert list(fit["validation"].names) == list(opened.splits["validation"].labels.images)
     (data / "class-descriptions-boxable.csv").unlink()
     with pytest.raises(UserError, match="class-descriptions-boxable"):
-        reproduce("S2-table3", data, out=tmp_path / "b", changes=SMALL)
+        reproduce("S2-table3", data, out=tmp_path / "b", overrides=SMALL)
 
 
 def test_s2_strategies_by_share(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
-    changes = replace(SMALL, epochs=1, backbone=None)
+    overrides = replace(SMALL, epochs=1, backbone=None)
     table = TABLES["S2-table6"]
     assert {
-        set_up(cell, changes).config.backbone for cell in table.cells({"plcl"}) if "ResNet-50" in cell.row.name
+        set_up_cell(cell, overrides).config.backbone for cell in table.cells({"plcl"}) if "ResNet-50" in cell.row.name
     } == {"resnet50.tv_in1k"}
     rows = ["ResNet-50, partial", "ResNet-50, dense", "ResNet-50, noisy"]
     result = run(
@@ -221,7 +203,7 @@ def test_s2_shares_of_clean_and_noisy_labels(nus_wide: Path, coco2014: Path, tmp
     data.mkdir()
     (data / "nus-wide").symlink_to(nus_wide)
     (data / "coco2014").symlink_to(coco2014)
-    found = reproduce("S2-table7", data, out=tmp_path / "out", changes=replace(SMALL, epochs=1))
+    found = reproduce("S2-table7", data, out=tmp_path / "out", overrides=replace(SMALL, epochs=1))
     assert set(found.missing) == {"VOC 2007"}
     for condition, name in (("NUS-WIDE", "nus-wide"), ("MS COCO", "coco2014")):
         truth = open_dataset(name, data / name).train.dense()

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.papers.printed import Column, table
-from halflabel.papers.published import PAPERS, PUBLISHED, paper_of, published
+from halflabel.papers.spec import Column, read_printed
+from halflabel.papers.tables import PAPERS, PRINTED, find_printed, paper_of
 
 
 def value(id: str, row: str, condition: str, measure: str) -> float:
-    number = published(id).number(row, condition, measure)
+    number = find_printed(id).number(row, condition, measure)
     assert number is not None, (id, row, condition, measure)
     return number.value
 
 
 def test_all_tables_of_the_five_papers() -> None:
-    counts = {paper: sum(id.startswith(paper) for id in PUBLISHED) for paper in PAPERS}
+    counts = {paper: sum(id.startswith(paper) for id in PRINTED) for paper in PAPERS}
     assert counts == {"S1": 4, "S2": 8, "S3": 4, "S4": 4, "S5": 1}
-    assert all(paper_of(id) in PAPERS.values() for id in PUBLISHED)
+    assert all(paper_of(id) in PAPERS.values() for id in PRINTED)
 
 
 def test_figures_are_percent_and_rows_fit_their_columns() -> None:
-    for found in PUBLISHED.values():
+    for found in PRINTED.values():
         for row, cells in found.rows.items():
             assert cells, (found.id, row)
             for column, number in cells.items():
@@ -33,7 +33,7 @@ def test_figures_are_percent_and_rows_fit_their_columns() -> None:
 
 def test_the_average_over_groups_is_the_figure_for_all_classes() -> None:
     for id in ("S1-table1", "S1-table3", "S4-table4"):
-        found = published(id)
+        found = find_printed(id)
         *groups, everything = dict.fromkeys(column.measure for column in found.columns)
         for row, cells in found.rows.items():
             for condition in dict.fromkeys(column.condition for column in cells):
@@ -66,8 +66,8 @@ def test_wang_2023_says_the_same_in_table_and_text() -> None:
 
 
 def test_durand_2019_repeats_itself() -> None:
-    for row, cells in published("S2-table2").rows.items():
-        assert published("S2-table8").rows[row] == cells
+    for row, cells in find_printed("S2-table2").rows.items():
+        assert find_printed("S2-table8").rows[row] == cells
     for first, second in (
         (("S2-table1", "clean", "MS COCO", "MAP"), ("S2-table6", "ResNet-101 WELDON, partial", "100 %", "MAP")),
         (("S2-table1", "noisy+", "MS COCO", "MAP"), ("S2-table7", "noisy+", "MS COCO", "MAP")),
@@ -84,7 +84,7 @@ def test_huynh_2020_says_the_same_in_table_and_text() -> None:
         "S1-table1", "Curriculum Labeling", "end to end", "All classes"
     )
     assert round(gain, 2) == 1.02
-    assert published("S1-table1").number("Logistic", "fixed features", "All classes") is None
+    assert find_printed("S1-table1").number("Logistic", "fixed features", "All classes") is None
     assert value("S1-table4", "image not used, label not used", "group 5", "mAP") == value(
         "S1-table1", "Logistic", "end to end", "Group 5"
     )
@@ -92,21 +92,21 @@ def test_huynh_2020_says_the_same_in_table_and_text() -> None:
 
 def test_overall_f1_is_the_harmonic_mean_of_precision_and_recall() -> None:
     for id, condition in (("S3-table3", "NUS-WIDE"), ("S3-table4", "MS-COCO")):
-        for row in published(id).rows:
+        for row in find_printed(id).rows:
             precision, recall, f1 = (value(id, row, condition, name) for name in ("P-O", "R-O", "F1-O"))
             # Figures quoted from other papers are rounded there; one is off by 0.1.
             assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=0.16), (id, row)
 
 
 def test_reading_a_table() -> None:
-    found = table("S0-table1", "", {"x": "a | 1.0 –\nb | 2.50±0.10 3"}, ("p", "q"), "a note")
+    found = read_printed("S0-table1", "", {"x": "a | 1.0 –\nb | 2.50±0.10 3"}, ("p", "q"), "a note")
     assert found.columns == (Column("x", "p"), Column("x", "q"))
     assert found.number("b", "x", "p") == (2.5, 0.1, "2.50±0.10")
     assert found.number("a", "x", "q") is None
     assert found.number("nobody", "x", "q") is None
     with pytest.raises(ValueError, match="argument"):
-        table("S0-table1", "", {"x": "a | 1.0"}, ("p", "q"))
-    with pytest.raises(ValueError, match="two figures"):
-        table("S0-table1", "", {"x": "a | 1.0\na | 2.0"}, ("p",))
+        read_printed("S0-table1", "", {"x": "a | 1.0"}, ("p", "q"))
+    with pytest.raises(ValueError, match="two numbers"):
+        read_printed("S0-table1", "", {"x": "a | 1.0\na | 2.0"}, ("p",))
     with pytest.raises(UserError, match="S9-table1"):
-        published("S9-table1")
+        find_printed("S9-table1")

@@ -13,17 +13,17 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import halflabel.training.loop
 from halflabel.cli import app
 from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
+from halflabel.experiments import bench
 from halflabel.labels.names import Names
 from halflabel.methods.parts.label_graph import Edges
 from halflabel.papers.run import reproduce
-from halflabel.papers.settings import Changes, set_up
+from halflabel.papers.settings import Overrides, set_up_cell
 from halflabel.papers.tables import TABLES
 
-SMALL = Changes(backbone="tiny", size=32, device="cpu", workers=0)
+SMALL = Overrides(backbone="tiny", size=32, device="cpu", workers=0)
 WORDS = ["--backbone", "tiny", "--size", "32", "--device", "cpu", "--workers", "0"]
 WIKI = ["wiki", "wiki+wordnet"]
 
@@ -33,27 +33,12 @@ def run(*words: object) -> Result:
 
 
 @pytest.fixture
-def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What training was given, and the weights it began and ended with."""
-    seen: list[dict[str, Any]] = []
-    original = halflabel.training.loop.fit
-
-    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
-        weights = {name: value.clone() for name, value in model.state_dict().items()}
-        seen.append({"method": method, "table": table, "settings": settings, "weights": weights})
-        fitted = original(model, method, source, table, settings, **more)
-        seen[-1]["fitted"] = fitted.weights
-        return fitted
-
-    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
-    return seen
-
-
-@pytest.fixture
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six labelled images of one batch in place of 4,000 of each of five."""
     table = TABLES["S3-table1"]
-    conditions = tuple(replace(one, options={"labelled": 6}, trials=({"batch": 1},)) for one in table.conditions)
+    conditions = tuple(
+        replace(one, dataset_options={"labelled": 6}, trials=({"batch": 1},)) for one in table.conditions
+    )
     monkeypatch.setitem(TABLES, "S3-table1", replace(table, conditions=conditions))
 
 
@@ -61,8 +46,8 @@ def small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_s3_supervised_rows_are_trained_on_the_labelled_images_alone(
     cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]]
 ) -> None:
-    rows, changes = ["RML-CNN", "WARP", "Softmax"], replace(SMALL, epochs=1, batch_size=8)
-    found = reproduce("S3-table1", cifar10, out=tmp_path, rows=rows, conditions=["random init."], changes=changes)
+    rows, overrides = ["RML-CNN", "WARP", "Softmax"], replace(SMALL, epochs=1, batch_size=8)
+    found = reproduce("S3-table1", cifar10, out=tmp_path, rows=rows, conditions=["random init."], overrides=overrides)
     assert not found.failures
     train = open_dataset("cifar10", cifar10, labelled=6, batch=1).train
     labelled = np.flatnonzero(np.diff(train.start))
@@ -70,8 +55,8 @@ def test_s3_supervised_rows_are_trained_on_the_labelled_images_alone(
     assert [list(fit["table"].images) for fit in fits] == [list(train.subset(labelled).images)] * 3
     assert not any("unlabelled" in line for line in found.differs)
     words = " ".join(found.protocol["random init."])
-    assert "those of which nothing is known are not trained on (RML-CNN; WARP; Softmax)" in words
-    assert "RML-CNN; WARP; Softmax: images of which nothing is known" in " ".join(
+    assert "images without a known label are not used for training (RML-CNN; WARP; Softmax)" in words
+    assert "RML-CNN; WARP; Softmax: images without a known label" in " ".join(
         run("reproduce", "S3-table1").stdout.split()
     )
 
@@ -81,9 +66,9 @@ def test_s3_supervised_rows_are_trained_on_the_labelled_images_alone(
 def test_s3_ss_rml_begins_with_a_model_of_the_labelled_images(
     tune: Any, cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]]
 ) -> None:
-    changes = replace(SMALL, epochs=1, batch_size=8, tune=tune)
+    overrides = replace(SMALL, epochs=1, batch_size=8, tune=tune)
     words = {"out": tmp_path / "out", "rows": ["SS-RML-CNN", "RML-CNN"], "conditions": ["random init."]}
-    found = reproduce("S3-table1", cifar10, **words, changes=changes)  # type: ignore[arg-type]
+    found = reproduce("S3-table1", cifar10, **words, overrides=overrides)  # type: ignore[arg-type]
     assert not found.failures
     # What the row RML-CNN is, is what SS-RML begins with; all images are in its own epochs.
     first, start, then = sorted(fits, key=lambda fit: len(fit["table"]))
@@ -93,17 +78,15 @@ def test_s3_ss_rml_begins_with_a_model_of_the_labelled_images(
     # Labels were passed on before its only epoch.
     assert int((then["method"].relabel.neighbour >= 0).sum()) == 54
     told = " ".join(found.protocol["random init."])
-    assert (
-        "from the weights of the model rml after 1 epoch of the same on the labelled images alone (SS-RML-CNN)" in told
-    )
-    assert "the rml model that rows begin with has 1 epoch instead of 10" in found.differs
+    assert "from the weights of the model rml after 1 epoch on the labelled images only (SS-RML-CNN)" in told
+    assert "the initial model rml has 1 instead of 10 epochs" in found.differs
 
 
 def test_s5_linear_init_has_a_rate_of_its_own_and_all_its_epochs(
     voc2012: Path, tmp_path: Path, fits: list[dict[str, Any]]
 ) -> None:
-    changes = replace(SMALL, epochs=2)
-    found = reproduce("S5-table", voc2012, out=tmp_path, rows=["ROLE+LI"], conditions=["VOC"], changes=changes)
+    overrides = replace(SMALL, epochs=2)
+    found = reproduce("S5-table", voc2012, out=tmp_path, rows=["ROLE+LI"], conditions=["VOC"], overrides=overrides)
     assert not found.failures
     head, whole = fits
     assert not any(name.startswith("backbone") for name in head["weights"])
@@ -114,7 +97,7 @@ def test_s5_linear_init_has_a_rate_of_its_own_and_all_its_epochs(
     # Others of the table are trained as before.
     table = TABLES["S5-table"]
     role = next(row for row in table.rows if row.name == "ROLE")
-    config = set_up(table.cell(role, table.conditions[0]), Changes()).config
+    config = set_up_cell(table.cell(role, table.conditions[0]), Overrides()).config
     assert (config.linear_init, config.linear_lr) == (0, None)
 
 
@@ -123,8 +106,8 @@ def test_what_rows_of_huynh_2020_are_and_are_not() -> None:
         rows = {row.name: row for row in TABLES[id].rows}
         assert rows["CNN-RNN"].options == {"unknown": "negative"}
     rows = {row.name: row for row in TABLES["S1-table1"].rows}
-    assert any("linear, where the paper's is not" in line for line in rows["Fast0Tag"].differs)
-    assert any("learned, where the paper has class semantics" in line for line in rows["Wsabie"].differs)
+    assert any("linear, and the paper's is not" in line for line in rows["Fast0Tag"].differs)
+    assert any("learned, the paper uses class semantics" in line for line in rows["Wsabie"].differs)
 
 
 @pytest.fixture
@@ -134,7 +117,7 @@ def wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
     def edges(classes: Names, k: int) -> Edges:
         return Edges(np.array([0, 1]), np.array([1, 0]), np.array([0.5, 0.5]))
 
-    monkeypatch.setattr("halflabel.methods.imcl.from_wordnet", edges)
+    monkeypatch.setattr("halflabel.methods.parts.label_graph.from_wordnet", edges)
 
 
 def write_graph(path: Path, data: Path, weight: float = 1.0) -> Path:
@@ -167,7 +150,7 @@ def test_s1_rows_with_a_label_graph_run_when_it_is_given(
     assert len(edges) == 2
     sources = sorted(fit["method"].graph_source for fit in fits)
     assert sources == sorted([str(graph), f"wordnet+{graph}"])
-    assert any(line.startswith("wiki, wiki+wordnet: the graph is the one given") for line in content["differs"])
+    assert any(line.startswith("wiki; wiki+wordnet: the label graph is that of --graph") for line in content["differs"])
     # Another graph in the same place is another experiment.
     fits.clear()
     write_graph(graph, open_images, 0.25)
@@ -176,7 +159,7 @@ def test_s1_rows_with_a_label_graph_run_when_it_is_given(
     fits.clear()
     assert run(*words, "--graph", graph).exit_code == 0
     assert not fits
-    four = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["wiki"], graph=graph, changes=SMALL)
+    four = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["wiki"], graph=graph, overrides=SMALL)
     assert [one.row for one in four.figures] == ["image learned, label learned (wiki)"]
     assert not math.isnan(four.figures[0].ours)
 
@@ -184,10 +167,26 @@ def test_s1_rows_with_a_label_graph_run_when_it_is_given(
 def test_a_graph_that_cannot_be_used_is_refused_before_anything_is_written(open_images: Path, tmp_path: Path) -> None:
     graph, out = write_graph(tmp_path / "wiki.csv", open_images), tmp_path / "out"
     with pytest.raises(UserError, match="no row of S1-table1 takes a label graph"):
-        reproduce("S1-table1", open_images, out=out, graph=graph, changes=SMALL)
+        reproduce("S1-table1", open_images, out=out, graph=graph, overrides=SMALL)
     with pytest.raises(UserError, match="cannot be read"):
-        reproduce("S1-table3", open_images, out=out, graph=tmp_path / "nothing.csv", changes=SMALL)
+        reproduce("S1-table3", open_images, out=out, graph=tmp_path / "nothing.csv", overrides=SMALL)
     graph.write_text(graph.read_text() + "horse,unicorn,1\n")
     with pytest.raises(UserError, match="horse"):
-        reproduce("S1-table3", open_images, out=out, graph=graph, changes=SMALL)
+        reproduce("S1-table3", open_images, out=out, graph=graph, overrides=SMALL)
     assert not out.exists()
+
+
+def test_a_row_of_two_views_trains_on_both(coco2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    original = bench.fit
+
+    def fit(model: Any, method: Any, source: Any, *rest: Any, **more: Any) -> Any:
+        ((_, (weak, strong)),) = source.fetch([np.arange(8)], ("weak", "strong"))
+        seen.append(bool((weak != strong).flatten(1).any(1).all()))
+        return original(model, method, source, *rest, **more)
+
+    monkeypatch.setattr(bench, "fit", fit)
+    overrides = Overrides(backbone="tiny", size=32, tune="head", epochs=1, device="cpu", workers=0)
+    rows, conditions = ["BN-BCE + SR + CR (w/ SR)"], ["50 %"]
+    reproduce("S4-table2", coco2014, out=tmp_path, rows=rows, conditions=conditions, overrides=overrides)
+    assert seen == [True]

@@ -23,15 +23,14 @@ from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench, Trained
 from halflabel.experiments.grid import Task
 from halflabel.labels import drop
-from halflabel.papers.plan import choose
-from halflabel.papers.result import Figure, Reproduction
+from halflabel.papers.plan import select_by_name
+from halflabel.papers.result import Reproduction, TableFigure
 from halflabel.papers.run import reproduce
-from halflabel.papers.settings import Changes, set_up
-from halflabel.papers.spec import Condition, Measure, Row, Table, Training
-from halflabel.papers.spec import Hiding as Declared
+from halflabel.papers.settings import Overrides, set_up_cell
+from halflabel.papers.spec import Condition, MaskSpec, PaperMeasure, PaperTable, PaperTraining, TableRow
 from halflabel.papers.tables import TABLES
 
-TINY = Changes(backbone="tiny", size=32, epochs=2, device="cpu", workers=0)
+TINY = Overrides(backbone="tiny", size=32, epochs=2, device="cpu", workers=0)
 WORDS = ["--backbone", "tiny", "--size", "32", "--epochs", "2", "--device", "cpu", "--workers", "0"]
 
 
@@ -39,7 +38,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
 
 
-def figure(found: Reproduction, row: str, measure: str, condition: str | None = None) -> Figure:
+def figure(found: Reproduction, row: str, measure: str, condition: str | None = None) -> TableFigure:
     (one,) = [
         one for one in found.figures if one.row == row and one.measure == measure and condition in (None, one.condition)
     ]
@@ -57,21 +56,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
         return original(self, task, **more)
 
     monkeypatch.setattr(Bench, "train", train)
-    return seen
-
-
-@pytest.fixture
-def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What training was given."""
-    seen: list[dict[str, Any]] = []
-    original = halflabel.training.loop.fit
-
-    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
-        weights = {name: value.clone() for name, value in model.state_dict().items()}
-        seen.append({"source": source, "table": table, "settings": settings, "weights": weights, **more})
-        return original(model, method, source, table, settings, **more)
-
-    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
     return seen
 
 
@@ -123,7 +107,7 @@ def test_s5_at_the_prompt_and_taken_up_again(voc2012: Path, tmp_path: Path, trai
 
 def test_s5_measures_as_the_released_code_does(voc2012: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     """All tuned: flip only, a fifth held out and judged by all labels, the released batch size, rate and patience."""
-    found = reproduce("S5-table", voc2012, out=tmp_path, rows=["EM loss"], conditions=["VOC"], changes=TINY)
+    found = reproduce("S5-table", voc2012, out=tmp_path, rows=["EM loss"], conditions=["VOC"], overrides=TINY)
     assert [one.row for one in found.figures] == ["EM loss"]
     (fit,) = [one for one in fits if one["source"].names is not None][:1]
     full = open_dataset("voc2012", voc2012, difficult="absent")
@@ -151,7 +135,7 @@ def test_s5_measures_as_the_released_code_does(voc2012: Path, tmp_path: Path, fi
 
 def test_s2_ablation_without_validation(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     """Last epoch on all images; the first row freezes the backbone; four measures; the paper's relabelling epochs."""
-    found = reproduce("S2-table4", coco2014, out=tmp_path, rows=["BCE", "not fine-tuned"], changes=TINY)
+    found = reproduce("S2-table4", coco2014, out=tmp_path, rows=["BCE", "not fine-tuned"], overrides=TINY)
     assert {one.row for one in found.figures} == {"BCE", "BCE, not fine-tuned"}
     assert all(fit["validation"] is None and fit["judge"] is None for fit in fits)
     assert all(len(fit["table"]) == 50 for fit in fits)
@@ -159,11 +143,11 @@ def test_s2_ablation_without_validation(coco2014: Path, tmp_path: Path, fits: li
     assert figure(found, "BCE", "MAP").published == 72.15
     assert figure(found, "BCE", "0-1 exact match").published == 22.04
     assert not math.isnan(figure(found, "BCE", "Micro-F1").ours)
-    assert "the last epoch, nothing is chosen" in " ".join(found.protocol["10 %"])
+    assert "the last epoch; no epoch is selected" in " ".join(found.protocol["10 %"])
     assert "labels that training sees: 10 % of each image's labels; drawn anew" in " ".join(found.protocol["10 %"])
     assert not any("the same experiment" in line for line in found.differs)
-    frozen = Changes(backbone="tiny", size=32, epochs=1, tune="head", device="cpu", workers=0)
-    alike = reproduce("S2-table4", coco2014, out=tmp_path / "b", rows=["BCE", "not fine-tuned"], changes=frozen)
+    frozen = Overrides(backbone="tiny", size=32, epochs=1, tune="head", device="cpu", workers=0)
+    alike = reproduce("S2-table4", coco2014, out=tmp_path / "b", rows=["BCE", "not fine-tuned"], overrides=frozen)
     assert "the rows BCE, not fine-tuned and BCE are the same experiment in this run" in alike.differs
     assert len(fits) == 3  # so it is run once
     assert [fit["settings"].optimizer for fit in fits] == ["sgd", "sgd", "adamw"]
@@ -173,15 +157,15 @@ def test_s2_relabelling_is_measured_against_the_truth(
     voc2007: Path, tmp_path: Path, fits: list[dict[str, Any]]
 ) -> None:
     rows = ["[a] score threshold θ=2", "positive only"]
-    changes = Changes(backbone="tiny", size=32, epochs=4, tune="head", lr=0.1, device="cpu", workers=0)
-    found = reproduce("S2-table2", voc2007, out=tmp_path, rows=rows, changes=changes)
+    overrides = Overrides(backbone="tiny", size=32, epochs=4, tune="head", lr=0.1, device="cpu", workers=0)
+    found = reproduce("S2-table2", voc2007, out=tmp_path, rows=rows, overrides=overrides)
     # The row that figures are relative to comes along.
     assert list(dict.fromkeys(one.row for one in found.figures)) == [
         "no relabelling",
         "[a] score threshold θ=2",
         "[c] positive only θ=5",
     ]
-    assert "relabel_at 2,3 instead of 10,15, as training has 4 epochs" in found.differs
+    assert "[a] score threshold θ=2; [c] positive only θ=5: relabel_at 2,3 instead of 10,15" in found.differs
     base, ours = (figure(found, row, "MAP") for row in ("no relabelling", "[a] score threshold θ=2"))
     assert ours.relative_to == "no relabelling"
     assert math.isnan(base.published)
@@ -202,7 +186,7 @@ def test_s1_validates_on_its_own_split_and_groups_classes(
     table = TABLES["S1-table1"]
     rows = tuple(replace(row, method="not-here") if row.name == "CNN-RNN" else row for row in table.rows)
     monkeypatch.setitem(TABLES, "S1-table1", replace(table, rows=rows))
-    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["logistic", "CNN-RNN"], changes=TINY)
+    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["logistic", "CNN-RNN"], overrides=TINY)
     opened = open_dataset("open-images", open_images)
     assert len(fits) == 2  # end to end and with fixed features
     for fit in fits:
@@ -215,7 +199,7 @@ def test_s1_validates_on_its_own_split_and_groups_classes(
     assert np.mean([one.ours for one in groups]) == pytest.approx(whole.ours)
     assert whole.published == 75.85
     assert figure(found, "Logistic", "All classes", "fixed features").difference != whole.difference
-    assert found.skipped == ("CNN-RNN: the method 'not-here' is not here yet",)
+    assert found.skipped == ("CNN-RNN: the method 'not-here' is not available",)
     skipped = figure(found, "CNN-RNN", "All classes", "end to end")
     assert (skipped.published, skipped.runs) == (75.16, 0)
     assert math.isnan(skipped.ours)
@@ -235,9 +219,9 @@ def test_s3_random_weights_trials_and_noise(
     monkeypatch.setattr("halflabel.experiments.bench.build_backbone", build)
     monkeypatch.setitem(TABLES, "S3-table1", _small_cifar(TABLES["S3-table1"]))
     monkeypatch.setitem(TABLES, "S3-noise", _small_cifar(TABLES["S3-noise"]))
-    changes = Changes(backbone="tiny", size=32, epochs=1, batch_size=8, device="cpu", workers=0)
+    overrides = Overrides(backbone="tiny", size=32, epochs=1, batch_size=8, device="cpu", workers=0)
     found = reproduce(
-        "S3-table1", cifar10, out=tmp_path / "a", rows=["softmax"], conditions=["random init."], changes=changes
+        "S3-table1", cifar10, out=tmp_path / "a", rows=["softmax"], conditions=["random init."], overrides=overrides
     )
     (one,) = found.figures
     assert calls == [False] * 5  # five batches, each a trial
@@ -255,7 +239,7 @@ def test_s3_random_weights_trials_and_noise(
         out=tmp_path / "b",
         rows=["RML-CNN"],
         conditions=["CIFAR-10, 50 % corrupted"],
-        changes=changes,
+        overrides=overrides,
     )
     assert not math.isnan(figure(noise, "RML-CNN", "Accuracy").ours)
     # The figure of the paper has no numbers, and the other measures are for images of several classes.
@@ -269,10 +253,10 @@ def test_s3_random_weights_trials_and_noise(
         assert (fit["table"].dense() > 0).sum(0).tolist() == (clean.dense() > 0).sum(0).tolist()
 
 
-def _small_cifar(table: Table) -> Table:
+def _small_cifar(table: PaperTable) -> PaperTable:
     """The same with six labelled images of each batch in place of 4,000."""
     conditions = tuple(
-        replace(one, options={**one.options, "labelled": 6}) if one.dataset == "cifar10" else one
+        replace(one, dataset_options={**one.dataset_options, "labelled": 6}) if one.dataset == "cifar10" else one
         for one in table.conditions
     )
     return replace(table, conditions=conditions)
@@ -280,16 +264,16 @@ def _small_cifar(table: Table) -> Table:
 
 def test_a_figure_waits_for_all_its_shares(coco2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean over shares is not shown before every share is there, and the budget leaves the rest for later."""
-    training = Training({"backbone": "tiny", "size": 32, "tune": "head"}, {"epochs": 1, "batch_size": 16})
-    hidings = tuple(Declared("partial", {"share": share}) for share in (0.3, 0.6))
-    small = Table(
+    training = PaperTraining({"backbone": "tiny", "size": 32, "tune": "head"}, {"epochs": 1, "batch_size": 16})
+    masks = tuple(MaskSpec("partial", {"share": share}) for share in (0.3, 0.6))
+    small = PaperTable(
         "S4-table1",
-        (Condition("MS-COCO", "coco2014", training, hidings=hidings),),
-        (Measure("mAP", "mAP", {"kind": "sklearn"}),),
-        (Row("CSL", "bn-bce"), Row("Ours", "bce")),
+        (Condition("MS-COCO", "coco2014", training, masks=masks),),
+        (PaperMeasure("mAP", "mAP", {"kind": "sklearn"}),),
+        (TableRow("CSL", "bn-bce"), TableRow("Ours", "bce")),
     )
     monkeypatch.setitem(TABLES, "S4-table1", small)
-    changes = Changes(device="cpu", workers=0)
+    overrides = Overrides(device="cpu", workers=0)
     original = Bench.train
     done: list[Task] = []
 
@@ -300,7 +284,7 @@ def test_a_figure_waits_for_all_its_shares(coco2014: Path, tmp_path: Path, monke
         return original(self, task, **more)
 
     monkeypatch.setattr(Bench, "train", train)
-    found = reproduce("S4-table1", coco2014, out=tmp_path, changes=changes)
+    found = reproduce("S4-table1", coco2014, out=tmp_path, overrides=overrides)
     first, second = found.figures
     assert (first.runs, first.published) == (2, 76.3)
     assert not math.isnan(first.ours)
@@ -310,10 +294,10 @@ def test_a_figure_waits_for_all_its_shares(coco2014: Path, tmp_path: Path, monke
     assert "the roof is leaking" in found.failures[0]
     assert "30 and 60 % of each image's labels; drawn" in " ".join(found.protocol["MS-COCO"])
     done.clear()
-    late = reproduce("S4-table1", coco2014, out=tmp_path, changes=changes, budget=1e-9)
+    late = reproduce("S4-table1", coco2014, out=tmp_path, overrides=overrides, budget=1e-9)
     assert late.left_out == 1
     assert late.figures[1].note == "1 of 2 runs finished"
-    whole = reproduce("S4-table1", coco2014, out=tmp_path, changes=changes)
+    whole = reproduce("S4-table1", coco2014, out=tmp_path, overrides=overrides)
     assert len(done) == 1  # only what had failed
     assert whole.figures[0] == first
     assert not math.isnan(whole.figures[1].ours)
@@ -368,20 +352,20 @@ def test_lost_photos_are_left_out_and_counted(voc2012: Path, tmp_path: Path) -> 
     shutil.copytree(voc2012, tmp_path / "data" / "voc2012")  # a folder of folders by name
     for path in sorted((tmp_path / "data").rglob("*.jpg"))[:3]:
         path.unlink()
-    changes = Changes(backbone="tiny", size=32, epochs=1, tune="head", device="cpu", workers=0)
+    overrides = Overrides(backbone="tiny", size=32, epochs=1, tune="head", device="cpu", workers=0)
     found = reproduce(
-        "S5-table", tmp_path / "data", out=tmp_path / "out", rows=["an"], conditions=["voc"], changes=changes
+        "S5-table", tmp_path / "data", out=tmp_path / "out", rows=["an"], conditions=["voc"], overrides=overrides
     )
     assert "2 of 49 train images are not in the folder" in found.differs
     assert "47 training images" in " ".join(found.protocol["VOC"])
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_every_cell_can_be_set_up_as_declared(table: Table) -> None:
+def test_every_cell_can_be_set_up_as_declared(table: PaperTable) -> None:
     from halflabel.methods.base import recipes
 
     for cell in table.cells(recipes()):
-        made = set_up(cell, Changes())
+        made = set_up_cell(cell, Overrides())
         assert made.differs == cell.condition.training.differs
         assert made.weight_decay == cell.settings.get("weight_decay", made.weight_decay)
         assert made.options == cell.options
@@ -390,7 +374,7 @@ def test_every_cell_can_be_set_up_as_declared(table: Table) -> None:
             if name not in ("lr", "weight_decay"):
                 assert getattr(made.config.settings, name) == value
         assert made.config.tune == cell.config["tune"]
-        assert made.pretrained == (cell.condition.training.start == "pretrained")
+        assert made.pretrained == (cell.condition.training.backbone_weights == "pretrained")
 
 
 @pytest.mark.parametrize("id", ["S1-table1", "S3-table4"])
@@ -405,24 +389,26 @@ def test_what_differs_in_a_row_is_said_before_and_after(id: str) -> None:
 
 def test_s3_rows_of_other_experiments(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     """CNN+RNN has the F1 of its own paper; CNN+RMLC is a head with the rate of one; both say what they are not."""
-    found = reproduce("S3-table4", coco2014, out=tmp_path, rows=["CNN+RNN", "CNN+RMLC"], changes=TINY)
+    found = reproduce("S3-table4", coco2014, out=tmp_path, rows=["CNN+RNN", "CNN+RMLC"], overrides=TINY)
     own, head = (next(fit for fit in fits if fit["settings"].optimizer == name) for name in ("sgd", "adamw"))
     assert (own["settings"].lr, head["settings"].lr, head["settings"].weight_decay) == (5e-5, 1e-3, 1e-2)
     assert not any(name.startswith("backbone") for name in head["weights"])
     precision, recall = (figure(found, "CNN+RNN", name).ours for name in ("P-C", "R-C"))
     assert figure(found, "CNN+RNN", "F1-C").ours == pytest.approx(2 * precision * recall / (precision + recall))
-    for row, part in (("CNN+RNN", "quoted from another paper"), ("CNN+RMLC", "another experiment: the paper takes")):
+    for row, part in (("CNN+RNN", "quoted from another paper"), ("CNN+RMLC", "another experiment: the paper uses")):
         assert any(line.startswith(f"{row}: ") and part in line for line in found.differs)
     assert not any("binary relevance" in line for line in found.differs)
-    assert "epochs 2 instead of what the paper leaves open" in found.differs
+    assert "epochs 2 instead of an unstated value" in found.differs
 
 
 def test_frozen_rows_with_strong_views_say_what_these_are() -> None:
     table = TABLES["S4-table2"]
-    said = {row.name: set_up(table.cell(row, table.conditions[0]), Changes(tune="head")).differs for row in table.rows}
+    said = {
+        row.name: set_up_cell(table.cell(row, table.conditions[0]), Overrides(tune="head")).row_differs
+        for row in table.rows
+    }
     for name, lines in said.items():
-        assert not any("no augmentation" in line for line in lines)
-        assert any("strong views are 4 per image" in line for line in lines) == ("CR" in name)
+        assert any("4 strong views per image" in line for line in lines) == ("CR" in name)
 
 
 def test_runs_are_told_of_in_words(coco2014: Path, tmp_path: Path) -> None:
@@ -439,7 +425,7 @@ def test_rows_and_conditions_are_found_by_name_part_or_method() -> None:
     rows = TABLES["S2-table4"].rows
 
     def chosen(*words: str) -> list[str]:
-        return [row.name for row in choose("row", words, rows, lambda row: (row.name, row.method or ""))]
+        return [row.name for row in select_by_name("row", words, rows, lambda row: (row.name, row.method or ""))]
 
     assert chosen("BCE, not fine-tuned") == ["BCE, not fine-tuned"]
     assert chosen("bce,partial-bce") == ["BCE", "partial-BCE"]
@@ -452,7 +438,7 @@ def test_rows_and_conditions_are_found_by_name_part_or_method() -> None:
 def test_s1_the_two_classifiers_of_latent_noise_are_two_rows(open_images: Path, tmp_path: Path) -> None:
     rows = ["Latent Noise (relevance)", "Latent Noise (visual)"]
     out = tmp_path / "out"
-    found = reproduce("S1-table1", open_images, out=out, rows=rows, conditions=["fixed features"], changes=TINY)
+    found = reproduce("S1-table1", open_images, out=out, rows=rows, conditions=["fixed features"], overrides=TINY)
     assert not found.skipped
     seen, there = (figure(found, row, "All classes") for row in rows)
     assert (seen.published, there.published) == (75.54, 75.86)
@@ -467,7 +453,7 @@ def test_s1_on_a_frozen_backbone_keeps_its_columns_apart(
     open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]
 ) -> None:
     """Fixed features are trained as the paper does, what it trains end to end as the library trains heads."""
-    changes = replace(TINY, tune="head", epochs=1)
-    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["Logistic"], changes=changes)
+    overrides = replace(TINY, tune="head", epochs=1)
+    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["Logistic"], overrides=overrides)
     assert [fit["settings"].optimizer for fit in fits] == ["adamw", "rmsprop"]
     assert all(not math.isnan(one.ours) for one in found.figures)

@@ -1,1 +1,0 @@
-"""How the tables of each paper are to be run, a file per paper."""

@@ -1,0 +1,50 @@
+"""The published tables by id: the numbers as printed (PRINTED) and the protocols to run them again (TABLES).
+
+Each paper has one module. Where a paper does not state a value, `unsaid` names the setting and a comment gives the
+source of the value. "Released code" is code that the authors, or the authors of the literature they follow, have
+published; only facts about it are used. Numbers that appear only in a diagram are not included.
+"""
+
+from __future__ import annotations
+
+from halflabel.errors import UserError
+from halflabel.papers.spec import PaperTable, PrintedTable
+from halflabel.papers.tables import cevikalp_2019, durand_2019, huynh_2020, wang_2023, zhou_2022
+
+__all__ = ["PAPERS", "PRINTED", "TABLES", "find_printed", "find_table", "paper_of"]
+
+PAPERS = {
+    "S1": "Huynh, Elhamifar 2020: Interactive Multi-Label CNN Learning with Partial Labels",
+    "S2": "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels",
+    "S3": "Cevikalp, Benligiray, Gerek, Saribas 2019: Semi-Supervised Robust Deep Neural Networks for Multi-Label "
+    "Classification",
+    "S4": "Wang, Wan, Xiang, Zeng 2023: Saliency Regularization for Self-Training with Partial Annotations",
+    "S5": "Zhou, Chen, Wang, Chen, Heng 2022: Acknowledging the Unknown for Multi-label Learning with Single Positive "
+    "Labels",
+}
+
+_MODULES = (huynh_2020, durand_2019, cevikalp_2019, wang_2023, zhou_2022)
+PRINTED: dict[str, PrintedTable] = {printed.id: printed for module in _MODULES for printed in module.PRINTED}
+TABLES: dict[str, PaperTable] = {table.id: table for module in _MODULES for table in module.TABLES}
+
+
+def find_table(id: str) -> PaperTable:
+    """The protocol of a table, such as S2-table4."""
+    if id not in TABLES:
+        raise UserError(f"there is no table {id!r}", f"use one of: {', '.join(TABLES)}")
+    return TABLES[id]
+
+
+def find_printed(id: str) -> PrintedTable:
+    """The printed numbers of a table, such as S2-table4."""
+    if id not in PRINTED:
+        raise UserError(f"there is no printed table {id!r}", f"use one of: {', '.join(PRINTED)}")
+    return PRINTED[id]
+
+
+def paper_of(id: str) -> str:
+    """
+    >>> paper_of("S4-table2")
+    'Wang, Wan, Xiang, Zeng 2023: Saliency Regularization for Self-Training with Partial Annotations'
+    """
+    return PAPERS[id.split("-")[0]]
