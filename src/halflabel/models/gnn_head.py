@@ -1,4 +1,4 @@
-"""A graph neural network over the classes, on top of any head: every class hears what the others' scores are."""
+"""A graph neural network over the classes on top of any head: the logit of a class depends on the other logits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from halflabel.types import Output
 
 __all__ = ["MAX_CLASSES", "GnnHead"]
 
-MAX_CLASSES = 2400  # beyond, training would take more than 1 GB for a single image
-_TOGETHER = 1 << 23  # node states, B·C², above which a batch goes through in parts
+MAX_CLASSES = 2400  # with more, training would take more than 1 GB for a single image
+_MAX_STATES = 1 << 23  # B·C² node states; a larger batch is computed in parts
 
 
 class GnnHead(Head):
@@ -25,16 +25,16 @@ class GnnHead(Head):
         y_v = the v-th component of h_v⁰ + h_v^T                                  (eq. 15)
 
     One node per class, all connected; M, b and the GRU are shared by nodes and steps. Eq. 15 leaves a vector of C
-    numbers per class, and the text does not say how a score comes of it: `readout` "node" takes the component that
+    numbers per class, and the text does not say how they become a score: `readout` "node" takes the component that
     held the score in h_v⁰, "linear" a learned w · (h_v⁰ + h_v^T) + b shared by all nodes, w starting at ones. With
-    the usual first weights y is close to (1 + 2^−T) x: training starts from the scores of the inner head.
+    torch's initial weights y is close to (1 + 2^−T) x: training starts from the logits of the inner head.
 
-    (B, D) or (B, D, h, w) -> logits (B, C); maps are those of the inner head, and so are the places of `class_maps`:
-    they show x, not y. An ensemble goes around graphs, not inside one.
+    (B, D) or (B, D, h, w) -> logits (B, C). Maps and `class_maps` are those of the inner head: they show x, not y.
+    For an ensemble, put several of these into `Ensemble`, not an `Ensemble` into this.
 
-    Memory: 28·C² bytes of weights; in training 36·T·C² bytes per image, and half as much again for a moment: with T = 3
-    about 165·C², 1 MB per image for C = 80, 60 MB for C = 600. A batch of more than 2^23 states (B·C²) goes through in
-    parts, which the backward pass computes again, so that 1.4 GB is the most it takes. Time: 7·T·C³ multiplications
+    Memory: 28·C² bytes of weights; in training 36·T·C² bytes per image, and at the peak half as much again: with T = 3
+    about 165·C², 1 MB per image for C = 80, 60 MB for C = 600. A batch of more than 2^23 states (B·C²) is computed in
+    parts, which the backward pass computes again, so that it takes at most 1.4 GB. Time: 7·T·C³ multiplications
     per image.
     """
 
@@ -42,13 +42,13 @@ class GnnHead(Head):
         super().__init__()
         if classes > MAX_CLASSES:
             raise UserError(
-                f"a graph over {classes} classes has {classes}² states per image; {MAX_CLASSES} classes are the most",
+                f"a graph over {classes} classes has {classes}² states per image; the maximum is {MAX_CLASSES} classes",
                 "switch the graph off (--gnn false), or train on fewer classes",
             )
         if readout not in ("node", "linear"):
             raise UserError(f"the graph has no readout {readout!r}", "use node or linear")
         if steps < 1:
-            raise UserError(f"a graph of {steps} steps passes nothing on", "use 1 or more, or --gnn false")
+            raise UserError(f"a graph needs at least one step, not {steps}", "use 1 or more, or --gnn false")
         self.inner = inner
         self.needs_maps = inner.needs_maps
         self.steps = steps
@@ -67,28 +67,28 @@ class GnnHead(Head):
         return self.inner.class_maps(maps)
 
     def propagate(self, logits: Tensor) -> Tensor:
-        """(B, C) -> (B, C), in parts where all at once would take too much memory."""
-        together = max(_TOGETHER // logits.shape[1] ** 2, 1)
-        if torch.compiler.is_exporting() or len(logits) <= together:
+        """(B, C) -> (B, C), in parts if the whole batch would take too much memory."""
+        part_size = max(_MAX_STATES // logits.shape[1] ** 2, 1)
+        if torch.compiler.is_exporting() or len(logits) <= part_size:
             return self._propagate(logits)
-        parts = (logits[first : first + together] for first in range(0, len(logits), together))
+        parts = (logits[first : first + part_size] for first in range(0, len(logits), part_size))
         if not torch.is_grad_enabled():
             return torch.cat([self._propagate(part) for part in parts])
-        # Nothing in here is random, so the generators' states need not be kept.
+        # Nothing here is random, so the state of the random generators need not be saved.
         return torch.cat(
             [checkpoint(self._propagate, part, use_reentrant=False, preserve_rng_state=False) for part in parts]
         )
 
     def _propagate(self, logits: Tensor) -> Tensor:
         classes = logits.shape[1]
-        others = max(classes - 1, 1)  # a class without others is told 0
+        others = max(classes - 1, 1)  # a single class receives the message 0
         first = states = torch.diag_embed(logits)  # (B, C, C): node v's state is row v
         for _ in range(self.steps):
-            said = torch.relu(self.message(states))
-            # Σ over all minus self, by way of the mean: the sum could leave the range of half precision.
-            heard = said.mean(1, keepdim=True) * (classes / others) - said / others
-            states = self.update(heard.flatten(0, 1), states.flatten(0, 1)).unflatten(0, logits.shape)
+            messages = torch.relu(self.message(states))
+            # The sum over all minus the own message, by the mean: the sum could overflow in half precision.
+            received = messages.mean(1, keepdim=True) * (classes / others) - messages / others
+            states = self.update(received.flatten(0, 1), states.flatten(0, 1)).unflatten(0, logits.shape)
         if self.readout is not None:
-            scored: Tensor = self.readout(first + states).squeeze(2)
-            return scored
+            scores: Tensor = self.readout(first + states).squeeze(2)
+            return scores
         return logits + states.diagonal(dim1=1, dim2=2)

@@ -1,4 +1,4 @@
-"""A head that names the labels of an image one after another, each in the light of those before it."""
+"""A head that predicts the labels of an image one after another, each given the labels before it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from halflabel.types import Output, at_least_float32
 
 __all__ = ["RecurrentHead", "path_loss"]
 
-_LEAST = math.log(1e-6)  # paths less likely than this, all of an image together, are not followed any further
+_MIN_LOG_PROBABILITY = math.log(1e-6)  # the search of an image stops when its paths are together less likely
 
 
 class RecurrentHead(Head):
-    """A path of labels: an LSTM reads those named so far, and the image joins in before the next is scored. Wang 2016.
+    """A path of labels: an LSTM reads the labels so far; its state and the image score the next label. Wang 2016.
 
         o(t) = LSTM(u_{l(t−1)}),   u_{l(0)} = u_start
         z(t) = ReLU(U_o o(t) + U_I f),   s_c(t) = u_c · z(t)
-        P(l(t) = c | l(1) … l(t−1)) = exp s_c(t) / (exp s_end(t) + Σ_{c' not yet named} exp s_c'(t))
+        P(l(t) = c | l(1) … l(t−1)) = exp s_c(t) / (exp s_end(t) + Σ_{c' not yet in the path} exp s_c'(t))
 
-    One vector u_c per label, read and scored alike; the path ends with `end`, and names no label twice. Margins are
-    s_c(t) − s_end(t): all that the probabilities depend on.
+    Each label has one vector u_c, used as input and for scoring. The path ends with `end` and holds no label twice.
+    The probabilities depend only on the margins s_c(t) − s_end(t).
 
-    In training the logits are the margins of the first step, and `unroll` gives those of later steps. In evaluation a
-    beam search keeps the `beam` likeliest paths per image for `length` steps, and
+    In training the logits are the margins of the first step, and `unroll` returns those of later steps. In evaluation
+    a beam search keeps the `beam` likeliest paths per image for `length` steps, and
 
         "sum": p_c = Σ_t Σ_{paths π of t − 1 labels in the beam} P(π) P(l(t) = c | π);   x_c = log p_c − log(1 − p_c)
 
-    is the probability that the path names c at all, less what lies outside the beam: a path names c once, so these
-    cases exclude each other, and with a beam that drops nothing it is exact. "max" takes the likeliest of them instead
-    of the sum. Every label has a score, not only those on the best path: the last label of a path may be any. An image
-    whose paths in the beam have together less than 1e-6 left is not followed any further.
+    is the probability that the path contains c, without the paths outside the beam: a path contains c at most once, so
+    the cases exclude each other, and with a beam that drops nothing the sum is exact. "max" takes the likeliest case
+    instead of the sum. Every label gets a score, as any label may be the last of a path. The search of an image stops
+    when its paths in the beam have together a probability below 1e-6.
 
-    (B, D) or (B, D, h, w) -> logits (B, C). `class_maps` gives the first step's margins of every place. Memory:
+    (B, D) or (B, D, h, w) -> logits (B, C). `class_maps` are the first step's margins at every place. Memory:
     4·(d·(C + 2 + hidden + D) + 4·hidden·(d + hidden)) bytes of weights, in evaluation about 20·beam·C bytes per
     image: with C = 5,000 and a beam of 5 half a megabyte.
     """
@@ -55,14 +55,15 @@ class RecurrentHead(Head):
     ) -> None:
         super().__init__()
         if score not in ("sum", "max"):
-            raise UserError(f"paths have no score {score!r}", "use sum or max")
+            raise UserError(f"there is no path score {score!r}", "use sum or max")
         if min(dimensions, hidden, beam, length) < 1 or not 0 <= dropout < 1:
             raise UserError(
-                f"dimensions {dimensions}, hidden {hidden}, beam {beam}, length {length}, dropout {dropout:g}: no path",
+                f"a recurrent head cannot have dimensions {dimensions}, hidden {hidden}, beam {beam}, length {length}, "
+                f"dropout {dropout:g}",
                 "use 1 or more of each, and 0 ≤ dropout < 1",
             )
         self.classes, self.beam, self.length, self.score = classes, beam, min(length, classes), score
-        self.labels = nn.Parameter(torch.randn(classes + 2, dimensions) / dimensions**0.5)  # then start, then end
+        self.labels = nn.Parameter(torch.randn(classes + 2, dimensions) / dimensions**0.5)  # then start, end
         self.lstm = nn.LSTM(dimensions, hidden, batch_first=True)
         self.from_state = nn.Linear(hidden, dimensions)
         self.from_image = nn.Linear(channels, dimensions)
@@ -74,7 +75,7 @@ class RecurrentHead(Head):
         return Output(self._first(image) if self.training else self._search(image), pooled)
 
     def unroll(self, features: Tensor, path: Tensor) -> Tensor:
-        """Margins after each label of a path: (R, D) and (R, T) label numbers -> (R, T, C); void after its end."""
+        """Margins after each label of a path: (R, D) and (R, T) label numbers -> (R, T, C); invalid after its end."""
         state, _ = self.lstm(torch.cat([self._start(len(path)), self.labels[path]], 1))
         return self._margins(self.from_image(features)[:, None], state[:, 1:])
 
@@ -102,42 +103,46 @@ class RecurrentHead(Head):
         out = out.expand(count, 1, -1)  # (B, paths, hidden)
         memory = tuple(part.expand(1, count, -1).contiguous() for part in memory)
         path = at_least_float32(image).new_zeros(count, 1)  # log P of each path
-        named = torch.zeros(count, 1, self.classes, dtype=torch.bool, device=device)
-        found = at_least_float32(image).new_full((count, self.classes), -math.inf)
+        in_path = torch.zeros(count, 1, self.classes, dtype=torch.bool, device=device)
+        log_p = at_least_float32(image).new_full((count, self.classes), -math.inf)
         for step in range(self.length):
-            margins = at_least_float32(self._margins(image[:, None], out)).masked_fill(named, -math.inf)
+            margins = at_least_float32(self._margins(image[:, None], out)).masked_fill(in_path, -math.inf)
             end = margins.new_zeros(*margins.shape[:2], 1)
             joint = path[:, :, None] + margins - torch.cat([margins, end], 2).logsumexp(2, keepdim=True)
             if self.score == "sum":
-                found = torch.stack([found, joint.logsumexp(1)]).logsumexp(0)
+                log_p = torch.stack([log_p, joint.logsumexp(1)]).logsumexp(0)
             else:
-                found = torch.maximum(found, joint.amax(1))
+                log_p = torch.maximum(log_p, joint.amax(1))
             if step + 1 == self.length:
                 break
-            path, chosen = joint.flatten(1).topk(min(self.beam, joint.shape[1] * self.classes))
-            # An image's own paths decide when it has none left, so that a score does not depend on the batch.
-            path = path.masked_fill(path.logsumexp(1, keepdim=True) < _LEAST, -math.inf)
+            path, flat_index = joint.flatten(1).topk(min(self.beam, joint.shape[1] * self.classes))
+            # Decided for each image by itself, so that a score does not depend on the rest of the batch.
+            path = path.masked_fill(path.logsumexp(1, keepdim=True) < _MIN_LOG_PROBABILITY, -math.inf)
             if not torch.compiler.is_exporting() and not bool(path.isfinite().any()):
                 break
-            parent, label = chosen // self.classes, chosen % self.classes
-            named = named.gather(1, parent[:, :, None].expand(-1, -1, self.classes))
-            named = named.scatter(2, label[:, :, None], True)
-            out, memory = self._read(label, parent, memory)
-        return found - torch.log(-torch.expm1(found.clamp(max=-1e-6)))
+            parent, label = flat_index // self.classes, flat_index % self.classes
+            in_path = in_path.gather(1, parent[:, :, None].expand(-1, -1, self.classes))
+            in_path = in_path.scatter(2, label[:, :, None], True)
+            out, memory = self._lstm_step(label, parent, memory)
+        return log_p - torch.log(-torch.expm1(log_p.clamp(max=-1e-6)))
 
-    def _read(self, label: Tensor, parent: Tensor, memory: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _lstm_step(
+        self, label: Tensor, parent: Tensor, memory: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step of the LSTM from the parents of the paths, (B, paths) each -> (B, paths, hidden) and its memory."""
         count, paths = label.shape
         before = memory[0].shape[1] // count
-        at = (torch.arange(count, device=label.device)[:, None] * before + parent).flatten()
-        out, after = self.lstm(self.labels[label.flatten()][:, None], tuple(part[:, at] for part in memory))
+        rows = (torch.arange(count, device=label.device)[:, None] * before + parent).flatten()
+        out, after = self.lstm(self.labels[label.flatten()][:, None], tuple(part[:, rows] for part in memory))
         return out.view(count, paths, -1), after
 
 
 def path_loss(first: Tensor, later: Tensor, present: Tensor, absent: Tensor, path: Tensor) -> Tensor:
-    """−log P of each image's path to its `end`, step by step among what is known: unknown labels do not compete.
+    """−log P of each image's path up to its `end`, with only known labels in the denominator of each step.
 
-    L_i = Σ_{t = 1 … n_i + 1} log(1 + Σ_{c absent, or present and not yet named} exp m_c(t)) − m_{l(t)}(t),  m_end = 0
+    L_i = Σ_{t = 1 … n_i + 1} log(1 + Σ_{c competes at t} exp m_c(t)) − m_{l(t)}(t),  m_end = 0
+
+    A label competes if it is known and absent, or present and not yet in the path.
 
     first (B, C) margins of the first step; later (R, T, C) those after each label of the paths, in the order of the R
     images that have one; present, absent (B, C) bool; path (B, T) label numbers, C after the last -> (B,).
@@ -148,17 +153,16 @@ def path_loss(first: Tensor, later: Tensor, present: Tensor, absent: Tensor, pat
     rows = (target[:, 0] < classes).nonzero().squeeze(1)
     if not len(rows):
         return loss
-    own, steps = path[rows], torch.arange(1, path.shape[1] + 1, device=path.device)
-    # Where each label stands in the path; what is not in it stands nowhere, and is never named.
-    place = own.new_full((len(rows), classes + 1), path.shape[1] + 1).scatter(1, own, steps.expand_as(own))[
-        :, None, :-1
-    ]
-    charged = absent[rows, None] | (present[rows, None] & (place > steps[:, None]))
-    after = _step_loss(at_least_float32(later), charged, target[rows, 1:])
-    return loss.index_add(0, rows, (after * (own < classes)).sum(1))
+    paths, steps = path[rows], torch.arange(1, path.shape[1] + 1, device=path.device)
+    # The step at which each label comes in the path; labels that are not in it get a step after its end.
+    never = path.shape[1] + 1
+    label_step = paths.new_full((len(rows), classes + 1), never).scatter(1, paths, steps.expand_as(paths))[:, None, :-1]
+    competing = absent[rows, None] | (present[rows, None] & (label_step > steps[:, None]))
+    later_loss = _step_loss(at_least_float32(later), competing, target[rows, 1:])
+    return loss.index_add(0, rows, (later_loss * (paths < classes)).sum(1))
 
 
-def _step_loss(margins: Tensor, charged: Tensor, target: Tensor) -> Tensor:
-    """(…, C), (…, C) bool, (…) -> (…): the target is the number of a charged label, or C for `end`."""
-    scored = torch.cat([margins.masked_fill(~charged, -math.inf), margins.new_zeros(*margins.shape[:-1], 1)], -1)
-    return scored.logsumexp(-1) - scored.gather(-1, target[..., None]).squeeze(-1)
+def _step_loss(margins: Tensor, competing: Tensor, target: Tensor) -> Tensor:
+    """(…, C), (…, C) bool, (…) -> (…): the target is the number of a competing label, or C for `end`."""
+    scores = torch.cat([margins.masked_fill(~competing, -math.inf), margins.new_zeros(*margins.shape[:-1], 1)], -1)
+    return scores.logsumexp(-1) - scores.gather(-1, target[..., None]).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Scoring: what a model says of every image of a source, by one process or by several together."""
+"""Score all images of a source with a model, in one process or in several together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from halflabel.types import DropoutPasses, Sweep
 
 __all__ = ["PASSES", "score_source", "seed_generators"]
 
-PASSES = 3  # a tag that keeps the random numbers of dropout passes apart from others
+PASSES = 3  # a tag that separates the random numbers of dropout passes from others
 
 
 def score_source(
@@ -39,16 +39,15 @@ def score_source(
     batcher: MicroBatcher | None = None,
     features: bool = True,
 ) -> Sweep:
-    """Logits and features of every image in evaluation mode, plain view; NaN where an image cannot be read.
+    """Logits and features of the plain view of every image, in evaluation mode; NaN if an image cannot be read.
 
-    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). With `passes`,
-    the head goes over the same features so many times more with its dropout on, drawn from `seed`.
-    `progress` is told (images done, of how many). Several processes score different batches, and each gets all.
-    Where memory runs out `batcher` gives the backbone fewer images at once from then on. Without `features` those of
-    the result have no columns.
+    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). `passes`
+    adds Monte-Carlo dropout passes of the head, seeded by `seed`. Several processes score different batches, and each
+    gets the scores of all. If the GPU runs out of memory, `batcher` makes batches smaller from then on. Without
+    `features`, the features of the result have no columns.
 
     Memory: 4·C bytes per image for the logits, 4·D for the features, 4·C each for mean and spread of the passes; each
-    of these tables lies in a scratch file from 256 MB on, one of each process.
+    process keeps each of these tables of 256 MB or more in a scratch file.
     """
     distributed.initialize()
     if mirror and model.backbone is None:
@@ -56,55 +55,55 @@ def score_source(
     batcher = MicroBatcher() if batcher is None else batcher
     was_training = model.training
     model.eval()
-    found: dict[str, Tensor] = {}
-    unread = [np.arange(0)]
+    tables: dict[str, Tensor] = {}
+    unreadable = [np.arange(0)]
 
-    def keep(name: str, at: Tensor, values: Tensor) -> None:
-        if name not in found:
+    def store(name: str, rows: Tensor, values: Tensor) -> None:
+        if name not in tables:
             shape = len(source), values.shape[1]
-            found[name] = memory.scratch_zeros(shape, what=f"the {name} of {len(source)} images take")
-        found[name][at] = values.float().cpu()
+            tables[name] = memory.scratch_zeros(shape, what=f"the {name} of {len(source)} images take")
+        tables[name][rows] = values.float().cpu()
 
-    with torch.no_grad():  # not inference mode: a relabeler may keep what comes out, and train against it
+    with torch.no_grad():  # not inference mode: a relabeler may keep the result, and train against it
         plan = sequential_plan(len(source), batch_size)
         numbers = range(len(plan))[distributed.rank() :: distributed.world_size()]
         fetched = source.fetch([plan[number] for number in numbers], ("plain",))
         for number, (images, views) in zip(numbers, fetched, strict=True):
             reporter.progress(min((number + distributed.world_size()) * batch_size, len(source)), len(source))
-            unread.append(np.setdiff1d(plan[number], images, assume_unique=True))
+            unreadable.append(np.setdiff1d(plan[number], images, assume_unique=True))
             if not len(images):
                 continue
-            at = torch.from_numpy(images)
+            rows = torch.from_numpy(images)
             view = views[0].to(device, non_blocking=True)
             with autocast():
-                body = batcher.run(model.features, view)
-                output = run_head(model.head, body)
+                head_input = batcher.run(model.features, view)
+                output = run_head(model.head, head_input)
                 logits = output.logits
                 if mirror:
                     logits = (logits + model.head(batcher.run(model.features, view.flip(-1))).logits) / 2
-            keep("logits", at, logits)
+            store("logits", rows, logits)
             if features:
-                keep("features", at, output.features)
+                store("features", rows, output.features)
             if passes is not None:
                 seed_generators(int(bits(seed, PASSES, number)[0] >> np.uint64(1)), torch.device(device))
-                with autocast(), _dropping(model.head):
-                    drawn = torch.stack([model.head(body).logits.float() for _ in range(passes.count)])
+                with autocast(), _dropout_on(model.head):
+                    drawn = torch.stack([model.head(head_input).logits.float() for _ in range(passes.count)])
                 drawn = torch.sigmoid(drawn) if passes.of == "score" else drawn
-                keep("mean", at, drawn.mean(0))
-                keep("spread", at, drawn.std(0, correction=0))
+                store("mean", rows, drawn.mean(0))
+                store("spread", rows, drawn.std(0, correction=0))
     model.train(was_training)
-    for values in found.values():  # not all rows at first: that would write the whole of a scratch file
-        values[torch.from_numpy(np.concatenate(unread))] = math.nan
+    for values in tables.values():  # at the end: filling all rows with NaN first would write the whole scratch file
+        values[torch.from_numpy(np.concatenate(unreadable))] = math.nan
     share_unreadable(source)
-    found = distributed.merge_rows(found, plan)
-    if not found:
+    tables = distributed.merge_rows(tables, plan)
+    if not tables:
         raise NoReadableImage("not one image could be read", "check the image folder")
-    return Sweep(**{"features": torch.zeros(len(source), 0), **found})
+    return Sweep(**{"features": torch.zeros(len(source), 0), **tables})
 
 
 @contextmanager
-def _dropping(head: nn.Module) -> Iterator[None]:
-    """Dropout as in training, all else as in evaluation."""
+def _dropout_on(head: nn.Module) -> Iterator[None]:
+    """Dropout layers in training mode, all others in evaluation mode."""
     layers = [layer for layer in head.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)]
     for layer in layers:
         layer.train()
@@ -114,7 +113,7 @@ def _dropping(head: nn.Module) -> Iterator[None]:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """torch.manual_seed of this device alone: the function of that name spends longer on those that are not there."""
+    """Seed the CPU and this device; faster than torch.manual_seed, which tries all kinds of devices."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -39,7 +39,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
-from halflabel.training.checkpoint import newest, save_tensors
+from halflabel.training.checkpoint import load_newest, save_tensors
 from halflabel.training.config import Config, Settings
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
@@ -157,7 +157,7 @@ def train(
                 source = load_to_device(raw, device, reporter.progress)
             elif config.views_on == "device" and isinstance(raw, Images):
                 source = DeviceViews(raw, device, decode=config.decode_on == "device")
-            begun = distributed.run_on_main(lambda: newest(run.checkpoints / "all") is not None)
+            begun = distributed.run_on_main(lambda: load_newest(run.checkpoints / "all") is not None)
             if config.linear_init and not begun:
                 reporter.message(f"linear init: {config.linear_init} epochs of the head on frozen features")
                 rate = settings.lr if config.linear_lr is None else config.linear_lr

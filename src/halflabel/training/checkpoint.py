@@ -1,4 +1,4 @@
-"""Checkpoints: tensors as safetensors, numbers as JSON, written whole, checksummed, the last two kept. Never pickle."""
+"""Checkpoint files: tensors as safetensors, the rest as JSON, with a checksum; never pickle. The last two are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "Checkpoint",
     "clear",
     "flatten",
-    "newest",
+    "load_newest",
     "pack_optimizer",
     "restore",
     "save",
@@ -29,45 +29,45 @@ __all__ = [
     "unpack_optimizer",
 ]
 
-KEPT = 2
+KEPT = 2  # checkpoints in a folder
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds: tensors by name, and whatever JSON can say."""
+    """The content of a checkpoint: tensors by name, and everything else as JSON values."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> str:
-    """Write tensors to one safetensors file, whole or not at all; return its sha256."""
+    """Write tensors to one safetensors file, atomically; returns its sha256."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # safetensors refuses tensors that share memory, such as tied weights or an EMA that has not moved yet.
-    seen: set[int] = set()
-    for name, tensor in plain.items():
-        if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
-            plain[name] = tensor.clone()
-        seen.add(tensor.untyped_storage().data_ptr())
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # safetensors refuses tensors that share memory, such as tied weights.
+    storages: set[int] = set()
+    for name, tensor in on_cpu.items():
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in storages:
+            on_cpu[name] = tensor.clone()
+        storages.add(tensor.untyped_storage().data_ptr())
     with atomic_write(path) as temporary:
         try:
-            save_file(plain, temporary, dict(metadata or {}))
-        except SafetensorError as error:  # it wraps what the system says
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from None
+            save_file(on_cpu, temporary, dict(metadata or {}))
+        except SafetensorError as error:  # it wraps the error of the system
+            code = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else error from None
         return _sha256(temporary)
 
 
-def save(folder: Path, step: int, checkpoint: Checkpoint) -> None:
-    """Write checkpoint number `step` into the folder, then remove all but the last two."""
+def save(folder: Path, number: int, checkpoint: Checkpoint) -> None:
+    """Write checkpoint number `number` into the folder, then remove all but the last two."""
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(".*.tmp"):  # of a run that was killed while it wrote
-        stale.unlink(missing_ok=True)
-    stem = f"{step:010d}"
+    for leftover in folder.glob(".*.tmp"):  # of a run that was killed while writing
+        leftover.unlink(missing_ok=True)
+    stem = f"{number:010d}"
     digest = save_tensors(checkpoint.tensors, folder / f"{stem}.safetensors")
-    with atomic_write(folder / f"{stem}.json") as temporary:  # the JSON comes last: without it there is no checkpoint
+    with atomic_write(folder / f"{stem}.json") as temporary:  # the JSON last: without it the checkpoint does not count
         temporary.write_text(json.dumps({"sha256": digest, **checkpoint.meta}))
     for old in sorted(folder.glob("*.json"))[:-KEPT]:
         old.unlink()
@@ -78,32 +78,32 @@ def save(folder: Path, step: int, checkpoint: Checkpoint) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove all checkpoints of the folder: a run that starts anew counts from 0, and must not find later ones."""
-    for pattern in ("*.json", "*.safetensors"):  # the JSON first: without it there is no checkpoint
+    """Remove all checkpoints of the folder: a new run counts from 0, and must not resume from an old, later one."""
+    for pattern in ("*.json", "*.safetensors"):  # the JSON first: without it the checkpoint does not count
         for path in folder.glob(pattern):
             path.unlink()
 
 
-def newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint whose checksum holds; a damaged one is passed over with a warning. None: there is none."""
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint with a valid checksum, None without any; damaged ones are skipped with a warning."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    found = sorted(folder.glob("*.json"), reverse=True)
-    for path in found:
+    json_paths = sorted(folder.glob("*.json"), reverse=True)
+    for path in json_paths:
         try:
             tensors_path = path.with_suffix(".safetensors")
-            if not (path.is_file() and tensors_path.is_file()):  # a pipe would be waited for
-                raise ValueError("a file of it is missing")
+            if not (path.is_file() and tensors_path.is_file()):  # reading a pipe would wait for ever
+                raise ValueError("one of its files is missing")
             meta = json.loads(path.read_text())
             if _sha256(tensors_path) != meta.pop("sha256"):
-                raise ValueError("its checksum does not hold")
+                raise ValueError("its checksum does not match")
             return Checkpoint(load_file(tensors_path), meta)
-        # A header that does not fit its tensors makes safetensors raise its own kind of error.
+        # safetensors raises its own type of error for a header that does not fit the tensors.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-            warnings.warn(f"checkpoint {path.stem} is passed over: {error}", stacklevel=2)
-    if found:
-        raise UserError(f"no checkpoint in {folder} is whole", "start again without --resume")
+            warnings.warn(f"checkpoint {path.stem} is skipped: {error}", stacklevel=2)
+    if json_paths:
+        raise UserError(f"all checkpoints in {folder} are damaged", "start again without --resume")
     return None
 
 
@@ -113,13 +113,13 @@ def flatten(prefix: str, state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def restore(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a checkpoint that `flatten` stored under `prefix.`."""
+    """The state dict that `flatten` stored under `prefix.`."""
     start = prefix + "."
-    return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """An optimizer's state as tensors by "number/name" and its groups as plain values."""
+    """The state of an optimizer as tensors "optimizer.NUMBER/NAME", and its parameter groups as JSON values."""
     state = optimizer.state_dict()
     tensors = {
         f"optimizer.{number}/{name}": value if isinstance(value, Tensor) else torch.tensor(value)
@@ -132,17 +132,18 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor],
 def unpack_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], groups: list[dict[str, Any]]
 ) -> None:
-    """Put back what `pack_optimizer` took."""
+    """Restore the state that `pack_optimizer` returned."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in restore("optimizer", tensors).items():
         number, name = key.split("/", 1)
         state.setdefault(int(number), {})[name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # A file knows no memory layout; in another one (channels last) sums may round otherwise than in the unbroken run.
-    for parameter, own in optimizer.state.items():
-        for name, value in own.items():
+    # Files store no memory layout. In another layout than channels last, sums may round differently than in the
+    # uninterrupted run.
+    for parameter, slots in optimizer.state.items():
+        for name, value in slots.items():
             if value.shape == parameter.shape and value.stride() != parameter.stride():
-                own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                slots[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _sha256(path: Path) -> str:

@@ -49,7 +49,7 @@ class Checkpointer:
             if distributed.is_main():
                 checkpoints.clear(self.folder)
             return
-        if (checkpoint := checkpoints.newest(self.folder)) is not None:
+        if (checkpoint := checkpoints.load_newest(self.folder)) is not None:
             self._load(checkpoint)
         if len(set(distributed.all_gather((*self.state.position, self.state.steps)))) > 1:
             raise UserError(

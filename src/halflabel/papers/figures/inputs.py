@@ -100,7 +100,7 @@ class FigureInputs:
         from halflabel.training import checkpoint
 
         config = self.predictor.config
-        newest = checkpoint.newest(self.run.checkpoints / config.tune)
+        newest = checkpoint.load_newest(self.run.checkpoints / config.tune)
         if newest is None:
             raise FigureUnavailable("what the method has learned is in the run's checkpoints, and the run has none")
         method = seeded(config.settings.seed, lambda: recipe(config.method).make(**config.options))
