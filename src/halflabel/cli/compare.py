@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -22,16 +22,16 @@ from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.options import (
-    Device,
+    COMMON,
+    GroupedCommand,
     ImageFolder,
     LabelFile,
-    Optimizer,
-    Precision,
-    Resize,
-    Tune,
+    ReadLabels,
+    check_image_folder,
     check_method,
     panel,
-    takes_policy,
+    takes_label_options,
+    takes_training_options,
 )
 from halflabel.cli.terminal import console, show_audit, warnings_in_a_line
 from halflabel.errors import UserError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from halflabel.experiments.grid import Outcome
     from halflabel.labels.audit import LabelImport
 
-TRAINING, JUDGING = "How all are trained", "How they are judged"
+EVALUATION = "Evaluation"
 
 _NO_EDGE = 10_000  # columns
 _OWN = {"labels", "images", "out", "force", "lr"}  # what means another thing to `train`, or what is said anyway
@@ -52,73 +52,56 @@ Select = StrEnum("Select", ["known", "hidden"])
 Search = StrEnum("Search", ["small", "none"])
 
 
-@app.command()
-@takes_policy
+@app.command(cls=GroupedCommand)
+@takes_label_options
+@takes_training_options("compare", ema=0.0)
 def compare(
     ctx: typer.Context,
     labels: LabelFile,
     images: ImageFolder,
-    read: Callable[[Path], Any],
+    read: ReadLabels,
+    training: dict[str, Any],
     methods: Annotated[
         str,
-        typer.Option(help="Names with commas; auto: a short list that suits the labels. em:alpha=0.05 sets options."),
+        panel(
+            COMMON,
+            "Names, separated by commas; auto: a short list that suits the labels. em:alpha=0.05 sets an option.",
+        ),
     ] = "auto",
-    seeds: Annotated[int, typer.Option(help="Runs per method and share, to see how much is chance.", min=1)] = 3,
+    seeds: Annotated[int, panel(COMMON, "Runs per method and share of labels, to measure the variation.", min=1)] = 3,
     shares: Annotated[
-        str | None, typer.Option(help="Keep such shares of each image's labels, such as 0.1,0.3,1.", show_default=False)
+        str | None,
+        panel(COMMON, "Keep these shares of each image's labels, such as 0.1,0.3,1.", show_default=False),
     ] = None,
+    out: Annotated[
+        Path, panel(COMMON, "The folder for results; a comparison that it already holds is resumed.")
+    ] = Path("runs/compare"),
+    budget: Annotated[
+        str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")
+    ] = None,
+    force: Annotated[bool, panel(COMMON, "Replace a comparison that the folder already holds.", "--force")] = False,
     protocol: Annotated[
         list[str] | None,
-        typer.Option(help="Hide labels otherwise: NAME:option=value, see `halflabel drop --help`. May be repeated."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The folder for results; the same one goes on where it stopped.")] = Path(
-        "runs/compare"
-    ),
-    budget: Annotated[
-        str | None, typer.Option(help="Time for this call: 90s, 30m, 2h.", show_default=False, metavar="TIME")
+        panel(
+            EVALUATION,
+            "Hide labels in another way: NAME:option=value, see `halflabel drop --help`. May be repeated.",
+        ),
     ] = None,
     search: Annotated[
-        Search, typer.Option(help="small: try 3 learning rates, then the key option, per method. none: defaults.")
+        Search,
+        panel(EVALUATION, "small: for each method, try 3 learning rates, then its main option. none: use defaults."),
     ] = Search.small,
-    force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a comparison.")] = False,
     test: Annotated[
-        Path | None, panel(JUDGING, "Labels of other images to judge by (default: a part of LABELS).", metavar="FILE")
+        Path | None,
+        panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE"),
     ] = None,
-    test_images: Annotated[Path | None, panel(JUDGING, "Where they are (default: IMAGES).", metavar="DIR")] = None,
-    test_share: Annotated[float, panel(JUDGING, "Without --test: the share of the images set aside.")] = 0.2,
-    held_out: Annotated[float, panel(JUDGING, "Share of the other images kept for validation.")] = 0.2,
+    test_images: Annotated[
+        Path | None, panel(EVALUATION, "The images of --test (default: IMAGES).", metavar="DIR")
+    ] = None,
+    test_share: Annotated[float, panel(EVALUATION, "Without --test: the share of the images to test on.")] = 0.2,
     select: Annotated[
-        Select, panel(JUDGING, "What epochs and settings are chosen by: known labels, or the hidden truth.")
+        Select, panel(EVALUATION, "The labels that choose the epoch and the settings: known, or hidden.")
     ] = Select.known,
-    tune: Annotated[Tune, panel(TRAINING, "head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
-    backbone: Annotated[str, panel(TRAINING, "efficientnet-lite0 comes with the package; or any timm model.")] = (
-        "efficientnet-lite0"
-    ),
-    weights: Annotated[Path | None, panel(TRAINING, "A local file with the backbone's weights.")] = None,
-    size: Annotated[int | None, panel(TRAINING, "Image size in pixels (default: the backbone's own).")] = None,
-    resize: Annotated[Resize, panel(TRAINING, "squash: whole image; crop: centre square.")] = Resize.squash,
-    epochs: Annotated[
-        int | None, panel(TRAINING, "Passes over the training images (default: by their number).", min=1)
-    ] = None,
-    batch_size: Annotated[int, panel(TRAINING, "Images per step.", min=1)] = 32,
-    lr: Annotated[float | None, panel(TRAINING, "One learning rate for all (default: the methods' own).")] = None,
-    clip: Annotated[float, panel(TRAINING, "Largest gradient norm; 0 = any.", min=0)] = 0.0,
-    optimizer: Annotated[Optimizer, panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
-    ema: Annotated[float, panel(TRAINING, "Decay of the weight average; 0 = none.", min=0, max=1)] = 0.0,
-    patience: Annotated[int, panel(TRAINING, "Stop after so many epochs without gain; 0 = never.", min=0)] = 0,
-    strong_ops: Annotated[
-        int, panel(TRAINING, "Strong views: operations of RandAugment, for methods that use them.", min=0, max=10)
-    ] = 2,
-    strong_magnitude: Annotated[
-        int, panel(TRAINING, "Strong views: how far each operation goes; 0 is hardly at all.", min=0, max=30)
-    ] = 9,
-    cutout: Annotated[
-        float, panel(TRAINING, "Strong views: longest side of the grey square, as a share.", min=0, max=1)
-    ] = 0.5,
-    device: Annotated[Device, panel(TRAINING, "Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, panel(TRAINING, "no is float32.")] = Precision.no,
-    workers: Annotated[int, panel(TRAINING, "Processes that decode images.", min=0)] = 2,
-    max_bad: Annotated[float, panel(TRAINING, "Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
 ) -> None:
     """Compare methods on your own data: seeds, intervals, paired differences, time and memory.
 
@@ -132,9 +115,7 @@ def compare(
 
     Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
     """
-    for folder in (images, test_images):
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"{folder} is not a folder", "name the folder with the images")
+    check_image_folder(images, test_images)
     kept_shares = shares_in(shares or "", "--shares")
     for name in _words(methods):
         if name != "auto":
@@ -146,31 +127,11 @@ def compare(
 
     from halflabel.experiments import compare as compare_methods
     from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config, Settings
+    from halflabel.training.config import Config
 
-    chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value, "device": device.value}
-    shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
-    settings = Settings(
-        epochs=epochs if epochs is not None else epochs_for(len(table), tune.value),
-        batch_size=batch_size,
-        ema=ema,
-        clip=clip,
-        patience=patience,
-        **chosen,
-    )
-    config = Config(
-        backbone=backbone,
-        weights=str(weights.absolute()) if weights else None,
-        size=size,
-        held_out=held_out,
-        max_bad=max_bad,
-        workers=workers,
-        strong_ops=strong_ops,
-        strong_magnitude=strong_magnitude,
-        cutout=cutout,
-        settings=settings,
-        **shapes,
-    )
+    lr = training.pop("lr")
+    epochs = training.pop("epochs") or epochs_for(len(table), training["tune"])
+    config = Config.from_options({**training, "epochs": epochs})
     from halflabel.cli.progress import Bar
 
     where = escape(str(out))

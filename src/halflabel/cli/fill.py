@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import takes_policy
+from halflabel.cli.options import takes_label_options
 from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console
 from halflabel.errors import UserError
 from halflabel.system import distributed
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@takes_policy
+@takes_label_options
 def fill(
     read: Callable[[Path], Any],
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")] = None,
@@ -230,7 +230,7 @@ app.add_typer(rules_app)
 
 
 @rules_app.command("suggest")
-@takes_policy
+@takes_label_options
 def suggest_rules(
     labels: Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")],
     read: Callable[[Path], Any],
@@ -276,7 +276,7 @@ def suggest_rules(
 
 
 @rules_app.command("check")
-@takes_policy
+@takes_label_options
 def check_rules(
     rules: Annotated[Path, typer.Argument(metavar="RULES", help="CSV class,rule,class or a hierarchy (.json).")],
     labels: Annotated[Path, typer.Argument(metavar="LABELS", help="The labels they are about.")],

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import LabelFile, takes_policy
+from halflabel.cli.options import LabelFile, takes_label_options
 from halflabel.cli.terminal import console, show_advice, show_audit, show_counts, show_stats
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -25,7 +25,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it
 
 
 @app.command()
-@takes_policy
+@takes_label_options
 def inspect(
     labels: LabelFile,
     read: Callable[[Path], Any],
@@ -63,7 +63,7 @@ def inspect(
 
 
 @app.command("import")
-@takes_policy
+@takes_label_options
 def import_labels(
     labels: LabelFile,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write: .csv, .parquet or .labels.")],
@@ -88,7 +88,7 @@ def import_labels(
 
 
 @app.command()
-@takes_policy
+@takes_label_options
 def convert(
     labels: LabelFile,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
@@ -120,7 +120,7 @@ def convert(
 
 
 @app.command()
-@takes_policy
+@takes_label_options
 def drop(
     labels: LabelFile,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write what is left: .csv, .parquet, .labels.")],

@@ -1,54 +1,71 @@
-"""Options that several commands share."""
+"""Options that several commands share, each declared once.
+
+`takes_training_options` adds the options that `training.config` declares, `takes_label_options` those that say how to
+read a label file.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from halflabel.errors import UserError
+from halflabel.training.config import COMMON, IMAGES, MODEL, OPTIMIZATION, SPEED, DeclaredOption, declared_options
+
+if TYPE_CHECKING:
+    from halflabel.labels.audit import LabelImport
 
 __all__ = [
-    "READING_OPTIONS",
-    "Device",
-    "Hold",
+    "COMMON",
+    "LABEL_OPTIONS",
+    "SPEED",
+    "GroupedCommand",
     "ImageFolder",
     "LabelFile",
-    "Optimizer",
-    "Precision",
-    "Resize",
+    "ReadLabels",
     "RunFolder",
-    "Tune",
+    "check_image_folder",
     "check_method",
     "panel",
-    "takes_policy",
+    "takes_label_options",
+    "takes_training_options",
 ]
 
+READING = "How to read the label file"
+_GROUPS = (COMMON, MODEL, IMAGES, OPTIMIZATION, SPEED)  # in the order of `--help`
 
-def panel(panel: str, help: str, *names: str, **more: Any) -> Any:
-    """An option in a box of its own in the help."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+ReadLabels = Callable[[Path], "LabelImport"]
+Command = Callable[..., Any]
+
+
+def panel(group: str, help: str, *names: str, **more: Any) -> Any:
+    """An option in a named group of `--help`."""
+    return typer.Option(*names, help=help, rich_help_panel=group, **more)
 
 
 LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
 ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files, or a pack.")]
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="What `train --out` wrote, or `export`: a folder or an .onnx file.")
+    Path,
+    typer.Argument(metavar="RUN", help="A run folder of `train`, or a folder or .onnx file that `export` wrote."),
 ]
 
-Tune = StrEnum("Tune", ["head", "all"])
-Resize = StrEnum("Resize", ["squash", "crop"])
-Optimizer = StrEnum("Optimizer", ["adamw", "adam", "sgd", "rmsprop"])
-Precision = StrEnum("Precision", ["no", "bf16", "fp16"])
-Hold = StrEnum("Hold", ["files", "device"])
-Device = StrEnum("Device", ["auto", "cpu", "cuda"])
 
-READING = "How to read the label file"
+class GroupedCommand(TyperCommand):
+    """A command whose `--help` lists common options first, and `--help` itself among them."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option: Any = super().get_help_option(ctx)
+        if option is not None:
+            option.rich_help_panel = COMMON
+        return option
 
 
 class Meaning(StrEnum):
@@ -66,13 +83,15 @@ def _reading(*names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=READING, show_default=False, **more)
 
 
-def _policy_options(
-    format: Annotated[str, _reading("--format", help="The format, where it is not to be found out.")] = "auto",
+def _label_options(
+    format: Annotated[
+        str, _reading("--format", help="The format of the label file (default: detected from its content).")
+    ] = "auto",
     unlisted: Annotated[
-        Unlisted | None, _reading("--unlisted", help="What it means that a label is not listed.")
+        Unlisted | None, _reading("--unlisted", help="What it means if an image does not list a label.")
     ] = None,
     minus_one: Annotated[
-        Meaning | None, _reading("--minus-one", help="What -1 means, if the file does not say.")
+        Meaning | None, _reading("--minus-one", help="What -1 means, if the file does not define it.")
     ] = None,
     zero: Annotated[Meaning | None, _reading("--zero", help="What 0 means.")] = None,
     value: Annotated[
@@ -82,71 +101,126 @@ def _policy_options(
         Meaning | None, _reading("--difficult", help="Pascal VOC: what a difficult object means.")
     ] = None,
     machine: Annotated[
-        float | None, _reading("--machine", help="Open Images: machine labels from this confidence on are present.")
+        float | None,
+        _reading("--machine", help="Open Images: machine labels of at least this confidence are present."),
     ] = None,
-    image_column: Annotated[str | None, _reading("--image-column", help="The column that names the image.")] = None,
+    image_column: Annotated[str | None, _reading("--image-column", help="The column with the image names.")] = None,
     ignore: Annotated[
-        list[str] | None, _reading("--ignore", help="A column that is no class.", metavar="COLUMN")
+        list[str] | None, _reading("--ignore", help="A column that is not a class.", metavar="COLUMN")
     ] = None,
     where: Annotated[
-        list[str] | None, _reading("--where", help="Only rows with this value.", metavar="COLUMN=VALUE")
+        list[str] | None, _reading("--where", help="Read only rows with this value.", metavar="COLUMN=VALUE")
     ] = None,
     separator: Annotated[
         str | None,
         _reading(
-            "--separator", help="Lists of tags: what stands between two; or space, newline, none.", metavar="CHAR"
+            "--separator",
+            help="Lists of tags: the character between two tags; or space, newline, none.",
+            metavar="CHAR",
         ),
     ] = None,
-    split: Annotated[str | None, _reading("--split", help="Which split, where the format has several.")] = None,
-    encoding: Annotated[str | None, _reading("--encoding", help="Text encoding, UTF-8 if not stated.")] = None,
+    split: Annotated[str | None, _reading("--split", help="The split to read, if the format has several.")] = None,
+    encoding: Annotated[str | None, _reading("--encoding", help="Text encoding (default: UTF-8).")] = None,
 ) -> None:
-    """Only its signature counts: the options that `takes_policy` gives to a command."""
+    """A signature only: the options that `takes_label_options` adds to a command."""
 
 
-#: The names of these options.
-READING_OPTIONS = frozenset(inspect.signature(_policy_options).parameters)
+#: The names of the options that say how to read a label file.
+LABEL_OPTIONS = frozenset(inspect.signature(_label_options).parameters)
 
 
-def takes_policy(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that wants `read: Callable[[Path], Import]` all options on how to read a label file."""
-    shared = inspect.signature(_policy_options).parameters
-    own = inspect.signature(command).parameters
-    hints = {**get_type_hints(command, include_extras=True), **get_type_hints(_policy_options, include_extras=True)}
-    hints.pop("read")
-    hints.pop("return", None)
+def takes_label_options(command: Command) -> Command:
+    """Add the options on how to read a label file; the command's `read` argument becomes a reader that uses them."""
+    hints = get_type_hints(_label_options, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(_label_options).parameters.items()
+    ]
+    return _add_parameters(command, "read", parameters, lambda values: functools.partial(_read, **values))
+
+
+def takes_training_options(name: str, *, decided_by: str = "", **defaults: Any) -> Callable[[Command], Command]:
+    """Add the training options of the command `name`; its `training` argument becomes a dict of their values.
+
+    `defaults` replace declared defaults. None means that the user did not give the option: something else decides, such
+    as the method, or what `decided_by` names. Paths become absolute.
+    """
+    declared = [each for each in declared_options().values() if name in each.option.commands]
+    declared.sort(key=lambda each: _GROUPS.index(each.option.group))
+    parameters = [_training_parameter(each, defaults, decided_by) for each in declared]
+
+    def collect(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in values.items()}
+
+    return lambda command: _add_parameters(command, "training", parameters, collect)
+
+
+def _training_parameter(declared: DeclaredOption, defaults: Mapping[str, Any], decided_by: str) -> inspect.Parameter:
+    """The typer option of one declared training option."""
+    option = declared.option
+    default = declared.default if option.command_default is None else option.command_default
+    default = defaults.get(declared.name, None if option.decided_by else default)
+    decider = decided_by if declared.name in defaults else option.decided_by
+    shown = f" (default: {decider})" if default is None and decider else ""
+    kind: Any = Path | None if option.is_path else declared.type
+    if default is None:
+        kind = kind | None
+    bounds = {} if kind is bool else {"min": declared.minimum, "max": declared.maximum}
+    annotation = Annotated[
+        kind,
+        typer.Option(
+            help=f"{option.help.removesuffix('.')}{shown}.",
+            rich_help_panel=option.group,
+            show_default=default is not None,
+            **bounds,
+        ),
+    ]
+    return inspect.Parameter(declared.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _add_parameters(
+    command: Command, argument: str, parameters: list[inspect.Parameter], collect: Callable[[dict[str, Any]], Any]
+) -> Command:
+    """The command with more options, whose values it gets together, as `collect` makes them, in one argument."""
+    hints = get_type_hints(command, include_extras=True, localns={"LabelImport": Any})
+    own = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != argument
+    ]
+    added = {parameter.name for parameter in parameters}
 
     @functools.wraps(command)
-    def wrapper(**given: Any) -> Any:
-        stated = {name: given.pop(name) for name in shared}
-        return command(read=lambda path: _read(path, **stated), **given)
+    def wrapper(**values: Any) -> Any:
+        others = {name: value for name, value in values.items() if name not in added}
+        return command(**others, **{argument: collect({name: values[name] for name in added})})
 
-    parameters = [p for name, p in own.items() if name != "read"] + list(shared.values())
-    wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in parameters]
-    )
-    wrapper.__annotations__ = hints
+    signature = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *parameters)]
+    wrapper.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     return wrapper
 
 
-def _read(path: Path, *, format: str, value: list[str] | None, where: list[str] | None, **stated: Any) -> Any:
+def _read(path: Path, *, format: str, value: list[str] | None, where: list[str] | None, **others: Any) -> LabelImport:
     from halflabel.labels import formats
     from halflabel.labels.policy import Policy
 
-    plain: dict[str, Any] = {name: str(item) if isinstance(item, StrEnum) else item for name, item in stated.items()}
-    plain["ignore"] = tuple(plain["ignore"] or ())
-    policy = Policy(values=_pairs("--value", value, set(Meaning)), where=_pairs("--where", where), **plain)
+    values: dict[str, Any] = {name: str(item) if isinstance(item, StrEnum) else item for name, item in others.items()}
+    values["ignore"] = tuple(values["ignore"] or ())
+    policy = Policy(values=_pairs("--value", value, set(Meaning)), where=_pairs("--where", where), **values)
     return formats.read(path, policy, format=format)
 
 
-def _pairs(flag: str, texts: list[str] | None, right: set[Any] | None = None) -> dict[str, Any]:
+def _pairs(flag: str, texts: list[str] | None, meanings: set[Any] | None = None) -> dict[str, Any]:
+    """NAME=VALUE texts as a dict; `meanings` are the allowed values."""
     pairs: dict[str, Any] = {}
     for text in texts or ():
-        key, equals, meaning = text.rpartition("=") if right else text.partition("=")
-        if not equals or (right is not None and meaning not in right):
-            allowed = "|".join(sorted(right)) if right else "VALUE"
+        key, equals, meaning = text.rpartition("=") if meanings else text.partition("=")
+        if not equals or (meanings is not None and meaning not in meanings):
+            allowed = "|".join(sorted(meanings)) if meanings else "VALUE"
             raise UserError(f"{flag} {text!r} cannot be read", f"write {flag} NAME={allowed}")
         if pairs.setdefault(key, meaning) != meaning:
-            raise UserError(f"{flag} says {pairs[key]!r} and {meaning!r} of {key!r}", "choose one of them")
+            raise UserError(f"{flag} gives {key!r} two values, {pairs[key]!r} and {meaning!r}", "give one of them")
     return pairs
 
 
@@ -155,3 +229,10 @@ def check_method(name: str) -> None:
     from halflabel.methods.base import recipe
 
     recipe(name)
+
+
+def check_image_folder(*folders: Path | None) -> None:
+    """Refuse a path that is not a folder; None is skipped."""
+    for folder in folders:
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"{folder} is not a folder", "name the folder with the images")

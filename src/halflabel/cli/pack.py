@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import takes_policy
+from halflabel.cli.options import takes_label_options
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -31,7 +31,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @app.command()
-@takes_policy
+@takes_label_options
 def pack(
     read: Callable[[Path], Any],
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],

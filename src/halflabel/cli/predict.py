@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.options import ImageFolder, LabelFile, RunFolder, takes_policy
+from halflabel.cli.options import ImageFolder, LabelFile, RunFolder, takes_label_options
 from halflabel.cli.terminal import console, paragraphs, show_audit, show_evaluation
 from halflabel.errors import UserError
 from halflabel.system import distributed
@@ -31,7 +31,7 @@ Shape = StrEnum("Shape", ["table", "json", "csv"])
 
 
 @app.command()
-@takes_policy
+@takes_label_options
 def evaluate(
     run: RunFolder,
     labels: LabelFile,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.compare import GridBar, kept
-from halflabel.cli.options import Device, Hold, Precision, Tune, panel
+from halflabel.cli.options import COMMON, GroupedCommand, panel, takes_training_options
 from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
@@ -25,82 +24,77 @@ if TYPE_CHECKING:
     from halflabel.papers.result import Reproduction, TableFigure
 
 _EVERY = 60  # seconds between lines where no bar can be shown
-CHANGES, SPEED = "What to do otherwise than the paper", "Speed"
+_AS_IN_THE_PAPER = dict.fromkeys(("backbone", "size", "tune", "epochs", "batch_size", "lr"))
+DATA = "Data"
 
 
-_panel = partial(panel, show_default=False)  # defaults are the papers'
-
-
-@app.command()
+@app.command(cls=GroupedCommand)
+@takes_training_options("reproduce", decided_by="as in the paper", **_AS_IN_THE_PAPER)
 def reproduce(
-    table: Annotated[str | None, typer.Argument(help="A table, such as S5-table; none: list them.")] = None,
+    training: dict[str, Any],
+    table: Annotated[
+        str | None, typer.Argument(help="A published table, such as S5-table; without one, all are listed.")
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Argument(metavar="DATA_FOLDER", help="The data set as published, or a folder of such folders by name."),
+        typer.Argument(
+            metavar="DATA_FOLDER", help="The data set as published, or a folder with one such folder per data set."
+        ),
     ] = None,
     rows: Annotated[
-        list[str] | None, typer.Option(help="Only these rows: names, parts of names or methods, with commas.")
+        list[str] | None,
+        panel(COMMON, "Only these rows: names, parts of names or methods, separated by commas."),
     ] = None,
-    conditions: Annotated[list[str] | None, typer.Option(help="Only these columns or groups of columns.")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per cell, with different seeds.", min=1)] = 1,
+    conditions: Annotated[list[str] | None, panel(COMMON, "Only these columns or groups of columns.")] = None,
+    seeds: Annotated[int, panel(COMMON, "Runs per cell, with different seeds.", min=1)] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The folder for results (default: runs/reproduce/TABLE); it is gone on with. Features of frozen "
-            "backbones and models that rows begin with are kept beside it, in the folder cache, for other tables too.",
+        panel(
+            COMMON,
+            "The folder for results (default: runs/reproduce/TABLE); a reproduction that it already holds is resumed.",
             show_default=False,
         ),
     ] = None,
+    budget: Annotated[
+        str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")
+    ] = None,
+    force: Annotated[bool, panel(COMMON, "Replace results that used other settings.", "--force")] = False,
+    dataset: Annotated[
+        str | None,
+        panel(DATA, "Run the table on this data set instead, such as voc2012; shows no differences to the paper."),
+    ] = None,
     labels: Annotated[
         Path | None,
-        typer.Option(
-            help="The training labels that are known, such as a published list of single positives (CSV: image, class "
-            "by name or number), in place of drawing some.",
+        panel(
+            DATA,
+            "The known training labels, such as a published list of single positives (CSV: image, class by name or "
+            "number). Without it, known labels are drawn at random.",
             show_default=False,
         ),
     ] = None,
     graph: Annotated[
         Path | None,
-        typer.Option(
-            help="A label graph (CSV: class, class, weight) for the rows that need one, such as wiki of S1-table3.",
+        panel(
+            DATA,
+            "A label graph (CSV: class, class, weight) for the rows that need one, such as wiki of S1-table3.",
             show_default=False,
         ),
     ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Time for this call: 90s, 30m, 2h.", show_default=False, metavar="TIME")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Start again where other settings were used.")] = False,
-    dataset: Annotated[
-        str | None,
-        _panel(CHANGES, "Run the table on this data set, such as voc2012, and show no differences."),
-    ] = None,
-    backbone: Annotated[
-        str | None, _panel(CHANGES, "efficientnet-lite0 comes with the package; or any timm model.")
-    ] = None,
-    weights: Annotated[Path | None, _panel(CHANGES, "A local file with the backbone's weights.")] = None,
-    size: Annotated[int | None, _panel(CHANGES, "Image size in pixels.")] = None,
-    tune: Annotated[Tune | None, _panel(CHANGES, "head: freeze the backbone. all: as the paper does.")] = None,
-    epochs: Annotated[int | None, _panel(CHANGES, "Passes over the training images.", min=1)] = None,
-    batch_size: Annotated[int | None, _panel(CHANGES, "Images per step.", min=1)] = None,
-    lr: Annotated[float | None, _panel(CHANGES, "One learning rate for all rows.")] = None,
-    device: Annotated[Device, _panel(SPEED, "Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, _panel(SPEED, "no is float32.")] = Precision.no,
     cache: Annotated[
         Path | None,
-        _panel(
-            SPEED,
-            "The folder for the features of frozen backbones and for models that rows begin with (default: cache "
-            "beside --out; OUT/cache where an earlier version made it).",
+        panel(
+            DATA,
+            "The folder for cached features and for models that rows start from (default: cache beside --out). "
+            "Several tables can share it.",
             metavar="FOLDER",
+            show_default=False,
         ),
     ] = None,
-    hold: Annotated[Hold, _panel(SPEED, "device: decode once and keep images on the GPU.")] = Hold.files,
-    workers: Annotated[int, _panel(SPEED, "Processes that decode images.", min=0)] = 2,
 ) -> None:
-    """Run a published table again, with its protocol, and see its figures beside yours.
+    """Reproduce a published table with its protocol, and show the published numbers beside the measured ones.
 
-    Without a table: which there are. With a table alone: its protocol, its rows, and the data it needs. Whatever is not
-    as in the paper is listed under the result. Every finished run is kept: the same command goes on where it stopped.
+    Without a table, all tables are listed. With a table alone, its protocol, its rows and the data it needs are shown.
+    Every difference from the paper is listed under the result. Finished runs are saved: the same command resumes.
 
     Example: halflabel reproduce S5-table data/voc2012 --conditions VOC --rows "AN loss,EM loss" --seeds 3
 
@@ -122,18 +116,7 @@ def reproduce(
     from halflabel.papers.run import reproduce as run_table
     from halflabel.papers.settings import Overrides
 
-    choices: dict[str, Any] = {"precision": precision.value, "hold": hold.value, "device": device.value}
-    overrides = Overrides(
-        backbone=backbone,
-        weights=str(weights.absolute()) if weights else None,
-        size=size,
-        tune="head" if tune is Tune.head else None,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        workers=workers,
-        **choices,
-    )
+    overrides = Overrides(**{**training, "tune": "head" if training["tune"] == "head" else None})
     place = out if out is not None else Path("runs") / "reproduce" / table
     features = cache if cache is not None else default_cache(place)
     if features.exists() and not features.is_dir():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
@@ -22,77 +20,65 @@ from halflabel.cli.compare import (
     show_waiting,
 )
 from halflabel.cli.options import (
-    Device,
+    COMMON,
+    GroupedCommand,
     ImageFolder,
     LabelFile,
-    Optimizer,
-    Precision,
-    Resize,
-    Tune,
+    ReadLabels,
+    check_image_folder,
     panel,
-    takes_policy,
+    takes_label_options,
+    takes_training_options,
 )
 from halflabel.cli.terminal import console, show_audit
-from halflabel.errors import UserError
 from halflabel.system.format import counted, group_digits, points
 
 if TYPE_CHECKING:
     from halflabel.experiments.study import Growth, Study
     from halflabel.labels.audit import LabelImport
 
-TRAINING, JUDGING = "How all are trained", "How they are judged"
+EVALUATION = "Evaluation"
 
 
-@app.command()
-@takes_policy
+@app.command(cls=GroupedCommand)
+@takes_label_options
+@takes_training_options("study", held_out=0.0)
 def study(
     labels: LabelFile,
     images: ImageFolder,
-    read: Callable[[Path], Any],
+    read: ReadLabels,
+    training: dict[str, Any],
     grow: Annotated[
-        bool, typer.Option("--grow", help="Learning curve instead: what would twice the labels give?")
+        bool, panel(COMMON, "Compute a learning curve instead: what would twice as many labels give?", "--grow")
     ] = False,
-    method: Annotated[str, typer.Option(help="How to learn: a name, name:option=value, or auto.")] = "bn-bce",
+    method: Annotated[str, panel(COMMON, "The training method: a name, name:option=value, or auto.")] = "bn-bce",
     budgets: Annotated[
-        str | None, typer.Option(help="Shares of the labels, such as 0.1,0.2,0.5,1.", show_default=False)
+        str | None, panel(COMMON, "Shares of the labels, such as 0.1,0.2,0.5,1.", show_default=False)
     ] = None,
-    strategies: Annotated[str, typer.Option(help="How to spend them.")] = "partial,dense,noisy,noisy+",
-    seeds: Annotated[int, typer.Option(help="Runs per point, to see how much is chance.", min=1)] = 3,
-    worth: Annotated[float, typer.Option(help="--grow: the gain in points of mAP that is worth it.", min=0)] = 1.0,
+    strategies: Annotated[str, panel(COMMON, "Ways to spend the labels.")] = "partial,dense,noisy,noisy+",
+    seeds: Annotated[int, panel(COMMON, "Runs per point, to measure the variation.", min=1)] = 3,
+    worth: Annotated[
+        float, panel(COMMON, "With --grow: the smallest gain, in points of mAP, that is worth it.", min=0)
+    ] = 1.0,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder for results (default: runs/study or runs/growth); it is gone on with."),
+        panel(
+            COMMON,
+            "The folder for results (default: runs/study or runs/growth); a study that it already holds is resumed.",
+        ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Time for this call: 90s, 30m, 2h.", show_default=False, metavar="TIME")
+        str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a study.")] = False,
+    force: Annotated[bool, panel(COMMON, "Replace a study that the folder already holds.", "--force")] = False,
     test: Annotated[
-        Path | None, panel(JUDGING, "Labels of other images to judge by (default: a part of LABELS).", metavar="FILE")
+        Path | None,
+        panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE"),
     ] = None,
-    test_images: Annotated[Path | None, panel(JUDGING, "Where they are (default: IMAGES).", metavar="DIR")] = None,
-    test_share: Annotated[float, panel(JUDGING, "Without --test: the share of the images set aside.")] = 0.2,
-    held_out: Annotated[
-        float, panel(JUDGING, "Share of the other images to choose the epoch by; 0: the last epoch.", min=0, max=0.9)
-    ] = 0.0,
-    tune: Annotated[Tune, panel(TRAINING, "head: frozen backbone, features cached, quick on a CPU.")] = Tune.head,
-    backbone: Annotated[str, panel(TRAINING, "efficientnet-lite0 comes with the package; or any timm model.")] = (
-        "efficientnet-lite0"
-    ),
-    weights: Annotated[Path | None, panel(TRAINING, "A local file with the backbone's weights.")] = None,
-    size: Annotated[int | None, panel(TRAINING, "Image size in pixels (default: the backbone's own).")] = None,
-    resize: Annotated[Resize, panel(TRAINING, "squash: whole image; crop: centre square.")] = Resize.squash,
-    epochs: Annotated[
-        int | None, panel(TRAINING, "Passes over the training images (default: by their number).", min=1)
+    test_images: Annotated[
+        Path | None, panel(EVALUATION, "The images of --test (default: IMAGES).", metavar="DIR")
     ] = None,
-    batch_size: Annotated[int, panel(TRAINING, "Images per step.", min=1)] = 32,
-    lr: Annotated[float | None, panel(TRAINING, "Learning rate (default: the method's own).")] = None,
-    clip: Annotated[float, panel(TRAINING, "Largest gradient norm; 0 = any.", min=0)] = 0.0,
-    optimizer: Annotated[Optimizer, panel(TRAINING, "What takes the steps.")] = Optimizer.adamw,
-    device: Annotated[Device, panel(TRAINING, "Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, panel(TRAINING, "no is float32.")] = Precision.no,
-    workers: Annotated[int, panel(TRAINING, "Processes that decode images.", min=0)] = 2,
-    max_bad: Annotated[float, panel(TRAINING, "Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
+    test_share: Annotated[float, panel(EVALUATION, "Without --test: the share of the images to test on.")] = 0.2,
 ) -> None:
     """How to spend labels, and whether to get more: trained and judged on your own images.
 
@@ -104,9 +90,7 @@ def study(
 
     Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
-    for folder in (images, test_images):
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"{folder} is not a folder", "name the folder with the images")
+    check_image_folder(images, test_images)
     shares = shares_in(budgets, "--budgets") if budgets is not None else None
     found: LabelImport = read(labels)
     test_rows = read(test).rows if test is not None else None
@@ -116,26 +100,11 @@ def study(
     from halflabel.cli.progress import Bar
     from halflabel.experiments import study as studies
     from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config, Settings
+    from halflabel.training.config import Config
 
-    chosen: dict[str, Any] = {"optimizer": optimizer.value, "precision": precision.value, "device": device.value}
-    shapes: dict[str, Any] = {"resize": resize.value, "tune": tune.value}
-    settings = Settings(
-        epochs=epochs if epochs is not None else epochs_for(len(table), tune.value),
-        batch_size=batch_size,
-        clip=clip,
-        **chosen,
-    )
-    config = Config(
-        backbone=backbone,
-        weights=str(weights.absolute()) if weights else None,
-        size=size,
-        held_out=held_out,
-        max_bad=max_bad,
-        workers=workers,
-        settings=settings,
-        **shapes,
-    )
+    lr = training.pop("lr")
+    epochs = training.pop("epochs") or epochs_for(len(table), training["tune"])
+    config = Config.from_options({**training, "epochs": epochs})
     place = out if out is not None else Path("runs") / ("growth" if grow else "study")
     how: dict[str, Any] = {
         "out": place,

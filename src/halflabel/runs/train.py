@@ -265,20 +265,8 @@ def _write_model(run: RunFolder, model: Model, classes: Names, config: Config, s
 
 
 def _repro(run: RunFolder, config: Config, images: str) -> str:
-    """A shell script that trains the same again, from the labels that the run keeps; it may be called from anywhere."""
-    given = {**config.as_dict(), **dataclasses.asdict(config.settings)}
-    options, _, _ = given.pop("options"), given.pop("settings"), given.pop("images")
-    for name in ("weights", "begin_from"):
-        given[name] = os.path.abspath(given[name]) if given[name] else None
-    words = [os.path.abspath(images) if images else ""]  # of images in memory there is not a folder to name
-    for name, value in given.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            words += [f"--{flag}", str(value)]
-    for name, value in options.items():
-        words += ["--" + name.replace("_", "-"), str(value)]
+    """A shell script that repeats the training with the labels of the run folder; it can be called from anywhere."""
+    words = [os.path.abspath(images) if images else "", *config.as_arguments()]  # images in memory have no folder
     command = f'halflabel train "$here"/{run.labels.name} {shlex.join(words)} --out "$here"-again'
     return f'#!/bin/sh\nhere=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd) || exit\n{command}\n'
 

@@ -8,6 +8,7 @@ the command in repro.sh. To add an option, add a field. This module must not imp
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -257,6 +258,20 @@ class Config:
         names = {each.name for each in dataclasses.fields(Settings)}
         settings = Settings(**{name: value for name, value in given.items() if name in names})
         return cls(**{name: value for name, value in given.items() if name not in names}, settings=settings)
+
+    def as_arguments(self) -> list[str]:
+        """The options of `halflabel train` that give this config."""
+        values = {**vars(self.settings), **vars(self)}
+        words = ["--method", self.method]
+        for name, declared in declared_options().items():
+            value = values[name]
+            if declared.type is bool:
+                words.append(declared.flag if value else declared.flag.replace("--", "--no-", 1))
+            elif value is not None:
+                words += [declared.flag, os.path.abspath(value) if declared.option.is_path else str(value)]
+        for name, value in self.options.items():
+            words += ["--" + name.replace("_", "-"), str(value)]
+        return words
 
     def views(self, size: int, backbone: Backbone) -> dict[str, View]:
         """The plain, weak and strong views of images at `size` pixels."""

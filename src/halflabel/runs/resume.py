@@ -1,0 +1,62 @@
+"""Training that starts from an earlier run: resume an interrupted run, or continue a finished one with more labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+from halflabel.runs.evaluate import Evaluation
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.train import train
+from halflabel.system.reporter import SILENT, Reporter
+from halflabel.training.callbacks import Callback
+from halflabel.training.config import Config
+
+__all__ = ["TrainingJob", "continue_training", "resume_training"]
+
+
+class TrainingJob(NamedTuple):
+    """The arguments of one training."""
+
+    labels: Rows
+    images: Path
+    config: Config
+    run: RunFolder
+    truth: LabelTable | None = None
+    resume: bool = False
+
+    def start(self, reporter: Reporter = SILENT, init_callback: Callback | None = None) -> Evaluation | None:
+        """Train, and return the evaluation on the held-out images, if there are any."""
+        return train(
+            self.labels,
+            self.images,
+            self.config,
+            self.run,
+            reporter=reporter,
+            init_callback=init_callback,
+            truth=self.truth,
+            resume=self.resume,
+        )
+
+
+def resume_training(run: RunFolder, images: Path | None = None) -> TrainingJob:
+    """The rest of an interrupted run, with its labels and settings; `images` if the image folder has moved."""
+    config = Config.from_dict(run.read_config())
+    return TrainingJob(run.read_rows(), images or Path(config.images), config, run, run.read_truth(), resume=True)
+
+
+def continue_training(
+    finished: RunFolder, run: RunFolder, *, answers: Rows | None = None, images: Path | None = None
+) -> TrainingJob:
+    """A training in the folder `run` that starts from the weights, labels and settings of a finished run.
+
+    `answers` are more labels, such as `halflabel review` exports; they replace earlier labels of the same entries.
+    """
+    config = Config.from_dict(finished.read_config())
+    folder = images or Path(config.images)
+    config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=str(folder.absolute()))
+    rows = finished.read_rows()
+    return TrainingJob(rows if answers is None else rows.append(answers), folder, config, run)
