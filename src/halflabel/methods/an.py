@@ -151,6 +151,8 @@ def entmin(alpha: float = 0.2) -> Method:
 class Smoothed(Relabeler):
     """Unknown assumed negative, then (pos, neg) → ((1 − ε) pos + ε neg, (1 − ε) neg + ε pos) for all or unknown."""
 
+    is_static = True
+
     def __init__(self, smoothing: float, known: bool) -> None:
         super().__init__()
         self.smoothing = smoothing
@@ -172,6 +174,8 @@ class SmoothedKnown(Method):
 
 class SharedNegative(Relabeler):
     """Known + → (1, 0), known − → (0, 1), unknown → (0, 1/(C − 1))."""
+
+    is_static = True
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         targets: Targets = AssumeNegative(1 / max(logits.shape[1] - 1, 1))(batch, logits, epoch)

@@ -145,6 +145,8 @@ class UnknownAs(Relabeler):
     label are left out always.
     """
 
+    is_static = True
+
     weight: Tensor
 
     def __init__(self, how: str = "auto") -> None:

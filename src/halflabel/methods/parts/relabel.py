@@ -18,6 +18,7 @@ class Relabeler(nn.Module):
     """Gives (pos, neg) for a batch. State lives in buffers, so that checkpoint and resume need no code of their own."""
 
     passes: DropoutPasses | None = None  # what a sweep is to add: passes with the head's dropout on
+    is_static = False  # whether targets depend on the known labels alone, not on scores or epoch
     wants_features = True  # whether a sweep is to hold the images' features
 
     def plan(self, epochs: int) -> None:
@@ -57,12 +58,16 @@ class Relabeler(nn.Module):
 class Ignore(Relabeler):
     """Known + → (1, 0), known − → (0, 1), unknown → (0, 0)."""
 
+    is_static = True
+
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         return Targets((batch.labels > 0).to(logits.dtype), (batch.labels < 0).to(logits.dtype))
 
 
 class AssumeNegative(Relabeler):
     """Known + → (1, 0), known − → (0, 1), unknown → (0, weight)."""
+
+    is_static = True
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
@@ -80,6 +85,8 @@ class FewAbsent(Relabeler):
 
     With all labels known the weight is 1: there is no entropy term that they could outweigh.
     """
+
+    is_static = True
 
     def __init__(self, weight: float) -> None:
         super().__init__()

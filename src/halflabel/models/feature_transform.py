@@ -1,0 +1,82 @@
+"""Normalised features for linear heads: fitted on the training features, saved and exported with the head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from halflabel.errors import UserError
+
+__all__ = ["CLASSIFIER_WEIGHT", "Classifier", "FeatureTransform"]
+
+# Weight (K, D) and bias (K,) of the linear classifier that a backbone was pretrained with.
+Classifier = tuple[Tensor, Tensor]
+
+CLASSIFIER_WEIGHT = 0.5  # weight of the class probabilities beside the features
+
+
+class FeatureTransform(nn.Module):
+    """Map pooled features (N, D) to centred features of mean norm 1, which one regularisation strength fits.
+
+    f' = sign(f) √|f|, f'' = f' / ‖f'‖, g = (f'' − mean) / scale, where scale is the mean norm on the training features.
+    Where the backbone was pretrained with a linear classifier on the pooled features, the square roots of its class
+    probabilities, q = √softmax(V f + v), are normalised in the same way and appended with weight ½:
+    (g, ½ · (q − mean) / scale) of shape (N, D + K). They cost no pass through the backbone.
+
+    Memory: 4·(D + K) bytes, and 4·K·(D + 1) with a classifier.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    class_weight: Tensor
+    class_bias: Tensor
+
+    def __init__(self, channels: int, pretraining_classes: int = 0) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels + pretraining_classes))
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("class_weight", torch.zeros(pretraining_classes, channels))
+        self.register_buffer("class_bias", torch.zeros(pretraining_classes))
+
+    @classmethod
+    def fit(cls, features: Tensor, classifier: Classifier | None = None) -> FeatureTransform:
+        """Fit mean and scale on the readable rows (no NaN) of the training features."""
+        features = features[~torch.isnan(features).any(1)].float()
+        if not len(features):
+            raise UserError("no training image could be read", "check the image files")
+        channels = features.shape[1]
+        transform = cls(channels, 0 if classifier is None else len(classifier[1])).to(features.device)
+        if classifier is not None:
+            transform.class_weight.copy_(classifier[0])
+            transform.class_bias.copy_(classifier[1])
+        raw = transform._raw(features)
+        transform.mean.copy_(raw.mean(0))
+        centred = raw - transform.mean
+        for number, part in enumerate((centred[:, :channels], centred[:, channels:])):
+            if part.shape[1]:
+                transform.scale[number] = part.norm(dim=1).mean().clamp(min=1e-6)
+        return transform
+
+    @property
+    def channels(self) -> int:
+        return self.class_weight.shape[1]
+
+    @property
+    def out_channels(self) -> int:
+        return len(self.mean)
+
+    def _raw(self, features: Tensor) -> Tensor:
+        root = features.sign() * features.abs().sqrt()
+        unit = root / root.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        if not len(self.class_bias):
+            return unit  # type: ignore[no-any-return]
+        logits = features @ self.class_weight.T + self.class_bias
+        return torch.cat([unit, torch.softmax(logits, 1).sqrt()], 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        centred = self._raw(features.float()) - self.mean
+        channels = self.channels
+        normalised: Tensor = centred[:, :channels] / self.scale[0]
+        if not len(self.class_bias):
+            return normalised
+        return torch.cat([normalised, CLASSIFIER_WEIGHT * centred[:, channels:] / self.scale[1]], 1)

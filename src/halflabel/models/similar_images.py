@@ -1,0 +1,92 @@
+"""Similar training images: their known labels and out-of-fold probabilities, mixed into a score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+__all__ = ["KEY_SIZE", "SimilarImages", "nearest_images", "project"]
+
+KEY_SIZE = 256  # dimensions of the keys that similarity is computed on
+_BLOCK = 1024  # images compared at once
+
+
+class SimilarImages(nn.Module):
+    """p = (1 − w) σ(x) + w Σ_j a_j q_j over the k most similar training images j, as a logit.
+
+    Similarity s_j is the cosine of the keys, a_j = softmax(t · s_j), and q_j is 1 or 0 where the label of image j is
+    known and its out-of-fold probability elsewhere. Keys are the leading principal components of the normalised
+    features. Memory: 2·(KEY_SIZE + C) bytes per training image.
+    """
+
+    keys: Tensor
+    guesses: Tensor
+    projection: Tensor
+    settings: Tensor
+
+    def __init__(self, images: int, channels: int, classes: int) -> None:
+        super().__init__()
+        size = min(KEY_SIZE, channels)
+        self.register_buffer("keys", torch.zeros(images, size, dtype=torch.float16))
+        self.register_buffer("guesses", torch.zeros(images, classes, dtype=torch.float16))
+        self.register_buffer("projection", torch.zeros(channels, size))
+        self.register_buffer("settings", torch.zeros(3))
+        self.weight, self.count, self.sharpness = 0.0, 1, 0.0  # w, k and t: `settings` as numbers, for exports
+
+    @classmethod
+    def build(cls, features: Tensor, guesses: Tensor, *, weight: float, count: int, sharpness: float) -> SimilarImages:
+        """Index normalised training features (N, D) with their probabilities (N, C)."""
+        similar = cls(len(features), features.shape[1], guesses.shape[1]).to(features.device)
+        similar.projection.copy_(principal_components(features))
+        similar.keys.copy_(normalize(features @ similar.projection, dim=1))
+        similar.guesses.copy_(guesses)
+        similar.settings.copy_(torch.tensor([weight, float(count), sharpness]))
+        similar._read_settings()
+        return similar
+
+    def _read_settings(self) -> None:
+        weight, count, sharpness = self.settings.tolist()
+        self.weight, self.count, self.sharpness = weight, int(count), sharpness
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._read_settings()
+
+    def forward(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Mix the guesses of similar images into the logits (N, C) of normalised features (N, D)."""
+        similarity = normalize(features @ self.projection, dim=1) @ self.keys.float().T
+        values, index = similarity.topk(self.count, dim=1)
+        shares = torch.softmax(self.sharpness * values, 1)
+        guessed = (shares[:, :, None] * self.guesses[index].float()).sum(1)
+        mixed = (1 - self.weight) * torch.sigmoid(logits) + self.weight * guessed
+        return torch.logit(mixed.clamp(1e-7, 1 - 1e-6))
+
+
+def principal_components(features: Tensor) -> Tensor:
+    """Return the (D, min(KEY_SIZE, D)) leading principal directions of centred features (N, D)."""
+    _, vectors = torch.linalg.eigh(features.T.double() @ features.double())
+    leading: Tensor = vectors.flip(1)[:, :KEY_SIZE].float()
+    # The sign of an eigenvector is arbitrary: make its largest entry positive, so that equal data give equal files.
+    sign = leading.gather(0, leading.abs().argmax(0, keepdim=True)).sign()
+    return leading * sign
+
+
+def project(features: Tensor) -> Tensor:
+    """Return the unit keys (N, KEY_SIZE) of normalised features."""
+    return normalize(features @ principal_components(features), dim=1)
+
+
+def nearest_images(keys: Tensor, fold: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the cosines and indices (N, count) of the most similar images outside the fold of each image."""
+    values, indices = [], []
+    for start in range(0, len(keys), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        similarity = keys[block] @ keys.T
+        similarity.masked_fill_(fold[block, None] == fold[None], -torch.inf)
+        value, index = similarity.topk(count, dim=1)
+        values.append(value)
+        indices.append(index)
+    return torch.cat(values), torch.cat(indices)

@@ -1,0 +1,256 @@
+"""Cross-fitting on frozen features: every training image is scored by models that saw none of its labels.
+
+One call fits the whole frozen recipe: normalisation, strength of regularisation, similar images and the final head on
+all images. The out-of-fold scores choose the strength and the similar images, and serve metrics, calibration,
+thresholds, fill and questions afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.labels.split import assign_parts
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method
+from halflabel.models.feature_transform import Classifier, FeatureTransform
+from halflabel.models.heads import NormalisedLinear
+from halflabel.models.similar_images import SimilarImages, nearest_images, project
+from halflabel.training.solver import LinearSolver
+
+__all__ = ["FOLDS", "CrossFit", "SimilarChoice", "crossfit", "ranking_quality"]
+
+FOLDS = 5
+STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
+WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
+_COUNTS, _SHARPNESS, _WEIGHTS = (10, 20, 40, 80), (5.0, 10.0, 20.0), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+_GAIN = 1e-3  # similar images are used only if they raise the quality by more than this
+_SORTED_ENTRIES = 4_000_000  # at most this many scores are sorted to measure the quality of one choice
+
+MakeMethod = Callable[[], Method]
+
+
+@dataclass(frozen=True)
+class SimilarChoice:
+    """How many similar images, how sharply their similarity counts, and their weight in the score."""
+
+    count: int
+    sharpness: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """The fitted head, and the scores of the training images by models that did not see their labels."""
+
+    head: NormalisedLinear
+    logits: NDArray[np.float32]  # (N, C) out-of-fold, similar images included; NaN for unreadable images
+    fold: NDArray[np.int8]  # (N,) the fold of each image
+    strength: float
+    tried: dict[float, float]  # strength -> quality of the out-of-fold ranking, without similar images
+    similar: SimilarChoice | None
+    quality: float
+
+
+def crossfit(
+    features: Tensor,
+    table: LabelTable,
+    make_method: MakeMethod,
+    *,
+    classifier: Classifier | None = None,
+    strength: float | None = None,
+    use_similar: bool = True,
+    rounds: int = 10,
+    folds: int = FOLDS,
+    groups: Sequence[object] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> CrossFit:
+    """Fit a linear head to pooled features (N, D), NaN rows for unreadable images, in the order of `table`.
+
+    Strength and similar images are chosen by `ranking_quality` of out-of-fold scores on the known labels. The choice of
+    similar images needs guesses that depend neither on the image they come from nor on the image they are passed to:
+    for each pair of folds a model is fitted without both. The final head is fitted on all images.
+    """
+    readable = ~torch.isnan(features).any(1)
+    if int(readable.sum()) < 2 * folds:
+        raise UserError(
+            f"{int(readable.sum())} readable images cannot be divided into {folds} folds", "use more images"
+        )
+    fold_of_all = assign_parts(table, [1 / folds] * folds, groups=groups, seed=seed)
+    rows = np.flatnonzero(readable.numpy())
+    known_table = table.subset(rows)
+    fold = torch.from_numpy(fold_of_all[rows]).to(device)
+    raw = features[readable].to(device)
+    transform = FeatureTransform.fit(raw, classifier)
+    task = _Task(make_method, transform(raw), known_table, fold, folds, rounds)
+    steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + 2 * folds * use_similar)
+
+    strength, logits, tried = _choose_strength(task, strength, steps)
+    similar, quality = None, tried[strength]
+    if use_similar:
+        similar, logits, quality = _choose_similar(task, strength, logits, quality, steps)
+    final = task.solver(torch.ones_like(fold, dtype=torch.bool))
+    final.fit(strength)
+    steps.done()
+    head = NormalisedLinear(transform, len(table.classes))
+    head.linear.load_state_dict(final.linear.state_dict())
+    if similar is not None:
+        # Guesses for new images: known labels, and out-of-fold scores elsewhere.
+        head.similar = SimilarImages.build(
+            task.features,
+            task.known_or(torch.sigmoid(task.out_of_fold)),
+            weight=similar.weight,
+            count=similar.count,
+            sharpness=similar.sharpness,
+        )
+    all_logits = np.full(table.shape, np.nan, np.float32)
+    all_logits[rows] = logits.cpu().numpy()
+    return CrossFit(head.cpu().eval(), all_logits, fold_of_all, strength, tried, similar, quality)
+
+
+class _Steps:
+    """Counts finished solves for the progress bar."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
+        self.progress, self.total, self.count = progress, total, 0
+
+    def done(self) -> None:
+        self.count += 1
+        if self.progress is not None:
+            self.progress(self.count, max(self.total, self.count))
+
+
+class _Task:
+    """Normalised features, labels and folds of the readable training images."""
+
+    def __init__(
+        self, make_method: MakeMethod, features: Tensor, table: LabelTable, fold: Tensor, folds: int, rounds: int
+    ) -> None:
+        self.make_method = make_method
+        self.features = features
+        self.table = table
+        self.labels = torch.from_numpy(table.dense()).to(features.device)
+        self.fold = fold
+        self.folds = folds
+        self.rounds = rounds
+        self.out_of_fold = torch.zeros(self.labels.shape, device=features.device)
+
+    def solver(self, rows: Tensor) -> LinearSolver:
+        """Return a solver for the images of a (N,) mask."""
+        index = rows.nonzero()[:, 0]
+        table = self.table.subset(index.cpu().numpy())
+        return LinearSolver(self.make_method(), self.features[index], table, rounds=self.rounds)
+
+    def known_or(self, probabilities: Tensor) -> Tensor:
+        """Replace the probabilities (…, N, C) of known entries by 1 and 0."""
+        return torch.where(self.labels == 0, probabilities, (self.labels > 0).to(probabilities.dtype))
+
+    def quality(self, scores: Tensor) -> float:
+        return ranking_quality(scores, self.labels)
+
+
+def _choose_strength(task: _Task, strength: float | None, steps: _Steps) -> tuple[float, Tensor, dict[float, float]]:
+    """Return the best strength, its out-of-fold logits, and the quality of every strength that was tried."""
+    solvers = [task.solver(task.fold != number) for number in range(task.folds)]
+    tried: dict[float, float] = {}
+    best: tuple[float, Tensor] | None = None
+
+    def attempt(value: float) -> None:
+        nonlocal best
+        logits = torch.zeros_like(task.out_of_fold)
+        for number, solver in enumerate(solvers):
+            solver.fit(value)
+            held_out = task.fold == number
+            logits[held_out] = solver.score(task.features[held_out])
+            steps.done()
+        tried[value] = task.quality(logits)
+        if best is None or tried[value] > tried[best[0]]:
+            best = value, logits
+
+    for value in (strength,) if strength is not None else STRENGTHS:
+        attempt(value)
+    assert best is not None
+    while strength is None and best[0] == min(tried) > WEAKEST:
+        attempt(min(tried) / 3)
+    while strength is None and best[0] == max(tried) < STRONGEST:
+        attempt(max(tried) * 3)
+    task.out_of_fold = best[1]
+    return best[0], best[1], tried
+
+
+def _choose_similar(
+    task: _Task, strength: float, logits: Tensor, quality: float, steps: _Steps
+) -> tuple[SimilarChoice | None, Tensor, float]:
+    """Return the best use of similar images, or None; the out-of-fold logits with it; and their quality."""
+    count = min(max(_COUNTS), int(torch.bincount(task.fold).sum() - torch.bincount(task.fold).max()))
+    counts = [number for number in _COUNTS if number <= count] or [count]
+    similarity, index = nearest_images(project(task.features), task.fold, count)
+    guesses = _guesses_by_fold(task, strength, steps)
+    own = torch.sigmoid(logits)
+    best: tuple[float, SimilarChoice | None, Tensor] = (quality + _GAIN, None, logits)
+    for number, sharpness in product(counts, _SHARPNESS):
+        passed_on = torch.zeros_like(own)
+        for fold in range(task.folds):
+            rows = task.fold == fold
+            passed_on[rows] = _weighted_mean(similarity[rows, :number], index[rows, :number], sharpness, guesses[fold])
+        for weight in _WEIGHTS:
+            mixed = (1 - weight) * own + weight * passed_on
+            reached = task.quality(mixed)
+            if reached > best[0]:
+                best = reached, SimilarChoice(number, sharpness, weight), mixed
+    if best[1] is None:
+        return None, logits, quality
+    return best[1], torch.logit(best[2].clamp(1e-7, 1 - 1e-6)), best[0]
+
+
+def _weighted_mean(similarity: Tensor, index: Tensor, sharpness: float, guesses: Tensor) -> Tensor:
+    shares = torch.softmax(sharpness * similarity, 1)
+    result = torch.zeros(len(index), guesses.shape[1], device=guesses.device)
+    for column in range(index.shape[1]):  # never (N, k, C) at once
+        result += shares[:, column, None] * guesses[index[:, column]]
+    return result
+
+
+def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> Tensor:
+    """Return (K, N, C): known labels; elsewhere the guess of a model without fold k and without the image's own."""
+    guesses = torch.zeros(task.folds, *task.labels.shape, device=task.features.device)
+    for first, second in _pairs(task.folds):
+        solver = task.solver((task.fold != first) & (task.fold != second))
+        solver.fit(strength)
+        for fold, images in ((first, task.fold == second), (second, task.fold == first)):
+            guesses[fold, images] = torch.sigmoid(solver.score(task.features[images]))
+        steps.done()
+    return task.known_or(guesses)
+
+
+def _pairs(folds: int) -> Iterator[tuple[int, int]]:
+    return ((first, second) for second in range(folds) for first in range(second))
+
+
+def ranking_quality(scores: Tensor, labels: Tensor) -> float:
+    """Return the mean average precision over classes with a known positive, on known entries.
+
+    Without any known negative, unknown entries take the place of negatives: a known positive should rank above most
+    of the others, which holds for every method's ranking alike. At most 4 million entries are sorted: of larger tables
+    classes are taken at equal distances.
+    """
+    step = max(1, -(-scores.numel() // _SORTED_ENTRIES))
+    scores, labels = scores[:, ::step], labels[:, ::step]
+    positive = labels > 0
+    counted = labels != 0 if bool((labels < 0).any()) else torch.ones_like(positive)
+    order = torch.sort(scores.masked_fill(~counted, -torch.inf), dim=0, descending=True, stable=True)[1]
+    hits = positive.gather(0, order)
+    precision = hits.cumsum(0) / counted.gather(0, order).cumsum(0).clamp(min=1)
+    positives = positive.sum(0)
+    average = (precision * hits).sum(0) / positives.clamp(min=1)
+    measurable = (positives > 0) & (positives < counted.sum(0))
+    return float(average[measurable].mean()) if bool(measurable.any()) else 0.0

@@ -1,0 +1,128 @@
+"""Fit a linear head on normalised features by full-batch L-BFGS: a regularisation strength, no learning rate."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method
+from halflabel.methods.parts.relabel import Relabeler
+from halflabel.models.heads import Linear, Model
+from halflabel.types import Batch, Sweep, Targets
+
+__all__ = ["LinearSolver", "can_solve"]
+
+_ITERATIONS = 100  # of the last round
+_ROUND_ITERATIONS = 20  # of each earlier round of a method that relabels
+
+
+def can_solve(method: Method) -> bool:
+    """Return whether L-BFGS can fit the method: one view, a linear head, no weights of its own, the ordinary step."""
+    return (
+        type(method).step is Method.step
+        and method.make_head is Linear
+        and len(method.views) == 1
+        and not any(True for _ in method.parameters())
+        and method.relabel.passes is None
+    )
+
+
+class _FixedTargets(Relabeler):
+    """Targets that stay the same during one solve."""
+
+    def __init__(self, targets: Targets) -> None:
+        super().__init__()
+        self.targets = targets
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        return self.targets
+
+
+class LinearSolver:
+    """Minimise C / a · loss(W, b) + strength / 2 · ‖W‖² over all training images at once.
+
+    `loss` is the method's step on one batch of all images, and a its value if every entry cost 1: so one strength means
+    the same for every method, number of classes and share of known labels. A method that relabels is solved in rounds:
+    its targets are fixed during a solve, then it relabels by the new scores; each round starts from the last solution.
+    Repeated calls of `fit` with falling strengths start from the last solution too. Deterministic.
+    """
+
+    def __init__(self, method: Method, features: Tensor, table: LabelTable, *, rounds: int = 10) -> None:
+        """Take normalised features (N, D) without NaN, in the order of the table."""
+        self.method = method
+        self.features = features
+        self.table = table
+        self.rounds = 1 if method.relabel.is_static else rounds
+        self.model = Model(None, Linear(features.shape[1], len(table.classes))).to(features.device)
+        self.batch = Batch(
+            torch.arange(len(features), device=features.device),
+            (features,),
+            torch.from_numpy(table.dense()).to(features.device),
+        )
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    @property
+    def linear(self) -> nn.Linear:
+        head = self.model.head
+        assert isinstance(head, Linear)
+        return head.linear
+
+    def fit(self, strength: float) -> None:
+        """Solve for one strength, starting from the last solution."""
+        with warnings.catch_warnings():  # a schedule in epochs that never starts is no fault of the user here
+            warnings.filterwarnings("ignore", ".* never starts in ")
+            self.method.plan(self.rounds)
+        self.method.start(self.table)
+        self.method.to(self.features.device)
+        relabel = self.method.relabel
+        for epoch in range(1, self.rounds + 1):
+            with torch.no_grad():
+                logits = self.model(self.features).logits
+                if epoch == 1 and relabel.wants_sweep_first():
+                    relabel.absorb(Sweep(logits.float(), self.features), 0)
+                targets = relabel(self.batch, logits, epoch)
+            self.method.relabel = _FixedTargets(targets)
+            try:
+                self._solve(targets, strength, epoch, _ITERATIONS if epoch == self.rounds else _ROUND_ITERATIONS)
+            finally:
+                self.method.relabel = relabel
+            if epoch < self.rounds and relabel.wants_sweep(epoch):
+                with torch.no_grad():
+                    relabel.absorb(Sweep(self.model(self.features).logits.float(), self.features), epoch)
+
+    @torch.no_grad()
+    def score(self, features: Tensor) -> Tensor:
+        """Return the logits (N, C) of normalised features."""
+        self.model.eval()
+        logits: Tensor = self.model(features).logits.float()
+        return logits
+
+    def _solve(self, targets: Targets, strength: float, epoch: int, iterations: int) -> None:
+        with torch.no_grad():
+            charge = float(self.method.reduce((targets.pos + targets.neg).float(), targets))
+        if not charge > 0:  # nothing is known: every solution is as good
+            return
+        factor = len(self.table.classes) / charge
+        linear = self.linear
+        optimizer = torch.optim.LBFGS(
+            [linear.weight, linear.bias],
+            max_iter=iterations,
+            history_size=10,
+            tolerance_grad=1e-5,
+            tolerance_change=1e-9,
+            line_search_fn="strong_wolfe",
+        )
+        self.model.train()
+
+        def objective() -> Tensor:
+            optimizer.zero_grad()
+            loss = factor * self.method.step(self.model, self.batch, epoch)
+            loss = loss + strength / 2 * linear.weight.square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        optimizer.step(objective)  # type: ignore[no-untyped-call]
