@@ -17,6 +17,7 @@ from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
+from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
 
@@ -42,7 +43,7 @@ def test_the_budget_starts_no_run_that_would_not_fit(tmp_path: Path, monkeypatch
     monkeypatch.setattr(time, "monotonic", lambda: bench.now)
     grid = Grid(tuple(map(Candidate.parse, bench.seconds)), (LabelMask(),), 3, "none")
     store = Store(tmp_path)
-    _, left = run_grid(grid, bench, store, None, deadline=100.0)
+    _, left = run_grid(grid, bench, store, Reporter(deadline=100.0))
     # 70 s for the first round, 80 s with bce's second seed; em's would end at 130 s.
     assert bench.order == [("bce", 0), ("em", 0), ("asl", 0), ("bce", 1)]
     assert [(task.candidate.name, task.seed) for task in left] == [
@@ -52,9 +53,9 @@ def test_the_budget_starts_no_run_that_would_not_fit(tmp_path: Path, monkeypatch
         ("all", "em", 2, (1, 2)), ("all", "asl", 2, (1, 2)), ("all", "bce", 1, (2,)),
     ]  # fmt: skip
     # The next call knows from the start what a run takes.
-    _, left = run_grid(grid, bench, store, None, deadline=bench.now + 45.0)
+    _, left = run_grid(grid, bench, store, Reporter(deadline=bench.now + 45.0))
     assert len(left) == 5
-    _, left = run_grid(grid, bench, store, None, deadline=None)
+    _, left = run_grid(grid, bench, store, Reporter())
     assert not left
     assert len(bench.order) == 9
 
@@ -79,7 +80,7 @@ def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
         told.append(done)
         now[0] += 10.0
 
-    found = go(budget=25.0, progress=progress, cache=tmp_path / "cache")
+    found = go(budget=25.0, reporter=Reporter(progress), cache=tmp_path / "cache")
     assert told == [16, 32, 48], "three batches of the images take the 25 s"
     assert not found.rows
     assert not found.failures
@@ -87,7 +88,7 @@ def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
     assert len(trained) == 1, "it was begun, and no other after it"
     assert found.waiting == (48, 60)
     told.clear()
-    found = go(budget=1e6, progress=progress, cache=tmp_path / "cache")
+    found = go(budget=1e6, reporter=Reporter(progress), cache=tmp_path / "cache")
     assert told[0] > 48, "what was computed before is kept"
     assert len(found.rows) == 2
     assert found.waiting is None
@@ -108,13 +109,15 @@ def test_a_run_under_way_is_given_up_at_the_end_of_an_epoch(
         def on_epoch_end(self, log: EpochLog) -> None:
             now[0] += 100.0
 
-    found = go(budget=150.0, callback=Recorder())  # two epochs of 100 s each: the last is not cut off
+    found = go(
+        budget=150.0, reporter=Reporter(callback=Recorder())
+    )  # two epochs of 100 s each: the last is not cut off
     assert [row.seeds for row in found.rows] == [1]
     assert told == [1]
     now[0] = 0.0
-    go(out="other", budget=50.0, callback=Recorder())
+    go(out="other", budget=50.0, reporter=Reporter(callback=Recorder()))
     assert now[0] == 100.0, "one epoch, and no more"
-    again = go(out="other", budget=1e6, callback=Recorder())
+    again = go(out="other", budget=1e6, reporter=Reporter(callback=Recorder()))
     assert [row.seeds for row in again.rows] == [2, 2]
     assert not again.left_out
     assert not again.failures
@@ -136,5 +139,5 @@ def test_time_left_is_told(tmp_path: Path) -> None:
             told.append((number, total, left))
 
     grid = Grid(tuple(map(Candidate.parse, bench.seconds)), (LabelMask(),), 2, "none")
-    run_grid(grid, bench, Store(tmp_path), Recorder(), None)
+    run_grid(grid, bench, Store(tmp_path), Reporter(callback=Recorder()))
     assert told == [(1, 4, None), (2, 4, 30.0), (3, 4, 60.0), (4, 4, 50.0)]

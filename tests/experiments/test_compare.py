@@ -26,6 +26,7 @@ from halflabel.methods import base as methods
 from halflabel.methods.base import Method, Recipe
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
+from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Config
 from halflabel.types import Batch, Targets
@@ -391,7 +392,7 @@ def test_equal_methods_do_not_differ_and_a_worse_one_is_behind(go: Any, config: 
 @pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in so few epochs
 def test_auto_says_why(go: Any) -> None:
     said: list[str] = []
-    found = go(names="auto", shares=[0.3], seeds=1, say=said.append)
+    found = go(names="auto", shares=[0.3], seeds=1, reporter=Reporter(message=said.append))
     assert 4 <= len(found.rows) <= 6
     assert set(found.chosen_by) == {row.method for row in found.rows}
     assert all(any(line == f"auto: {name}: {why}" for line in said) for name, why in found.chosen_by.items())
@@ -431,8 +432,8 @@ def test_whole_networks_are_tuned_and_go_on_within_a_run(
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(names=["em"], seeds=1, config=config, callback=Stops())
+        go(names=["em"], seeds=1, config=config, reporter=Reporter(callback=Stops()))
     assert any((tmp_path / "out" / "unfinished").iterdir())
-    assert same(go(names=["em"], seeds=1, config=config, callback=Stops()), whole)
+    assert same(go(names=["em"], seeds=1, config=config, reporter=Reporter(callback=Stops())), whole)
     assert ended == [1, 2], "the first epoch is not trained again"
     assert not any((tmp_path / "out" / "unfinished").iterdir())

@@ -15,6 +15,7 @@ from halflabel.experiments.bench import Bench
 from halflabel.experiments.study import grow, study
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
+from halflabel.system.reporter import Reporter
 
 
 class Stop(Exception):
@@ -56,7 +57,7 @@ def test_labels_of_a_model_are_left_out(
             out=tmp_path / "out",
             config=config,
             cache=tmp_path,
-            say=lines.append,
+            reporter=Reporter(message=lines.append),
         )
     (bench,) = benches
     assert f"{is_model_made.sum()} of {digits.table.known} labels were made by a model: they are left out" in lines

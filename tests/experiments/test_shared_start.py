@@ -22,6 +22,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Linear, Model
+from halflabel.system.reporter import Reporter
 from halflabel.training.config import Config
 
 CHANNELS, CLASSES = 12, 5
@@ -136,7 +137,13 @@ def test_trained_once_per_seed_and_hiding(
     config = replace(config, tune=tune)
 
     def bench() -> Bench:
-        return Bench(split_data(digits.table, digits.images), config, cache=tmp_path, start=START, say=said.append)
+        return Bench(
+            split_data(digits.table, digits.images),
+            config,
+            cache=tmp_path,
+            start=START,
+            reporter=Reporter(message=said.append),
+        )
 
     first = bench()
     for one in (task("lsep"), task("logistic"), task("wsabie"), task("lsep", seed=1), task("lsep", share=0.8)):

@@ -36,6 +36,7 @@ from halflabel.cli.options import (
 from halflabel.cli.terminal import console, show_audit, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.system.format import counted, group_digits, points
+from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback, EpochLog
 
 if TYPE_CHECKING:
@@ -153,9 +154,7 @@ def compare(
             lr=lr,
             config=config,
             force=force,
-            callback=task_bar,
-            say=console.print,
-            progress=bar,
+            reporter=Reporter(bar, console.print, task_bar),
         )
     show_comparison(result)
     if result.left_out:

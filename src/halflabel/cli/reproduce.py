@@ -19,6 +19,7 @@ from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
+from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.papers.result import Reproduction, TableFigure
@@ -136,9 +137,7 @@ def reproduce(
             budget=budget,
             cache=features,
             force=force,
-            callback=task_bar,
-            say=console.print,
-            progress=bar,
+            reporter=Reporter(bar, console.print, task_bar),
         )
     _show(found)
     console.print(f"Wrote [bold]{escape(str(place))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)

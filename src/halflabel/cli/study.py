@@ -32,6 +32,7 @@ from halflabel.cli.options import (
 )
 from halflabel.cli.terminal import console, show_audit
 from halflabel.system.format import counted, group_digits, points
+from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.experiments.study import Growth, Study
@@ -118,10 +119,9 @@ def study(
         "config": config,
         "force": force,
         "command": shlex.split(again()),
-        "say": console.print,
     }
     with kept(place), GridBar() as task_bar, Bar("features") as bar:
-        how |= {"callback": task_bar, "progress": bar}
+        how |= {"reporter": Reporter(bar, console.print, task_bar)}
         result: Study | Growth
         if grow:
             result = studies.grow(found.rows, images, shares=shares or studies.GROWTH, worth=worth, **how)

@@ -8,7 +8,6 @@ import gc
 import math
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -43,7 +42,7 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import ValidationMetric
-from halflabel.system.reporter import Reporter
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 from halflabel.training.device import choose_device
@@ -110,9 +109,7 @@ class Bench:
     truth: bool = False
     labelled_only: bool = False
     start: Start | None = None
-    deadline: float | None = None
-    say: Callable[[str], None] = lambda line: None
-    progress: Callable[[int, int], None] | None = None
+    reporter: Reporter = SILENT
     _opened: dict[str, Any] = field(default_factory=dict)
     _divisions: dict[tuple[LabelMask, int], Division] = field(default_factory=dict)
 
@@ -212,9 +209,9 @@ class Bench:
             epochs = f"{self.start.epochs} epoch{'s' if self.start.epochs > 1 else ''}"
             tuned = "on frozen features" if self.config.tune == "head" else "all tuned"
             tuned += ", labelled images alone" if self.start.labelled_only else ""
-            self.say(f"training the start: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
+            self.reporter.message(f"training the start: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
             folder = path.with_suffix("") if self.config.tune == "all" else None
-            _, fitted = self._train(first, None, StopAtDeadline(self.deadline), folder)
+            _, fitted = self._train(first, None, StopAtDeadline(self.reporter.deadline), folder)
             write_start(fitted, path)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -366,7 +363,9 @@ class Bench:
         if "pictures" not in self._opened:
             raw: list[Any] = self._raw()
             if self.config.hold == "device":
-                raw = [load_to_device(s, self.device, self.progress) if isinstance(s, Images) else s for s in raw]
+                raw = [
+                    load_to_device(s, self.device, self.reporter.progress) if isinstance(s, Images) else s for s in raw
+                ]
             self._opened["pictures"] = self._parts(raw)
         pictures: Parts = self._opened["pictures"]
         return pictures
@@ -383,7 +382,7 @@ class Bench:
                     maps=maps,
                     copies=copies,
                     device=self.device,
-                    reporter=Reporter(self._report_features, self.say),
+                    reporter=replace(self.reporter, progress=self._report_features),
                 )
                 for raw in self._raw()
             ]
@@ -393,9 +392,9 @@ class Bench:
 
     def _report_features(self, done: int, total: int) -> None:
         """Report the progress of features; raise OutOfTime at the deadline, and the next call continues from there."""
-        if self.progress is not None:
-            self.progress(done, total)
-        if self.deadline is not None and time.monotonic() > self.deadline and done < total:
+        self.reporter.progress(done, total)
+        deadline = self.reporter.deadline
+        if deadline is not None and time.monotonic() > deadline and done < total:
             raise OutOfTime
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Unpack, get_args
 
@@ -19,6 +19,7 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import short_list
 from halflabel.methods.base import recipe
+from halflabel.system.reporter import SILENT
 
 __all__ = ["compare"]
 
@@ -50,20 +51,20 @@ def compare(
     """
     label_masks = _label_masks(shares, protocols)
     _check(seeds, select, search, label_masks)
-    say: Callable[[str], None] = options.get("say", lambda line: None)
-    bench, features = make_bench(without_model_labels(labels, say), images, out, options, select=select)
+    table = without_model_labels(labels, options.get("reporter", SILENT))
+    bench, features = make_bench(table, images, out, options, select=select)
     if not 0 < bench.config.held_out < 1:
         raise UserError("without validation images no epoch can be selected", "use --held-out 0.2")
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)
     for name, reason in reasons.items():
-        say(f"auto: {name}: {reason}")
+        bench.reporter.message(f"auto: {name}: {reason}")
     unfit = _unfit(candidates, label_masks, bench)
     grid = Grid(candidates, label_masks, seeds, search, frozenset(unfit))
     store = open_store(out, "comparison", bench, options)
     store.write_csv("split.csv", ["image", "part"], _split(bench))
     store.write_test(bench.test)
     try:
-        outcomes, not_run = run_grid(grid, bench, store, options.get("callback"), bench.deadline)
+        outcomes, not_run = run_grid(grid, bench, store, bench.reporter)
     finally:
         if bad := bench.bad_images():
             store.write_csv("bad_images.csv", ["image", "path", "reason"], bad)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
+from halflabel.system.reporter import SILENT, Reporter
 
 __all__ = ["ExperimentData", "image_identity", "split_data", "without_model_labels"]
 
@@ -76,14 +76,14 @@ def split_data(
     )
 
 
-def without_model_labels(labels: LabelTable | Rows, say: Callable[[str], None] = lambda line: None) -> LabelTable:
+def without_model_labels(labels: LabelTable | Rows, reporter: Reporter = SILENT) -> LabelTable:
     """Return the labels that no model made: in an experiment any label may be used for evaluation.
 
     A method that learned from model-made labels would otherwise be evaluated on labels of its own kind.
     """
     all_labels, evaluation = training_and_evaluation_tables(labels)
     if excluded := all_labels.known - evaluation.known:
-        say(f"{excluded} of {all_labels.known} labels were made by a model: they are left out")
+        reporter.message(f"{excluded} of {all_labels.known} labels were made by a model: they are left out")
     return evaluation
 
 

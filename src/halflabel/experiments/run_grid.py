@@ -16,6 +16,7 @@ from halflabel.experiments.bench import DataError, OutOfTime, Trained
 from halflabel.experiments.grid import Grid, Outcome, Task
 from halflabel.experiments.shared_start import StopAtDeadline
 from halflabel.experiments.store import Store
+from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback, CallbackList
 
 __all__ = ["run_grid"]
@@ -51,15 +52,14 @@ class _Clock:
         return total
 
 
-def run_grid(
-    grid: Grid, bench: Any, store: Store, callback: Callback | None, deadline: float | None
-) -> tuple[dict[Task, Outcome], list[Task]]:
+def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[dict[Task, Outcome], list[Task]]:
     """Run the tasks in order; return the outcomes, and the tasks that were not run because of the deadline.
 
     A running task stops at the end of the epoch in which the deadline passes. The next call resumes it if the whole
     network is tuned, and restarts it otherwise.
     """
-    callback = callback or Callback()
+    callback: Callback = reporter.callback or Callback()
+    deadline = reporter.deadline
     outcomes: dict[Task, Outcome] = {}
     not_run: list[Task] = []
     clock = _Clock(outcomes)

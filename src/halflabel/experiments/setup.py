@@ -20,7 +20,7 @@ from halflabel.experiments.store import Store, What
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import epochs_for
-from halflabel.training.callbacks import Callback
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 
 __all__ = ["ExperimentOptions", "FeatureProgress", "make_bench", "open_store"]
@@ -39,22 +39,19 @@ class ExperimentOptions(TypedDict, total=False):
     config: Config | None  # how all are trained; its method, options, lr, weight decay and seed are not used
     cache: Path | None  # folder of cached features; default: beside `out`
     force: bool  # overwrite results that were made with other settings
-    callback: Callback | None
-    say: Callable[[str], None]
-    progress: Callable[[int, int], None] | None  # called with (images with features, images in all)
+    reporter: Reporter  # its progress counts images with features; `budget` sets its deadline
 
 
 class FeatureProgress:
     """Reports the progress of computing features, and remembers it."""
 
-    def __init__(self, report: Callable[[int, int], None] | None) -> None:
+    def __init__(self, report: Callable[[int, int], None]) -> None:
         self.report = report
         self.done, self.total = 0, 0
 
     def __call__(self, done: int, total: int) -> None:
         self.done, self.total = done, total
-        if self.report is not None:
-            self.report(done, total)
+        self.report(done, total)
 
     @property
     def unfinished(self) -> tuple[int, int] | None:
@@ -87,12 +84,13 @@ def make_bench(
         config = Config(held_out=held_out)
         epochs = epochs_for(len(table), config.tune)
         config = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=epochs))
-    say = options.get("say", lambda line: None)
-    progress = FeatureProgress(options.get("progress"))
+    reporter = options.get("reporter", SILENT)
+    progress = FeatureProgress(reporter.progress)
+    deadline = None if seconds is None else started + seconds
     data = split_data(
         table,
         images,
-        test=None if test is None else without_model_labels(test, say),
+        test=None if test is None else without_model_labels(test, reporter),
         test_images=options.get("test_images"),
         test_share=test_share,
     )
@@ -101,9 +99,7 @@ def make_bench(
         config,
         cache if cache is not None else out.parent / "cache",
         select=select,
-        deadline=None if seconds is None else started + seconds,
-        say=say,
-        progress=progress,
+        reporter=dataclasses.replace(reporter, progress=progress, deadline=deadline),
     )
     return bench, progress
 

@@ -41,6 +41,7 @@ from halflabel.experiments.study_result import (
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import short_list
+from halflabel.system.reporter import SILENT
 
 __all__ = ["BUDGETS", "GROWTH", "STRATEGIES", "Gap", "Growth", "Point", "Study", "grow", "study"]
 
@@ -91,7 +92,7 @@ def study(
         if name not in STRATEGIES:
             raise UserError(f"no strategy is called {name!r}", f"use some of: {', '.join(STRATEGIES)}")
     shares = _check_shares(budgets)
-    table = without_model_labels(labels, options.get("say", lambda line: None))
+    table = without_model_labels(labels, options.get("reporter", SILENT))
     complete = _fully_labelled(table)
     masks: dict[Place, LabelMask] = {}
     for name in dict.fromkeys(strategies):
@@ -154,7 +155,7 @@ def grow(
         raise UserError("a curve needs three shares or more, and all labels", "use --budgets 0.125,0.25,0.5,1")
     masks: dict[Place, LabelMask] = {(CURVES[0], share): _label_mask("dense", share) for share in shares}
     masks |= {(CURVES[1], share): _label_mask("partial", share) for share in shares}
-    table = without_model_labels(labels, options.get("say", lambda line: None))
+    table = without_model_labels(labels, options.get("reporter", SILENT))
     runs = _train(table, images, out, method, list(masks.values()), seeds, options)
     scores = {place: runs.scores(mask) for place, mask in masks.items()}
     shared = of_common_seeds(scores)
@@ -274,13 +275,13 @@ def _train(
     lr = options.get("lr")
     if method == "auto":
         choice = short_list(*(bench.stats(label_mask) for label_mask in label_masks))[0]
-        bench.say(f"auto: {choice.method}: {choice.why}")
+        bench.reporter.message(f"auto: {choice.method}: {choice.why}")
         lr = choice.settings.get("lr") if lr is None else lr
         method = choice.method + "".join(f":{name}={value}" for name, value in choice.options.items())
     candidate = Candidate.parse(method, lr=lr)
     grid = Grid((candidate,), label_masks, seeds, "none")
     store = open_store(out, "study", bench, options)
-    outcomes, not_run = run_grid(grid, bench, store, options.get("callback"), bench.deadline)
+    outcomes, not_run = run_grid(grid, bench, store, bench.reporter)
     return _Runs(bench, candidate, grid, outcomes, not_run, TaskScorer(bench, store), features.unfinished)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from halflabel.papers.result import CellRun, Reproduction, collect_figures
 from halflabel.papers.settings import Overrides
 from halflabel.papers.spec import Condition, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED, find_table, paper_of
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList
 
 __all__ = ["default_cache", "reproduce"]
@@ -47,9 +48,7 @@ def reproduce(
     budget: float | str | None = None,
     cache: Path | None = None,
     force: bool = False,
-    callback: Callback | None = None,
-    say: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int, int], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> Reproduction:
     """Run a published table again on the data set in `folder`, or in the subfolder with the data set's name.
 
@@ -98,12 +97,10 @@ def reproduce(
         seeds=seeds,
         out=out,
         cache=default_cache(out) if cache is None else cache,
-        deadline=None if seconds is None else started + seconds,
-        say=say,
-        progress=progress,
+        reporter=replace(reporter, deadline=None if seconds is None else started + seconds),
     )
     for group in groups:
-        run.run_group(group, callback, force=force)
+        run.run_group(group, force=force)
     result = run.result(missing)
     result.write(out)
     return result
@@ -186,9 +183,7 @@ class _TableRun:
     seeds: int
     out: Path
     cache: Path
-    deadline: float | None
-    say: Callable[[str], None]
-    progress: Callable[[int, int], None] | None
+    reporter: Reporter
     values: dict[CellRun, dict[str, float]] = field(default_factory=dict)
     failures: dict[CellRun, str] = field(default_factory=dict)
     protocol: dict[str, list[str]] = field(default_factory=dict)  # by condition
@@ -196,7 +191,7 @@ class _TableRun:
     tasks_before: int = 0
     tasks_left_out: int = 0
 
-    def run_group(self, group: RunGroup, callback: Callback | None, *, force: bool) -> None:
+    def run_group(self, group: RunGroup, *, force: bool) -> None:
         """Train the runs of one group that are not stored yet, and measure all that are finished."""
         splits, lost = self.datasets.splits(group.condition, group.trial)
         bench = self._bench(group, splits)
@@ -212,9 +207,9 @@ class _TableRun:
         identity = {"halflabel": __version__, "table": self.table.id, **bench.identity(), **given}
         store.start(identity, force=force)
         total = self.seeds * sum(len(each.jobs) for each in self.groups)
-        group_callback = None if callback is None else _TaskOffset(callback, self.tasks_before, total)
+        callback = _TaskOffset(self.reporter.callback or Callback(), self.tasks_before, total)
         try:
-            outcomes, left_out = run_grid(grid, bench, store, group_callback, self.deadline)
+            outcomes, left_out = run_grid(grid, bench, store, replace(self.reporter, callback=callback))
         finally:
             if bad_images := bench.bad_images():
                 store.write_csv("bad_images.csv", ["image", "path", "reason"], bad_images)
@@ -252,9 +247,7 @@ class _TableRun:
             labelled_only=condition.labelled_only,
             start=setup.start,
             cache=self.cache,
-            deadline=self.deadline,
-            say=self.say,
-            progress=self.progress,
+            reporter=self.reporter,
         )
 
     def _describe_group(self, group: RunGroup, splits: Mapping[str, Split]) -> list[str]:

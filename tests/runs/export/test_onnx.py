@@ -21,7 +21,7 @@ from halflabel.data.views import Plain
 from halflabel.errors import UserError
 from halflabel.methods.boostlu import BoostedMaps
 from halflabel.methods.parts.self_training import SaliencyHead
-from halflabel.methods.parts.semantic import GraphClassifier, SemanticHead, LabelAwareHead
+from halflabel.methods.parts.semantic import GraphClassifier, LabelAwareHead, SemanticHead
 from halflabel.methods.rlsd import Regional
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbones import build_backbone
