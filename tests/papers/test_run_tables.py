@@ -89,7 +89,7 @@ def test_s1_settings_on_the_validation_images(open_images: Path, tmp_path: Path,
     result = run("reproduce", "S1-table2", open_images, "--rows", ",".join(rows), "--out", tmp_path / "out", *WORDS)
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
-    assert "what rows begin with: 2 epochs of logistic, on frozen features, seed 0" in text
+    assert "2 epochs of logistic, on frozen features, seed 0" in text
     assert "30 training images; 30 test images (split validation)" in text
     assert "78.34" in text
     assert "78.12" in text
