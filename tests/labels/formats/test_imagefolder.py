@@ -313,7 +313,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="called 'file_name'"):
         imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]], ["a"], ["file_name"])), tmp_path / "out")
     for images, classes in ((["a"], [" x"]), (["a"], ["x;y"]), (["a\n"], ["x"])):
-        with pytest.raises(UserError, match="does not survive in CSV"):
+        with pytest.raises(UserError, match="cannot be written to CSV"):
             imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]], images, classes)), tmp_path / "metadata.csv")
     with pytest.raises(UserError, match=r"\.json files"):
         imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]])), tmp_path / "metadata.json")

@@ -91,8 +91,8 @@ def test_plain_lists_are_those_of_imagefolder(tmp_path: Path) -> None:
 def test_faults(tmp_path: Path) -> None:
     fine: dict[str, Any] = {"file_name": "a", "labels": ["x"], "absent": [], "labels_score": [0.5]}
     for change, message, column in (
-        ({"labels": "x"}, "not a list of names", "labels"),
-        ({"absent": [None]}, "not a list of names", "absent"),
+        ({"labels": "x"}, "not a list of class names", "labels"),
+        ({"absent": [None]}, "not a list of class names", "absent"),
         ({"labels_score": [0.5, 0.5]}, "one score for each of the 1", "labels_score"),
         ({"labels_score": ["high"]}, "not a number", "labels_score"),
         ({"labels_score": [1e39]}, "not a score", "labels_score"),
@@ -109,7 +109,7 @@ def test_faults(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing is known of the class 'y'"):
+    with pytest.raises(UserError, match="'y' has no known labels"):
         formats.write(LabelTable.from_dense([[1, 0]], ["a"], ["x", "y"]), tmp_path, format="imagefolder-lists")
     with pytest.raises(UserError, match=r"\.csv files"):
         formats.write(LabelTable.from_dense([[1]]), tmp_path / "metadata.csv", format="imagefolder-lists")
@@ -133,7 +133,7 @@ def test_round_trip_of_any_rows(data: st.DataObject, tmp_path_factory: pytest.Te
     path = tmp_path_factory.mktemp("lists")
     known = set(rows.column[rows.holding()].tolist())
     if len(known) < len(classes):
-        with pytest.raises(UserError, match="nothing is known"):
+        with pytest.raises(UserError, match="no known labels"):
             imagefolder_lists.write(rows, path)
         return
     imagefolder_lists.write(rows, path)

@@ -79,7 +79,7 @@ def test_guesses_from_the_stated_confidence_on_are_present_but_never_beat_a_pers
 
 @pytest.mark.parametrize("machine", [0.0, 70.0, float("nan")])
 def test_a_confidence_that_is_none(machine: float) -> None:
-    with pytest.raises(UserError, match="is no confidence"):
+    with pytest.raises(UserError, match="is not a confidence"):
         open_images.read(MIXED, Policy(machine=machine))
 
 

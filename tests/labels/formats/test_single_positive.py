@@ -153,11 +153,11 @@ FAULTS: dict[str, dict[str, Any]] = {
     "2 is not a label": {"labels_obs": np.array([[1, 2], [0, 0]])},
     "nan is not a label": {"labels_obs": np.array([[1, np.nan], [0, 0]])},
     "no classes": {"labels": np.zeros((2, 0))},
-    "is called 'a' as number 0": {"images": np.array(["a", "a"])},
+    "has the same name 'a' as number 0": {"images": np.array(["a", "a"])},
     "1, counted from 0, has no name": {"images": np.array(["a", ""])},
     "with 2 dimensions": {"images": np.array([["a"], ["b"]])},
     "array of float64": {"images": np.array([1.0, 2.0])},
-    "not one image": {"images": np.array([], dtype=str)},
+    "no images": {"images": np.array([], dtype=str)},
     "not Unicode text": {"images": np.array([b"\xff", b"a"])},
     "a name is not Unicode": {"images": np.array(["a", "\ud800"])},
 }
@@ -183,7 +183,7 @@ def test_faults_of_files(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("cat\n")
     assert "1 names for 2 classes" in refusal(tmp_path).message
     (tmp_path / "classes.txt").write_text("cat\ncat\n")
-    assert "is called 'cat'" in refusal(tmp_path).message
+    assert "same name 'cat'" in refusal(tmp_path).message
     (tmp_path / "classes.txt").write_bytes(b"\xff\n\xfe\n")
     assert "not UTF-8" in refusal(tmp_path).message
     labels.write_bytes(labels.read_bytes()[:-1])
@@ -246,7 +246,7 @@ def test_new_files_do_not_mix_with_old_ones(tmp_path: Path) -> None:
         single_positive.write(table([[1, 0], [0, 1]], classes="xz"), tmp_path)
     with pytest.raises(UserError, match="other classes"):
         single_positive.write(table([[1, 0], [0, 1]], classes="xz"), tmp_path / "formatted_val_images.npy")
-    with pytest.raises(UserError, match="no name for a folder"):
+    with pytest.raises(UserError, match="not a folder of .npy files"):
         single_positive.write(table([[1, 0], [0, 1]]), tmp_path / "labels.npy")
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 

@@ -1,7 +1,7 @@
-"""Hugging Face ImageFolder: images beside a metadata.csv, .jsonl or .parquet that has a `file_name` column.
+"""Hugging Face ImageFolder: images next to a metadata.csv, .jsonl or .parquet with a `file_name` column.
 
-Labels stand in one column per class (true, false, null), or as a list of class names per image, where a second list,
-`absent` or `negatives`, may name the classes that are not there.
+Labels are in one column per class (true, false, null), or in a list of class names per image; a second list, `absent`
+or `negatives`, may name the absent classes.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["IMAGE", "USES", "read", "sniff", "write"]
+__all__ = ["IMAGE_COLUMN", "USES", "read", "sniff", "write"]
 
 USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
 
-FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-IMAGE = "file_name"
-ABSENT = ("absent", "negatives")
+METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+IMAGE_COLUMN = "file_name"
+ABSENT_COLUMNS = ("absent", "negatives")
 
-_PICTURES = frozenset(
+_IMAGE_ENDINGS = frozenset(
     {".apng", ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"}
     | {".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
 
 
 class Columns(Protocol):
-    """What is asked of a metadata file of any kind; null reads as blank text."""
+    """The interface of a metadata file of any kind; null is read as ""."""
 
     path: Path
     header: list[str]
@@ -57,7 +57,7 @@ class Columns(Protocol):
     def error(self, message: str, fix: str, *, row: int | None = None, **place: Any) -> LabelError: ...
 
 
-class _Csv(CsvTable):
+class _CsvMetadata(CsvTable):
     """Columns of a CSV file, which has no lists."""
 
     def is_list(self, name: str) -> bool:
@@ -68,48 +68,48 @@ class _Csv(CsvTable):
 
 
 def sniff(path: Path) -> bool:
-    """A folder with a metadata file, such a file itself, or any .jsonl file, if the word file_name is in it."""
+    """A folder with a metadata file, such a file itself, or any .jsonl file with the key file_name."""
     try:
         if path.is_dir():
-            return any((path / name).is_file() for name in FILES)
+            return any((path / name).is_file() for name in METADATA_FILES)
         if path.suffix == ".jsonl":
-            return f'"{IMAGE}"' in first_line(path)
+            return f'"{IMAGE_COLUMN}"' in first_line(path)
         if path.name == "metadata.csv":
-            return IMAGE in first_line(path)
+            return IMAGE_COLUMN in first_line(path)
         if path.name == "metadata.parquet":
             import pyarrow.parquet as pq
 
-            return IMAGE in pq.read_schema(path).names
+            return IMAGE_COLUMN in pq.read_schema(path).names
     except (OSError, pa.ArrowException):
         pass
     return False
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the metadata, and from a folder also the images it forgets: Hugging Face would drop those in silence."""
+    """Read the metadata, and from a folder also the images missing in it: Hugging Face would drop those silently."""
     path = Path(path)
     file = _metadata_file(path)
     if file.suffix == ".csv" and tags.sniff(file):
         policy.check(tags.USES, "imagefolder, with a column of tags")
         rows, audit = tags.read(file, policy)
-        return LabelImport(_add_forgotten(rows, path, audit) if path.is_dir() else rows, audit)
-    metadata = _open(file, policy.encoding)
-    if IMAGE not in metadata.header:
+        return LabelImport(_add_missing_images(rows, path, audit) if path.is_dir() else rows, audit)
+    metadata = _open_metadata(file, policy.encoding)
+    if IMAGE_COLUMN not in metadata.header:
         raise metadata.error(
-            f"there is no column {IMAGE!r}; found: {', '.join(map(repr, metadata.header[:12]))}",
-            f"name the images in a column {IMAGE!r}",
+            f"there is no column {IMAGE_COLUMN!r}; found: {', '.join(map(repr, metadata.header[:12]))}",
+            f"name the images in a column {IMAGE_COLUMN!r}",
         )
     for name in policy.ignore:
         if name not in metadata.header:
             raise metadata.error(
                 f"there is no column {name!r} to ignore", f"leave out {quote_option('--ignore', name)}"
             )
-    images = _images(metadata)
+    images = _image_names(metadata)
     audit = Audit("imagefolder", [str(file)])
-    columns = [name for name in metadata.header if name != IMAGE and name not in policy.ignore]
+    columns = [name for name in metadata.header if name != IMAGE_COLUMN and name not in policy.ignore]
     lists = [name for name in columns if metadata.is_list(name)]
     if not columns:
-        raise metadata.error("no column is left that could hold labels", "check the names of the columns")
+        raise metadata.error("no column is left for the labels", "check the names of the columns")
     if policy.ignore:
         audit.note(f"columns ignored: {', '.join(policy.ignore)}")
     if lists:
@@ -119,20 +119,22 @@ def read(path: Path, policy: Policy) -> LabelImport:
     else:
         rows = _read_columns(metadata, images, columns, policy, audit)
     if path.is_dir():
-        rows = _add_forgotten(rows, path, audit)
+        rows = _add_missing_images(rows, path, audit)
     return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write true, false or null per class: metadata.jsonl in a folder, or the .jsonl, .csv or .parquet file named."""
+    """Write true, false or null per class: metadata.jsonl in a folder, or the named .jsonl, .csv or .parquet file."""
     path = Path(path)
     if path.is_dir() or not path.suffix:
         path = path / "metadata.jsonl"
     writers = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet}
     if path.suffix not in writers:
-        raise UserError(f"metadata is not kept in {path.suffix} files", f"name a folder, or one of {', '.join(FILES)}")
-    if IMAGE in rows.classes:
-        raise UserError(f"a class is called {IMAGE!r}, as the column of images is", "write the long form instead")
+        raise UserError(
+            f"metadata files cannot be {path.suffix} files", f"name a folder, or one of {', '.join(METADATA_FILES)}"
+        )
+    if IMAGE_COLUMN in rows.classes:
+        raise UserError(f"a class is called {IMAGE_COLUMN!r}, like the column of images", "write the long form instead")
     writers[path.suffix](rows, path)
 
 
@@ -140,71 +142,73 @@ def _metadata_file(path: Path) -> Path:
     """The one metadata file of a folder, or the file itself."""
     if not path.is_dir():
         return existing_path(path)
-    found = [name for name in FILES if (path / name).is_file()]
-    if len(found) == 1:
-        return path / found[0]
-    if found:
-        raise LabelError(f"there are {' and '.join(found)}", "remove all but one, or name the file to read", path)
-    below = sorted({str(file.parent.relative_to(path)) for name in FILES for file in path.glob(f"*/{name}")})
-    fix = f"name the folder to read: {', '.join(below[:8])}" if below else "add one with a column 'file_name'"
+    files = [name for name in METADATA_FILES if (path / name).is_file()]
+    if len(files) == 1:
+        return path / files[0]
+    if files:
+        raise LabelError(f"there are {' and '.join(files)}", "remove all but one, or name the file to read", path)
+    subfolders = sorted(
+        {str(file.parent.relative_to(path)) for name in METADATA_FILES for file in path.glob(f"*/{name}")}
+    )
+    fix = f"name the folder to read: {', '.join(subfolders[:8])}" if subfolders else "add one with a column 'file_name'"
     raise LabelError("there is no metadata.csv, .jsonl or .parquet in this folder", fix, path)
 
 
-def _open(path: Path, encoding: str | None) -> Columns:
-    """The columns of a file, whose kind is the end of its name."""
+def _open_metadata(path: Path, encoding: str | None) -> Columns:
+    """The columns of a metadata file, by its ending."""
     if path.suffix == ".csv":
-        return _Csv(path, encoding=encoding)
+        return _CsvMetadata(path, encoding=encoding)
     if path.suffix == ".jsonl":
         return JsonLines(path, encoding)
     if path.suffix == ".parquet":
-        return _Parquet(path)
-    raise LabelError("metadata is kept in .csv, .jsonl or .parquet files", "name such a file, or its folder", path)
+        return _ParquetMetadata(path)
+    raise LabelError("metadata files are .csv, .jsonl or .parquet", "name such a file, or its folder", path)
 
 
-def _images(metadata: Columns) -> Names:
-    """The images in the metadata's order, each with a name of its own."""
-    names = metadata.column(IMAGE)
+def _image_names(metadata: Columns) -> Names:
+    """The images in the order of the metadata; LabelError for an empty or repeated name."""
+    names = metadata.column(IMAGE_COLUMN)
     codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
     blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
     if blank.any():
-        raise metadata.error("the image has no name", "fill it in", row=int(np.argmax(blank)), column=IMAGE)
+        raise metadata.error("the image has no name", "fill it in", row=int(np.argmax(blank)), column=IMAGE_COLUMN)
     _, first = np.unique(codes, return_index=True)
-    if len(again := np.setdiff1d(np.arange(len(codes)), first)):
-        row = int(again[0])
+    if len(repeats := np.setdiff1d(np.arange(len(codes)), first)):
+        row = int(repeats[0])
         before = metadata.line(int(np.argmax(codes == codes[row])))
         message = f"image {names[row].as_py()!r} is already on line {before}"
-        raise metadata.error(message, "leave one line per image", row=row, column=IMAGE)
+        raise metadata.error(message, "leave one line per image", row=row, column=IMAGE_COLUMN)
     return Names(names)
 
 
 def _read_columns(metadata: Columns, images: Names, classes: list[str], policy: Policy, audit: Audit) -> Rows:
-    """One column per class; null and blank are unknown, −1 is only what was stated."""
+    """Read one column per class; null and blank are unknown, −1 must be stated."""
     if policy.unlisted is not None:
-        message = "every class has its own column here, so nothing is unlisted"
+        message = "every class has its own column, so nothing is unlisted"
         raise metadata.error(message, "leave --unlisted out: null is unknown, false is absent")
 
-    def fault(problem: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
-        fix = f"{problem.fix}; if {name!r} is not a class, add {quote_option('--ignore', name)}"
-        return metadata.error(problem.message, fix, row=row, column=name)
+    def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
+        fix = f"{undecided.fix}; if {name!r} is not a class, add {quote_option('--ignore', name)}"
+        return metadata.error(undecided.message, fix, row=row, column=name)
 
     columns = ((name, metadata.column(name)) for name in classes)
-    labels = decode_columns(columns, policy, audit, fault, blank="null or blank")
+    labels = decode_columns(columns, policy, audit, make_error, blank="null or blank")
     image, column = np.nonzero(labels)
     return Rows.build(images, Names(classes), image, column, labels[image, column])
 
 
 def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Rows:
-    """A list of present classes, perhaps one of absent classes; an image whose list is null says nothing."""
+    """Read a list of present classes, and perhaps one of absent classes; a null list means nothing is known."""
     for option in ("minus_one", "zero", "values"):
         if getattr(policy, option) != getattr(Policy(), option):
             flag = "--value" if option == "values" else "--" + option.replace("_", "-")
             raise metadata.error(f"{flag} means nothing for lists of class names", f"leave {flag} out")
-    negative = [name for name in lists if name in ABSENT]
-    positive = [name for name in lists if name not in ABSENT]
+    negative = [name for name in lists if name in ABSENT_COLUMNS]
+    positive = [name for name in lists if name not in ABSENT_COLUMNS]
     if len(positive) != 1 or len(negative) > 1:
         choice = " and ".join(map(repr, lists))
         message = f"the lists are {choice}: one must name the classes present, and at most one those absent"
-        raise metadata.error(message, "rename a column, or add --ignore NAME for those that are no labels")
+        raise metadata.error(message, "rename a column, or add --ignore NAME for those that are not labels")
     if not negative and policy.unlisted is None:
         message, fix = unlisted_not_stated("the lists say present and nothing says absent")
         raise metadata.error(message, fix, column=positive[0])
@@ -212,7 +216,7 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
     parts += [(name, 1, *metadata.lists(name)) for name in positive]
     for name, _, values, row, _ in parts:
         _refuse_multi_hot(metadata, name, values, row)
-    # Classes stand in the order of the present lists first, whatever the order of the columns.
+    # Classes of the present lists come first, in any order of the columns.
     coded = pc.dictionary_encode(pa.concat_arrays([values for _, _, values, _, _ in reversed(parts)]))
     classes = Names(coded.dictionary)
     if not len(classes):
@@ -224,68 +228,70 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
     value = np.repeat(np.array([sign for _, sign, *_ in parts], np.int8), [len(key) for key in keys])
     rows = Rows.build(images, classes, image, column, value)
 
-    silent = parts[-1][-1]
-    if silent.any():
+    is_null = parts[-1][-1]
+    if is_null.any():
         audit.note(
-            f"{int(silent.sum())} images have null instead of a list: nothing is known of them from {positive[0]}"
+            f"{int(is_null.sum())} images have null instead of a list: nothing is known of them from {positive[0]}"
         )
-    rows = apply_unlisted_policy(rows, policy, audit, images=~silent)
+    rows = apply_unlisted_policy(rows, policy, audit, images=~is_null)
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
     return rows
 
 
 def _refuse_multi_hot(metadata: Columns, name: str, values: pa.Array, row: NDArray[np.int64]) -> None:
-    """[0, 1, 1, 0] is one value per class, not the classes "0" and "1": repeats tell them apart."""
+    """Raise LabelError for lists such as [0, 1, 1, 0], one value per class: repeats tell them from class names."""
     if not set(pc.unique(values).to_pylist()) <= {*ONE, *ZERO, *MINUS_ONE}:
         return
     codes = pc.dictionary_encode(values).indices.to_numpy(zero_copy_only=False).astype(np.int64)
     key = row * (int(codes.max(initial=0)) + 1) + codes
     _, first = np.unique(key, return_index=True)
     if len(first) < len(key):
-        at = int(row[np.setdiff1d(np.arange(len(key)), first)[0]])
+        bad_row = int(row[np.setdiff1d(np.arange(len(key)), first)[0]])
         message = "the list holds one value per class, not the names of classes"
-        raise metadata.error(message, "write one column per class, or the names of those present", row=at, column=name)
+        raise metadata.error(
+            message, "write one column per class, or the names of those present", row=bad_row, column=name
+        )
 
 
-def _add_forgotten(rows: Rows, folder: Path, audit: Audit) -> Rows:
-    """Images that lie in the folder but not in the metadata, as images of which nothing is known."""
+def _add_missing_images(rows: Rows, folder: Path, audit: Audit) -> Rows:
+    """Add the images of the folder that are not in the metadata, without labels."""
     listed = {os.path.normpath(name) for name in rows.images}
-    on_disk, unreadable = _pictures(folder)
-    forgotten = sorted(name for name in on_disk if os.path.normpath(name) not in listed)
-    if forgotten:
+    on_disk, unreadable = _find_images(folder)
+    unlisted_images = sorted(name for name in on_disk if os.path.normpath(name) not in listed)
+    if unlisted_images:
         audit.note(
-            f"{len(forgotten)} images in the folder are not in the metadata (Hugging Face drops such images): "
+            f"{len(unlisted_images)} images in the folder are not in the metadata (Hugging Face drops such images): "
             "added, with nothing known"
         )
     if missing := len(listed - {os.path.normpath(name) for name in on_disk}):
         audit.note(f"{missing} of {len(rows.images)} images in the metadata are not in the folder")
     if unreadable:
         audit.note(f"{unreadable} images have a file name that is not Unicode: left out")
-    images = rows.images.union(Names(forgotten))
+    images = rows.images.union(Names(unlisted_images))
     return Rows(images, rows.classes, rows.image, rows.column, rows.value, rows.source, rows.score, rows.sources)
 
 
-def _pictures(folder: Path) -> tuple[list[str], int]:
-    """Image files below a folder, with `/`; a folder below that has its own metadata is another data set."""
-    found, unreadable = [], 0
-    for where, folders, files in os.walk(folder):
-        if where != str(folder) and any(name in files for name in FILES):
+def _find_images(folder: Path) -> tuple[list[str], int]:
+    """Image files below a folder, with `/`; a subfolder with its own metadata is another data set."""
+    images, unreadable = [], 0
+    for current, folders, files in os.walk(folder):
+        if current != str(folder) and any(name in files for name in METADATA_FILES):
             folders.clear()
             continue
         for name in files:
-            if os.path.splitext(name)[1].lower() in _PICTURES:
-                relative = (Path(where) / name).relative_to(folder).as_posix()
+            if os.path.splitext(name)[1].lower() in _IMAGE_ENDINGS:
+                relative = (Path(current) / name).relative_to(folder).as_posix()
                 try:
                     relative.encode()
-                    found.append(relative)
+                    images.append(relative)
                 except UnicodeEncodeError:
                     unreadable += 1
-    return found, unreadable
+    return images, unreadable
 
 
-class _Parquet(CsvTable):
-    """Columns of a Parquet file, of single values or of lists; a line is the row's number, from 1."""
+class _ParquetMetadata(CsvTable):
+    """Columns of a Parquet file, of single values or lists; a line is the row number, counted from 1."""
 
     def __init__(self, path: Path) -> None:
         self.path = existing_path(path)
@@ -331,31 +337,31 @@ class _Parquet(CsvTable):
 
 def _write_jsonl(rows: Rows, path: Path) -> None:
     table = rows.resolve()
-    words = np.array(["false", "null", "true"])
+    cell_words = np.array(["false", "null", "true"])
     keys = [json.dumps(name, ensure_ascii=False) for name in table.classes]
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         for first in range(0, len(table), 4096):
             block = np.arange(first, min(first + 4096, len(table)))
-            for position, line in zip(block, words[table.rows(block) + 1].tolist(), strict=True):
-                title = json.dumps(table.images[int(position)], ensure_ascii=False)
-                cells = "".join(f", {key}: {word}" for key, word in zip(keys, line, strict=True))
-                file.write(f'{{"{IMAGE}": {title}{cells}}}\n')
+            for position, row_words in zip(block, cell_words[table.rows(block) + 1].tolist(), strict=True):
+                image_name = json.dumps(table.images[int(position)], ensure_ascii=False)
+                cells = "".join(f", {key}: {word}" for key, word in zip(keys, row_words, strict=True))
+                file.write(f'{{"{IMAGE_COLUMN}": {image_name}{cells}}}\n')
 
 
 def _write_csv(rows: Rows, path: Path) -> None:
     table = rows.resolve()
-    odd = [name for name in table.classes if name != name.strip() or set(name) & set(";\t|\r\n\0")]
-    odd += [name for name in table.images if set(name) & set("\r\n\0")]
-    if odd:
-        raise UserError(f"the name {odd[0]!r} does not survive in CSV", "write metadata.jsonl instead")
-    words = np.array(["false", "", "true"])
+    unwritable = [name for name in table.classes if name != name.strip() or set(name) & set(";\t|\r\n\0")]
+    unwritable += [name for name in table.images if set(name) & set("\r\n\0")]
+    if unwritable:
+        raise UserError(f"the name {unwritable[0]!r} cannot be written to CSV", "write metadata.jsonl instead")
+    cell_words = np.array(["false", "", "true"])
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([IMAGE, *table.classes])
+        writer.writerow([IMAGE_COLUMN, *table.classes])
         for first in range(0, len(table), 4096):
             block = np.arange(first, min(first + 4096, len(table)))
-            for position, line in zip(block, words[table.rows(block) + 1].tolist(), strict=True):
-                writer.writerow([table.images[int(position)], *line])
+            for position, cells in zip(block, cell_words[table.rows(block) + 1].tolist(), strict=True):
+                writer.writerow([table.images[int(position)], *cells])
 
 
 def _write_parquet(rows: Rows, path: Path) -> None:
@@ -365,4 +371,4 @@ def _write_parquet(rows: Rows, path: Path) -> None:
     labels = table.dense()
     columns = [pa.array(labels[:, number] > 0, mask=labels[:, number] == 0) for number in range(len(table.classes))]
     with atomic_write(path) as temporary:
-        pq.write_table(pa.table([table.images.array, *columns], names=[IMAGE, *table.classes]), temporary)
+        pq.write_table(pa.table([table.images.array, *columns], names=[IMAGE_COLUMN, *table.classes]), temporary)

@@ -80,7 +80,7 @@ def write(rows: Rows, path: Path) -> None:
     image, column, value = table.entries()
     absent = value < 0
     lists = np.split(column[absent].astype(np.int64) + 1, np.searchsorted(image[absent], np.arange(1, len(table))))
-    for record, numbers in zip(content["images"], lists, strict=False):  # no image at all still splits into one part
+    for record, numbers in zip(content["images"], lists, strict=False):  # without images there is one empty part
         record["neg_category_ids"] = numbers.tolist()
         record["not_exhaustive_category_ids"] = []
     write_compact_json(path, content)

@@ -1,7 +1,7 @@
 """The .npy files of the single-positive literature: formatted_<split>_images, _labels and _labels_obs.
 
-`_images` (N,) names the images. `_labels` (N, C) is complete: 1 present, 0 absent. `_labels_obs` (N, C) is what was
-observed of it: 1 present, −1 absent, 0 unknown. Names of the classes, if any, stand in classes.txt, one per line.
+`_images` (N,) names the images. `_labels` (N, C) is complete: 1 present, 0 absent. `_labels_obs` (N, C) holds the
+observed labels: 1 present, −1 absent, 0 unknown. classes.txt, if it exists, has one class name per line.
 
 The layout is that of Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021), released code.
 """
@@ -42,12 +42,12 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read what was observed where that is there, else the complete labels; or the very file of labels named."""
+    """Read the observed labels if they exist, else the complete ones; or exactly the named file of labels."""
     path = Path(path)
-    split, labels_file = _choose(path, policy.split)
+    split, labels_file = _choose_file(path, policy.split)
     folder, observed = labels_file.parent, labels_file.name.endswith("_obs.npy")
     images_file, classes_file = folder / f"formatted_{split}_images.npy", folder / "classes.txt"
-    images, labels = _images(images_file), _labels(labels_file, observed)
+    images, labels = _load_images(images_file), _load_labels(labels_file, observed)
     if len(labels) != len(images):
         raise LabelError(
             f"there are {len(labels)} rows of labels for the {len(images)} images of {images_file.name}",
@@ -56,11 +56,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
         )
     audit = Audit("single-positive", [str(images_file), str(labels_file)])
     if classes_file.is_file():
-        classes = _classes(classes_file, labels.shape[1])
+        classes = _load_classes(classes_file, labels.shape[1])
         audit.files.append(str(classes_file))
     else:
         classes = Names.numbered(labels.shape[1])
-        audit.note("there is no classes.txt: the classes are called by their number, from 0")
+        audit.note("there is no classes.txt: the classes are named by their number, from 0")
     full = folder / f"formatted_{split}_labels.npy"
     if observed and full.is_file():
         audit.note(f"the complete labels in {full.name} are not read; name that file to read them instead")
@@ -75,26 +75,26 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write the split "train" into a folder, or the split that a file name such as formatted_val_images.npy tells.
+    """Write the split "train" into a folder, or the split in a file name such as formatted_val_images.npy.
 
-    A table without unknowns becomes `_labels` (1, 0), any other `_labels_obs` (1, −1, 0).
+    A table without unknown labels becomes `_labels` (1, 0), any other `_labels_obs` (1, −1, 0).
     """
     path, table = Path(path), rows.resolve()
     match = _FILE.fullmatch(path.name)
     if match is None and not path.is_dir() and (path.suffix or path.is_file()):
-        raise UserError(f"{path} is no name for a folder of .npy files", "name a folder")
+        raise UserError(f"{path} is not a folder of .npy files", "name a folder")
     folder, split = (path.parent, match[1]) if match else (path, "train")
     images, classes = list(table.images), list(table.classes)
     if not images or not classes:
         raise UserError("there are no labels to write", "write the long form instead")
     for name in (*images, *classes):
         if not name or name.endswith("\0") or (set(name) & set("\r\n")) or name.startswith("\ufeff"):
-            raise UserError(f"the name {name!r} does not survive in this form", "write the long form instead")
+            raise UserError(f"the name {name!r} cannot be written in this format", "write the long form instead")
     observed = table.known < len(images) * len(classes)
-    _refuse_mixture(folder, split, images, classes, observed)
+    _check_other_files(folder, split, images, classes, observed)
 
     with atomic_write(folder / f"formatted_{split}_labels{'_obs' if observed else ''}.npy") as temporary:
-        # Floating point, as the published files are; filled by blocks, so that the whole never is in memory.
+        # Floating point like the published files; written in blocks, so that it is never all in memory.
         shape = (len(images), len(classes))
         labels = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float64, shape=shape)
         for first in range(0, len(images), 4096):
@@ -113,7 +113,7 @@ def _splits(folder: Path) -> list[str]:
     return sorted(match[1] for match in names if match)
 
 
-def _choose(path: Path, wanted: str | None) -> tuple[str, Path]:
+def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
     """The split and the file of labels to read."""
     if not path.exists():
         raise LabelError("no such file or folder", "check the path", path)
@@ -127,18 +127,20 @@ def _choose(path: Path, wanted: str | None) -> tuple[str, Path]:
         if split is None:
             fix = "name the folder, or a formatted_<split>_labels.npy file beside its images"
             raise LabelError(f"this file belongs to none of the splits {', '.join(splits)}", fix, path)
-        if wanted not in (None, split):
-            raise LabelError(f"the file belongs to the split {split!r}, not {wanted!r}", "leave --split out", path)
+        if stated_split not in (None, split):
+            raise LabelError(
+                f"the file belongs to the split {split!r}, not {stated_split!r}", "leave --split out", path
+            )
         if not path.name.endswith("_images.npy"):
             return split, path
-    elif wanted is None and len(splits) > 1:
+    elif stated_split is None and len(splits) > 1:
         fix = "add " + " or ".join(f"--split {split}" for split in splits[:8])
-        raise LabelError(f"there are the splits {', '.join(splits)}", fix, path)
-    elif wanted is not None and wanted not in splits:
-        raise LabelError(f"there is no split {wanted!r}; found: {', '.join(splits)}", "use one of these", path)
+        raise LabelError(f"there are several splits: {', '.join(splits)}", fix, path)
+    elif stated_split is not None and stated_split not in splits:
+        raise LabelError(f"there is no split {stated_split!r}; found: {', '.join(splits)}", "use one of these", path)
     else:
-        split = wanted or splits[0]
-    # Later code of the same authors has the way of observing in the name: formatted_train_uniform_labels_obs.npy.
+        split = stated_split or splits[0]
+    # Later code of the same authors adds the observation scheme: formatted_train_uniform_labels_obs.npy.
     names = sorted(file.name for file in folder.glob("formatted_*_labels_obs.npy"))
     observed = [name for name in names if _split_of(name, splits) == split]
     if len(observed) > 1:
@@ -150,29 +152,29 @@ def _choose(path: Path, wanted: str | None) -> tuple[str, Path]:
 
 
 def _split_of(name: str, splits: list[str]) -> str | None:
-    """The split a file belongs to: the longest whose name it starts with."""
+    """The split of a file: the longest split name that its name starts with."""
     if not _FILE.fullmatch(name):
         return None
     return max((split for split in splits if name.startswith(f"formatted_{split}_")), key=len, default=None)
 
 
-def _array(path: Path) -> NDArray[Any]:
-    """The array in an .npy file, never unpickled and never larger than the file."""
+def _load_array(path: Path) -> NDArray[Any]:
+    """The array in an .npy file; it is never unpickled and never larger than the file."""
     existing_path(path)
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # headers written by Python 2 are read all the same
+            warnings.simplefilter("ignore")  # headers written by Python 2 can be read too
             version = np.lib.format.read_magic(file)
             header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = header(file)
-            begins = file.tell()
+            data_start = file.tell()
             if not dtype.hasobject:
-                if math.prod(shape) * max(dtype.itemsize, 1) > path.stat().st_size - begins:
+                if math.prod(shape) * max(dtype.itemsize, 1) > path.stat().st_size - data_start:
                     raise LabelError(f"the file ends before its {shape} entries do", "save or copy it again", path)
                 return np.asarray(np.load(path, allow_pickle=False))
     except LabelError:
         raise
-    except Exception as error:  # a header is Python source: damage to it raises nearly anything
+    except Exception as error:  # a header is Python source: a damaged one raises nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LabelError(f"cannot be read as .npy ({reason:.80})", "save it again with numpy.save", path) from None
     raise LabelError(
@@ -182,8 +184,8 @@ def _array(path: Path) -> NDArray[Any]:
     )
 
 
-def _images(path: Path) -> Names:
-    names = _array(path)
+def _load_images(path: Path) -> Names:
+    names = _load_array(path)
     if names.ndim != 1 or names.dtype.kind not in "USiu":
         message = f"this is an array of {names.dtype} with {names.ndim} dimensions"
         raise LabelError(message, "save one name per image: np.array(names, dtype=str)", path)
@@ -192,21 +194,21 @@ def _images(path: Path) -> Names:
     try:
         texts = [name.decode() for name in names.tolist()] if names.dtype.kind == "S" else names.astype(str).tolist()
         array = pa.array(texts, pa.string())
-        array.validate(full=True)  # an array may hold numbers beyond the last character of Unicode
-    except (UnicodeError, ValueError, SystemError):  # the last, of numbers far beyond it, is NumPy's
+        array.validate(full=True)  # an array may contain code points beyond Unicode
+    except (UnicodeError, ValueError, SystemError):  # NumPy raises SystemError for code points far beyond Unicode
         raise LabelError("a name is not Unicode text", "save the names again, as strings", path) from None
-    return _distinct(array, path, "image")
+    return _check_distinct(array, path, "image")
 
 
-def _classes(path: Path, count: int) -> Names:
-    names = _lines(path)
+def _load_classes(path: Path, count: int) -> Names:
+    names = _class_lines(path)
     if len(names) != count:
         raise LabelError(f"there are {len(names)} names for {count} classes", "write one name per line", path)
-    return _distinct(pa.array(names, pa.string()), path, "class")
+    return _check_distinct(pa.array(names, pa.string()), path, "class")
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of classes.txt; only a line feed ends one, so that a name may hold any other character."""
+def _class_lines(path: Path) -> list[str]:
+    """The lines of classes.txt; only a line feed ends a line, so a name may contain any other character."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -214,31 +216,32 @@ def _lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def _distinct(array: pa.Array, path: Path, kind: str) -> Names:
+def _check_distinct(array: pa.Array, path: Path, kind: str) -> Names:
+    """Names from an array; LabelError for an empty or repeated name."""
     seen: dict[str, int] = {}
     for number, name in enumerate(array.to_pylist()):
         if not name:
             raise LabelError(f"{kind} {number}, counted from 0, has no name", "fill it in", path)
         if name in seen:
-            message = f"{kind} {number}, counted from 0, is called {name!r} as number {seen[name]} is"
+            message = f"{kind} {number}, counted from 0, has the same name {name!r} as number {seen[name]}"
             raise LabelError(message, "give each its own name", path)
         seen[name] = number
     return Names(array)
 
 
-def _labels(path: Path, observed: bool) -> NDArray[Any]:
-    labels = _array(path)
+def _load_labels(path: Path, observed: bool) -> NDArray[Any]:
+    labels = _load_array(path)
     if labels.ndim != 2 or labels.dtype.kind not in "biuf":
         message = f"this is an array of {labels.dtype} with {labels.ndim} dimensions"
         raise LabelError(message, "save one number per image and class: an array (images, classes)", path)
     if labels.shape[1] == 0:
         raise LabelError("there are no classes", "save the labels again", path)
-    with np.errstate(invalid="ignore"):  # comparing NaN is no fault of ours
-        fits = (labels == 0) | (labels == 1) | (observed & (labels == -1))
-    if not fits.all():
-        row, column = np.argwhere(~fits)[0].tolist()
+    with np.errstate(invalid="ignore"):  # NaN is reported below
+        is_label = (labels == 0) | (labels == 1) | (observed & (labels == -1))
+    if not is_label.all():
+        row, column = np.argwhere(~is_label)[0].tolist()
         raise LabelError(
-            f"{labels[row, column]} is not a label here",
+            f"{labels[row, column]} is not a label",
             "use 1 present, -1 absent, 0 unknown"
             if observed
             else "use 1 present, 0 absent; labels with unknowns (0) and -1 belong in a file _labels_obs.npy",
@@ -248,17 +251,17 @@ def _labels(path: Path, observed: bool) -> NDArray[Any]:
     return labels
 
 
-def _refuse_mixture(folder: Path, split: str, images: list[str], classes: list[str], observed: bool) -> None:
-    """New files must not stand beside old ones of other images or classes, nor be hidden by them."""
+def _check_other_files(folder: Path, split: str, images: list[str], classes: list[str], observed: bool) -> None:
+    """Raise UserError if old files in the folder have other images or classes, or would hide the new ones."""
     splits = _splits(folder) if folder.is_dir() else []
-    mine = f"formatted_{split}_labels{'_obs' if observed else ''}.npy"
+    new_file = f"formatted_{split}_labels{'_obs' if observed else ''}.npy"
     files = sorted(file.name for file in folder.glob("formatted_*_labels*.npy")) if splits else []
-    beside = [name for name in files if name != mine and _split_of(name, splits) == split]
-    for name in beside:
+    other_files = [name for name in files if name != new_file and _split_of(name, splits) == split]
+    for name in other_files:
         if name.endswith("_obs.npy"):
-            raise UserError(f"{folder} has {name}, which would be read as well or instead", "choose another folder")
-        if list(_images(folder / f"formatted_{split}_images.npy")) != images:
+            raise UserError(f"{folder} has {name}, which would be read instead", "choose another folder")
+        if list(_load_images(folder / f"formatted_{split}_images.npy")) != images:
             raise UserError(f"{folder} has {name} of other images", "choose another folder")
-    listed = folder / "classes.txt"
-    if (beside or set(splits) - {split}) and listed.is_file() and _lines(listed) != classes:
+    classes_file = folder / "classes.txt"
+    if (other_files or set(splits) - {split}) and classes_file.is_file() and _class_lines(classes_file) != classes:
         raise UserError(f"{folder} has other classes, in classes.txt", "choose another folder")

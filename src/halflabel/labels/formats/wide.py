@@ -13,7 +13,7 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, csv_line, first_line
 from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
-from halflabel.labels.formats.open_images import NEEDED
+from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
 from halflabel.labels.formats.tags import LISTS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorten
@@ -77,7 +77,7 @@ def write(rows: Rows, path: Path) -> None:
         if name == "image" or name != name.strip() or not name:
             raise UserError(f"a wide table cannot have a class called {name!r} in its header", _LONG)
     header = ["image", *table.classes]
-    if has_values(header) or set(NEEDED) <= set(header):
+    if has_values(header) or set(REQUIRED_COLUMNS) <= set(header):
         form = "long" if has_values(header) else "open-images"
         raise UserError(f"with these classes a wide table would be read as {form}: {', '.join(header[:9])}", _LONG)
     if "" in table.images:
