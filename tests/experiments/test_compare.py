@@ -317,7 +317,7 @@ def test_with_positives_only_unknown_counts_as_absent_for_choosing_and_that_is_s
 
 def test_a_test_that_tells_nothing_apart_is_refused(go: Any, digits: Any, tmp_path: Path) -> None:
     positives = LabelTable.from_dense(np.maximum(digits.table.dense(), 0), digits.table.images, digits.table.classes)
-    with pytest.raises(UserError, match=r"nothing is known to be absent among the \d+ test images") as caught:
+    with pytest.raises(UserError, match=r"no label is known to be absent among the \d+ test images") as caught:
         go(table=positives)
     assert "--test" in caught.value.fix
     assert not (tmp_path / "out").exists()
@@ -358,7 +358,7 @@ def test_labels_of_other_images_can_be_the_test(go: Any, digits: Any) -> None:
         go("b", test=other)
     with pytest.raises(UserError, match="no class '0'"):
         go("b", test=other.subset(classes=np.arange(9)), test_images=made.images)
-    with pytest.raises(UserError, match="3 test images are also to be learned from"):
+    with pytest.raises(UserError, match="3 test images are also training images"):
         go("b", test=digits.table.subset(np.arange(3)), test_images=digits.images[:3])
 
 

@@ -1,4 +1,4 @@
-"""The folder of a comparison: what is finished, one file per task. The only file that knows its paths."""
+"""The folder of a comparison or study, with one file per finished task. Only this module knows its file names."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ _STUDY = ("study.csv", "study.json")
 
 
 class Store:
-    """A folder that a comparison can be taken up in again.
+    """The folder of a comparison or study, in which it can be continued.
 
-    config.json        what all results depend on         tasks/KEY.json   a finished task: what was measured
+    config.json        what all results depend on         tasks/KEY.json   the outcome of a finished task
     split.csv          which images are for the test      tasks/KEY.npy    its logits of the test images, float32
-    comparison.csv     the table                          unfinished/      checkpoints of the task under way
-    comparison.json    the table and all about it         bad_images.csv
-    test.parquet       the labels judged by, for the page of the comparison
-    study.csv, study.json   instead of comparison.* where the folder is that of a study
+    comparison.csv     the table                          unfinished/      checkpoints of the running task
+    comparison.json    the table and its details          bad_images.csv
+    test.parquet       the test labels, for the page of the comparison
+    study.csv, study.json   instead of comparison.* in the folder of a study
     """
 
     def __init__(self, folder: Path, what: What = "comparison") -> None:
         self.folder, self.what = folder, what
 
     def start(self, identity: Mapping[str, Any], *, force: bool = False) -> bool:
-        """Take the folder, or take it up again; True if there is something to go on with.
+        """Create the folder or continue in it; returns True if it existed.
 
-        What was made with other settings is refused, unless `force` clears it.
+        Results of other settings are refused, unless `force` removes them.
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file", "name a folder for the results with --out")
         wanted = to_json_value(dict(identity))
-        place = self.folder / "config.json"
+        path = self.folder / "config.json"
         if (self.folder / "config.yaml").exists():
             raise UserError(f"{self.folder} holds a training run", "choose another --out")
-        if place.exists():
-            found = self._read_config()
+        if path.exists():
+            stored = self._read_config()
             if not force:
-                _check_same(self.folder, self.what, found, wanted)
+                _check_same(self.folder, self.what, stored, wanted)
                 return True
-            # The new settings are written last: until then the folder is still what it was.
+            # The new settings are written last, so that an interruption leaves the old ones.
             for name in ("tasks", "unfinished"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             for name in (
@@ -70,35 +70,24 @@ class Store:
                 *_STUDY,
             ):
                 (self.folder / name).unlink(missing_ok=True)
-        write_json(place, {"what": self.what, **wanted})
+        write_json(path, {"what": self.what, **wanted})
         return False
 
     def _read_config(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            content = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise UserError(f"{self.folder / 'config.json'} cannot be read", "choose another --out") from None
-        said = found.pop("what", None) if isinstance(found, dict) else None
-        if said == "comparison" and self._is_old_study():
-            said = "study"
-        if said != self.what:
-            raise UserError(f"{self.folder} holds something else than a {self.what}", "choose another --out")
-        content: dict[str, Any] = found
+        if not isinstance(content, dict) or content.pop("what", None) != self.what:
+            raise UserError(f"{self.folder} holds something other than a {self.what}", "choose another --out")
         return content
 
-    def _is_old_study(self) -> bool:
-        """Whether an earlier version, which called all of these comparisons, left a study here."""
-        if any((self.folder / name).exists() for name in _STUDY):
-            return True
-        # Before its first end a study has no table yet; a comparison begins with the division of the images.
-        return self.what == "study" and not (self.folder / "split.csv").exists()
-
     def read(self, task: Task, shape: tuple[int, int]) -> Outcome | None:
-        """A task that was finished well; what is missing, damaged or failed is to be run again."""
+        """Return the outcome of a finished task, or None if it is missing, damaged or failed, and must be run again."""
         try:
-            found = json.loads(self._json(task).read_text(encoding="utf-8"))["outcome"]
-            numbers = {name: math.nan if found[name] is None else found[name] for name in ("select", "known")}
-            outcome = Outcome(**{**found, **numbers, "log": tuple(found["log"])})
+            values = json.loads(self._json(task).read_text(encoding="utf-8"))["outcome"]
+            numbers = {name: math.nan if values[name] is None else values[name] for name in ("select", "known")}
+            outcome = Outcome(**{**values, **numbers, "log": tuple(values["log"])})
             if outcome.error or np.load(self._npy(task), mmap_mode="r", allow_pickle=False).shape != shape:
                 return None
         except (OSError, ValueError, KeyError, TypeError, EOFError):
@@ -106,7 +95,7 @@ class Store:
         return outcome
 
     def write(self, task: Task, outcome: Outcome, logits: NDArray[np.float32] | None) -> None:
-        """The logits first: where the JSON is, the task is finished."""
+        """Write the logits, then the JSON file: its presence means that the task is finished."""
         if logits is not None:
             with atomic_write(self._npy(task)) as temporary, open(temporary, "wb") as file:
                 np.save(file, logits.astype(np.float32, copy=False))
@@ -127,7 +116,7 @@ class Store:
         return logits
 
     def unfinished(self, task: Task) -> Path:
-        """Where the task under way keeps its checkpoints."""
+        """Return the folder for the checkpoints of the running task."""
         return self.folder / "unfinished" / task.key
 
     def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -142,7 +131,7 @@ class Store:
         write_json(self.folder / name, content)
 
     def write_test(self, table: LabelTable) -> None:
-        """The labels judged by, once: the same for all tasks."""
+        """Write the test labels, which are the same for all tasks, unless they are already written."""
         from halflabel.labels import formats
 
         if not (self.folder / "test.parquet").exists():
@@ -155,18 +144,18 @@ class Store:
         return self.folder / "tasks" / f"{task.key}.npy"
 
 
-def _check_same(folder: Path, what: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    changed = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+def _check_same(folder: Path, what: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    changed = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
     if changed:
-        named = ", ".join(_change(name, found.get(name), wanted.get(name)) for name in changed)
+        named = ", ".join(_change(name, stored.get(name), wanted.get(name)) for name in changed)
         raise UserError(
-            f"{folder} holds a {what} made otherwise: {named}",
+            f"{folder} holds a {what} with other settings: {named}",
             "give the same options, choose another --out, or add --force to start again",
         )
 
 
 def _change(name: str, before: Any, now: Any) -> str:
-    """One setting that differs; digests say nothing to people."""
+    """Describe one setting that differs, without digests."""
     if any(isinstance(value, str) and len(value) == 64 for value in (before, now)):
         return f"the {name} changed"
     return f"{name.replace('_', ' ')} was {before}, is {now}"
