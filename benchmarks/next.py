@@ -26,7 +26,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
-from halflabel.review.questions import choose
+from halflabel.review.questions import choose_questions
 from halflabel.system.rng import bits, hash_names
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
@@ -56,7 +56,7 @@ def by_next(known: LabelTable, model: Model, source: Features, count: int, seed:
     """What `halflabel next` asks for."""
     scores = torch.sigmoid(score_source(model, source, batch_size=512).logits).numpy()
     cuts = np.full(len(known.classes), 0.5)
-    found = choose(scores, known, cuts, count, features=np.asarray(source.values), seed=seed)
+    found = choose_questions(scores, known, cuts, count, features=np.asarray(source.values), seed=seed)
     return np.array([(question.image, question.column) for question in found])
 
 

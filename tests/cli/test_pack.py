@@ -191,25 +191,25 @@ def test_fill_next_report_and_compare_take_a_pack(data: Path, runs: Path, tmp_pa
 
 @pytest.mark.parametrize("store", ["jpeg", "raw"])
 def test_the_review_page_shows_the_photos_of_a_pack(data: Path, tmp_path: Path, store: str) -> None:
-    from halflabel.review.thumbnails import NoPicture, Pictures
+    from halflabel.review.thumbnails import ImageUnavailable, Thumbnails
 
     out = tmp_path / "p"
     done("pack", data / "images", out, "--size", "64", "--store", store, "--workers", "0")
     names = open_pack(out).names.to_pylist()
     (tmp_path / "secret.png").write_bytes((data / "images" / names[0]).read_bytes())
     (out / "link.png").symlink_to(tmp_path / "secret.png")
-    pictures = Pictures(out, [names[3], None, "../secret.png", str(tmp_path / "secret.png"), "link.png", "none.png"])
+    pictures = Thumbnails(out, [names[3], None, "../secret.png", str(tmp_path / "secret.png"), "link.png", "none.png"])
     shown = np.asarray(Image.open(io.BytesIO(pictures.jpeg(0, "small"))).convert("RGB")).astype(int)
     true = np.asarray(Image.open(data / "images" / names[3]).convert("RGB")).astype(int)
     assert shown.shape == true.shape
     assert np.abs(shown - true).mean() < 12
     for number in range(1, 6):
-        with pytest.raises(NoPicture):
+        with pytest.raises(ImageUnavailable):
             pictures.jpeg(number, "small")
 
 
 def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path: Path) -> None:
-    from halflabel.review.scores import score_run
+    from halflabel.review.scores import cached_scores
 
     out = tmp_path / "p"
     done("pack", data / "images", out, "--size", "64", "--store", "png", "--workers", "0")
@@ -218,10 +218,10 @@ def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path
     def score() -> None:
         worked.append(False)
 
-        def progress(done: int, total: int) -> None:
+        def bar(done: int, total: int) -> None:
             worked[-1] = True
 
-        found = score_run(RunFolder.open(runs / "images" / "run"), out, Reporter(progress))
+        found = cached_scores(RunFolder.open(runs / "images" / "run"), out, Reporter(bar))
         assert found.paths[0] is not None
 
     score()

@@ -39,9 +39,9 @@ class Refusal(Exception):
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    from halflabel.review.thumbnails import NoPicture
+    from halflabel.review.thumbnails import ImageUnavailable
 
-    return UserError, BadImage, NoPicture, Refusal
+    return UserError, BadImage, ImageUnavailable, Refusal
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def _onnx(run: Any) -> bytes:
 
 
 def read_run(folder: Path, rng: Rng) -> None:
-    from halflabel.review.scores import score_run
+    from halflabel.review.scores import cached_scores
     from halflabel.runs.folder import RunFolder
 
     run = RunFolder.open(folder)
@@ -85,7 +85,7 @@ def read_run(folder: Path, rng: Rng) -> None:
         return
     choices: tuple[Callable[[], Any], ...] = (
         run.read_labels, run.read_rows, run.read_truth, run.read_log, run.read_split, run.read_config,
-        lambda: run.read_json("metrics.json"), lambda: score_run(run, folder),
+        lambda: run.read_json("metrics.json"), lambda: cached_scores(run, folder),
     )  # fmt: skip
     rng.choice(choices)()
 
@@ -126,21 +126,21 @@ def review_client(place: Path) -> Any:
     """A client of the review page, over made-up scores of a small table; its answers lie in the folder."""
     from fastapi.testclient import TestClient
 
-    from halflabel.review.answers import Answers
-    from halflabel.review.questions import choose
-    from halflabel.review.scores import Scored
+    from halflabel.review.answers import AnswerStore
+    from halflabel.review.questions import choose_questions
+    from halflabel.review.scores import ScoredImages
     from halflabel.review.security import TOKEN_HEADER
     from halflabel.review.server import make_app
-    from halflabel.review.session import Desk
-    from halflabel.review.thumbnails import Pictures
+    from halflabel.review.session import ReviewSession
+    from halflabel.review.thumbnails import Thumbnails
 
     table = small_table()
     scores, features = np.random.default_rng(0).random(table.shape, np.float32), np.zeros((4, 64), np.float16)
     paths = [None, "x.png", "../up.png", "y"]
-    scored = Scored(table, scores, features, np.zeros(4, bool), np.full(3, 0.5), place, paths)
-    asked = choose(scores, table, scored.thresholds, 6, control=0.5)
-    desk = Desk(scored, asked, Answers(place / "answers.sqlite"), who="me", run="first")
-    app: Any = make_app(desk, Pictures(place, paths), None, token="t" * 43, host="127.0.0.1", port=8765)
+    scored = ScoredImages(table, scores, features, np.zeros(4, bool), np.full(3, 0.5), place, paths)
+    asked = choose_questions(scores, table, scored.thresholds, 6, control=0.5)
+    desk = ReviewSession(scored, asked, AnswerStore(place / "answers.sqlite"), who="me", run="first")
+    app: Any = make_app(desk, Thumbnails(place, paths), None, token="t" * 43, host="127.0.0.1", port=8765)
     return TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})
 
 
@@ -153,10 +153,10 @@ def pages(place: Path) -> Iterator[Reader]:
 
     review = review_client(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
     bodies: dict[str, Any] = {
-        "next": {"tab": "a", "count": 3, "label": "cat", "state": "open", "low": 0.1, "high": 0.9, "skip": [1]},
-        "hold": {"tab": "a", "entries": [0, 1]},
+        "questions": {"tab": "a", "count": 3, "label": "cat", "state": "open", "low": 0.1, "high": 0.9, "skip": [1]},
+        "renew": {"tab": "a", "entries": [0, 1]},
         "release": {"tab": "a", "entries": [0, 1]},
-        "say": {"tab": "a", "steps": [{"kind": "answer", "key": "abcdefgh", "entry": 1, "value": 1}]},
+        "answers": {"tab": "a", "steps": [{"kind": "answer", "key": "abcdefgh", "entry": 1, "value": 1}]},
     }
     for name, body in bodies.items():
         files = {f"{name}.json": json.dumps(body).encode()}
@@ -198,7 +198,7 @@ def read_review(client: Any, name: str, folder: Path, rng: Rng) -> None:
         words = "&".join(f"{key}={rng.choice(_WORDS)}" for key in ("kind", "label", "start", "count", "size"))
         judge(client.get(f"/api/gallery?{words}"))
     else:
-        paths = ("picture/{}", "map/{}/{}", "state/{}", "{}", "../{}")
+        paths = ("image/{}", "map/{}/{}", "state/{}", "{}", "../{}")
         judge(client.get("/api/" + rng.choice(paths).format(rng.choice(_WORDS), rng.choice(_WORDS))))
 
 

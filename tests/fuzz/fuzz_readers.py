@@ -200,7 +200,7 @@ def pictures() -> Iterator[Reader]:
 
 def read_picture(name: str, folder: Path, rng: Rng) -> None:
     from halflabel.data.decode import find_images, locate_images, read_image
-    from halflabel.review.thumbnails import Pictures
+    from halflabel.review.thumbnails import Thumbnails
 
     find_images(folder)
     locate_images([name, "../x", "", "a\0b", "/etc/passwd"], folder)
@@ -209,14 +209,14 @@ def read_picture(name: str, folder: Path, rng: Rng) -> None:
         assert image.ndim == 3
         assert image.shape[0] == 3
     else:
-        Pictures(folder, [name]).jpeg(0, "small")
+        Thumbnails(folder, [name]).jpeg(0, "small")
 
 
 # ---- small files that name classes
 
 
 def lists(place: Path) -> Iterator[Reader]:
-    from halflabel.review.answers import Answer, Answers
+    from halflabel.review.answers import Answer, AnswerStore
 
     graph = 'to,from,weight\ncat,dog,0.5\ndog,cat,\n"büé, x",cat,2\n'
     rules = 'cat,excludes,dog\n"büé, x",implies,dog\n'
@@ -229,8 +229,8 @@ def lists(place: Path) -> Iterator[Reader]:
     yield Reader("hierarchy", hierarchy, partial(read_rules_file, "tree.json"))
     yield Reader("questions", {"next.csv": asked.encode()}, read_questions_file)
     folder = place / "answers"
-    store = Answers(folder / "answers.sqlite")
-    store.say([Answer(f"key-{n:08}", IMAGES[n], CLASSES[n % 3], n - 1, 0.5, "near") for n in range(3)], "me", "run")
+    store = AnswerStore(folder / "answers.sqlite")
+    store.add([Answer(f"key-{n:08}", IMAGES[n], CLASSES[n % 3], n - 1, 0.5, "near") for n in range(3)], "me", "run")
     store.undo(["key-00000001"], "me")
     store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.close()
@@ -256,14 +256,14 @@ def read_questions_file(folder: Path, rng: Rng) -> None:
 
 
 def read_answers(folder: Path, rng: Rng) -> None:
-    from halflabel.review.answers import Answer, Answers, answered
+    from halflabel.review.answers import Answer, AnswerStore, answered_entries
 
     table = small_table()
-    answered(folder / "answers.sqlite", table)
-    store = Answers(folder / "answers.sqlite")
+    answered_entries(folder / "answers.sqlite", table)
+    store = AnswerStore(folder / "answers.sqlite")
     try:
-        store.rows(table.images, table.classes)
-        store.say([Answer("key-new-1", "7", "cat", 1)], "me")
+        store.label_rows(table.images, table.classes)
+        store.add([Answer("key-new-1", "7", "cat", 1)], "me")
         store.undo(["key-00000000"], "me")
         store.count()
         store.version()

@@ -12,10 +12,10 @@ from halflabel.data.datasets.digits import CLASSES, scenes
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.review import scores as kept
-from halflabel.review.answers import Answers
-from halflabel.review.questions import choose
-from halflabel.review.scores import Scored, score_run
-from halflabel.review.session import Desk
+from halflabel.review.answers import AnswerStore
+from halflabel.review.questions import choose_questions
+from halflabel.review.scores import ScoredImages, cached_scores
+from halflabel.review.session import ReviewSession
 from halflabel.runs.folder import RunFolder
 from halflabel.training.config import Config
 
@@ -27,13 +27,13 @@ class Project(NamedTuple):
     images: Path
     truth: np.ndarray
 
-    def scored(self) -> Scored:
-        return score_run(self.run, self.images)
+    def scored(self) -> ScoredImages:
+        return cached_scores(self.run, self.images)
 
-    def desk(self, count: int = 40, **more) -> Desk:
+    def session(self, count: int = 40, **more) -> ReviewSession:
         scored = self.scored()
-        asked = choose(scored.scores, scored.table, scored.thresholds, count, control=0.5)
-        return Desk(scored, asked, Answers(self.run / "answers.sqlite"), who="me", run="first", **more)
+        asked = choose_questions(scored.scores, scored.table, scored.thresholds, count, control=0.5)
+        return ReviewSession(scored, asked, AnswerStore(self.run / "answers.sqlite"), who="me", run="first", **more)
 
 
 def build(folder: Path) -> Project:
@@ -53,7 +53,7 @@ def build(folder: Path) -> Project:
     draw = np.random.default_rng(0)
     scores = 1 / (1 + np.exp(-(1.2 * made.labels + draw.normal(size=made.labels.shape))))
     features = draw.normal(size=(N, 64)).astype(np.float16)
-    kept._write(run, table, images, list(names), scores.astype(np.float32), features)
+    kept._write_cache(run, table, images, list(names), scores.astype(np.float32), features)
     return Project(run, images, made.labels)
 
 

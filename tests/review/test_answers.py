@@ -1,4 +1,4 @@
-"""Answers: nothing that was confirmed is lost, said twice is said once, and undo brings back what held before."""
+"""The store of answers: confirmed answers survive, duplicates are stored once, undo restores the earlier answer."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.review.answers import Answer, Answers, answered
+from halflabel.review.answers import Answer, AnswerStore, answered_entries
 
 IMAGES, CLASSES = Names(["a", "b", "c"]), Names(["cat", "dog"])
 
 
 @pytest.fixture
 def store(tmp_path):
-    made = Answers(tmp_path / "answers.sqlite")
+    made = AnswerStore(tmp_path / "answers.sqlite")
     yield made
     made.close()
 
 
-def values(store: Answers) -> dict[tuple[str, str], int]:
-    return {(item.image, item.label): item.value for item in store.standing()}
+def values(store: AnswerStore) -> dict[tuple[str, str], int]:
+    return {(item.image, item.label): item.value for item in store.current()}
 
 
 def test_last_answer_wins_and_history_stays(store) -> None:
-    store.say([Answer("k1", "a", "cat", 1, 0.7, "uncertain")], "ann", "first")
-    store.say([Answer("k2", "a", "cat", -1), Answer("k3", "b", "dog", 0)], "bob")
+    store.add([Answer("k1", "a", "cat", 1, 0.7, "uncertain")], "ann", "first")
+    store.add([Answer("k2", "a", "cat", -1), Answer("k3", "b", "dog", 0)], "bob")
     assert values(store) == {("a", "cat"): -1, ("b", "dog"): 0}
     assert store.count() == (3, 0)
     first = store._db.execute("SELECT who, score, why, run, at FROM answer ORDER BY number").fetchone()
@@ -43,27 +43,27 @@ def test_last_answer_wins_and_history_stays(store) -> None:
 
 
 def test_said_twice_is_said_once(store) -> None:
-    assert store.say([Answer("k1", "a", "cat", 1)], "me") == 1
-    store.say([Answer("k2", "a", "cat", -1)], "me")
-    assert store.say([Answer("k1", "a", "cat", 1)], "me") == 0  # sent again, late
+    assert store.add([Answer("k1", "a", "cat", 1)], "me") == 1
+    store.add([Answer("k2", "a", "cat", -1)], "me")
+    assert store.add([Answer("k1", "a", "cat", 1)], "me") == 0  # sent again, late
     assert values(store) == {("a", "cat"): -1}
 
 
 def test_undo_brings_back_what_held_before(store) -> None:
-    store.say([Answer("k1", "a", "cat", 1)], "me")
-    store.say([Answer("k2", "a", "cat", -1)], "me")
+    store.add([Answer("k1", "a", "cat", 1)], "me")
+    store.add([Answer("k2", "a", "cat", -1)], "me")
     store.undo(["k2"], "me")
     store.undo(["k2"], "me")
     assert values(store) == {("a", "cat"): 1}
     store.undo(["k1"], "me")
     assert values(store) == {}
     assert store.count() == (2, 2)
-    assert store.standing(("a", "cat")) == []
+    assert store.current(("a", "cat")) == []
 
 
 def test_undo_that_overtakes_its_answer_still_holds(store) -> None:
     store.undo(["k1"], "me")
-    store.say([Answer("k1", "a", "cat", 1)], "me")
+    store.add([Answer("k1", "a", "cat", 1)], "me")
     assert values(store) == {}
 
 
@@ -74,20 +74,20 @@ def test_file_is_synced_at_each_commit(store) -> None:
 
 def test_a_bad_value_writes_nothing_of_its_portion(store) -> None:
     with pytest.raises(sqlite3.IntegrityError):
-        store.say([Answer("k1", "a", "cat", 1), Answer("k2", "a", "dog", 5)], "me")
+        store.add([Answer("k1", "a", "cat", 1), Answer("k2", "a", "dog", 5)], "me")
     assert values(store) == {}
-    store.say([Answer("k1", "a", "cat", 1)], "me")  # and the file still works
+    store.add([Answer("k1", "a", "cat", 1)], "me")  # and the file still works
     assert values(store) == {("a", "cat"): 1}
 
 
 def test_two_processes_and_many_threads_write_at_once(tmp_path) -> None:
-    first, second = Answers(tmp_path / "x.sqlite"), Answers(tmp_path / "x.sqlite")
+    first, second = AnswerStore(tmp_path / "x.sqlite"), AnswerStore(tmp_path / "x.sqlite")
     assert first.project == second.project
     before = first.version()
 
-    def write(store: Answers, name: str) -> None:
+    def write(store: AnswerStore, name: str) -> None:
         for k in range(20):
-            store.say([Answer(f"{name}{k}", f"i{k}", "cat", 1)], name)
+            store.add([Answer(f"{name}{k}", f"i{k}", "cat", 1)], name)
 
     threads = [threading.Thread(target=write, args=(store, f"{at}-")) for at, store in enumerate([first, second] * 2)]
     for thread in threads:
@@ -102,10 +102,10 @@ def test_two_processes_and_many_threads_write_at_once(tmp_path) -> None:
 
 KILLED = """
 import sys
-from halflabel.review.store import Answer, Answers
-store = Answers(sys.argv[1])
+from halflabel.review.answers import Answer, AnswerStore
+store = AnswerStore(sys.argv[1])
 for k in range(100_000):
-    store.say([Answer(f"k{k}", f"i{k}", "cat", 1)], "me")
+    store.add([Answer(f"k{k}", f"i{k}", "cat", 1)], "me")
     print(k, flush=True)
 """
 
@@ -119,18 +119,18 @@ def test_a_kill_loses_nothing_confirmed(tmp_path) -> None:
     confirmed += [int(line) for line in process.stdout.read().splitlines() if line]
     process.stdout.close()
     process.wait()
-    store = Answers(path)
-    found = {item.key for item in store.standing()}
+    store = AnswerStore(path)
+    found = {item.key for item in store.current()}
     store.close()
     assert len(confirmed) >= 25
     assert {f"k{k}" for k in confirmed} <= found
 
 
 def test_rows_say_what_stands_and_unsure_says_nothing(store, tmp_path) -> None:
-    store.say([Answer("k1", "b", "dog", 1), Answer("k2", "a", "cat", -1), Answer("k3", "a", "dog", 0)], "me")
-    store.say([Answer("k4", "c", "cat", 1)], "me")
+    store.add([Answer("k1", "b", "dog", 1), Answer("k2", "a", "cat", -1), Answer("k3", "a", "dog", 0)], "me")
+    store.add([Answer("k4", "c", "cat", 1)], "me")
     store.undo(["k4"], "me")
-    rows = store.rows(IMAGES, CLASSES)
+    rows = store.label_rows(IMAGES, CLASSES)
     assert rows.sources == ("person",)
     formats.write(rows, tmp_path / "answers.csv")
     back = formats.read(tmp_path / "answers.csv").table()
@@ -143,29 +143,29 @@ def test_rows_say_what_stands_and_unsure_says_nothing(store, tmp_path) -> None:
 
 
 def test_rows_of_another_run_are_refused(store) -> None:
-    store.say([Answer("k1", "zebra.jpg", "cat", 1)], "me")
+    store.add([Answer("k1", "zebra.jpg", "cat", 1)], "me")
     with pytest.raises(UserError, match=r"zebra\.jpg"):
-        store.rows(IMAGES, CLASSES)
+        store.label_rows(IMAGES, CLASSES)
 
 
 def test_answered_entries_are_named_for_the_next_list(store, tmp_path) -> None:
     table = LabelTable.from_dense([[0, 0]] * 3, list(IMAGES), list(CLASSES))
-    store.say([Answer("k1", "b", "dog", 0), Answer("k2", "elsewhere", "dog", 1)], "me")
-    assert answered(store.path, table) == [(1, 1)]
-    assert answered(tmp_path / "none.sqlite", table) == []
+    store.add([Answer("k1", "b", "dog", 0), Answer("k2", "elsewhere", "dog", 1)], "me")
+    assert answered_entries(store.path, table) == [(1, 1)]
+    assert answered_entries(tmp_path / "none.sqlite", table) == []
     assert not (tmp_path / "none.sqlite").exists()
 
 
 def test_what_is_no_answer_file_is_refused(tmp_path) -> None:
     (tmp_path / "x.sqlite").write_bytes(b"this is a letter, not a database" * 100)
     with pytest.raises(UserError, match="cannot be used for answers"):
-        Answers(tmp_path / "x.sqlite")
+        AnswerStore(tmp_path / "x.sqlite")
 
 
 def test_a_full_disk_asks_for_room(tmp_path) -> None:
-    store = Answers(tmp_path / "a.sqlite")
+    store = AnswerStore(tmp_path / "a.sqlite")
     store._db.execute(f"PRAGMA max_page_count = {store._db.execute('PRAGMA page_count').fetchone()[0]}")
     with pytest.raises(UserError, match="disk is full") as found:
-        store.say([Answer(f"key-{k:05}", "x" * 200, "dog", 1) for k in range(200)], "me")
-    assert found.value.fix == "make room on its disk"
+        store.add([Answer(f"key-{k:05}", "x" * 200, "dog", 1) for k in range(200)], "me")
+    assert found.value.fix == "free space on its disk"
     store.close()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.labels import formats
-from halflabel.review.answers import Answer, Answers
+from halflabel.review.answers import Answer, AnswerStore
 
 
 def call(*words: object):
@@ -26,8 +26,8 @@ def test_next_writes_questions_and_leaves_out_what_was_answered(project, tmp_pat
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["image", "class", "probability", "why"]
     assert sum(row["why"].startswith("control") for row in rows) == 3
-    store = Answers(project.run / "answers.sqlite")
-    store.say([Answer(f"key-{k}", row["image"], row["class"], 0) for k, row in enumerate(rows)], "me")
+    store = AnswerStore(project.run / "answers.sqlite")
+    store.add([Answer(f"key-{k}", row["image"], row["class"], 0) for k, row in enumerate(rows)], "me")
     store.close()
     assert call("next", project.run.folder, project.images, "--count", 30, "--out", out).exit_code == 0
     with open(out, newline="") as file:
@@ -51,8 +51,8 @@ def test_next_says_that_the_split_is_damaged(project, tmp_path) -> None:
 def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
     table = project.run.read_labels()
     known = table.rows([0])[0].argmax()
-    store = Answers(project.run / "answers.sqlite")
-    store.say(
+    store = AnswerStore(project.run / "answers.sqlite")
+    store.add(
         [
             Answer("key-1", table.images[0], table.classes[int(known)], -1),  # a label that was wrong
             Answer("key-2", table.images[1], table.classes[0], -1),
@@ -79,8 +79,8 @@ def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
 
 def test_export_overwrites_an_earlier_export_and_nothing_else(project, tmp_path) -> None:
     table = project.run.read_labels()
-    store = Answers(project.run / "answers.sqlite")
-    store.say([Answer("key-1", table.images[3], table.classes[1], 1)], "me")
+    store = AnswerStore(project.run / "answers.sqlite")
+    store.add([Answer("key-1", table.images[3], table.classes[1], 1)], "me")
     out = tmp_path / "out.csv"
     formats.write(table, out)  # labels like those that the run was trained on
     for more in ([], ["--with-labels"]):
@@ -93,7 +93,7 @@ def test_export_overwrites_an_earlier_export_and_nothing_else(project, tmp_path)
     for name, more in (("answers.csv", []), ("all.csv", ["--with-labels"]), ("all.parquet", ["--with-labels"])):
         assert call("review", project.run.folder, "--export", tmp_path / name, *more).exit_code == 0
     store.undo(["key-1"], "me")  # what an export says need not hold any more
-    store.say([Answer("key-2", table.images[4], table.classes[1], -1)], "me")
+    store.add([Answer("key-2", table.images[4], table.classes[1], -1)], "me")
     store.close()
     for name, more in (("answers.csv", []), ("all.csv", ["--with-labels"]), ("all.parquet", ["--with-labels"])):
         assert call("review", project.run.folder, "--export", tmp_path / name, *more).exit_code == 0
@@ -108,8 +108,8 @@ def test_export_overwrites_an_earlier_export_and_nothing_else(project, tmp_path)
 def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
     rows = project.run.read_rows()
     project.run.write_labels(dataclasses.replace(rows, sources=("model:bce:runs/0",)))
-    store = Answers(project.run / "answers.sqlite")
-    store.say([Answer("key-1", rows.images[3], rows.classes[1], 1)], "me")
+    store = AnswerStore(project.run / "answers.sqlite")
+    store.add([Answer("key-1", rows.images[3], rows.classes[1], 1)], "me")
     store.close()
     assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 0
     found = formats.read(tmp_path / "all.csv").rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +12,11 @@ import time
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium and playwright")
 pytest.importorskip("fastapi")
 
-from halflabel.review.answers import Answers  # noqa: E402
-from halflabel.review.questions import CONTROL, choose, write_questions  # noqa: E402
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+from halflabel.review.answers import AnswerStore  # noqa: E402
+from halflabel.review.questions import CONTROL, choose_questions, write_questions  # noqa: E402
 
 expect = playwright.expect  # waits without evaluating text, which the page's policy forbids
 SHOWN = "#stage[aria-busy=false] img"
@@ -33,7 +29,7 @@ class Server:
         questions = project.run.folder / "questions.csv"
         if not questions.exists():
             scored = project.scored()
-            asked = choose(scored.scores, scored.table, scored.thresholds, 100)
+            asked = choose_questions(scored.scores, scored.table, scored.thresholds, 100)
             write_questions(asked, scored.table, questions)
         words = ["review", str(project.run.folder), str(project.images), "--port", str(port), "--who", "me"]
         words += ["--questions", str(questions)]
@@ -51,10 +47,10 @@ class Server:
         self.process.wait(10)
         self.process.stdout.close()
 
-    def said(self) -> list[int]:
-        store = Answers(self.answers)
+    def values(self) -> list[int]:
+        store = AnswerStore(self.answers)
         try:
-            return [item.value for item in store.standing()]
+            return [item.value for item in store.current()]
         finally:
             store.close()
 
@@ -65,14 +61,6 @@ def server(project):
     yield made
     if made.process.poll() is None:
         made.stop()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as play:
-        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture
@@ -117,12 +105,12 @@ def test_keys_undo_reload_and_two_tabs(server, context) -> None:
     press(page, "n")
     press(page, "u")
     count(page, 3)
-    assert server.said() == [1, -1, 0]
+    assert server.values() == [1, -1, 0]
     page.keyboard.press("z")
     page.keyboard.press("Backspace")
     count(page, 1)
     assert shown(page) == second
-    assert server.said() == [1]
+    assert server.values() == [1]
 
     other = open_page(context, server.url)
     assert shown(other) != shown(page)
@@ -136,7 +124,7 @@ def test_keys_undo_reload_and_two_tabs(server, context) -> None:
     page.keyboard.press("z")  # what was answered before the reload
     count(page, 1)
     assert shown(page) == first
-    assert server.said() == [1]
+    assert server.values() == [1]
 
     page.keyboard.down("n")
     page.keyboard.down("n")  # held down: a repeat
@@ -172,16 +160,16 @@ def test_grid_saves_all_and_undo_takes_all_back(server, context) -> None:
     assert [tiles.nth(k).get_attribute("data-value") for k in range(4)] == ["-1", "0", "-1", ""]
     page.keyboard.press("Enter")
     count(page, many)
-    assert sorted(server.said()) == [-1, -1, 0] + [1] * (many - 3)
+    assert sorted(server.values()) == [-1, -1, 0] + [1] * (many - 3)
     page.keyboard.press("z")
     count(page, 0)
-    assert server.said() == []
+    assert server.values() == []
 
     page.set_viewport_size({"width": 1280, "height": 420})
     page.evaluate("scrollTo(0, 0)")
     page.keyboard.press("Enter")  # photos that nobody has seen are not saved
     expect(page.locator("#status")).to_have_text(re.compile("There are more photos"))
-    assert server.said() == []
+    assert server.values() == []
     page.keyboard.press("Enter")
     count(page, many)
     assert page.faults == []
@@ -203,10 +191,10 @@ def test_the_grid_shows_what_was_said_and_saving_changes_none_of_it(server, cont
             assert tile.get_attribute("data-value") == str(state)
             page.keyboard.press("i")
         page.keyboard.press("Enter")
-        expect(page.locator("#none-title")).to_have_text("No question fits these filters")
+        expect(page.locator("#message-title")).to_have_text("No question matches these filters")
     page.wait_for_timeout(200)
-    assert server.said() == [1, -1, 0]
-    store = Answers(server.answers)
+    assert server.values() == [1, -1, 0]
+    store = AnswerStore(server.answers)
     assert store.count() == (3, 0)  # nobody is said to have answered again
     store.close()
 
@@ -216,11 +204,11 @@ def test_the_grid_shows_what_was_said_and_saving_changes_none_of_it(server, cont
     page.keyboard.press("n")
     expect(tile.locator(".mark")).to_have_text("no")
     page.keyboard.press("Enter")
-    expect(page.locator("#none-title")).to_have_text("No question fits these filters")
+    expect(page.locator("#message-title")).to_have_text("No question matches these filters")
     deadline = time.monotonic() + 5
-    while 1 in server.said() and time.monotonic() < deadline:
+    while 1 in server.values() and time.monotonic() < deadline:
         page.wait_for_timeout(50)
-    assert sorted(server.said()) == [-1, -1, 0]
+    assert sorted(server.values()) == [-1, -1, 0]
     page.keyboard.press("z")  # what was said before holds again
     expect(tile.locator(".mark")).to_have_text("yes")
     assert page.faults == []
@@ -235,9 +223,9 @@ def test_galleries_take_answers(server, context) -> None:
     page.keyboard.press("y")
     expect(page.locator('.card[data-value="1"]')).to_have_count(1)
     deadline = time.monotonic() + 5
-    while sorted(server.said()) != [-1, 1] and time.monotonic() < deadline:
+    while sorted(server.values()) != [-1, 1] and time.monotonic() < deadline:
         page.wait_for_timeout(50)
-    assert sorted(server.said()) == [-1, 1]
+    assert sorted(server.values()) == [-1, 1]
     page.keyboard.press("z")
     expect(page.locator('.card[data-value="1"]')).to_have_count(0)
     page.keyboard.press("3")
@@ -254,7 +242,7 @@ def test_a_killed_server_loses_nothing_confirmed_and_the_rest_is_sent_later(proj
     count(page, 2)
     page.wait_for_timeout(300)  # the photos of the next questions
     server.stop(signal.SIGKILL)
-    assert server.said() == [1, -1]
+    assert server.values() == [1, -1]
     press(page, "u")
     page.wait_for_selector("#trouble:not([hidden])")
     assert "Not saved yet: 1 answer" in page.inner_text("#trouble")
@@ -265,7 +253,7 @@ def test_a_killed_server_loses_nothing_confirmed_and_the_rest_is_sent_later(proj
         page.goto(again.url)
         page.wait_for_selector(SHOWN)
         count(page, 3)
-        assert again.said() == [1, -1, 0]
+        assert again.values() == [1, -1, 0]
         assert not page.is_visible("#trouble")
     finally:
         again.stop()
@@ -286,26 +274,26 @@ def test_the_new_address_saves_what_the_old_one_could_not(project, context) -> N
     again = Server(project, server.port)
     try:
         for page, many in ((old, "2 answers"), (over, "1 answer")):
-            expect(page.locator("#trouble")).to_contain_text("Open the one that the terminal shows", timeout=15_000)
+            expect(page.locator("#trouble")).to_contain_text("Open the address shown in the terminal", timeout=15_000)
             assert page.inner_text("#trouble").startswith(f"Not saved yet: {many}, kept in this browser.")
             assert "It must be this browser" in page.inner_text("#trouble")
-            assert page.inner_text("#none-title") == "The questions cannot be shown"
+            assert page.inner_text("#message-title") == "The questions cannot be shown"
         old.keyboard.press("y")  # nothing could send it
         old.keyboard.press("z")
         old.keyboard.press("2")
         assert "2 answers" in old.inner_text("#trouble")
-        assert again.said() == []
+        assert again.values() == []
 
         over.evaluate("(url) => { location = url; }", again.url)  # typed over the old address: the token alone is new
         over.wait_for_selector(SHOWN)
         count(over, 3)
         expect(over.locator("#trouble")).to_be_hidden()
-        assert sorted(again.said()) == [-1, 0, 1]
+        assert sorted(again.values()) == [-1, 0, 1]
         over.keyboard.press("z")  # of its own answers the last
         count(over, 2)
-        assert sorted(again.said()) == [-1, 1]
+        assert sorted(again.values()) == [-1, 1]
 
-        expect(old.locator("#trouble")).to_contain_text("Another page has taken over what was not saved here")
+        expect(old.locator("#trouble")).to_contain_text("Another page has taken over the unsaved answers")
         new = open_page(context, again.url)
         count(new, 2)
         assert not new.is_visible("#trouble")
@@ -332,7 +320,7 @@ def test_a_duplicated_tab_has_a_name_and_questions_of_its_own(server, context, l
     assert shown(copy) not in (first, second)
     assert page.evaluate(name) == mine != copy.evaluate(name)
     copy.keyboard.press("z")  # what was answered there is taken back there
-    expect(copy.locator("#status")).to_have_text("There is nothing to take back.")
+    expect(copy.locator("#status")).to_have_text("There is nothing to undo.")
     press(copy, "n")
     count(copy, 2)
     named = copy.evaluate(name)
@@ -344,7 +332,7 @@ def test_a_duplicated_tab_has_a_name_and_questions_of_its_own(server, context, l
     page.keyboard.press("z")
     count(page, 1)
     assert shown(page) == first
-    assert server.said() == [-1]
+    assert server.values() == [-1]
     assert page.faults == []
 
 
@@ -372,7 +360,7 @@ def test_the_filter_by_class_counts_what_it_shows(server, context) -> None:
     assert 0 < checks < 100
     assert sum(counts()) == 100 - checks
     page.select_option("#filter-state", "present")
-    expect(page.locator("#caption")).to_contain_text("you said yes")
+    expect(page.locator("#caption")).to_contain_text("your answer: yes")
     assert sum(counts()) == 1
     page.select_option("#filter-confidence", "0-0.1")
     expect(label.filter(has_text="(")).to_have_count(0)  # not known
@@ -389,7 +377,7 @@ def test_a_wrong_token_shows_nothing_but_says_why(server, context) -> None:
     page = context.new_page()
     page.goto(server.url[:-1] + ("a" if server.url[-1] != "a" else "b"))
     page.wait_for_selector("#trouble:not([hidden])")
-    assert "Open the one that the terminal shows" in page.inner_text("#trouble")
+    assert "Open the address shown in the terminal" in page.inner_text("#trouble")
     assert page.locator("#photo img").count() == 0
 
 
@@ -487,7 +475,7 @@ def test_answers_may_be_quicker_than_the_questions_come(server, context) -> None
         time.sleep(0.4)
         route.continue_()
 
-    page.route("**/api/next", late)
+    page.route("**/api/questions", late)
     for _ in range(24):
         press(page, "n")
     count(page, 24)
@@ -500,7 +488,7 @@ def test_without_the_server_the_list_does_not_seem_to_end_and_it_goes_on_by_itse
     page = open_page(context, server.url)
     page.wait_for_timeout(500)  # the photos of the next questions
     context.set_offline(True)
-    title = page.locator("#none-title")
+    title = page.locator("#message-title")
     for _ in range(20):
         page.keyboard.press("y")
         page.wait_for_timeout(60)
@@ -509,16 +497,18 @@ def test_without_the_server_the_list_does_not_seem_to_end_and_it_goes_on_by_itse
     context.set_offline(False)
     expect(page.locator("#trouble")).to_be_hidden(timeout=20_000)
     shown(page)
-    many = len(server.said())
+    many = len(server.values())
     assert 3 < told <= many  # the page tells of the last answers when it next tries
     count(page, many)
-    assert server.said() == [1] * many
+    assert server.values() == [1] * many
 
 
 def test_nothing_is_said_of_photos_that_cannot_be_shown(project, context) -> None:
     scored = project.scored()
     asked = [
-        item for item in choose(scored.scores, scored.table, scored.thresholds, 400, control=0) if item.column == 3
+        item
+        for item in choose_questions(scored.scores, scored.table, scored.thresholds, 400, control=0)
+        if item.column == 3
     ]
     asked = asked[:4]
     assert len({item.image for item in asked}) == 4
@@ -532,22 +522,22 @@ def test_nothing_is_said_of_photos_that_cannot_be_shown(project, context) -> Non
         assert "cannot be shown" in page.inner_text("#photo")
         assert page.is_disabled("#answers .yes")
         page.keyboard.press("y")
-        expect(page.locator("#status")).to_have_text("There is no photo to judge: unsure goes on.")
+        expect(page.locator("#status")).to_have_text("There is no photo: answer unsure to continue.")
         page.keyboard.press("2")
         expect(page.locator("#grid-tiles .tile")).to_have_count(4)
         expect(page.locator("#grid-tiles .tile:disabled")).to_have_count(1)
         expect(page.locator("#grid-tiles img[src]")).to_have_count(3)
         page.keyboard.press("Enter")
         expect(page.locator("#count")).to_have_text("3 of 4")
-        assert len(server.said()) == 3
-        expect(page.locator("#none-title")).to_have_text("No photos for the grid")
-        page.click("#none-act")  # one by one: the question is still there
+        assert len(server.values()) == 3
+        expect(page.locator("#message-title")).to_have_text("No photos for the grid")
+        page.click("#message-button")  # one by one: the question is still there
         page.wait_for_selector("#stage[aria-busy=false]")
         page.keyboard.press("u")
-        expect(page.locator("#none-title")).to_have_text("All questions are answered")
-        page.select_option("#filter-state", "absent" if server.said()[0] == 1 else "present")
-        expect(page.locator("#none-title")).to_have_text("No question fits these filters")
-        page.click("#none-act")
+        expect(page.locator("#message-title")).to_have_text("All questions are answered")
+        page.select_option("#filter-state", "absent" if server.values()[0] == 1 else "present")
+        expect(page.locator("#message-title")).to_have_text("No question matches these filters")
+        page.click("#message-button")
         assert page.input_value("#filter-state") == "open"
     finally:
         server.stop()

@@ -18,9 +18,9 @@ from halflabel.review.questions import (
     CONTROL_ABSENT,
     CONTROL_PRESENT,
     Question,
-    choose,
-    doubtful,
-    likely,
+    choose_questions,
+    doubtful_labels,
+    likely_positives,
     read_questions,
     write_questions,
 )
@@ -74,17 +74,17 @@ def slowly(scores: np.ndarray, table: LabelTable, count: int, per_image: int, bo
 @pytest.mark.parametrize("seed", [0, 1])
 def test_greedy_is_the_slow_loop(seed: int, per_image: int) -> None:
     scores, table, _ = positives_only(seed=seed)
-    found = choose(scores, table, HALF, 25, control=0, per_image=per_image)
+    found = choose_questions(scores, table, HALF, 25, control=0, per_image=per_image)
     assert {(q.image, q.column) for q in found} == slowly(scores, table, 25, per_image, both_teach=False)
     scores, table = partly_known(seed)
-    found = choose(scores, table, HALF, 25, control=0, per_image=per_image)
+    found = choose_questions(scores, table, HALF, 25, control=0, per_image=per_image)
     assert {(q.image, q.column) for q in found} == slowly(scores, table, 25, per_image, both_teach=True)
 
 
 def test_only_unknown_readable_and_unanswered_entries_are_asked() -> None:
     scores, table, _ = positives_only()
     scores[5] = np.nan
-    found = choose(scores, table, HALF, 10_000, per_image=4, skip=[(3, 2)])
+    found = choose_questions(scores, table, HALF, 10_000, per_image=4, skip=[(3, 2)])
     asked = {(q.image, q.column) for q in found}
     unknown = {(int(i), int(c)) for i, c in np.argwhere(table.dense() == 0)}
     assert asked == {(i, c) for i, c in unknown if i != 5} - {(3, 2)}
@@ -98,7 +98,7 @@ def test_rare_classes_come_first_at_equal_chances() -> None:
     known[:2, 1] = 1
     scores = np.full((40, 2), 0.3, np.float32)
     scores[known > 0] = 0.9
-    found = choose(scores, LabelTable.from_dense(known), HALF[:2], 10, control=0)
+    found = choose_questions(scores, LabelTable.from_dense(known), HALF[:2], 10, control=0)
     assert [q.column for q in found].count(1) == 10
     assert all(q.why.endswith("rare class") for q in found)
 
@@ -108,10 +108,10 @@ def test_near_duplicates_are_asked_about_once() -> None:
     scores, table, _ = positives_only(n=40)
     features = draw.normal(size=(40, 16)).astype(np.float16)
     features[:20] = features[0] + 0.01 * draw.normal(size=(20, 16))
-    found = choose(scores, table, HALF, 80, control=0, per_image=4, features=features)
+    found = choose_questions(scores, table, HALF, 80, control=0, per_image=4, features=features)
     for c in range(4):
         assert sum(q.image < 20 for q in found if q.column == c) <= 1
-    assert sum(q.image < 20 for q in choose(scores, table, HALF, 80, control=0, per_image=4)) > 4
+    assert sum(q.image < 20 for q in choose_questions(scores, table, HALF, 80, control=0, per_image=4)) > 4
 
 
 def test_control_is_a_fair_draw_of_both_strata_and_comes_first() -> None:
@@ -120,7 +120,7 @@ def test_control_is_a_fair_draw_of_both_strata_and_comes_first() -> None:
     unknown = table.dense() == 0
     counts = np.zeros(scores.shape)
     for seed in range(60):
-        found = choose(scores, table, HALF, 100, control=0.4, seed=seed)
+        found = choose_questions(scores, table, HALF, 100, control=0.4, seed=seed)
         control = [q for q in found if q.is_control]
         assert found[: len(control)] == control
         assert [q.why for q in control].count(CONTROL_PRESENT) == 20
@@ -139,29 +139,29 @@ def test_control_is_a_fair_draw_of_both_strata_and_comes_first() -> None:
 
 def test_control_is_mixed_so_that_its_beginning_is_random_too() -> None:
     scores, table, _ = positives_only(n=200)
-    first = [choose(scores, table, HALF, 40, control=0.5, seed=seed)[0].why for seed in range(20)]
+    first = [choose_questions(scores, table, HALF, 40, control=0.5, seed=seed)[0].why for seed in range(20)]
     assert {CONTROL_PRESENT, CONTROL_ABSENT} == set(first)
 
 
 def test_control_depends_on_names_alone() -> None:
     scores, table, _ = positives_only()
-    names = {(table.images[q.image], q.column) for q in choose(scores, table, HALF, 20, control=1)}
+    names = {(table.images[q.image], q.column) for q in choose_questions(scores, table, HALF, 20, control=1)}
     order = np.random.default_rng(3).permutation(len(table))
     moved = table.subset(order)
-    again = {(moved.images[q.image], q.column) for q in choose(scores[order], moved, HALF, 20, control=1)}
+    again = {(moved.images[q.image], q.column) for q in choose_questions(scores[order], moved, HALF, 20, control=1)}
     assert names == again
 
 
 def test_a_small_stratum_gives_what_it_has() -> None:
     scores, table, _ = positives_only()
     cuts = np.full(4, 2.0)  # nothing is called present
-    found = choose(scores, table, cuts, 20, control=1)
+    found = choose_questions(scores, table, cuts, 20, control=1)
     assert [q.why for q in found] == [CONTROL_ABSENT] * 20
 
 
 def test_questions_after_the_control_come_class_by_class() -> None:
     scores, table, _ = positives_only()
-    columns = [q.column for q in choose(scores, table, HALF, 60) if not q.is_control]
+    columns = [q.column for q in choose_questions(scores, table, HALF, 60) if not q.is_control]
     changes = sum(a != b for a, b in itertools.pairwise(columns))
     assert changes == len(set(columns)) - 1
 
@@ -205,20 +205,20 @@ def test_doubtful_gives_the_least_probable_labels_and_says_by_what_score() -> No
     labels = np.array([[1, -1], [1, -1], [1, 0], [-1, 1]])
     scores = np.array([[0.1, 0.2], [0.9, 0.95], [0.3, 0.99], [0.4, np.nan]], np.float32)
     table = LabelTable.from_dense(labels)
-    found = doubtful(scores, table, 10, trained_on=np.array([True, False, False, False]))
+    found = doubtful_labels(scores, table, 10, trained_on=np.array([True, False, False, False]))
     assert [(q.image, q.column) for q in found] == [(1, 1), (0, 0), (2, 0)]
     assert [q.why for q in found] == [
         "labelled absent; held-out score",
         "labelled present; score of a label trained on",
         "labelled present; held-out score",
     ]
-    assert [(q.image, q.column) for q in doubtful(scores, table, 10, skip=[(1, 1)])] == [(0, 0), (2, 0)]
+    assert [(q.image, q.column) for q in doubtful_labels(scores, table, 10, skip=[(1, 1)])] == [(0, 0), (2, 0)]
 
 
 def test_doubtful_lets_no_class_crowd_out_the_others() -> None:
     labels = np.ones((40, 2), int)
     scores = np.stack([np.linspace(0.01, 0.2, 40), np.linspace(0.3, 0.4, 40)], axis=1).astype(np.float32)
-    found = doubtful(scores, LabelTable.from_dense(labels), 8, per_image=1)
+    found = doubtful_labels(scores, LabelTable.from_dense(labels), 8, per_image=1)
     assert sorted(q.column for q in found).count(0) >= 2
     assert len({q.image for q in found}) == len(found) == 8
 
@@ -238,9 +238,9 @@ def test_questions_survive_a_file(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("image,class\nx.jpg,cat\n", "line 2, column 'image': the run knows no image 'x.jpg'"),
-        ("image,class\na.jpg,cow\n", "line 2, column 'class': the run knows no class 'cow'"),
-        ("image,class,probability\na.jpg,cat,high\n", "line 2, column 'probability': 'high' is no probability"),
+        ("image,class\nx.jpg,cat\n", "line 2, column 'image': the run has no image 'x.jpg'"),
+        ("image,class\na.jpg,cow\n", "line 2, column 'class': the run has no class 'cow'"),
+        ("image,class,probability\na.jpg,cat,high\n", "line 2, column 'probability': 'high' is not a probability"),
         ("photo,class\na.jpg,cat\n", "no column 'image'"),
     ],
 )
@@ -261,7 +261,7 @@ def test_missing_question_file_is_refused(tmp_path) -> None:
 def test_senseless_wishes_are_refused(bad: dict[str, float]) -> None:
     scores, table, _ = positives_only()
     with pytest.raises(UserError):
-        choose(scores, table, HALF, **{"count": 5, **bad})
+        choose_questions(scores, table, HALF, **{"count": 5, **bad})
 
 
 @pytest.mark.parametrize("fair", [True, False])
@@ -274,12 +274,12 @@ def test_a_look_at_few_entries_at_a_time_finds_the_same(fair: bool, monkeypatch:
     features = np.random.default_rng(2).normal(size=(40, 8)).repeat(8, axis=0)[:300]  # most are near-duplicates
 
     def found() -> list[str]:
-        asked = choose(scores, table, HALF, 90, features=features, skip=[(3, 2), (299, 0)])
-        return [str(question) for question in asked + doubtful(scores, table, 30, skip=[(0, 0)])]
+        asked = choose_questions(scores, table, HALF, 90, features=features, skip=[(3, 2), (299, 0)])
+        return [str(question) for question in asked + doubtful_labels(scores, table, 30, skip=[(0, 0)])]
 
     at_once = found()
     monkeypatch.setattr("halflabel.metrics.calibration._BLOCK_ENTRIES", 40)
-    monkeypatch.setattr("halflabel.review.questions._MOST_KEPT", 3)
+    monkeypatch.setattr("halflabel.review.questions._CANDIDATES", 3)
     assert found() == at_once
 
 
@@ -296,8 +296,8 @@ def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> 
             Names.numbered(images), Names.numbered(200), image, image % 200, np.ones(images, np.int8)
         )
         tracemalloc.start()
-        choose(scores, table, np.full(200, 0.5), 50)
-        doubtful(scores, table, 50)
+        choose_questions(scores, table, np.full(200, 0.5), 50)
+        doubtful_labels(scores, table, 50)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most
@@ -318,7 +318,9 @@ def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypat
         for i, c in itertools.product(range(60), range(4))
         if table.dense()[i, c] == 0 and q[i, c] >= 0.1 and (i, c) not in skip and column in (None, c)
     ]
-    found = likely(scores, table, PositiveUnlabelled.fit(scores, *table.entries()), 25, skip=skip, column=column)
+    found = likely_positives(
+        scores, table, PositiveUnlabelled.fit(scores, *table.entries()), 25, skip=skip, column=column
+    )
     assert [(-item.probability, item.image, item.column) for item in found] == sorted(rest)[:25]
     assert len(found) == min(25, len(rest))
     assert len(rest) > 10

@@ -15,13 +15,17 @@ from PIL import Image
 
 from halflabel.data.datasets.digits import CLASSES, scenes
 from halflabel.errors import UserError
+from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
+from halflabel.metrics.calibration import PositiveUnlabelled
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Model
 from halflabel.review import scores as kept
-from halflabel.review.scores import cross_scores, score_run
-from halflabel.review.thumbnails import Maps, NoPicture, NothingSeen, Pictures
+from halflabel.review.next import next_questions
+from halflabel.review.questions import choose_questions
+from halflabel.review.scores import cached_scores, crossfit_scores
+from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
 from halflabel.runs import crossfit
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -59,7 +63,7 @@ def small(tmp_path_factory):
 
 def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
     run, images = small
-    first = score_run(run, images)
+    first = cached_scores(run, images)
     predictor = Predictor.from_run(run)
     source = kept._source(first.table, images, predictor)
     assert np.allclose(
@@ -72,24 +76,24 @@ def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
         raise AssertionError("computed again")
 
     monkeypatch.setattr(kept, "_compute", never)
-    again = score_run(run, images)
+    again = cached_scores(run, images)
     assert np.array_equal(first.scores, again.scores)
     assert np.array_equal(first.features, again.features)
     assert again.paths == list(first.table.images)
     path = images / "train-000003.png"
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(AssertionError, match="computed again"):
-        score_run(run, images)
+        cached_scores(run, images)
 
 
 def test_kept_scores_are_read_without_torch(project) -> None:
     code = (
-        "import sys; from pathlib import Path; from halflabel.run import Run\n"
-        "from halflabel.review.scores import score_run; from halflabel.review import desk, server, pictures\n"
-        "from halflabel.questions import choose\n"
-        "s = score_run(Run.open(sys.argv[1]), Path(sys.argv[2]))\n"
-        "assert choose(s.scores, s.table, s.thresholds, 20, features=s.features)\n"
-        "assert pictures.Pictures(s.folder, s.paths).jpeg(0, 'small')\n"
+        "import sys; from pathlib import Path; from halflabel.runs.folder import RunFolder\n"
+        "from halflabel.review.scores import cached_scores; from halflabel.review import server, session, thumbnails\n"
+        "from halflabel.review.questions import choose_questions\n"
+        "s = cached_scores(RunFolder.open(sys.argv[1]), Path(sys.argv[2]))\n"
+        "assert choose_questions(s.scores, s.table, s.thresholds, 20, features=s.features)\n"
+        "assert thumbnails.Thumbnails(s.folder, s.paths).jpeg(0, 'small')\n"
         "assert 'torch' not in sys.modules, 'torch takes seconds'\n"
     )
     subprocess.run([sys.executable, "-c", code, str(project.run.folder), str(project.images)], check=True)
@@ -97,25 +101,25 @@ def test_kept_scores_are_read_without_torch(project) -> None:
 
 def test_damaged_scores_are_computed_again(small) -> None:
     run, images = small
-    first = score_run(run, images)
+    first = cached_scores(run, images)
     (run / "scores.parquet").write_bytes(b"PAR1 damaged")
-    assert np.allclose(score_run(run, images).scores, first.scores)
+    assert np.allclose(cached_scores(run, images).scores, first.scores)
 
 
 def test_what_is_missing_is_said(small, tmp_path) -> None:
     run, images = small
     with pytest.raises(UserError, match="is not a folder"):
-        score_run(run, tmp_path / "none")
+        cached_scores(run, tmp_path / "none")
     bare = RunFolder(tmp_path / "bare")
     bare.start(run.read_labels(), run.read_config())
     with pytest.raises(UserError, match="has no weights yet"):
-        score_run(bare, images)
+        cached_scores(bare, images)
 
 
 def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, monkeypatch) -> None:
     run, images = small
     trained, scored = [], []
-    fit, score = crossfit.fit, crossfit.score
+    fit, score = crossfit.fit, crossfit.score_source
 
     def spy_fit(model, method, source, known, settings):
         trained.append(set(known.images))
@@ -127,7 +131,7 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
 
     monkeypatch.setattr(crossfit, "fit", spy_fit)
     monkeypatch.setattr(crossfit, "score_source", spy_score)
-    found = cross_scores(run, images, folds=3)
+    found = crossfit_scores(run, images, folds=3)
     assert found is not None
     assert found.shape == (24, 10)
     assert not np.isnan(found).any()
@@ -138,7 +142,7 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
         assert not known & judged
         assert known | judged == names
     assert set.union(*scored) == names
-    assert cross_scores(run, images, folds=0) is None
+    assert crossfit_scores(run, images, folds=0) is None
 
 
 def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(small, tmp_path) -> None:
@@ -154,7 +158,7 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
         settings = Settings(epochs=3, lr=0.05, batch_size=8, device="cpu")
         shape = {"backbone": "tiny", "size": 32, "crop": 0.5, "copies": 2}
         run = untrained(tmp_path / kind, Config(method="srcr", options=options, settings=settings, **shape), table)
-        found[kind] = cross_scores(run, images, folds=2)
+        found[kind] = crossfit_scores(run, images, folds=2)
         assert len(list((tmp_path / kind).rglob("strong-*"))) == (2 if kind == "cr" else 0)
     assert not np.allclose(found["cr"], found["pl"], atol=1e-3)
     # The views are those of the run's own training, not of another least crop.
@@ -174,7 +178,7 @@ def test_names_that_are_no_text_are_kept(project) -> None:
     first = scored.table.images[0]
     (project.images / first).rename(place / first)
     paths = [f"{place.name}/{first}", None, *scored.paths[2:]]
-    kept._write(project.run, scored.table, project.images, paths, scored.scores, scored.features)
+    kept._write_cache(project.run, scored.table, project.images, paths, scored.scores, scored.features)
     again = project.scored()
     assert again.paths == paths
     assert np.array_equal(again.scores, scored.scores)
@@ -204,28 +208,52 @@ def test_maps_have_the_shape_of_the_photo_and_a_cold_one_is_said_to_be(small, mo
     from halflabel.models import class_maps as drawn
 
     run, images = small
-    pictures = Pictures(images, [f"train-{k:06}.png" for k in range(24)])
+    thumbnails = Thumbnails(images, [f"train-{k:06}.png" for k in range(24)])
     cells = np.full((1, 1, 2, 2), -1.0, np.float32)
     monkeypatch.setattr(drawn, "compute_class_maps", lambda *_: cells)
-    with pytest.raises(NothingSeen, match="no place"):
-        Maps(run, pictures).png(0, 3)
+    with pytest.raises(EmptyClassMap, match="no part"):
+        ClassMaps(run, thumbnails).png(0, 3)
     cells[0, 0, 0, 1] = 2.0  # hot on the right, above
-    alpha = np.asarray(Image.open(io.BytesIO(Maps(run, pictures).png(0, 3))).getchannel("A"))
+    alpha = np.asarray(Image.open(io.BytesIO(ClassMaps(run, thumbnails).png(0, 3))).getchannel("A"))
     assert alpha.shape == (128, 256)
     assert alpha.argmax() % 256 > 128
     assert alpha.max() == 200
     assert alpha[127, 0] == 0
-    with pytest.raises(NoPicture):
-        Maps(run, pictures).png(99, 3)
+    with pytest.raises(ImageUnavailable):
+        ClassMaps(run, thumbnails).png(99, 3)
 
 
 def test_maps_come_from_the_model(small) -> None:
     run, images = small
-    maps = Maps(run, Pictures(images, [f"train-{k:06}.png" for k in range(24)]))
+    maps = ClassMaps(run, Thumbnails(images, [f"train-{k:06}.png" for k in range(24)]))
     shown = 0
     for column in range(10):
         try:
             shown += Image.open(io.BytesIO(maps.png(1, column))).size == (256, 256)
-        except NoPicture:
+        except ImageUnavailable:
             continue
     assert shown > 0
+
+
+def test_labels_made_by_a_model_are_no_evidence(project) -> None:
+    """After fill and training, the labels that the model filled in count as unknown when questions are chosen."""
+    run, images, _ = project
+    before = project.scored()
+    rows = run.read_rows()
+    image, column = np.nonzero(before.table.dense() == 0)
+    value = np.where(before.scores[image, column] >= 0.5, 1, -1).astype(np.int8)
+    filled = Rows.build(rows.images, rows.classes, image, column, value, "model:bce:first")
+    run.write_labels(rows.append(filled))
+    assert (run.read_labels().dense() != 0).all()
+    kept._write_cache(run, before.table, images, before.paths, before.scores, before.features)
+    scored = project.scored()
+    assert scored.table == before.table
+    fits = [PositiveUnlabelled.fit(part.scores, *part.table.entries()) for part in (before, scored)]
+    assert fits[0] == fits[1]
+    for wrong in (False, True):
+        found = next_questions(run, images, 30, wrong=wrong, folds=0)
+        assert found.table == before.table
+        known = before.table.dense()
+        assert all((known[q.image, q.column] != 0) == wrong for q in found.questions)
+    expected = choose_questions(before.scores, before.table, before.thresholds, 30, features=before.features)
+    assert next_questions(run, images, 30).questions == expected

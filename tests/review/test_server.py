@@ -20,8 +20,8 @@ from halflabel.errors import UserError
 from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT
 from halflabel.review.security import HEADERS, TOKEN_HEADER, is_loopback
 from halflabel.review.server import make_app
-from halflabel.review.session import Desk, Share
-from halflabel.review.thumbnails import NoPicture, NothingSeen, Pictures, Shelf
+from halflabel.review.session import Proportion, ReviewSession
+from halflabel.review.thumbnails import ByteCache, EmptyClassMap, ImageUnavailable, Thumbnails
 
 TOKEN = "t" * 43
 PORT = 8765
@@ -31,32 +31,32 @@ SCRIPTS = sorted(
 
 
 def client_of(
-    desk: Desk, pictures: Pictures, host: str = "127.0.0.1", base: str = "127.0.0.1", maps=None
+    session: ReviewSession, thumbnails: Thumbnails, host: str = "127.0.0.1", base: str = "127.0.0.1", maps=None
 ) -> TestClient:
-    app = make_app(desk, pictures, maps, token=TOKEN, host=host, port=PORT)
+    app = make_app(session, thumbnails, maps, token=TOKEN, host=host, port=PORT)
     return TestClient(app, base_url=f"http://{base}:{PORT}", headers={TOKEN_HEADER: TOKEN})
 
 
 @pytest.fixture
-def desk(project):
-    made = project.desk()
+def session(project):
+    made = project.session()
     yield made
     made.answers.close()
 
 
 @pytest.fixture
-def client(project, desk) -> TestClient:
-    return client_of(desk, Pictures(project.images, desk.scored.paths))
+def client(project, session) -> TestClient:
+    return client_of(session, Thumbnails(project.images, session.scored.paths))
 
 
 def ask(client: TestClient, tab: str = "one", **more) -> list[dict]:
-    reply = client.post("/api/next", json={"tab": tab, **more})
+    reply = client.post("/api/questions", json={"tab": tab, **more})
     assert reply.status_code == 200, reply.text
     return reply.json()["questions"]
 
 
 def say(client: TestClient, *steps: dict) -> dict:
-    reply = client.post("/api/say", json={"tab": "one", "steps": list(steps)})
+    reply = client.post("/api/answers", json={"tab": "one", "steps": list(steps)})
     assert reply.status_code == 200, reply.text
     return reply.json()
 
@@ -68,7 +68,7 @@ def step(entry: int, value: int, key: str) -> dict:
 # ---- who is let in
 
 
-@pytest.mark.parametrize("path", ["/api/state", "/api/gallery?kind=missing", "/api/picture/x", "/api", "/api/nothing"])
+@pytest.mark.parametrize("path", ["/api/state", "/api/gallery?kind=missing", "/api/image/x", "/api", "/api/nothing"])
 def test_nothing_is_told_without_the_token(client, path) -> None:
     for given in ("", "t" * 42, TOKEN + "t"):
         assert client.get(path, headers={TOKEN_HEADER: given}).status_code == 401
@@ -89,8 +89,8 @@ def test_own_names_are_not(client, host) -> None:
     assert client.get("/api/state", headers={"Host": host}).status_code == 200
 
 
-def test_on_an_open_address_numbers_are_taken_and_names_are_not(project, desk) -> None:
-    client = client_of(desk, Pictures(project.images, desk.scored.paths), host="0.0.0.0")
+def test_on_an_open_address_numbers_are_taken_and_names_are_not(project, session) -> None:
+    client = client_of(session, Thumbnails(project.images, session.scored.paths), host="0.0.0.0")
     assert client.get("/", headers={"Host": f"192.168.1.4:{PORT}"}).status_code == 200
     assert client.get("/", headers={"Host": f"{socket.gethostname()}:{PORT}"}).status_code == 200
     assert client.get("/", headers={"Host": f"evil.example:{PORT}"}).status_code == 421
@@ -99,28 +99,28 @@ def test_on_an_open_address_numbers_are_taken_and_names_are_not(project, desk) -
 
 def test_foreign_pages_are_refused(client) -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "https://127.0.0.1:8765"):
-        assert client.post("/api/next", json={"tab": "x"}, headers={"Origin": origin}).status_code == 403
+        assert client.post("/api/questions", json={"tab": "x"}, headers={"Origin": origin}).status_code == 403
     assert client.get("/api/state", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert client.get("/api/state", headers={"Origin": f"http://127.0.0.1:{PORT}"}).status_code == 200
 
 
-def test_large_requests_are_refused_even_without_a_length(client, desk) -> None:
-    assert client.post("/api/say", content=b"x" * 70_000).status_code == 413
+def test_large_requests_are_refused_even_without_a_length(client, session) -> None:
+    assert client.post("/api/answers", content=b"x" * 70_000).status_code == 413
 
     def stream():
         for _ in range(70):
             yield b" " * 1000
 
-    assert client.post("/api/say", content=stream()).status_code == 413
-    assert desk.answers.count() == (0, 0)
+    assert client.post("/api/answers", content=stream()).status_code == 413
+    assert session.answers.count() == (0, 0)
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "HEAD"])
 def test_other_methods_are_refused(client, method) -> None:
-    assert client.request(method, "/api/say").status_code == 405
+    assert client.request(method, "/api/answers").status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/", *SCRIPTS, "/page.css", "/api/state", "/nothing", "/api/picture/x"])
+@pytest.mark.parametrize("path", ["/", *SCRIPTS, "/page.css", "/api/state", "/nothing", "/api/image/x"])
 def test_every_reply_tells_the_browser_what_it_may_do(client, path) -> None:
     reply = client.get(path)
     for name, value in HEADERS.items():
@@ -180,23 +180,23 @@ def test_there_are_no_pages_of_the_framework(client) -> None:
         {"steps": [step(0, 1, f"key-{k:08}") for k in range(201)]},
     ],
 )
-def test_senseless_steps_write_nothing(client, desk, body) -> None:
-    assert client.post("/api/say", json={"tab": "one", **body}).status_code == 422
-    assert desk.answers.count() == (0, 0)
+def test_senseless_steps_write_nothing(client, session, body) -> None:
+    assert client.post("/api/answers", json={"tab": "one", **body}).status_code == 422
+    assert session.answers.count() == (0, 0)
 
 
-# ---- pictures
+# ---- thumbnails
 
 
-def test_pictures_go_by_names_that_mean_nothing(client, desk) -> None:
+def test_pictures_go_by_names_that_mean_nothing(client, session) -> None:
     (question, *_) = ask(client, count=1)
     assert question["name"] not in question["image"]
-    reply = client.get(f"/api/picture/{question['image']}?size=small")
+    reply = client.get(f"/api/image/{question['image']}?size=small")
     assert reply.headers["content-type"] == "image/jpeg"
     assert Image.open(io.BytesIO(reply.content)).size == (64, 64)
     for path in ("0", question["name"], "..%2f..%2fetc%2fpasswd", "%2e%2e", "/etc/passwd", question["image"] + "0"):
-        assert client.get(f"/api/picture/{path}").status_code == 404
-    assert client.get(f"/api/picture/{question['image']}?size=huge").status_code == 422
+        assert client.get(f"/api/image/{path}").status_code == 404
+    assert client.get(f"/api/image/{question['image']}?size=huge").status_code == 422
 
 
 def test_links_that_leave_the_folder_are_refused(tmp_path) -> None:
@@ -209,12 +209,12 @@ def test_links_that_leave_the_folder_are_refused(tmp_path) -> None:
     os.symlink(inside / "own.png", inside / "alias.png")
     os.symlink(inside / "loop.png", inside / "loop.png")
     names = ["own.png", "link.png", "up/secret.png", "../secret.png", "alias.png", "loop.png", None, "up"]
-    pictures = Pictures(inside, [*names, str(tmp_path / "secret.png")])
+    thumbnails = Thumbnails(inside, [*names, str(tmp_path / "secret.png")])
     for good in (0, 4):
-        assert pictures.jpeg(good, "small")[:2] == b"\xff\xd8"
+        assert thumbnails.jpeg(good, "small")[:2] == b"\xff\xd8"
     for bad in (1, 2, 3, 5, 6, 7, 8, 9, -1):
-        with pytest.raises(NoPicture):
-            pictures.jpeg(bad, "small")
+        with pytest.raises(ImageUnavailable):
+            thumbnails.jpeg(bad, "small")
 
 
 def test_pictures_are_small_upright_and_without_metadata(tmp_path) -> None:
@@ -227,19 +227,19 @@ def test_pictures_are_small_upright_and_without_metadata(tmp_path) -> None:
     Image.fromarray(np.full((20, 30), 65535, np.uint16)).save(tmp_path / "c.png")
     (tmp_path / "d.jpg").write_bytes(b"\xff\xd8\xff damaged")
     (tmp_path / "e.png").write_text("<svg onload=alert(1)>")
-    pictures = Pictures(tmp_path, ["a.jpg", "b.png", "c.png", "d.jpg", "e.png"])
-    shown = Image.open(io.BytesIO(pictures.jpeg(0, "large")))
+    thumbnails = Thumbnails(tmp_path, ["a.jpg", "b.png", "c.png", "d.jpg", "e.png"])
+    shown = Image.open(io.BytesIO(thumbnails.jpeg(0, "large")))
     assert shown.size == (512, 1024)
-    assert b"home" not in pictures.jpeg(0, "large")
-    assert Image.open(io.BytesIO(pictures.jpeg(1, "small"))).getpixel((5, 5)) == (255, 255, 255)
-    assert Image.open(io.BytesIO(pictures.jpeg(2, "small"))).getpixel((5, 5)) == (255, 255, 255)
+    assert b"home" not in thumbnails.jpeg(0, "large")
+    assert Image.open(io.BytesIO(thumbnails.jpeg(1, "small"))).getpixel((5, 5)) == (255, 255, 255)
+    assert Image.open(io.BytesIO(thumbnails.jpeg(2, "small"))).getpixel((5, 5)) == (255, 255, 255)
     for bad in (3, 4):
-        with pytest.raises(NoPicture):
-            pictures.jpeg(bad, "small")
+        with pytest.raises(ImageUnavailable):
+            thumbnails.jpeg(bad, "small")
 
 
 def test_the_shelf_keeps_to_its_limit() -> None:
-    shelf, made = Shelf(100), []
+    shelf, made = ByteCache(100), []
 
     def make(key: int) -> bytes:
         made.append(key)
@@ -254,7 +254,7 @@ def test_the_shelf_keeps_to_its_limit() -> None:
 # ---- questions and answers
 
 
-def test_two_pages_never_hold_the_same_question(client, desk) -> None:
+def test_two_pages_never_hold_the_same_question(client, session) -> None:
     one = {q["entry"] for q in ask(client, "one", count=15)}
     two = {q["entry"] for q in ask(client, "two", count=15)}
     assert len(one) == len(two) == 15
@@ -266,37 +266,37 @@ def test_two_pages_never_hold_the_same_question(client, desk) -> None:
 
 def test_a_page_that_is_gone_gives_its_questions_back(project) -> None:
     now = [0.0]
-    desk = project.desk(clock=lambda: now[0])
-    held = {q["entry"] for q in desk.next("gone", 40)}
+    session = project.session(clock=lambda: now[0])
+    held = {q["entry"] for q in session.take_questions("gone", 40)}
     assert len(held) == 40
-    assert desk.next("here", 40) == []
+    assert session.take_questions("here", 40) == []
     now[0] = 60.0
-    desk.hold("here", held)  # not theirs to hold
+    session.renew("here", held)  # not theirs to hold
     now[0] = 91.0
-    assert {q["entry"] for q in desk.next("here", 40)} == held
-    desk.answers.close()
+    assert {q["entry"] for q in session.take_questions("here", 40)} == held
+    session.answers.close()
 
 
 def test_a_page_that_is_there_keeps_its_questions(project) -> None:
     now = [0.0]
-    desk = project.desk(clock=lambda: now[0])
-    held = [q["entry"] for q in desk.next("slow", 40)]
+    session = project.session(clock=lambda: now[0])
+    held = [q["entry"] for q in session.take_questions("slow", 40)]
     now[0] = 60.0
-    desk.hold("slow", held)
+    session.renew("slow", held)
     now[0] = 120.0
-    assert desk.next("quick", 40) == []
-    desk.say([("key-00000001", held[0], 1)])
-    desk.undo(["key-00000001"], "slow")  # shown again, so no other page is asked
-    assert desk.next("quick", 40) == []
-    desk.answers.close()
+    assert session.take_questions("quick", 40) == []
+    session.add_answers([("key-00000001", held[0], 1)])
+    session.undo(["key-00000001"], "slow")  # shown again, so no other page is asked
+    assert session.take_questions("quick", 40) == []
+    session.answers.close()
 
 
-def test_answers_count_once_and_can_be_taken_back(client, desk) -> None:
+def test_answers_count_once_and_can_be_taken_back(client, session) -> None:
     first, second = (q["entry"] for q in ask(client, count=2))
     after = say(client, step(first, 1, "key-00000001"), step(second, 0, "key-00000002"))
-    assert after["kept"] == ["key-00000001", "key-00000002"]
+    assert after["stored"] == ["key-00000001", "key-00000002"]
     assert (after["answered"], after["questions"]) == (2, 40)
-    assert after["said"] == {"present": 1, "absent": 0, "unsure": 1}
+    assert after["values"] == {"present": 1, "absent": 0, "unsure": 1}
     assert say(client, step(first, 1, "key-00000001"))["answered"] == 2
     assert first not in {q["entry"] for q in ask(client, count=60)}
     undo = {"kind": "undo", "key": "key-00000001", "entry": first}
@@ -304,14 +304,14 @@ def test_answers_count_once_and_can_be_taken_back(client, desk) -> None:
     assert first in {q["entry"] for q in ask(client, count=60)}
     # In one message: answered, taken back, answered otherwise.
     last = say(client, step(first, 1, "key-00000003"), {**undo, "key": "key-00000003"}, step(first, -1, "key-00000004"))
-    assert last["said"] == {"present": 0, "absent": 1, "unsure": 1}
-    (standing,) = desk.answers.standing((desk.images[first // 10], desk.classes[first % 10]))
-    assert standing.value == -1
-    assert standing.who == "me"
-    assert standing.score == pytest.approx(float(desk.scored.scores[first // 10, first % 10]))
+    assert last["values"] == {"present": 0, "absent": 1, "unsure": 1}
+    (current,) = session.answers.current((session.images[first // 10], session.classes[first % 10]))
+    assert current.value == -1
+    assert current.who == "me"
+    assert current.score == pytest.approx(float(session.scored.scores[first // 10, first % 10]))
 
 
-def test_filters_keep_their_word_and_leave_the_control_alone(client, desk) -> None:
+def test_filters_keep_their_word_and_leave_the_control_alone(client, session) -> None:
     label = next(q["class"] for q in ask(client, count=60) if q["why"] != "random check")
     for found in (ask(client, count=60, label=label), ask(client, count=60, one_class=True)):
         assert found
@@ -322,21 +322,21 @@ def test_filters_keep_their_word_and_leave_the_control_alone(client, desk) -> No
     assert ask(client, state="answered") == []
     say(client, step(entry, -1, "key-00000001"))
     assert [q["entry"] for q in ask(client, state="answered")] == [entry]
-    assert ask(client, state="absent")[0]["said"]["value"] == -1
+    assert ask(client, state="absent")[0]["answer"]["value"] == -1
     assert ask(client, state="present") == []
 
 
-def test_the_count_of_a_class_is_what_its_filter_shows(client, desk) -> None:
+def test_the_count_of_a_class_is_what_its_filter_shows(client, session) -> None:
     def counted() -> None:
         rows = client.get("/api/state").json()["classes"]
-        assert {row["name"] for row in rows} == {desk.classes[q.column] for q in desk.pool.values()}
+        assert {row["name"] for row in rows} == {session.classes[q.column] for q in session.pool.values()}
         for row in rows:
             for state in ("open", "present", "absent", "unsure"):
                 assert len(ask(client, count=60, label=row["name"], state=state)) == row[state]
 
     counted()
-    control = [e for e, q in desk.pool.items() if q.is_control]
-    others = [e for e, q in desk.pool.items() if not q.is_control]
+    control = [e for e, q in session.pool.items() if q.is_control]
+    others = [e for e, q in session.pool.items() if not q.is_control]
     chosen = [*control[:4], *others[:7]]
     say(client, *(step(e, at % 3 - 1, f"key-{at:08}") for at, e in enumerate(chosen)))
     counted()
@@ -345,15 +345,15 @@ def test_the_count_of_a_class_is_what_its_filter_shows(client, desk) -> None:
     assert sum(row["present"] + row["absent"] + row["unsure"] for row in rows) == 11
 
 
-def test_control_is_asked_first_and_not_named_as_what_it_is(client, desk) -> None:
+def test_control_is_asked_first_and_not_named_as_what_it_is(client, session) -> None:
     found = ask(client, count=40)
     assert [q["why"] for q in found[:20]] == ["random check"] * 20
     assert "random check" not in [q["why"] for q in found[20:]]
 
 
-def test_the_estimate_counts_control_answers_alone(client, desk, project) -> None:
+def test_the_estimate_counts_control_answers_alone(client, session, project) -> None:
     steps, right = [], {CONTROL_PRESENT: [], CONTROL_ABSENT: []}
-    for at, (entry, question) in enumerate(desk.pool.items()):
+    for at, (entry, question) in enumerate(session.pool.items()):
         value = int(project.truth[divmod(entry, 10)])
         if question.is_control:
             value = 0 if at == 0 else value
@@ -362,26 +362,26 @@ def test_the_estimate_counts_control_answers_alone(client, desk, project) -> Non
     found = say(client, *steps)["estimate"]
     for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT)):
         sure = [value for value in right[why] if value]
-        expected = Share.of(sure.count(1), len(sure))
+        expected = Proportion.estimate(sure.count(1), len(sure))
         assert found[name]["part"] == sure.count(1)
-        assert found[name]["of"] == len(sure)
+        assert found[name]["total"] == len(sure)
         assert found[name]["low"] == pytest.approx(expected.low)
         assert found[name]["unsure"] == right[why].count(0)
     assert found["precision"]["unsure"] + found["missed"]["unsure"] == 1
 
 
-def test_without_control_answers_there_is_no_estimate(client, desk) -> None:
-    asked = next(e for e, q in desk.pool.items() if not q.is_control)
+def test_without_control_answers_there_is_no_estimate(client, session) -> None:
+    asked = next(e for e, q in session.pool.items() if not q.is_control)
     estimate = say(client, step(asked, 1, "key-00000001"))["estimate"]
-    assert estimate["precision"]["of"] == 0
+    assert estimate["precision"]["total"] == 0
     assert estimate["precision"]["share"] is None
 
 
-def test_galleries_show_what_they_say(client, desk) -> None:
-    table = desk.scored.table
+def test_galleries_show_what_they_say(client, session) -> None:
+    table = session.scored.table
     missing = client.get("/api/gallery?kind=missing&count=60").json()
     assert missing["items"]
-    controls = {e for e, q in desk.pool.items() if q.is_control}
+    controls = {e for e, q in session.pool.items() if q.is_control}
     for item in missing["items"]:
         assert item["label"] == 0
         assert item["entry"] not in controls
@@ -399,47 +399,47 @@ def test_galleries_show_what_they_say(client, desk) -> None:
     assert {item["class"] for item in only} == {label}
 
 
-def test_another_process_is_noticed(client, desk) -> None:
-    from halflabel.review.answers import Answer, Answers
+def test_another_process_is_noticed(client, session) -> None:
+    from halflabel.review.answers import Answer, AnswerStore
 
     question = ask(client, count=1)[0]
-    other = Answers(desk.answers.path)
-    other.say([Answer("key-of-another", question["name"], question["class"], 1)], "you")
+    other = AnswerStore(session.answers.path)
+    other.add([Answer("key-of-another", question["name"], question["class"], 1)], "you")
     other.close()
     assert question["entry"] not in {q["entry"] for q in ask(client, count=60)}
     assert client.get("/api/state").json()["answered"] == 1
 
 
-def test_a_class_seen_nowhere_is_an_answer_and_not_a_fault(project, desk) -> None:
+def test_a_class_seen_nowhere_is_an_answer_and_not_a_fault(project, session) -> None:
     class Cold:
-        reason: Exception = NothingSeen("no place in this photo speaks for the class")
+        reason: Exception = EmptyClassMap("no place in this photo speaks for the class")
 
         def png(self, image: int, column: int) -> bytes:
             raise self.reason
 
-    pictures, maps = Pictures(project.images, desk.scored.paths), Cold()
-    client = client_of(desk, pictures, maps=maps)
+    thumbnails, maps = Thumbnails(project.images, session.scored.paths), Cold()
+    client = client_of(session, thumbnails, maps=maps)
     shown = ask(client)[0]
     reply = client.get(f"/api/map/{shown['image']}/{shown['column']}")
     assert (reply.status_code, reply.json()) == (200, {"nothing": "no place in this photo speaks for the class"})
-    maps.reason = NoPicture("damaged")
+    maps.reason = ImageUnavailable("damaged")
     assert client.get(f"/api/map/{shown['image']}/{shown['column']}").status_code == 404
 
 
-def test_the_grid_takes_the_class_that_has_most_to_show(client, desk) -> None:
-    open_ones = [entry % 10 for entry, question in desk.pool.items() if not question.is_control]
+def test_the_grid_takes_the_class_that_has_most_to_show(client, session) -> None:
+    open_ones = [entry % 10 for entry, question in session.pool.items() if not question.is_control]
     most = max(open_ones.count(column) for column in range(10))
     found = ask(client, count=60, one_class=True)
     assert len(found) == most > 1
 
 
-def test_a_full_disk_is_told_in_words(client, desk, monkeypatch) -> None:
+def test_a_full_disk_is_told_in_words(client, session, monkeypatch) -> None:
     def full(*_: object) -> int:
         raise UserError("answers.sqlite cannot be used for answers (database or disk is full)", "make room")
 
     entry = ask(client)[0]["entry"]
-    monkeypatch.setattr(desk.answers, "say", full)
-    reply = client.post("/api/say", json={"tab": "one", "steps": [step(entry, 1, "key-00000001")]})
+    monkeypatch.setattr(session.answers, "add", full)
+    reply = client.post("/api/answers", json={"tab": "one", "steps": [step(entry, 1, "key-00000001")]})
     assert reply.status_code == 503
     assert "disk is full" in reply.json()["error"]
     monkeypatch.undo()

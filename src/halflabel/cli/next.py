@@ -19,7 +19,7 @@ from halflabel.system.reporter import Reporter
 
 
 @app.command("next")
-def next_questions(
+def next_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")],
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
     count: Annotated[int, typer.Option(help="How many questions.", min=1)] = 200,
@@ -45,55 +45,46 @@ def next_questions(
     Example: halflabel next runs/first photos/ --count 500
     """
     from halflabel.labels.formats._csv import first_line
-    from halflabel.review.answers import answered
-    from halflabel.review.questions import COLUMNS, choose, doubtful, write_questions
-    from halflabel.review.scores import cross_scores, score_run
+    from halflabel.review.next import next_questions
+    from halflabel.review.questions import COLUMNS, write_questions
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
     if out.exists() and first_line(out) != ",".join(COLUMNS):
-        raise UserError(f"{out} is there already and holds no questions", "choose another --out")
+        raise UserError(f"{out} exists and is not a list of questions", "choose another --out")
     with Bar("scores") as bar:
-        scored = score_run(opened, images, Reporter(bar))
-    skip = answered(opened / "answers.sqlite", scored.table)
-    if wrong:
-        with Bar("scores") as bar:
-            apart = cross_scores(opened, images, folds, Reporter(bar))
-        if apart is not None:
-            console.print(f"Each label is judged by a head that was trained without it ({folds} folds)")
-            found = doubtful(apart, scored.table, count, how="cross-fitted score", per_image=per_image, skip=skip)
-        else:
-            held = int(scored.held_out.sum())
-            console.print(
-                f"{counted(held, 'held-out image is', 'held-out images are')} judged fairly; the others by a model "
-                "that has seen their labels and is slow to contradict them: `why` says which",
-                soft_wrap=True,
-            )
-            found = doubtful(
-                scored.scores, scored.table, count, trained_on=~scored.held_out, per_image=per_image, skip=skip
-            )
-    else:
-        found = choose(
-            scored.scores,
-            scored.table,
-            scored.thresholds,
+        found = next_questions(
+            opened,
+            images,
             count,
-            features=scored.features,
+            wrong=wrong,
             control=control,
             per_image=per_image,
-            skip=skip,
+            folds=folds,
             seed=seed,
+            reporter=Reporter(bar),
         )
-    write_questions(found, scored.table, out)
-    if not found:
+    if wrong and found.crossfitted:
+        console.print(f"Each label was scored by a head that was trained without it ({folds} folds)")
+    elif wrong:
+        console.print(
+            f"{counted(found.held_out, 'held-out image is', 'held-out images are')} scored without bias; the others by "
+            "a model that has seen their labels and rarely contradicts them: the column `why` says which",
+            soft_wrap=True,
+        )
+    questions = found.questions
+    write_questions(questions, found.table, out)
+    if not questions:
         console.print("No label looks wrong" if wrong else "Nothing is unknown: there is nothing to ask")
         return
-    kinds = Counter("control" if item.is_control else item.why.partition(",")[0].partition(";")[0] for item in found)
-    said = ", ".join(f"{many} {kind}" for kind, many in kinds.most_common())
-    classes = len({item.column for item in found})
+    kinds = Counter(
+        "control" if item.is_control else item.why.partition(",")[0].partition(";")[0] for item in questions
+    )
+    summary = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+    classes = len({item.column for item in questions})
     console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: {counted(len(found), 'question')} on "
-        f"{counted(classes, 'class', 'classes')} ({said})",
+        f"Wrote [bold]{escape(str(out))}[/]: {counted(len(questions), 'question')} on "
+        f"{counted(classes, 'class', 'classes')} ({summary})",
         soft_wrap=True,
     )
     words = ["halflabel", "review", str(run), str(images), "--questions", str(out)]

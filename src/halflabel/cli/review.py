@@ -44,7 +44,7 @@ def review(
 ) -> None:
     """Answer questions about images in the browser: y, n, u, and z takes back. Nothing leaves this machine.
 
-    Answers are kept as they are given. Then: halflabel review RUN --export all.csv --with-labels
+    Answers are stored as they are given. Then: halflabel review RUN --export all.csv --with-labels
 
     Example: halflabel review runs/first photos/ --questions questions.csv
     """
@@ -72,22 +72,22 @@ def _login() -> str:
 
 def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bool) -> None:
     from halflabel.labels import formats
-    from halflabel.review.answers import Answers
+    from halflabel.review.answers import AnswerStore
 
     if not place.exists():
         raise UserError(
             f"there are no answers yet ({place})", f"halflabel review {shlex.quote(str(run.folder))} photos/"
         )
     labels = run.read_rows()
-    store = Answers(place)
+    store = AnswerStore(place)
     try:
-        if out.exists() and not force and not store.exported(out, labels):
+        if out.exists() and not force and not store.is_export(out, labels):
             raise UserError(
                 f"{out} is there already and is no export of these answers",
                 "choose another name, or add --force to overwrite it",
             )
-        rows = store.rows(labels.images, labels.classes)
-        unsure = sum(item.value == 0 for item in store.standing())
+        rows = store.label_rows(labels.images, labels.classes)
+        unsure = sum(item.value == 0 for item in store.current())
     finally:
         store.close()
     present = int((rows.value > 0).sum())
@@ -108,12 +108,12 @@ def _serve(
     run: RunFolder, images: Path, questions: Path | None, place: Path, who: str, host: str, port: int | None
 ) -> None:
     from halflabel.review import server
-    from halflabel.review.answers import Answers, answered
-    from halflabel.review.questions import choose, read_questions
-    from halflabel.review.scores import score_run
+    from halflabel.review.answers import AnswerStore, answered_entries
+    from halflabel.review.questions import choose_questions, read_questions
+    from halflabel.review.scores import cached_scores
     from halflabel.review.security import is_loopback
-    from halflabel.review.session import Desk
-    from halflabel.review.thumbnails import Maps, Pictures
+    from halflabel.review.session import ReviewSession
+    from halflabel.review.thumbnails import ClassMaps, Thumbnails
     from halflabel.system.sockets import open_socket
 
     # Whatever can be refused is refused before images are scored, which may take long.
@@ -123,16 +123,19 @@ def _serve(
     found = read_questions(questions, run.read_labels()) if questions is not None else None
     ports = (server.PORT, 0) if port is None else (port,)
     with open_socket(host, *ports) as listening:
-        scored = score_run(run, images, Reporter(Bar("scores")))
-        store = Answers(place)
+        with Bar("scores") as bar:
+            scored = cached_scores(run, images, Reporter(bar))
+        store = AnswerStore(place)
         try:
             if found is None:
-                skip = answered(place, scored.table)
-                found = choose(scored.scores, scored.table, scored.thresholds, 200, features=scored.features, skip=skip)
+                skip = answered_entries(place, scored.table)
+                found = choose_questions(
+                    scored.scores, scored.table, scored.thresholds, 200, features=scored.features, skip=skip
+                )
             if not found:
                 raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
-            desk = Desk(scored, found, store, who=who, run=run.folder.resolve().name)
-            pictures = Pictures(images, scored.paths)
+            session = ReviewSession(scored, found, store, who=who, run=run.folder.resolve().name)
+            thumbnails = Thumbnails(images, scored.paths)
             token = server.new_token()
             number = listening.getsockname()[1]
             if not is_loopback(host):
@@ -141,7 +144,7 @@ def _serve(
                     "encrypted: whoever sees the address or the network can see your photos and answer for you",
                     soft_wrap=True,
                 )
-            app = server.make_app(desk, pictures, Maps(run, pictures), token=token, host=host, port=number)
+            app = server.make_app(session, thumbnails, ClassMaps(run, thumbnails), token=token, host=host, port=number)
             shown = f"[{host}]" if ":" in host else host
             # Plain print: no line break and no markup in an address that people click on or copy.
             print(f"{counted(len(found), 'question')}. Open  http://{shown}:{number}/#{token}", flush=True)

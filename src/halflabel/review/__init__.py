@@ -1,1 +1,1 @@
-"""The review page: a person answers questions about images, on this machine, and the answers become label rows."""
+"""Reviewing labels: choose questions, ask them on a local web page, and store the answers as label rows."""

@@ -1,4 +1,4 @@
-"""Answers: what people said, in one SQLite file. Rows are only ever added, so that undo and history are free."""
+"""People's answers in one SQLite file. Rows are only ever added, which gives undo and a full history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-__all__ = ["SOURCE", "Answer", "Answers", "Standing", "answered"]
+__all__ = ["SOURCE", "Answer", "AnswerStore", "CurrentAnswer", "answered_entries"]
 
 SOURCE = "person"
 
@@ -26,19 +26,19 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS project (id TEXT NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS answer (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
-    key TEXT NOT NULL UNIQUE,   -- made by the page: said twice is said once
+    key TEXT NOT NULL UNIQUE,   -- made by the page: an answer sent twice is stored once
     image TEXT NOT NULL,
     class TEXT NOT NULL,
     value INTEGER NOT NULL CHECK (value IN (-1, 0, 1)),  -- absent, unsure, present
     who TEXT NOT NULL,
     at TEXT NOT NULL,           -- UTC
-    score REAL,                 -- the model's, when it was asked
-    why TEXT NOT NULL,          -- why it was asked
+    score REAL,                 -- of the model, when the question was asked
+    why TEXT NOT NULL,          -- why the question was asked
     run TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS undo (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
-    answer TEXT NOT NULL UNIQUE, -- the key of what is taken back
+    answer TEXT NOT NULL UNIQUE, -- the key of the answer that is undone
     who TEXT NOT NULL,
     at TEXT NOT NULL
 );
@@ -48,7 +48,7 @@ _VERSION = 1
 
 
 class Answer(NamedTuple):
-    """One thing a person said: value +1 present, −1 absent, 0 unsure."""
+    """An answer to store: value +1 present, −1 absent, 0 unsure."""
 
     key: str
     image: str
@@ -58,8 +58,8 @@ class Answer(NamedTuple):
     why: str = ""
 
 
-class Standing(NamedTuple):
-    """What holds for one entry after all answers and undos."""
+class CurrentAnswer(NamedTuple):
+    """The answer that holds for an entry after all answers and undos."""
 
     key: str
     image: str
@@ -72,10 +72,10 @@ class Standing(NamedTuple):
     run: str
 
 
-class Answers:
-    """A file of answers. What `say` and `undo` return from is on the disk, whatever happens to the machine then.
+class AnswerStore:
+    """A file of answers. When `add` or `undo` returns, the change is on the disk and survives a power failure.
 
-    Write-ahead log, synced at each commit; several pages and several processes may write at once.
+    SQLite with a write-ahead log, synced at each commit; several threads and processes may write at once.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -86,7 +86,7 @@ class Answers:
             self._db = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            # Several statements, each its own transaction: two that open a new file at once may both make it.
+            # One transaction per statement: two processes may create the same file at once.
             for statement in _SCHEMA.split(";\n"):
                 self._db.execute(statement)
             self._db.execute("BEGIN IMMEDIATE")
@@ -94,7 +94,7 @@ class Answers:
                 self._db.execute("INSERT INTO project VALUES (?, ?)", (uuid.uuid4().hex, _VERSION))
             self._db.execute("COMMIT")
             self.project, version = self._db.execute("SELECT id, version FROM project").fetchone()
-        except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # a damaged file brings odd values, and texts
+        except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # a damaged file may hold any value
             raise UserError(
                 f"{self.path} cannot be used for answers ({error})", "name another file: --answers"
             ) from None
@@ -105,10 +105,10 @@ class Answers:
     def close(self) -> None:
         self._db.close()
 
-    def say(self, answers: Iterable[Answer], who: str, run: str = "") -> int:
-        """Add answers in one transaction; those whose key is known are passed over. Returns how many were new."""
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        rows = [(a.key, a.image, a.label, a.value, who, at, a.score, a.why, run) for a in answers]
+    def add(self, answers: Iterable[Answer], who: str, run: str = "") -> int:
+        """Add answers in one transaction; known keys are skipped. Returns the number of new answers."""
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        rows = [(a.key, a.image, a.label, a.value, who, time, a.score, a.why, run) for a in answers]
         return self._write(
             "INSERT INTO answer (key, image, class, value, who, at, score, why, run) VALUES (?,?,?,?,?,?,?,?,?) "
             "ON CONFLICT (key) DO NOTHING",
@@ -116,15 +116,15 @@ class Answers:
         )
 
     def undo(self, keys: Iterable[str], who: str) -> int:
-        """Take answers back by their keys, whoever gave them; what was said before them holds again."""
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        """Undo answers by their keys, whoever gave them; the answers before them hold again."""
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
         return self._write(
             "INSERT INTO undo (answer, who, at) VALUES (?,?,?) ON CONFLICT (answer) DO NOTHING",
-            [(key, who, at) for key in keys],
+            [(key, who, time) for key in keys],
         )
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
-        with self._lock, self._sound():
+        with self._lock, self._explain_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 before = self._db.total_changes
@@ -132,106 +132,111 @@ class Answers:
                 self._db.execute("COMMIT")
                 return self._db.total_changes - before
             except BaseException:
-                if self._db.in_transaction:  # a damaged file may have ended it
+                if self._db.in_transaction:  # SQLite may have ended it already
                     self._db.execute("ROLLBACK")
                 raise
 
     @contextmanager
-    def _sound(self) -> Iterator[None]:
-        """Say in words that the file is damaged, or that it cannot be written."""
+    def _explain_errors(self) -> Iterator[None]:
+        """Turn SQLite errors into a UserError: the file is damaged or cannot be written."""
         try:
             yield
         except (sqlite3.Error, ValueError) as error:
             if isinstance(error, sqlite3.IntegrityError) and "CHECK" in str(error):
-                raise  # a value that is none is the caller's mistake, not the file's
-            full = "disk is full" in str(error)
-            fix = "make room on its disk" if full else "put back a copy, or name another file: --answers"
+                raise  # the caller passed an invalid value; the file is fine
+            is_full = "disk is full" in str(error)
+            fix = "free space on its disk" if is_full else "restore a copy, or name another file: --answers"
             raise UserError(f"{self.path} cannot be used for answers ({error})", fix) from None
 
-    def standing(self, entry: tuple[str, str] | None = None) -> list[Standing]:
-        """The answers that hold, oldest first, of one (image, class) or of all: each the last one not taken back."""
-        only = "AND image = ? AND class = ? " if entry is not None else ""
+    def current(self, entry: tuple[str, str] | None = None) -> list[CurrentAnswer]:
+        """Return the last answer per entry that was not undone, oldest first, for one (image, class) or for all."""
+        condition = "AND image = ? AND class = ? " if entry is not None else ""
         query = (
             "SELECT key, image, class, value, score, why, who, at, run FROM answer WHERE number IN "
-            f"(SELECT MAX(number) FROM answer WHERE key NOT IN (SELECT answer FROM undo) {only}GROUP BY image, class) "
-            "ORDER BY number"
+            "(SELECT MAX(number) FROM answer WHERE key NOT IN (SELECT answer FROM undo) "
+            f"{condition}GROUP BY image, class) ORDER BY number"
         )
-        with self._lock, self._sound(), closing(self._db.execute(query, entry or ())) as found:
-            standing = [Standing(*row) for row in found]
-            for item in standing:
+        with self._lock, self._explain_errors(), closing(self._db.execute(query, entry or ())) as rows:
+            answers = [CurrentAnswer(*row) for row in rows]
+            for item in answers:
                 if item.value not in (-1, 0, 1) or not all(isinstance(text, str) for text in (item.image, item.label)):
-                    raise ValueError("a row is no answer")
-            return standing
+                    raise ValueError("a row is not an answer")
+            return answers
 
     def version(self) -> int:
-        """A number that changes when another process writes."""
-        with self._lock, self._sound():
+        """Return a number that changes when another process writes."""
+        with self._lock, self._explain_errors():
             return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
     def count(self) -> tuple[int, int]:
-        """How many answers and how many undos were ever written."""
-        with self._lock, self._sound():
-            said = self._db.execute("SELECT COUNT(*) FROM answer").fetchone()[0]
-            undone = self._db.execute("SELECT COUNT(*) FROM undo").fetchone()[0]
-        return int(said), int(undone)
+        """Return the number of answers and of undos ever written."""
+        with self._lock, self._explain_errors():
+            answers = self._db.execute("SELECT COUNT(*) FROM answer").fetchone()[0]
+            undos = self._db.execute("SELECT COUNT(*) FROM undo").fetchone()[0]
+        return int(answers), int(undos)
 
-    def ever(self) -> set[tuple[str, str, int]]:
-        """All (image, class, value) that were ever said, whether they still hold or not."""
-        with self._lock, self._sound(), closing(self._db.execute("SELECT image, class, value FROM answer")) as found:
-            return set(found)
+    def history(self) -> set[tuple[str, str, int]]:
+        """Return all (image, class, value) ever answered, undone or not."""
+        with (
+            self._lock,
+            self._explain_errors(),
+            closing(self._db.execute("SELECT image, class, value FROM answer")) as rows,
+        ):
+            return set(rows)
 
-    def exported(self, path: Path, labels: Rows) -> bool:
-        """Whether a file is an export of these answers, alone or after `labels`: whatever it says was said here."""
+    def is_export(self, path: Path, labels: Rows) -> bool:
+        """Whether a file is an export of these answers, alone or after `labels`; it may then be overwritten safely."""
         from halflabel.labels import formats
 
         try:
             rows = formats.read(path, format="long").rows
         except UserError:
             return False
-        ever, many = self.ever(), len(labels)
+        history, label_count = self.history(), len(labels)
 
-        def is_said(first: int) -> bool:
+        def are_answers(first: int) -> bool:
+            """Whether all rows from `first` on were answered here."""
             if any(rows.sources[number] != SOURCE for number in np.unique(rows.source[first:])):
                 return False
             entries = (part[first:].tolist() for part in (rows.image, rows.column, rows.value))
-            return all((rows.images[i], rows.classes[c], v) in ever for i, c, v in zip(*entries, strict=True))
+            return all((rows.images[i], rows.classes[c], v) in history for i, c, v in zip(*entries, strict=True))
 
-        if is_said(0):
+        if are_answers(0):
             return True
-        image = labels.images.index(rows.images.array)[rows.image[:many]]
-        column = labels.classes.index(rows.classes.array)[rows.column[:many]]
-        same = ((image, labels.image), (column, labels.column), (rows.value[:many], labels.value))
-        return len(rows) > many and all(np.array_equal(a, b) for a, b in same) and is_said(many)
+        image = labels.images.index(rows.images.array)[rows.image[:label_count]]
+        column = labels.classes.index(rows.classes.array)[rows.column[:label_count]]
+        same = ((image, labels.image), (column, labels.column), (rows.value[:label_count], labels.value))
+        return len(rows) > label_count and all(np.array_equal(a, b) for a, b in same) and are_answers(label_count)
 
-    def rows(self, images: Names, classes: Names) -> Rows:
-        """Label rows of the standing answers, source "person". Unsure says nothing, and so leaves earlier labels alone.
+    def label_rows(self, images: Names, classes: Names) -> Rows:
+        """Return the current answers as label rows with source "person"; unsure answers are left out.
 
-        Images and classes keep the places they have in the run's labels; answers about others are refused.
+        Image and class indices are those of the run's labels; answers about other names are refused.
         """
-        said = [item for item in self.standing() if item.value]
-        image, column = images.index([item.image for item in said]), classes.index([item.label for item in said])
-        for kind, at, names in (
-            ("image", image, [item.image for item in said]),
-            ("class", column, [item.label for item in said]),
+        answers = [item for item in self.current() if item.value]
+        image, column = images.index([item.image for item in answers]), classes.index([item.label for item in answers])
+        for kind, indices, names in (
+            ("image", image, [item.image for item in answers]),
+            ("class", column, [item.label for item in answers]),
         ):
-            if (at < 0).any():
-                name = names[int(np.flatnonzero(at < 0)[0])]
+            if (indices < 0).any():
+                name = names[int(np.flatnonzero(indices < 0)[0])]
                 raise UserError(
-                    f"{self.path} speaks of the {kind} {name!r}, which the run does not know", "name its run"
+                    f"{self.path} has an answer for the {kind} {name!r}, which the run does not have", "name its run"
                 )
-        value = np.array([item.value for item in said], np.int8)
+        value = np.array([item.value for item in answers], np.int8)
         return Rows.build(images, classes, image, column, value, SOURCE)
 
 
-def answered(path: Path, table: LabelTable) -> list[tuple[int, int]]:
-    """The entries of a table that a file of answers speaks of, unsure ones too; none where there is no file."""
+def answered_entries(path: Path, table: LabelTable) -> list[tuple[int, int]]:
+    """Return the entries of a table that are answered in a file, unsure ones too; empty where the file is missing."""
     if not path.exists():
         return []
-    store = Answers(path)
+    store = AnswerStore(path)
     try:
-        said = store.standing()
+        answers = store.current()
     finally:
         store.close()
-    image = table.images.index([item.image for item in said])
-    column = table.classes.index([item.label for item in said])
+    image = table.images.index([item.image for item in answers])
+    column = table.classes.index([item.label for item in answers])
     return [(int(i), int(c)) for i, c in zip(image, column, strict=True) if i >= 0 and c >= 0]

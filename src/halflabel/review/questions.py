@@ -1,6 +1,6 @@
-"""Questions: which (image, class) entries a person should look at next, and which known labels look wrong.
+"""Choose questions: which (image, class) entries a person should look at, and which known labels look wrong.
 
-Choosing needs NumPy alone, so that a page of questions opens at once; scoring images needs torch.
+This module needs only NumPy, so that the review page starts quickly; scoring images needs torch.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ __all__ = [
     "CONTROL_ABSENT",
     "CONTROL_PRESENT",
     "Question",
-    "choose",
-    "doubtful",
-    "likely",
+    "choose_questions",
+    "doubtful_labels",
+    "likely_positives",
     "read_questions",
     "write_questions",
 ]
 
 CONTROL = "control"
-CONTROL_PRESENT = "control: called present"  # drawn at random from the unknown entries at or above their threshold
-CONTROL_ABSENT = "control: called absent"  # … and from those below
+CONTROL_PRESENT = "control: called present"  # random sample of unknown entries at or above their threshold
+CONTROL_ABSENT = "control: called absent"  # random sample of unknown entries below their threshold
 COLUMNS = ("image", "class", "probability", "why")
 
-_CONTROL = 0x6374726C  # what the random numbers of the control are for
-_ALIKE = 0.97  # cosine of centred features from which two photos count as one
-_MOST_KEPT = 64  # candidates of a class
+_CONTROL_STREAM = 0x6374726C  # random stream of the control sample
+_DUPLICATE_COSINE = 0.97  # of centred features, from which on two photos count as duplicates
+_CANDIDATES = 64  # kept per class
 
 
 class Question(NamedTuple):
-    """One entry to ask about, by image and class number, with the probability that the class is present."""
+    """An entry to ask about, by image and class index, with the probability that the class is present."""
 
     image: int
     column: int
@@ -54,19 +54,19 @@ class Question(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether it was drawn at random, so that its answer may be counted for estimates."""
+        """Whether the entry was drawn at random, so that its answer counts for unbiased estimates."""
         return self.why.startswith(CONTROL)
 
 
-class _Least:
-    """The `most` entries of each group with the least cost, of equal ones the first; images come in ascending order.
+class _LowestCost:
+    """Collects the `most` entries of each group with the lowest cost; ties go to the first image.
 
-    Memory: about 60 bytes for each of groups · most, and for the entries of a block.
+    Blocks must come in ascending order of images. Memory: about 60 bytes per kept entry and per entry of a block.
     """
 
     def __init__(self, groups: int, most: int, highest: Any) -> None:
         self.most = most
-        self.limit = np.full(groups, highest)  # only what costs less is of interest
+        self.limit = np.full(groups, highest)  # only entries below can still enter
         self.group, self.image, self.column = (np.zeros(0, np.int64) for _ in range(3))
         self.cost = self.limit[:0]
 
@@ -77,19 +77,19 @@ class _Least:
         self.column, self.cost = np.concatenate([self.column, column]), np.concatenate([self.cost, cost])
         order = np.lexsort((self.column, self.image, self.cost, self.group))
         group = self.group[order]
-        place = np.arange(len(order)) - np.searchsorted(group, group)
-        last = order[place == self.most - 1]
+        rank = np.arange(len(order)) - np.searchsorted(group, group)
+        last = order[rank == self.most - 1]
         self.limit[self.group[last]] = self.cost[last]
-        order = order[place < self.most]
+        order = order[rank < self.most]
         self.group, self.image, self.column = self.group[order], self.image[order], self.column[order]
         self.cost = self.cost[order]
 
-    def of(self, group: int) -> slice:
-        """Where the entries of a group are, the least cost first."""
+    def group_slice(self, group: int) -> slice:
+        """Return where the entries of a group are, lowest cost first."""
         return slice(*np.searchsorted(self.group, (group, group + 1)).tolist())
 
 
-def choose(
+def choose_questions(
     scores: NDArray[Any],
     table: LabelTable,
     thresholds: NDArray[Any],
@@ -101,77 +101,77 @@ def choose(
     skip: Iterable[tuple[int, int]] = (),
     seed: int = 0,
 ) -> list[Question]:
-    """The unknown entries most worth asking about; scores (N, C) calibrated, features (N, D) or none.
+    """Return the unknown entries most worth asking about; scores (N, C) calibrated, features (N, D) or None.
 
-    An answer is worth what it is expected to add to a class, and the more is known of a class the less each adds:
+    The worth of an answer is what it is expected to add to a class; it falls as more of the class is known:
 
         worth(i, c) = q_ic / (n_c + Σ q of the entries of c chosen so far)
 
-    with q = `presence` where unknown entries are taken for absent in training (a "no" then tells nothing new), and
-    q (1 − q) + q / 4 where the known labels are a fair sample (both answers teach). n_c = known positives. So rare
-    classes come first and give way as they fill. At most `per_image` questions per image, and none about a photo all
-    but equal to one already asked about for the class. The share `control` is drawn at random, half from the entries
-    at or above their threshold and half from the others, and marked. `skip` are entries answered already.
+    with q = `presence` where training takes unknown entries for absent (a "no" then teaches nothing new), and
+    q (1 − q) + q / 4 where the known labels are a fair sample (both answers teach). n_c = known positives. Rare classes
+    therefore come first, until they fill. At most `per_image` questions per image, and none about a near-duplicate of
+    a photo already asked about for the class. The share `control` is drawn at random, half from the entries at or
+    above their threshold and half from the others, and marked. `skip` lists entries that are answered already.
 
-    The control comes first, in random order: whenever answering stops, what was answered of it is a random sample. Then
-    class after class.
+    The control sample comes first, in random order, so that its answered part is a random sample whenever answering
+    stops. The other questions follow class by class.
     """
     if count < 1 or not 0 <= control <= 1 or per_image < 1:
         raise UserError(
-            f"{count} questions, a control share of {control:g} and {per_image} per image make no list",
+            f"no list can have {count} questions, a control share of {control:g} and {per_image} questions per image",
             "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
         )
     fit = PositiveUnlabelled.fit(scores, *table.entries())
-    drawn, open_ = _survey(scores, table, thresholds, fit, min(round(control * count), count), count, skip, seed)
-    chosen = _control(drawn, seed)
+    drawn, open_ = _scan_entries(scores, table, thresholds, fit, min(round(control * count), count), count, skip, seed)
+    chosen = _control_sample(drawn, seed)
     positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
-    looks = _Looks.of(features)
-    picked = _greedy(open_, chosen, scores, fit, positives, count - len(chosen), per_image, looks)
-    few = np.median(positives)
-    asked = [Question(i, c, q, _why(q, bool(positives[c] < few))) for i, c, q in picked]
+    centred = _CentredFeatures.of(features)
+    picked = _pick_greedily(open_, chosen, scores, fit, positives, count - len(chosen), per_image, centred)
+    median = np.median(positives)
+    asked = [Question(i, c, q, _reason(q, bool(positives[c] < median))) for i, c, q in picked]
     worth = [float(fit.answer_value(item.probability)) for item in asked]
     q = fit.probabilities(np.array([scores[item.image, item.column] for item in chosen], scores.dtype)).tolist()
     return [item._replace(probability=p) for item, p in zip(chosen, q, strict=True)] + _by_class(asked, worth)
 
 
-class _Open(NamedTuple):
-    """The unknown entries: how many of each class (C,), the best of each, and all of one."""
+class _OpenEntries(NamedTuple):
+    """The unknown entries: their number per class (C,), the best of each class, and a way to get all of a class."""
 
-    left: NDArray[np.int64]
-    best: _Least
-    whole: Callable[[int], tuple[NDArray[np.int64], NDArray[np.float64]]]  # images of a class by cost, and the costs
+    remaining: NDArray[np.int64]
+    best: _LowestCost
+    all_of_class: Callable[[int], tuple[NDArray[np.int64], NDArray[np.float64]]]  # images by cost, and the costs
 
 
-def _survey(
+def _scan_entries(
     scores: NDArray[Any],
     table: LabelTable,
-    cuts: NDArray[Any],
+    thresholds: NDArray[Any],
     fit: PositiveUnlabelled,
     control: int,
     count: int,
     skip: Iterable[tuple[int, int]],
     seed: int,
-) -> tuple[_Least, _Open]:
-    """Look at all entries once: a random sample below (0) and at or above (1) their threshold, and what is open."""
+) -> tuple[_LowestCost, _OpenEntries]:
+    """Scan all entries once; return a random sample below (group 0) and above (1) the threshold, and open entries."""
     classes = len(table.classes)
-    answered = _entries(skip)
+    answered = _sorted_entries(skip)
     names = hash_names(table.images.array)
-    drawn = _Least(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
-    best = _Least(classes, min(max(_MOST_KEPT, 2 * count // max(classes, 1)), len(table)), np.inf)
-    left = np.zeros(classes, np.int64)
-    for index, found, unknown in _open_entries(scores, table, answered):
-        left += unknown.sum(0)
-        cost = -fit.answer_value(fit.probabilities(found))
+    drawn = _LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
+    best = _LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
+    remaining = np.zeros(classes, np.int64)
+    for index, block, unknown in _open_blocks(scores, table, answered):
+        remaining += unknown.sum(0)
+        cost = -fit.answer_value(fit.probabilities(block))
         row, column = np.nonzero(unknown & (cost < best.limit))
         best.add(column, index[row], column, cost[row, column])
         if control:
-            key = bits(seed, _CONTROL, names[index][:, None], np.arange(classes)[None, :])
+            key = bits(seed, _CONTROL_STREAM, names[index][:, None], np.arange(classes)[None, :])
             with np.errstate(invalid="ignore"):
-                called = found >= cuts
-            row, column = np.nonzero(unknown & (key < np.where(called, drawn.limit[1], drawn.limit[0])))
-            drawn.add(called[row, column].astype(np.int64), index[row], column, key[row, column])
+                is_above = block >= thresholds
+            row, column = np.nonzero(unknown & (key < np.where(is_above, drawn.limit[1], drawn.limit[0])))
+            drawn.add(is_above[row, column].astype(np.int64), index[row], column, key[row, column])
 
-    def whole(c: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def all_of_class(c: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         q = fit.probabilities(np.asarray(scores[:, c]))
         q[np.searchsorted(table.start, np.flatnonzero(table.column == c), side="right") - 1] = np.nan
         q[answered[answered[:, 1] == c, 0]] = np.nan
@@ -179,113 +179,118 @@ def _survey(
         order = np.argsort(cost, kind="stable")[: int((~np.isnan(cost)).sum())]  # NaN comes last
         return order, cost[order]
 
-    return drawn, _Open(left, best, whole)
+    return drawn, _OpenEntries(remaining, best, all_of_class)
 
 
-def _control(drawn: _Least, seed: int) -> list[Question]:
-    """A random sample of the unknown entries, half from each side of the threshold; chosen by names and seed alone."""
-    count, strata = drawn.most, ((CONTROL_PRESENT, drawn.of(1)), (CONTROL_ABSENT, drawn.of(0)))
-    have = [part.stop - part.start for _, part in strata]
-    first = min(have[0], max(count - count // 2, count - have[1]))
-    found: list[Question] = []
-    for (why, part), many in zip(strata, (first, min(have[1], count - first)), strict=True):
-        image, column = (values[part][:many].tolist() for values in (drawn.image, drawn.column))
-        found += [Question(i, c, math.nan, why) for i, c in zip(image, column, strict=True)]
-    # In an order of its own: by their keys, the smaller of the two samples would come last.
-    mixed = bits(seed, _CONTROL + 1, np.arange(len(found)))
-    return [found[k] for k in np.argsort(mixed, kind="stable")]
+def _control_sample(drawn: _LowestCost, seed: int) -> list[Question]:
+    """Return a random sample of the unknown entries, half from each side of the threshold.
+
+    It depends only on the image names, the class indices and the seed.
+    """
+    count, strata = drawn.most, ((CONTROL_PRESENT, drawn.group_slice(1)), (CONTROL_ABSENT, drawn.group_slice(0)))
+    sizes = [part.stop - part.start for _, part in strata]
+    above = min(sizes[0], max(count - count // 2, count - sizes[1]))
+    sample: list[Question] = []
+    for (why, part), number in zip(strata, (above, min(sizes[1], count - above)), strict=True):
+        image, column = (values[part][:number].tolist() for values in (drawn.image, drawn.column))
+        sample += [Question(i, c, math.nan, why) for i, c in zip(image, column, strict=True)]
+    # A separate random order: sorted by the sampling keys, the smaller of the two samples would come last.
+    shuffle = bits(seed, _CONTROL_STREAM + 1, np.arange(len(sample)))
+    return [sample[k] for k in np.argsort(shuffle, kind="stable")]
 
 
-def _greedy(
-    open_: _Open,
+def _pick_greedily(
+    open_: _OpenEntries,
     taken: Sequence[Question],
     scores: NDArray[Any],
     fit: PositiveUnlabelled,
     positives: NDArray[Any],
     count: int,
     per_image: int,
-    looks: _Looks | None,
+    centred: _CentredFeatures | None,
 ) -> list[tuple[int, int, float]]:
-    """Entries in the order of their worth; a class's worth falls as it fills, so a heap holds its best candidate."""
-    shut = {(item.image, item.column) for item in taken}
+    """Pick entries by worth; the worth of a class falls with every pick, so a heap holds each class's best candidate."""
+    excluded = {(item.image, item.column) for item in taken}
     filled = np.maximum(positives, 1).astype(np.float64)
     asked: Counter[int] = Counter()
-    seen: list[list[NDArray[np.float32]]] = [[] for _ in filled]
+    asked_features: list[list[NDArray[np.float32]]] = [[] for _ in filled]
 
     def candidates(c: int) -> Iterator[tuple[int, float]]:
-        """(image, cost) of a class: first those kept, and all when they are used up, which near-duplicates bring on."""
-        part = open_.best.of(c)
+        """Yield (image, cost) of a class: the kept candidates, then all others if near-duplicates used them up."""
+        part = open_.best.group_slice(c)
         image, cost = open_.best.image[part], open_.best.cost[part]
-        yield from ((i, each) for i, each in zip(image.tolist(), cost.tolist(), strict=True) if (i, c) not in shut)
-        if len(image) < open_.left[c]:
-            more, costs = (values[len(image) :] for values in open_.whole(c))
-            yield from ((int(i), float(each)) for i, each in zip(more, costs, strict=True) if (i, c) not in shut)
+        yield from ((i, each) for i, each in zip(image.tolist(), cost.tolist(), strict=True) if (i, c) not in excluded)
+        if len(image) < open_.remaining[c]:
+            others, costs = (values[len(image) :] for values in open_.all_of_class(c))
+            yield from ((int(i), float(each)) for i, each in zip(others, costs, strict=True) if (i, c) not in excluded)
 
     waiting = [candidates(c) for c in range(len(filled))]
     heap: list[tuple[float, int, int, float]] = []
 
-    def wait(c: int) -> None:
+    def push_next(c: int) -> None:
         if (following := next(waiting[c], None)) is not None:
             heapq.heappush(heap, (following[1] / float(filled[c]), c, *following))
 
     for c in range(len(filled)):
-        wait(c)
-    found: list[tuple[int, int, float]] = []
-    while heap and len(found) < count:
+        push_next(c)
+    picked: list[tuple[int, int, float]] = []
+    while heap and len(picked) < count:
         _, c, i, _ = heapq.heappop(heap)
-        look = looks.unit(i) if looks is not None else None
-        if asked[i] < per_image and not (look is not None and seen[c] and _repeats(look, seen[c])):
+        feature = centred.unit(i) if centred is not None else None
+        others_of_class = asked_features[c]
+        is_repeat = feature is not None and bool(others_of_class) and _is_duplicate(feature, others_of_class)
+        if asked[i] < per_image and not is_repeat:
             q = float(fit.probabilities(np.asarray(scores[i, c])))
-            found.append((i, c, q))
-            if look is not None:
-                seen[c].append(look)
+            picked.append((i, c, q))
+            if feature is not None:
+                others_of_class.append(feature)
             asked[i] += 1
             filled[c] += q
-        wait(c)
-    return found
+        push_next(c)
+    return picked
 
 
-class _Looks(NamedTuple):
-    """Centred features of length 1, made when they are asked for; images that could not be read are like no other."""
+class _CentredFeatures(NamedTuple):
+    """Centred features of unit length, computed on demand; unreadable images are similar to none."""
 
     features: NDArray[Any]  # (N, D)
     mean: NDArray[np.float32]  # (D,)
 
     @classmethod
-    def of(cls, features: NDArray[Any] | None) -> _Looks | None:
+    def of(cls, features: NDArray[Any] | None) -> _CentredFeatures | None:
         if features is None or not len(features):
             return None
-        total, many = np.zeros(features.shape[1]), np.zeros(features.shape[1], np.int64)
+        total, number = np.zeros(features.shape[1]), np.zeros(features.shape[1], np.int64)
         for index in image_blocks(*features.shape):
             part = features[index[0] : index[-1] + 1].astype(np.float32)
             total += np.nansum(part, axis=0, dtype=np.float64)
-            many += (~np.isnan(part)).sum(0)
-        return cls(features, (total / np.maximum(many, 1)).astype(np.float32)) if many.any() else None
+            number += (~np.isnan(part)).sum(0)
+        return cls(features, (total / np.maximum(number, 1)).astype(np.float32)) if number.any() else None
 
     def unit(self, image: int) -> NDArray[np.float32]:
-        wide = np.nan_to_num(self.features[image].astype(np.float32) - self.mean)
-        found: NDArray[np.float32] = wide / np.maximum(np.linalg.norm(wide), np.float32(1e-9))
-        return found
+        centred = np.nan_to_num(self.features[image].astype(np.float32) - self.mean)
+        unit: NDArray[np.float32] = centred / np.maximum(np.linalg.norm(centred), np.float32(1e-9))
+        return unit
 
 
-def _repeats(look: NDArray[np.float32], seen: list[NDArray[np.float32]]) -> bool:
-    return bool((np.stack(seen) @ look).max() > _ALIKE)
+def _is_duplicate(feature: NDArray[np.float32], others: list[NDArray[np.float32]]) -> bool:
+    return bool((np.stack(others) @ feature).max() > _DUPLICATE_COSINE)
 
 
-def _why(q: float, rare: bool) -> str:
-    said = "likely missing" if q >= 0.5 else "uncertain" if q >= 0.1 else "best of the rest"
-    return f"{said}, rare class" if rare else said
+def _reason(q: float, rare: bool) -> str:
+    reason = "likely missing" if q >= 0.5 else "uncertain" if q >= 0.1 else "best of the rest"
+    return f"{reason}, rare class" if rare else reason
 
 
 def _by_class(questions: Sequence[Question], worth: Sequence[float]) -> list[Question]:
-    """Class after class, that with the most worth first; in it the likeliest first, so that answers come in runs."""
+    """Sort by class, the one with the most worth first; within a class the most probable entry first."""
     total: dict[int, float] = {}
     for item, each in zip(questions, worth, strict=True):
         total[item.column] = total.get(item.column, 0.0) + each
     return sorted(questions, key=lambda item: (-total[item.column], item.column, -item.probability, item.image))
 
 
-def likely(
+def likely_positives(
     scores: NDArray[Any],
     table: LabelTable,
     fit: PositiveUnlabelled,
@@ -294,50 +299,50 @@ def likely(
     skip: Iterable[tuple[int, int]] = (),
     column: int | None = None,
 ) -> list[Question]:
-    """Unknown entries that are present with a chance of a tenth or more, likeliest first; of one class, or of all."""
-    best = _Least(1, count, np.nextafter(-0.1, 0))
-    for index, found, unknown in _open_entries(scores, table, _entries(skip)):
+    """Return unknown entries with a probability of at least 0.1, most probable first; of one class, or of all."""
+    best = _LowestCost(1, count, np.nextafter(-0.1, 0))
+    for index, block, unknown in _open_blocks(scores, table, _sorted_entries(skip)):
         if column is not None:
             unknown[:, np.arange(unknown.shape[1]) != column] = False
-        cost = -fit.probabilities(found)
-        row, to = np.nonzero(unknown & (cost < best.limit[0]))
-        best.add(np.zeros_like(row), index[row], to, cost[row, to])
+        cost = -fit.probabilities(block)
+        row, target = np.nonzero(unknown & (cost < best.limit[0]))
+        best.add(np.zeros_like(row), index[row], target, cost[row, target])
     entries = zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
     return [Question(i, c, -cost, "likely missing") for i, c, cost in entries]
 
 
-def _entries(given: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """(n, 2) numbers of images and classes, by image."""
-    return np.array(sorted(given), np.int64).reshape(-1, 2)
+def _sorted_entries(entries: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return (image, class) indices as an array (n, 2), sorted by image."""
+    return np.array(sorted(entries), np.int64).reshape(-1, 2)
 
 
-def _open_entries(
+def _open_blocks(
     scores: NDArray[Any], table: LabelTable, answered: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.bool_]]]:
-    """(image numbers, their scores, which entries are unknown, scored and not answered), some images at a time."""
+    """Yield blocks of images: indices, scores, and which entries are unknown, scored and not answered."""
     for index in image_blocks(*table.shape):
-        found = scores[index[0] : index[-1] + 1]
-        unknown = (table.rows(index) == 0) & ~np.isnan(found)
-        here = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
-        unknown[here[:, 0] - index[0], here[:, 1]] = False
-        yield index, found, unknown
+        block = scores[index[0] : index[-1] + 1]
+        unknown = (table.rows(index) == 0) & ~np.isnan(block)
+        in_block = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
+        unknown[in_block[:, 0] - index[0], in_block[:, 1]] = False
+        yield index, block, unknown
 
 
-def doubtful(
+def doubtful_labels(
     scores: NDArray[Any],
     table: LabelTable,
     count: int,
     *,
     trained_on: NDArray[np.bool_] | None = None,
-    how: str = "held-out score",
+    score_kind: str = "held-out score",
     per_image: int = 2,
     skip: Iterable[tuple[int, int]] = (),
 ) -> list[Question]:
-    """Known labels that look wrong, least probable first: of a present label p, of an absent one 1 − p.
+    """Return known labels that look wrong, least probable first: p of a present label, 1 − p of an absent one.
 
-    Only labels with less than even odds, and no class takes more than a quarter while others wait. Scores of images
-    numbered in the mask `trained_on` (N,) come from a model that learned those very labels; the others are what `how`
-    says. `why` tells which.
+    Only labels with a probability below 0.5, and no class takes more than a quarter while other classes have labels.
+    Images in the mask `trained_on` (N,) were scored by a model that learned these labels; the others have scores of
+    `score_kind`. `why` of a question says which.
     """
     answered = np.array([i * len(table.classes) + c for i, c in skip], np.int64)
     parts = []
@@ -347,12 +352,12 @@ def doubtful(
         column, value = table.column[known].astype(np.int64), table.value[known]
         score = np.asarray(scores[image, column])
         with np.errstate(invalid="ignore"):
-            own = np.where(value > 0, score, 1 - score)
-            fits = (own < 0.5) & ~np.isin(image * len(table.classes) + column, answered)
-        parts.append((image[fits], column[fits], value[fits], own[fits], score[fits]))
-    image, column, value, own, score = (np.concatenate(part) for part in zip(*parts, strict=True))
-    order = np.lexsort((column, image, own))
-    taken: Counter[int] = Counter()
+            probability = np.where(value > 0, score, 1 - score)
+            is_doubtful = (probability < 0.5) & ~np.isin(image * len(table.classes) + column, answered)
+        parts.append(tuple(part[is_doubtful] for part in (image, column, value, probability, score)))
+    image, column, value, probability, score = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.lexsort((column, image, probability))
+    asked: Counter[int] = Counter()
     per_class: Counter[int] = Counter()
     quota = max(2, count // 4)
     first: list[int] = []
@@ -361,21 +366,21 @@ def doubtful(
         if len(first) == count:
             break
         i, c = int(image[k]), int(column[k])
-        if taken[i] < per_image:
-            taken[i] += 1
+        if asked[i] < per_image:
+            asked[i] += 1
             per_class[c] += 1
             (first if per_class[c] <= quota else rest).append(int(k))
-    found = []
-    for k in sorted((first + rest)[:count], key=lambda k: float(own[k])):
-        seen = trained_on is not None and bool(trained_on[image[k]])
-        said = "labelled present" if value[k] > 0 else "labelled absent"
-        why = f"{said}; {'score of a label trained on' if seen else how}"
-        found.append(Question(int(image[k]), int(column[k]), float(score[k]), why))
-    return found
+    questions = []
+    for k in sorted((first + rest)[:count], key=lambda k: float(probability[k])):
+        was_trained_on = trained_on is not None and bool(trained_on[image[k]])
+        label = "labelled present" if value[k] > 0 else "labelled absent"
+        why = f"{label}; {'score of a label trained on' if was_trained_on else score_kind}"
+        questions.append(Question(int(image[k]), int(column[k]), float(score[k]), why))
+    return questions
 
 
 def write_questions(questions: Sequence[Question], table: LabelTable, path: str | Path) -> None:
-    """CSV `image,class,probability,why`, in the order given."""
+    """Write questions in their order as CSV: image,class,probability,why."""
     with (
         atomic_write(path) as temporary,
         open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
@@ -383,16 +388,16 @@ def write_questions(questions: Sequence[Question], table: LabelTable, path: str 
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for item in questions:
-            name, title = table.images[item.image], table.classes[item.column]
-            writer.writerow((name, title, f"{item.probability:.4f}", item.why))
+            image, label = table.images[item.image], table.classes[item.column]
+            writer.writerow((image, label, f"{item.probability:.4f}", item.why))
 
 
 def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
-    """Questions from CSV; images and classes must be those of the run, probability and why may be left out."""
+    """Read questions from CSV; images and classes must be those of the run, probability and why are optional."""
     try:
-        if not Path(path).is_file():  # a pipe would be waited for
-            raise UserError(f"{path} is no file", "make it with `halflabel next`")
-        # A name that is no text is not in the labels; replaced, it is refused below as any other unknown one.
+        if not Path(path).is_file():  # reading a pipe would block
+            raise UserError(f"{path} is not a file", "make it with `halflabel next`")
+        # A name that is not UTF-8 is not in the labels: with replaced characters it is refused below as unknown.
         with open(path, newline="", encoding="utf-8", errors="replace") as file:
             reader = csv.DictReader(file)
             rows = [(reader.line_num, row) for row in reader]
@@ -404,16 +409,16 @@ def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
             raise LabelError(f"there is no column {column!r}", "make the file with `halflabel next`", path, line=1)
     images = table.images.index([row["image"] or "" for _, row in rows])
     columns = table.classes.index([row["class"] or "" for _, row in rows])
-    found = []
+    questions = []
     for (line, row), image, column in zip(rows, images.tolist(), columns.tolist(), strict=True):
-        for kind, at in (("image", image), ("class", column)):
-            if at < 0:
-                message = f"the run knows no {kind} {row[kind]!r}"
+        for kind, index in (("image", image), ("class", column)):
+            if index < 0:
+                message = f"the run has no {kind} {row[kind]!r}"
                 raise LabelError(message, "use questions of this run", path, line=line, column=kind)
         try:
             probability = float(row.get("probability") or "nan")
         except ValueError:
-            message = f"{row['probability']!r} is no probability"
+            message = f"{row['probability']!r} is not a probability"
             raise LabelError(message, "use a number or blank", path, line=line, column="probability") from None
-        found.append(Question(image, column, probability, row.get("why") or ""))
-    return found
+        questions.append(Question(image, column, probability, row.get("why") or ""))
+    return questions

@@ -1,4 +1,4 @@
-"""What a run says of every image of its labels, kept in RUN/scores.parquet so that pages start at once."""
+"""Scores of a run for all images of its labels, cached in RUN/scores.parquet so that the review page starts quickly."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import atomic_write
@@ -26,19 +27,18 @@ if TYPE_CHECKING:
     from halflabel.data.sources import Features, Images
     from halflabel.runs.predictor import Predictor
 
-__all__ = ["Scored", "cross_scores", "score_run"]
-
+__all__ = ["ScoredImages", "cached_scores", "crossfit_scores"]
 
 _FILE = "scores.parquet"
-_DIMENSIONS = 64  # of the features kept for telling near-duplicates: angles survive a random projection
+_DIMENSIONS = 64  # of the features for finding near-duplicates: a random projection preserves angles
 _PROJECTION = 0x70726F6A
-_LARGE = 1 << 28  # bytes from which on scores are a file's pages instead of memory
-_ENTRIES = 1 << 22  # of a table looked at at a time
+_SCRATCH_BYTES = 1 << 28  # from this size on, scores are in a memory-mapped scratch file
+_BLOCK_ENTRIES = 1 << 22  # entries processed at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """Scores of the N images of a run's labels.
+class ScoredImages:
+    """Scores of the N images of a run's labels; `table` holds the labels that people made.
 
     Memory: 128 bytes per image beside the labels and names, and 4·C for the scores, in a scratch file from 256 MB on.
     """
@@ -47,49 +47,52 @@ class Scored:
     scores: NDArray[np.float32]  # (N, C) calibrated; NaN where an image cannot be read
     features: NDArray[np.float16]  # (N, 64) a random projection of the features
     held_out: NDArray[np.bool_]  # (N,) not trained on
-    thresholds: NDArray[np.float64]  # (C,) from which a score says present
+    thresholds: NDArray[np.float64]  # (C,) scores from which on a class is called present
     folder: Path
     paths: list[str | None]  # relative to the folder
 
 
-def score_run(run: RunFolder, folder: Path, reporter: Reporter = SILENT) -> Scored:
-    """Scores of a run for the images of its labels: from the file where weights and images are as they were, else new.
+def cached_scores(run: RunFolder, folder: Path, reporter: Reporter = SILENT) -> ScoredImages:
+    """Return the scores of a run for the images of its labels, from the cache unless weights or images have changed.
 
-    Reading the file does not import torch.
+    The table holds only labels that people made: labels made by a model are no evidence of what is present. Reading the
+    cache does not import torch.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder", "name the folder with the images")
     run.check_finished()
-    table = run.read_labels()
+    _, table = training_and_evaluation_tables(run.read_rows())
     thresholds = _thresholds(run, table)
-    kept = _read(run, table, folder)
-    if kept is None:
-        paths, scores, features = _compute(run, table, folder, reporter)
-        _write(run, table, folder, paths, scores, features)
-        kept = paths, scores, features
-    paths, scores, features = kept
-    return Scored(table, scores, features, _held_out(run, table), thresholds, folder, paths)
+    cached = _read_cache(run, table, folder)
+    if cached is None:
+        cached = _compute(run, table, folder, reporter)
+        _write_cache(run, table, folder, *cached)
+    paths, scores, features = cached
+    return ScoredImages(table, scores, features, _held_out(run, table), thresholds, folder, paths)
 
 
-def cross_scores(
+def crossfit_scores(
     run: RunFolder, folder: Path, folds: int = 3, reporter: Reporter = SILENT
 ) -> NDArray[np.float32] | None:
-    """Scores (N, C) of each image by heads that never saw its labels: one head per fold, trained on the other folds.
+    """Return scores (N, C) of each image by a head that never saw its labels: one head per fold of images.
 
-    Method, settings and seed are the run's. None where the whole network was tuned: that takes as long as training.
+    Method, settings, seed and training labels are the run's. None where the whole network was tuned, as that would
+    take as long as training, or with fewer than two folds.
     """
     import torch
 
     from halflabel.runs.crossfit import cross_fit
     from halflabel.runs.predictor import Predictor
 
+    if folds < 2:
+        return None
     predictor = Predictor.from_run(run)
-    if predictor.config.tune != "head" or folds < 2:
+    if predictor.config.tune != "head":
         return None
     table = run.read_labels()
     features = _features(run, predictor, _source(table, folder, predictor), reporter, train=True)
-    found = cross_fit(features, table, predictor.config, folds=folds)
-    return _calibrated(predictor, torch.from_numpy(found.logits))
+    crossfit = cross_fit(features, table, predictor.config, folds=folds)
+    return _calibrate(predictor, torch.from_numpy(crossfit.logits))
 
 
 def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
@@ -118,39 +121,41 @@ def _compute(
     predictor = Predictor.from_run(run)
     source = _source(table, folder, predictor)
     if predictor.config.tune == "head":
-        cached = _features(run, predictor, source, reporter, train=False)
-        found = score_source(Model(None, predictor.model.head), cached, device=predictor.device, batch_size=256)
+        source_features = _features(run, predictor, source, reporter, train=False)
+        scored = score_source(
+            Model(None, predictor.model.head), source_features, device=predictor.device, batch_size=256
+        )
     else:
         mirror = predictor.config.mirror
-        found = score_source(
+        scored = score_source(
             predictor.model, source, device=predictor.device, batch_size=32, mirror=mirror, reporter=reporter
         )
-    wide = found.features.flatten(1).numpy()
+    wide = scored.features.flatten(1).numpy()
     features = _project(wide)
-    scores = _calibrated(predictor, found.logits)
+    scores = _calibrate(predictor, scored.logits)
     paths = [_relative(path, folder) for path in locate_images(list(table.images), folder)]
     return paths, scores, features
 
 
-def _calibrated(predictor: Predictor, logits: Tensor) -> NDArray[np.float32]:
-    """Logits (N, C) turned into scores where they are: in memory there may be no room for both."""
-    step = max(1, _ENTRIES // max(logits.shape[1], 1))
+def _calibrate(predictor: Predictor, logits: Tensor) -> NDArray[np.float32]:
+    """Turn logits (N, C) into scores in place, as memory may not hold both."""
+    step = max(1, _BLOCK_ENTRIES // max(logits.shape[1], 1))
     for first in range(0, len(logits), step):
         part = logits[first : first + step]
         part.copy_(predictor.platt.scores(part))
-    found: NDArray[np.float32] = logits.numpy()
-    return found
+    scores: NDArray[np.float32] = logits.numpy()
+    return scores
 
 
 def _project(wide: NDArray[Any]) -> NDArray[np.float16]:
-    """(N, D) features to (N, 64), centred and of unit spread, by signs that are the same for ever."""
-    step = max(1, _ENTRIES // max(wide.shape[1], 1))
+    """Project features (N, D) to (N, 64), centred and with unit spread, by fixed random signs."""
+    step = max(1, _BLOCK_ENTRIES // max(wide.shape[1], 1))
     parts = [slice(first, first + step) for first in range(0, len(wide), step)]
-    total, many = np.zeros(wide.shape[1]), np.zeros(wide.shape[1])
+    total, number = np.zeros(wide.shape[1]), np.zeros(wide.shape[1])
     for part in parts:
         total += np.nansum(wide[part], axis=0, dtype=np.float64)
-        many += (~np.isnan(wide[part])).sum(0)
-    mean = (total / np.maximum(many, 1)).astype(np.float32)
+        number += (~np.isnan(wide[part])).sum(0)
+    mean = (total / np.maximum(number, 1)).astype(np.float32)
     signs = np.where(bits(_PROJECTION, np.arange(wide.shape[1])[:, None], np.arange(_DIMENSIONS)[None, :]) & 1, 1, -1)
     flat = np.concatenate([(wide[part] - mean) @ signs.astype(np.float32) for part in parts])
     spread = np.nanstd(flat)
@@ -170,27 +175,27 @@ def _held_out(run: RunFolder, table: LabelTable) -> NDArray[np.bool_]:
 def _thresholds(run: RunFolder, table: LabelTable) -> NDArray[np.float64]:
     if not (run / "thresholds.json").exists():
         return np.full(len(table.classes), 0.5)
-    found = run.read_thresholds()
-    cuts = [found.get(name) for name in table.classes]
-    return np.array([0.5 if cut is None else cut for cut in cuts])
+    thresholds = run.read_thresholds()
+    known = [thresholds.get(name) for name in table.classes]
+    return np.array([0.5 if threshold is None else threshold for threshold in known])
 
 
 def _stamp(run: RunFolder, folder: Path, paths: Sequence[str | None]) -> str:
-    """Changes with the weights, the calibration, the folder or any image: by size and time of change."""
+    """Return a digest of weights, calibration, folder and images, by their size and modification time."""
     sha = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape"))
-    # In a pack there is no file to look at but that with all checksums; in a folder it is missing, for good.
+    # Images in a pack are not files; the pack's index holds all their checksums.
     pack = folder / "index.arrow"
     files = (None if name is None else folder / name for name in paths)
     for path in (run.weights, run / "calibration.json", *([pack] if pack.exists() else ()), *files):
         try:
-            found = os.stat(path) if path is not None else None
-            sha.update(b"none" if found is None else f"{found.st_size} {found.st_mtime_ns}\n".encode())
+            stat = os.stat(path) if path is not None else None
+            sha.update(b"none" if stat is None else f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
         except OSError:
             sha.update(b"missing\n")
     return sha.hexdigest()
 
 
-def _read(
+def _read_cache(
     run: RunFolder, table: LabelTable, folder: Path
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]] | None:
     import pyarrow as pa
@@ -199,40 +204,40 @@ def _read(
     try:
         with pq.ParquetFile(run / _FILE) as file:
             about = json.loads(file.schema_arrow.metadata[b"halflabel"])
-            # Bytes, as a name on the disk need not be text; an earlier version wrote text.
-            listed = file.read(["path"])["path"].to_pylist()
-            paths = [None if path is None else os.fsdecode(path) for path in listed]
+            # Bytes, as a file name need not be UTF-8.
+            stored = file.read(["path"])["path"].to_pylist()
+            paths = [None if path is None else os.fsdecode(path) for path in stored]
             if about.get("labels") != table.digest() or about.get("stamp") != _stamp(run, folder, paths):
                 return None
-            scores, features = _table(table.shape), np.empty((len(table), _DIMENSIONS), np.float16)
+            scores, features = _empty_scores(table.shape), np.empty((len(table), _DIMENSIONS), np.float16)
             done = 0
-            for batch in file.iter_batches(_rows(table), columns=["scores", "features"]):
-                here = slice(done, done + len(batch))
-                for name, into in (("scores", scores), ("features", features)):
+            for batch in file.iter_batches(_block_images(table), columns=["scores", "features"]):
+                rows = slice(done, done + len(batch))
+                for name, target in (("scores", scores), ("features", features)):
                     flat = batch.column(name).flatten().to_numpy(zero_copy_only=False)
-                    into[here] = flat.reshape(len(batch), into.shape[1])
+                    target[rows] = flat.reshape(len(batch), target.shape[1])
                 done += len(batch)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return None
     return (paths, scores, features) if done == len(table) else None
 
 
-def _rows(table: LabelTable) -> int:
-    """How many images are written or read at a time."""
-    return max(1, _ENTRIES // max(len(table.classes), 1))
+def _block_images(table: LabelTable) -> int:
+    """Return the number of images written or read at a time."""
+    return max(1, _BLOCK_ENTRIES // max(len(table.classes), 1))
 
 
-def _table(shape: tuple[int, int]) -> NDArray[np.float32]:
-    """Room for scores: in memory, or a scratch file where they are many; for that alone torch is needed."""
-    if 4 * shape[0] * shape[1] < _LARGE:
+def _empty_scores(shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Allocate scores in memory, or in a scratch file where they are large; only that needs torch."""
+    if 4 * shape[0] * shape[1] < _SCRATCH_BYTES:
         return np.empty(shape, np.float32)
     from halflabel.system import memory
 
-    found: NDArray[np.float32] = memory.scratch_zeros(shape, what=f"the scores of {shape[0]} images take").numpy()
-    return found
+    scores: NDArray[np.float32] = memory.scratch_zeros(shape, what=f"the scores of {shape[0]} images take").numpy()
+    return scores
 
 
-def _write(
+def _write_cache(
     run: RunFolder,
     table: LabelTable,
     folder: Path,
@@ -257,4 +262,4 @@ def _write(
     about = {"labels": table.digest(), "stamp": _stamp(run, folder, paths), "classes": list(table.classes)}
     content = content.replace_schema_metadata({"halflabel": json.dumps(about)})
     with atomic_write(run / _FILE) as temporary:
-        pq.write_table(content, temporary, compression="zstd", row_group_size=_rows(table))
+        pq.write_table(content, temporary, compression="zstd", row_group_size=_block_images(table))

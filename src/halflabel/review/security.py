@@ -1,4 +1,4 @@
-"""The door of the page: who may ask, by what name, how much at once; and what the browser may do with the answer."""
+"""Protect the review page: check host, origin, token and size of requests; add security headers to responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOKEN_HEADER = "x-halflabel-token"
-MOST_BYTES = 64 << 10  # of one request's body
+MAX_BODY_BYTES = 64 << 10
 
 HEADERS = {
     "content-security-policy": (
@@ -35,7 +35,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Whether a server on this address can be reached from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -43,11 +43,11 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Refuses what does not come from the page itself.
+    """ASGI middleware that refuses requests that do not come from the review page.
 
-    Host: an address, or a name of this machine, with our port. A foreign name that was made to point here (DNS
-    rebinding) is refused. Origin and Sec-Fetch-Site: our own, where the browser sends them. /api: only with the token,
-    which a page of another origin can neither read nor send. Bodies: at most 64 KiB.
+    Host must be an IP address or a name of this machine, with our port; other names that resolve to this machine (DNS
+    rebinding) are refused. Origin and Sec-Fetch-Site must be our own, where the browser sends them. /api needs the
+    token, which a page of another origin can neither read nor send. Bodies have at most 64 KiB.
     """
 
     def __init__(self, app: App, token: str, host: str, port: int) -> None:
@@ -60,51 +60,51 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no web sockets here
+        if scope["type"] != "http":  # no web sockets
             return
-        refused = self._refuse(scope)
-        if refused is not None:
-            await _say(send, *refused)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _send_text(send, *refusal)
             return
-        body = await _body(receive)
+        body = await _read_body(receive)
         if body is None:
-            await _say(send, 413, "too long")
+            await _send_text(send, 413, "request too large")
             return
-        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def replayed() -> Message:
-            return waiting.pop() if waiting else await receive()
+        async def receive_again() -> Message:
+            return messages.pop() if messages else await receive()
 
-        async def dressed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *_dress()]}
+                message = {**message, "headers": [*message.get("headers", ()), *_security_headers()]}
             await send(message)
 
-        await self.app(scope, replayed, dressed)
+        await self.app(scope, receive_again, send_with_headers)
 
-    def _refuse(self, scope: Scope) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         host = headers.get("host", [])
-        if len(host) != 1 or not self._is_ours(host[0]):
-            return 421, "this server does not go by that name"
+        if len(host) != 1 or not self._is_own_host(host[0]):
+            return 421, "this server does not have that name"
         if scope["method"] not in ("GET", "POST"):
-            return 405, "no such method"
+            return 405, "method not allowed"
         if any(origin != f"http://{host[0]}" for origin in headers.get("origin", [])):
             return 403, "foreign origin"
         if any(site not in ("same-origin", "none") for site in headers.get("sec-fetch-site", [])):
             return 403, "foreign page"
         if scope["path"].startswith("/api"):
-            given = headers.get(TOKEN_HEADER, [""])
-            if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self.token):
-                return 401, "the token is missing or wrong: open the address that the terminal shows"
+            tokens = headers.get(TOKEN_HEADER, [""])
+            if len(tokens) != 1 or not hmac.compare_digest(tokens[0].encode(), self.token):
+                return 401, "the token is missing or wrong: open the address shown in the terminal"
         length = headers.get("content-length", ["0"])[0]
-        if not length.isdecimal() or int(length) > MOST_BYTES:
-            return 413, "too long"
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            return 413, "request too large"
         return None
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         if not name:
             name, port = host, "80"
@@ -122,26 +122,30 @@ class Guard:
             return name in {self.host.lower(), socket.gethostname().lower()}
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """All of a request's body, whatever length it claims; None where it is too long, or the other side has gone."""
-    found = bytearray()
+async def _read_body(receive: Receive) -> bytes | None:
+    """Read the whole body, whatever length the headers claim; None if it is too large or the client disconnected."""
+    body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return None
-        found += message.get("body", b"")
-        if len(found) > MOST_BYTES:
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
             return None
         if not message.get("more_body", False):
-            return bytes(found)
+            return bytes(body)
 
 
-def _dress() -> list[tuple[bytes, bytes]]:
+def _security_headers() -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
-async def _say(send: Send, status: int, text: str) -> None:
+async def _send_text(send: Send, status: int, text: str) -> None:
     body = text.encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), *_dress()]
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+        *_security_headers(),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

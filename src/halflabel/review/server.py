@@ -1,4 +1,4 @@
-"""The server of the review page: a few JSON calls, pictures by opaque names, and the page's own files."""
+"""The web server of the review page: a small JSON API, photos by public ids, and the page's static files."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import secrets
 import socket
 from collections.abc import Callable
 from importlib.resources import files
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from halflabel.errors import UserError, missing_package
 from halflabel.review.security import Guard
-from halflabel.review.session import Desk
-from halflabel.review.thumbnails import Maps, NoPicture, NothingSeen, Pictures
+from halflabel.review.session import ReviewSession
+from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
 
 try:
     import uvicorn
@@ -32,7 +33,16 @@ _STATIC = {
 }
 _STATIC |= {
     f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-    for name in ("screen", "tab", "talk", "list", "one", "grid", "gallery", "page")  # each needs only those before it
+    for name in (
+        "screen",
+        "tab",
+        "api",
+        "questions",
+        "single",
+        "grid",
+        "gallery",
+        "page",
+    )  # each imports only earlier ones
 }
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
@@ -41,12 +51,12 @@ Entry = Annotated[int, Field(ge=0, lt=2**53)]
 State = Literal["open", "answered", "present", "absent", "unsure"]
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Ask(_Strict):
-    """What a page wants to show next."""
+class QuestionRequest(_StrictModel):
+    """Which questions a tab asks for."""
 
     tab: Tab
     count: int = Field(8, ge=1, le=60)
@@ -58,15 +68,15 @@ class Ask(_Strict):
     one_class: bool = False
 
 
-class Held(_Strict):
-    """Questions that a page still shows, or no longer does."""
+class ReservedEntries(_StrictModel):
+    """Questions that a tab still shows, or no longer shows."""
 
     tab: Tab
     entries: list[Entry] = Field(max_length=500)
 
 
-class Step(_Strict):
-    """An answer, or the taking back of one."""
+class AnswerStep(_StrictModel):
+    """An answer, or an undo."""
 
     kind: Literal["answer", "undo"]
     key: Key
@@ -74,20 +84,22 @@ class Step(_Strict):
     value: Literal[-1, 0, 1] = 0
 
 
-class Say(_Strict):
-    """Steps in the order in which they were taken."""
+class AnswerSteps(_StrictModel):
+    """Answers and undos in their order."""
 
     tab: Tab
-    steps: list[Step] = Field(min_length=1, max_length=200)
+    steps: list[AnswerStep] = Field(min_length=1, max_length=200)
 
 
 def new_token() -> str:
-    """256 random bits: no page of another origin can guess or read it."""
+    """Return 256 random bits, which pages of other origins can neither guess nor read."""
     return secrets.token_urlsafe(32)
 
 
-def make_app(desk: Desk, pictures: Pictures, maps: Maps | None, *, token: str, host: str, port: int) -> Guard:
-    """The page and its calls behind the guard."""
+def make_app(
+    session: ReviewSession, thumbnails: Thumbnails, maps: ClassMaps | None, *, token: str, host: str, port: int
+) -> Guard:
+    """Return the page and its API behind the guard."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     folder = files("halflabel.review") / "static"
 
@@ -97,52 +109,68 @@ def make_app(desk: Desk, pictures: Pictures, maps: Maps | None, *, token: str, h
 
     for address, (name, kind) in _STATIC.items():
         app.add_api_route(address, static(name, kind), methods=["GET"])
+    _add_question_routes(app, session, maps is not None)
+    _add_image_routes(app, session, thumbnails, maps)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        # Without the invalid value, which may not be text, nor a number that JSON can hold.
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))[:200].encode("utf-8", "replace").decode()
+        return JSONResponse({"error": f"{field}: {first['msg']}"}, 422)
+
+    @app.exception_handler(UserError)
+    async def failed(_: Request, error: UserError) -> JSONResponse:
+        # A full disk or a damaged file: the page shows the message, keeps its answers and tries again.
+        return JSONResponse({"error": f"{error}."}, 503)
+
+    return Guard(app, token, host, port)
+
+
+def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool) -> None:
+    """Add the API for questions, answers and galleries."""
 
     @app.get("/api/state")
     def state() -> JSONResponse:
-        about = {"project": desk.project, "run": desk.run, "who": desk.who, "maps": maps is not None}
-        return JSONResponse({**about, **desk.progress(), "labels": desk.classes})
+        about = {"project": session.project, "run": session.run, "who": session.who, "maps": has_maps}
+        return JSONResponse({**about, **session.progress(), "labels": session.classes})
 
-    @app.post("/api/next")
-    def ask(wanted: Ask) -> JSONResponse:
-        found = desk.next(
-            wanted.tab,
-            wanted.count,
-            label=wanted.label,
-            state=wanted.state,
-            low=wanted.low,
-            high=wanted.high,
-            skip=wanted.skip,
-            one_class=wanted.one_class,
+    @app.post("/api/questions")
+    def questions(request: QuestionRequest) -> JSONResponse:
+        taken = session.take_questions(
+            request.tab,
+            request.count,
+            label=request.label,
+            state=request.state,
+            low=request.low,
+            high=request.high,
+            skip=request.skip,
+            one_class=request.one_class,
         )
-        return JSONResponse({"questions": found})
+        return JSONResponse({"questions": taken})
 
-    @app.post("/api/hold")
-    def hold(given: Held) -> JSONResponse:
-        desk.hold(given.tab, given.entries)
+    @app.post("/api/renew")
+    def renew(reserved: ReservedEntries) -> JSONResponse:
+        session.renew(reserved.tab, reserved.entries)
         return JSONResponse({})
 
     @app.post("/api/release")
-    def release(given: Held) -> JSONResponse:
-        desk.release(given.tab, given.entries)
+    def release(reserved: ReservedEntries) -> JSONResponse:
+        session.release(reserved.tab, reserved.entries)
         return JSONResponse({})
 
-    @app.post("/api/say")
-    def say(said: Say) -> JSONResponse:
-        if not all(desk.knows(step.entry) for step in said.steps):
+    @app.post("/api/answers")
+    def answers(batch: AnswerSteps) -> JSONResponse:
+        if not all(session.has_entry(step.entry) for step in batch.steps):
             return JSONResponse({"error": "no such entry"}, 422)
-        # Runs of one kind go down together, in one transaction each, in their order.
-        run: list[Step] = []
-        for step in [*said.steps, None]:
-            if run and (step is None or step.kind != run[0].kind):
-                if run[0].kind == "answer":
-                    desk.say([(one.key, one.entry, one.value) for one in run])
-                else:
-                    desk.undo([one.key for one in run], said.tab)
-                run = []
-            if step is not None:
-                run.append(step)
-        return JSONResponse({"kept": [step.key for step in said.steps], **desk.progress()})
+        # Consecutive steps of one kind are stored in one transaction.
+        for kind, group in groupby(batch.steps, key=lambda step: step.kind):
+            steps = list(group)
+            if kind == "answer":
+                session.add_answers([(step.key, step.entry, step.value) for step in steps])
+            else:
+                session.undo([step.key for step in steps], batch.tab)
+        return JSONResponse({"stored": [step.key for step in batch.steps], **session.progress()})
 
     @app.get("/api/gallery")
     def gallery(
@@ -151,42 +179,32 @@ def make_app(desk: Desk, pictures: Pictures, maps: Maps | None, *, token: str, h
         start: Annotated[int, Query(ge=0, le=10_000)] = 0,
         count: Annotated[int, Query(ge=1, le=60)] = 24,
     ) -> JSONResponse:
-        return JSONResponse(desk.gallery(kind, label, start, count))
+        return JSONResponse(session.gallery(kind, label, start, count))
 
-    @app.get("/api/picture/{public}")
-    def picture(public: str, size: Literal["small", "large"] = "large") -> Response:
-        return _picture(desk, public, lambda image: pictures.jpeg(image, size), "image/jpeg")
+
+def _add_image_routes(app: FastAPI, session: ReviewSession, thumbnails: Thumbnails, maps: ClassMaps | None) -> None:
+    """Add the API for photos and class maps."""
+
+    @app.get("/api/image/{public}")
+    def image(public: str, size: Literal["small", "large"] = "large") -> Response:
+        return _image_response(session, public, lambda index: thumbnails.jpeg(index, size), "image/jpeg")
 
     @app.get("/api/map/{public}/{column}")
     def class_map(public: str, column: int) -> Response:
-        if maps is None or not 0 <= column < len(desk.classes):
+        if maps is None or not 0 <= column < len(session.classes):
             return JSONResponse({"error": "no such map"}, 404)
-        return _picture(desk, public, lambda image: maps.png(image, column), "image/png")
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        # Without what was sent: it need not be text, nor a number that JSON has.
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))[:200].encode("utf-8", "replace").decode()
-        return JSONResponse({"error": f"{place}: {first['msg']}"}, 422)
-
-    @app.exception_handler(UserError)
-    async def failed(_: Request, error: UserError) -> JSONResponse:
-        # A full disk, a damaged file: the page tells it, keeps its answers and tries again.
-        return JSONResponse({"error": f"{error}."}, 503)
-
-    return Guard(app, token, host, port)
+        return _image_response(session, public, lambda index: maps.png(index, column), "image/png")
 
 
-def _picture(desk: Desk, public: str, make: Callable[[int], bytes], kind: str) -> Response:
-    image = desk.image(public)
+def _image_response(session: ReviewSession, public: str, make: Callable[[int], bytes], kind: str) -> Response:
+    image = session.image(public)
     if image is None:
         return JSONResponse({"error": "no such image"}, 404)
     try:
         return Response(make(image), media_type=kind)
-    except NothingSeen as error:  # no 404: browsers log those as faults
+    except EmptyClassMap as error:  # not 404, which browsers log as an error
         return JSONResponse({"nothing": str(error)})
-    except NoPicture as error:
+    except ImageUnavailable as error:
         return JSONResponse({"error": str(error)}, 404)
 
 

@@ -1,4 +1,4 @@
-"""Pictures for the page: photos made small, and where the model sees a class. Only files below the image folder."""
+"""Images for the review page: small copies of photos, and class maps. Only files inside the image folder are read."""
 
 from __future__ import annotations
 
@@ -18,102 +18,102 @@ from halflabel.runs.folder import RunFolder
 if TYPE_CHECKING:
     from halflabel.runs.predictor import Predictor
 
-__all__ = ["SIZES", "Maps", "NoPicture", "NothingSeen", "Pictures"]
+__all__ = ["SIZES", "ClassMaps", "EmptyClassMap", "ImageUnavailable", "Thumbnails"]
 
-SIZES = {"small": 320, "large": 1024}  # pixels of the longer side
+SIZES = {"small": 320, "large": 1024}  # longer side in pixels
 MAX_PIXELS = 100_000_000
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-_AT_ONCE = 4  # photos decoded at a time
-_HEAT = (255, 64, 0)
+_MAX_DECODING = 4  # photos decoded at the same time
+_MAP_COLOUR = (255, 64, 0)
 
 
-class NoPicture(Exception):
-    """There is no such photo, or it cannot be shown: the reason in a few words."""
+class ImageUnavailable(Exception):
+    """A photo does not exist or cannot be shown; the message is the reason."""
 
 
-class NothingSeen(NoPicture):
-    """The photo is fine, but no place in it speaks for the class: an answer, not a fault."""
+class EmptyClassMap(ImageUnavailable):
+    """No part of the photo supports the class; this is a result, not a failure."""
 
 
-class Shelf:
-    """The bytes made last, up to a limit; what was not asked for longest goes first."""
+class ByteCache:
+    """A thread-safe LRU cache of byte strings with a limit on their total size."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.size = 0
-        self._held: OrderedDict[Any, bytes] = OrderedDict()
+        self._items: OrderedDict[Any, bytes] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], bytes]) -> bytes:
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key]
-        made = make()
+            if key in self._items:
+                self._items.move_to_end(key)
+                return self._items[key]
+        content = make()
         with self._lock:
-            if key not in self._held:
-                self._held[key] = made
-                self.size += len(made)
-            while self.size > self.limit and self._held:
-                self.size -= len(self._held.popitem(last=False)[1])
-        return made
+            if key not in self._items:
+                self._items[key] = content
+                self.size += len(content)
+            while self.size > self.limit and self._items:
+                self.size -= len(self._items.popitem(last=False)[1])
+        return content
 
 
-class Pictures:
-    """Small JPEG copies of numbered photos, the newest held in memory up to `limit` bytes."""
+class Thumbnails:
+    """Small JPEG copies of photos by index, cached in memory up to `limit` bytes."""
 
     def __init__(self, folder: Path, paths: Sequence[str | None], limit: int = 64 << 20) -> None:
         self.folder = folder
         self.paths = paths
         self.is_pack = (folder / "pack.json").exists() and (folder / "index.arrow").exists()
-        self.shelf = Shelf(limit)
-        self._room = threading.Semaphore(_AT_ONCE)
+        self.cache = ByteCache(limit)
+        self._decoding = threading.Semaphore(_MAX_DECODING)
 
     def path(self, image: int) -> Path:
-        """The photo's file, followed through links; one that leads out of the folder is refused."""
+        """Return the file of a photo with symbolic links resolved; a file outside the folder is refused."""
         if not 0 <= image < len(self.paths):
-            raise NoPicture("no such image")
+            raise ImageUnavailable("no such image")
         name = self.paths[image]
         if name is None:
-            raise NoPicture("the image has no file")
+            raise ImageUnavailable("the image has no file")
         try:
             root = self.folder.resolve(strict=True)
             path = root / name
-            # An image in a pack is no file: there is no link to follow.
+            # An image in a pack is not a file: there is no link to resolve.
             if self.is_pack and not os.path.lexists(path) and path.is_relative_to(root) and ".." not in path.parts:
                 return path
             path = path.resolve(strict=True)
         except (OSError, RuntimeError):
-            raise NoPicture("the image has no file") from None
+            raise ImageUnavailable("the image has no file") from None
         if not path.is_relative_to(root) or not path.is_file():
-            raise NoPicture("the image lies outside its folder")
+            raise ImageUnavailable("the image lies outside its folder")
         return path
 
     def jpeg(self, image: int, size: str) -> bytes:
-        """The photo, its longer side at most SIZES[size] pixels."""
+        """Return the photo as JPEG, its longer side at most SIZES[size] pixels."""
         if size not in SIZES:
-            raise NoPicture("no such size")
+            raise ImageUnavailable("no such size")
 
         def make() -> bytes:
-            with self._room:
+            with self._decoding:
                 return _shrink(self.path(image), SIZES[size])
 
-        return self.shelf.get((image, size), make)
+        return self.cache.get((image, size), make)
 
 
 def _shrink(path: Path, side: int) -> bytes:
     from PIL import Image, ImageOps
 
     try:
-        with _opened(path) as file:
+        with _open(path) as file:
             picture: Any = Image.open(file, formats=_FORMATS)
             if picture.width * picture.height > MAX_PIXELS:
-                raise NoPicture("the image has too many pixels")
-            # A JPEG decoded at a half or an eighth of its size takes a fraction of the time.
+                raise ImageUnavailable("the image has too many pixels")
+            # Decoding a JPEG at 1/2 to 1/8 of its size is much faster.
             picture.draft("RGB", (side, side))
             picture.load()
         if picture.mode.startswith(("I", "F")):  # more than 8 bits: scaled as in training
-            picture = Image.fromarray(_deep(path))
+            picture = Image.fromarray(_read_high_depth(path))
         picture = ImageOps.exif_transpose(picture)
         if picture.has_transparency_data:
             picture = picture.convert("RGBA")
@@ -121,15 +121,15 @@ def _shrink(path: Path, side: int) -> bytes:
         picture = picture.convert("RGB")
         picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         stream = io.BytesIO()
-        picture.save(stream, "JPEG", quality=88)  # no metadata goes with it
-    except NoPicture:
+        picture.save(stream, "JPEG", quality=88)  # without metadata
+    except ImageUnavailable:
         raise
-    except Exception as error:  # whatever a damaged file makes a decoder raise
-        raise NoPicture(f"the image cannot be read ({type(error).__name__})") from None
+    except Exception as error:  # decoders raise many types for damaged files
+        raise ImageUnavailable(f"the image cannot be read ({type(error).__name__})") from None
     return stream.getvalue()
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     if path.exists():
         return open(path, "rb")
     from halflabel.data.decode import open_image  # an image in a pack
@@ -137,31 +137,30 @@ def _opened(path: Path) -> IO[bytes]:
     return open_image(path)
 
 
-def _deep(path: Path) -> Any:
+def _read_high_depth(path: Path) -> Any:
     from halflabel.data.decode import read_image
 
     return read_image(path).permute(1, 2, 0).contiguous().numpy()
 
 
-class Maps:
-    """Where a run's model sees a class, as a transparent picture to lay over the photo; the model is loaded when first
-    asked for."""
+class ClassMaps:
+    """Class maps of a run as transparent images to lay over the photos; the model is loaded at the first request."""
 
-    def __init__(self, run: RunFolder, pictures: Pictures, limit: int = 16 << 20) -> None:
+    def __init__(self, run: RunFolder, thumbnails: Thumbnails, limit: int = 16 << 20) -> None:
         self.run = run
-        self.pictures = pictures
-        self.shelf = Shelf(limit)
+        self.thumbnails = thumbnails
+        self.cache = ByteCache(limit)
         self._predictor: Predictor | None = None
-        self._lock = threading.Lock()  # one at a time: the model takes all cores there are
+        self._lock = threading.Lock()  # one at a time, as the model uses all cores
 
     def png(self, image: int, column: int) -> bytes:
-        """The class map of one photo, in the photo's own shape, on a scale of its own."""
+        """Return the class map of one photo in the photo's aspect ratio, scaled to its own maximum."""
 
         def make() -> bytes:
             with self._lock:
                 return self._make(image, column)
 
-        return self.shelf.get((image, column), make)
+        return self.cache.get((image, column), make)
 
     def _make(self, image: int, column: int) -> bytes:
         import torch
@@ -174,22 +173,22 @@ class Maps:
         if self._predictor is None:
             self._predictor = Predictor.from_run(self.run)
         try:
-            pixels = read_image(self.pictures.path(image))
+            pixels = read_image(self.thumbnails.path(image))
         except BadImage as error:
-            raise NoPicture(error.reason) from None
+            raise ImageUnavailable(error.reason) from None
         view: Any = self._predictor.views["plain"]
         try:
             maps = compute_class_maps(self._predictor.model, torch.as_tensor(view(pixels, 0))[None], [column])
         except UserError as error:
-            raise NoPicture(error.message) from None
+            raise ImageUnavailable(error.message) from None
         if maps.max() <= 0:
-            raise NothingSeen("no place in this photo speaks for the class")
-        high, wide = int(pixels.shape[1]), int(pixels.shape[2])
-        scale = 256 / max(high, wide)
-        size = max(1, round(wide * scale)), max(1, round(high * scale))
-        hot = heat_map_on_photo(maps[0, 0], (size[1], size[0]), visible_box(view, high, wide))
+            raise EmptyClassMap("no part of this photo supports the class")
+        height, width = int(pixels.shape[1]), int(pixels.shape[2])
+        scale = 256 / max(height, width)
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        hot = heat_map_on_photo(maps[0, 0], (size[1], size[0]), visible_box(view, height, width))
         alpha = np.rint(200 * hot).astype(np.uint8)
-        picture = Image.new("RGB", size, _HEAT)
+        picture = Image.new("RGB", size, _MAP_COLOUR)
         picture.putalpha(Image.fromarray(alpha))
         stream = io.BytesIO()
         picture.save(stream, "PNG")

@@ -1,61 +1,61 @@
 // Two galleries: labels that are likely missing, and labels that are likely wrong.
-import { $, WORDS, brief, el, newTurn, say, showOnly, toggle, view } from "/screen.js";
-import { answer, call, insist, isReady, small } from "/talk.js";
-import { opinion, stalled, stopped } from "/list.js";
+import { $, ANSWER_WORDS, shorten, el, startTurn, announce, showOnly, toggle, view } from "/screen.js";
+import { answer, call, retry, isReady, smallPhoto } from "/api.js";
+import { modelOpinion, showWaiting, showStopped } from "/questions.js";
 
-const SAID = {
-  missing: ["Likely missing", "Nobody has said whether these are there, and the model thinks they may be; likeliest first. Is the class there?"],
-  wrong: ["Likely wrong", "Labels that the model contradicts; either may be right. Yes: it is there. No: it is not."],
+const TEXTS = {
+  missing: ["Likely missing", "Nobody has labelled these, and the model thinks that the class may be present; most probable first. Is the class in the photo?"],
+  wrong: ["Likely wrong", "Labels that the model contradicts; either may be right. Yes: the class is in the photo. No: it is not."],
 };
 
 export async function openGallery(more = false) {
-  const mine = newTurn();
-  // Answered entries leave the list, so the next ones begin after those that are still open.
+  const isCurrent = startTurn();
+  // Answered entries leave the list, so the next page starts after the tiles that are still open.
   const shown = more ? [...$("gallery-tiles").querySelectorAll(".card")] : [];
   const start = shown.filter((tile) => !tile.dataset.value).length;
   const query = new URLSearchParams({ kind: view, label: $("filter-class").value, start: String(start), count: "24" });
   try {
-    const found = await insist(async () => (await call(`/api/gallery?${query}`)).json(), mine, stalled);
-    if (!mine()) return;
-    const [title, said] = SAID[view];
+    const reply = await retry(async () => (await call(`/api/gallery?${query}`)).json(), isCurrent, showWaiting);
+    if (!isCurrent()) return;
+    const [title, text] = TEXTS[view];
     $("gallery-title").textContent = title;
-    $("gallery-said").textContent = found.total ? said : "None was found: there is nothing to check here.";
-    const cards = found.items.map(card);
+    $("gallery-text").textContent = reply.total ? text : "There is nothing to check here.";
+    const cards = reply.items.map(makeCard);
     if (more) $("gallery-tiles").append(...cards);
     else $("gallery-tiles").replaceChildren(...cards);
-    $("gallery-more").hidden = found.total <= start + found.items.length;
+    $("gallery-more").hidden = reply.total <= start + reply.items.length;
     showOnly("view-gallery");
     if (more) cards[0]?.firstChild.focus();
-  } catch (error) { if (mine()) stopped(error); }
+  } catch (error) { if (isCurrent()) showStopped(error); }
 }
 
-function card(question) {
+function makeCard(question) {
   const picture = el("img", { class: "pic", alt: `Photo ${question.name}`, draggable: "false" });
-  small(question).then((url) => { picture.src = url; }, () => {
+  smallPhoto(question).then((url) => { picture.src = url; }, () => {
     picture.replaceWith(el("span", { class: "pic gone" }, `${question.name} cannot be shown`));
     for (const button of row.querySelectorAll(".yes, .no")) button.disabled = true;
   });
-  const made = el("div", { class: "tile card", tabindex: "0", "data-entry": String(question.entry), role: "group" });
-  made.setAttribute("aria-label", `${question.class} in ${question.name}`);
+  const card = el("div", { class: "tile card", tabindex: "0", "data-entry": String(question.entry), role: "group" });
+  card.setAttribute("aria-label", `${question.class} in ${question.name}`);
   const state = question.label > 0 ? "labelled present" : question.label < 0 ? "labelled absent" : "unknown";
   const seenIn = question.held_out ? "held out" : "trained on";
   const about = el("div", { class: "about" }, el("b", {}, question.class),
-    el("span", {}, `${state}, ${seenIn}`), el("br"), el("span", {}, opinion(question)));
+    el("span", {}, `${state}, ${seenIn}`), el("br"), el("span", {}, modelOpinion(question)));
   const row = el("div", { class: "row" });
   for (const [value, word, kind] of [[1, "Yes", "yes"], [-1, "No", "no"], [0, "?", "unsure"]]) {
     const button = el("button", { type: "button", class: kind, "data-value": String(value), "aria-pressed": "false" }, word);
     if (value === 0) button.setAttribute("aria-label", "Unsure");
-    button.addEventListener("click", () => answerCard(made, question, value));
+    button.addEventListener("click", () => answerCard(card, question, value));
     row.append(button);
   }
-  made.append(picture, el("span", { class: "mark" }), about, row);
-  made.question = question;
-  return el("li", {}, made);
+  card.append(picture, el("span", { class: "mark" }), about, row);
+  card.question = question;
+  return el("li", {}, card);
 }
 
 function markCard(tile, value) {
   tile.dataset.value = value === null ? "" : String(value);
-  tile.querySelector(".mark").textContent = value === null ? "" : WORDS.get(value);
+  tile.querySelector(".mark").textContent = value === null ? "" : ANSWER_WORDS.get(value);
   for (const button of tile.querySelectorAll(".row button")) {
     toggle(button, value !== null && button.dataset.value === String(value));
   }
@@ -63,13 +63,13 @@ function markCard(tile, value) {
 
 function answerCard(tile, question, value) {
   if (!isReady() || tile.dataset.value === String(value)) return;
-  if (tile.querySelector(`.row [data-value="${value}"]`).disabled) return say("There is no photo to judge.");
+  if (tile.querySelector(`.row [data-value="${value}"]`).disabled) return announce("There is no photo.");
   markCard(tile, value);
   answer([question], [value]);
-  say(`${brief(question.class)}: ${WORDS.get(value)}.`);
+  announce(`${shorten(question.class)}: ${ANSWER_WORDS.get(value)}.`);
 }
 
-/** Whether a card was there to take the answer. */
+/** Answer the focused card; false if there is none. */
 export function answerFocused(value) {
   const tile = document.activeElement;
   if (!tile.matches(".card")) return false;
@@ -77,7 +77,7 @@ export function answerFocused(value) {
   return true;
 }
 
-export function putBackCards(questions) {
+export function restoreCards(questions) {
   for (const question of questions) {
     const tile = document.querySelector(`.card[data-entry="${question.entry}"]`);
     if (tile) markCard(tile, null);

@@ -1,119 +1,119 @@
-// The grid: photos of one class, those marked that are unlike the others, and all saved at once.
-import { $, WORDS, brief, el, newTurn, say, showOnly, title } from "/screen.js";
-import { answer, insist, isReady, small } from "/talk.js";
-import { ask, finished, release, seen, stalled, stopped } from "/list.js";
+// The grid: photos of one class; the user marks the exceptions and saves all answers index once.
+import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly } from "/screen.js";
+import { answer, retry, isReady, smallPhoto } from "/api.js";
+import { fetchQuestions, showFinished, release, shownEntries, showWaiting, showStopped } from "/questions.js";
 
 const narrow = matchMedia("(max-width: 820px)");
 
-const grid = { questions: [], values: [], negative: true, looked: false, photos: [] };
+const grid = { questions: [], values: [], marksNegatives: true, hasScrolled: false, photos: [] };
 
 export async function openGrid() {
-  const mine = newTurn();
-  const count = narrow.matches ? 12 : 15; // what a screen shows at once
+  const isCurrent = startTurn();
+  const count = narrow.matches ? 12 : 15; // what a screen shows index once
   try {
-    const reply = await insist(() => ask(count, [], { one_class: true }), mine, stalled);
-    if (mine()) showGrid(reply.questions);
+    const reply = await retry(() => fetchQuestions(count, [], { one_class: true }), isCurrent, showWaiting);
+    if (isCurrent()) showGrid(reply.questions);
     else if (reply) release(reply.questions);
-  } catch (error) { if (mine()) stopped(error); }
+  } catch (error) { if (isCurrent()) showStopped(error); }
 }
 
-/** The questions that this page has for this view. */
-export const heldByGrid = () => grid.questions;
+/** The questions that are reserved for this view. */
+export const gridQuestions = () => grid.questions;
 
-export function dropGrid() { grid.questions = []; }
+export function clearGrid() { grid.questions = []; }
 
-export function putBackGrid(questions) {
-  newTurn();
+export function restoreGrid(questions) {
+  startTurn();
   release(grid.questions);
   showGrid(questions);
 }
 
 function showGrid(questions) {
   grid.questions = questions;
-  grid.looked = false;
-  if (!questions.length) return finished();
-  const sure = questions.map((question) => question.probability ?? 0);
-  grid.negative = sure.reduce((sum, p) => sum + p, 0) / sure.length >= 0.4;
+  grid.hasScrolled = false;
+  if (!questions.length) return showFinished();
+  const chances = questions.map((question) => question.probability ?? 0);
+  grid.marksNegatives = chances.reduce((sum, p) => sum + p, 0) / chances.length >= 0.4;
   startGrid();
   showOnly("view-grid");
 }
 
 function startGrid() {
-  const usual = grid.negative ? 1 : -1;
-  grid.values = grid.questions.map((question) => question.said?.value ?? usual); // what was said stays said
-  $("grid-word").textContent = grid.negative ? "are NOT" : "ARE";
-  $("grid-word").classList.toggle("are", !grid.negative);
-  title("grid-title", "grid-class", grid.questions[0].class);
+  const defaultValue = grid.marksNegatives ? 1 : -1;
+  grid.values = grid.questions.map((question) => question.answer?.value ?? defaultValue); // an earlier answer stays
+  $("grid-word").textContent = grid.marksNegatives ? "are NOT" : "ARE";
+  $("grid-word").classList.toggle("are", !grid.marksNegatives);
+  setTitle("grid-title", "grid-class", grid.questions[0].class);
   const photos = grid.questions.map(() => "coming");
   grid.photos = photos;
-  $("grid-tiles").replaceChildren(...grid.questions.map((question, at) => {
-    const tile = el("button", { type: "button", class: "tile", "data-at": String(at) });
+  $("grid-tiles").replaceChildren(...grid.questions.map((question, index) => {
+    const tile = el("button", { type: "button", class: "tile", "data-index": String(index) });
     const picture = el("img", { class: "pic", alt: "", draggable: "false" });
-    small(question).then((url) => {
+    smallPhoto(question).then((url) => {
       picture.src = url;
-      photos[at] = "shown";
+      photos[index] = "shown";
     }, () => {
-      photos[at] = "gone";
+      photos[index] = "gone";
       picture.replaceWith(el("span", { class: "pic gone" }, `${question.name} cannot be shown`));
-      if (grid.photos === photos) drawTile(at);
+      if (grid.photos === photos) drawTile(index);
     });
     tile.append(picture, el("span", { class: "mark" }));
-    tile.addEventListener("click", () => turnTile(at));
+    tile.addEventListener("click", () => cycleTile(index));
     return el("li", {}, tile);
   }));
-  grid.values.forEach((_, at) => drawTile(at));
+  grid.values.forEach((_, index) => drawTile(index));
 }
 
-function drawTile(at) {
-  const tile = $("grid-tiles").querySelector(`[data-at="${at}"]`);
-  const gone = grid.photos[at] === "gone"; // nobody can have looked at it: nothing is said about it
-  if (gone) grid.values[at] = grid.questions[at].said?.value ?? null;
+function drawTile(index) {
+  const tile = $("grid-tiles").querySelector(`[data-index="${index}"]`);
+  const gone = grid.photos[index] === "gone"; // nobody can have shownEntries it: it gets no answer
+  if (gone) grid.values[index] = grid.questions[index].answer?.value ?? null;
   tile.disabled = gone;
-  const value = grid.values[at];
-  const usual = grid.negative ? 1 : -1;
-  const marked = value !== null && (value !== usual || Boolean(grid.questions[at].said));
+  const value = grid.values[index];
+  const defaultValue = grid.marksNegatives ? 1 : -1;
+  const marked = value !== null && (value !== defaultValue || Boolean(grid.questions[index].answer));
   tile.dataset.value = marked ? String(value) : "";
-  tile.setAttribute("aria-label", `Photo ${at + 1} of ${grid.questions.length}: ${grid.questions[at].class}, ${WORDS.get(value) ?? "cannot be shown"}`);
-  tile.querySelector(".mark").textContent = marked ? WORDS.get(value) : "";
-  const counts = [1, -1, 0].map((kind) => grid.values.filter((one) => one === kind).length);
-  const said = `${counts[0]} yes, ${counts[1]} no${counts[2] ? `, ${counts[2]} unsure` : ""}`;
-  $("grid-save").firstChild.textContent = `Save: ${said} `;
+  tile.setAttribute("aria-label", `Photo ${index + 1} of ${grid.questions.length}: ${grid.questions[index].class}, ${ANSWER_WORDS.get(value) ?? "cannot be shown"}`);
+  tile.querySelector(".mark").textContent = marked ? ANSWER_WORDS.get(value) : "";
+  const counts = [1, -1, 0].map((kind) => grid.values.filter((value) => value === kind).length);
+  const summary = `${counts[0]} yes, ${counts[1]} no${counts[2] ? `, ${counts[2]} unsure` : ""}`;
+  $("grid-save").firstChild.textContent = `Save: ${summary} `;
 }
 
-/** Whether a photo was there to be marked. */
+/** Mark the focused photo; false if there is none. */
 export function markFocused(value) {
   const tile = document.activeElement;
   if (!tile.matches("#grid-tiles .tile")) return false;
-  const at = Number(tile.dataset.at);
-  grid.values[at] = value;
-  drawTile(at);
+  const index = Number(tile.dataset.index);
+  grid.values[index] = value;
+  drawTile(index);
   return true;
 }
 
-function turnTile(at) {
-  const cycle = grid.negative ? [1, -1, 0] : [-1, 1, 0];
-  grid.values[at] = cycle[(cycle.indexOf(grid.values[at]) + 1) % 3];
-  drawTile(at);
+function cycleTile(index) {
+  const cycle = grid.marksNegatives ? [1, -1, 0] : [-1, 1, 0];
+  grid.values[index] = cycle[(cycle.indexOf(grid.values[index]) + 1) % 3];
+  drawTile(index);
 }
 
 export function saveGrid() {
   if (!grid.questions.length || !isReady()) return;
-  // An answer that stays as it was is not given again: it keeps who gave it, and undo has nothing to take back.
-  const news = [...grid.questions.keys()].filter((at) => (grid.questions[at].said?.value ?? null) !== grid.values[at]);
-  if (news.some((at) => grid.photos[at] === "coming")) return say("Some photos are not here yet. Wait for them, then save.");
+  // An unchanged answer is not sent again: it keeps its author, and undo does not affect it.
+  const changed = [...grid.questions.keys()].filter((index) => (grid.questions[index].answer?.value ?? null) !== grid.values[index]);
+  if (changed.some((index) => grid.photos[index] === "coming")) return announce("Some photos are still loading. Wait for them, then save.");
   const last = $("grid-tiles").lastElementChild;
-  if (!grid.looked && last.getBoundingClientRect().bottom > innerHeight) {
-    grid.looked = true; // nobody has seen these: not saved as if somebody had
+  if (!grid.hasScrolled && last.getBoundingClientRect().bottom > innerHeight) {
+    grid.hasScrolled = true; // nobody has shownEntries these photos yet: not saved without looking
     last.scrollIntoView({ block: "center" });
-    return say("There are more photos. Look at these too, then save.");
+    return announce("There are more photos. Look index them too, then save.");
   }
-  for (const question of grid.questions) seen.add(question.entry);
-  if (news.length) answer(news.map((at) => grid.questions[at]), news.map((at) => grid.values[at]));
-  const many = news.length === 1 ? "1 answer" : `${news.length || "no"} new answers`;
-  say(`Saved ${many} on ${brief(grid.questions[0].class)}.`);
+  for (const question of grid.questions) shownEntries.add(question.entry);
+  if (changed.length) answer(changed.map((index) => grid.questions[index]), changed.map((index) => grid.values[index]));
+  const countText = changed.length === 1 ? "1 answer" : `${changed.length || "no"} new answers`;
+  announce(`Saved ${countText} on ${shorten(grid.questions[0].class)}.`);
   grid.questions = [];
   openGrid();
 }
 
 $("grid-save").addEventListener("click", saveGrid);
-$("grid-flip").addEventListener("click", () => { grid.negative = !grid.negative; startGrid(); });
+$("grid-flip").addEventListener("click", () => { grid.marksNegatives = !grid.marksNegatives; startGrid(); });

@@ -1,17 +1,17 @@
-// The page: its views and keys, undo in whichever view, and the start.
-import { $, brief, say, setView, view } from "/screen.js";
+// The page: switching views, keys, undo, and the start.
+import { $, shorten, announce, setView, view } from "/screen.js";
 import { tab } from "/tab.js";
-import { Refused, begin, call, insist, isReady, takeBack, token } from "/talk.js";
-import { release, seen, showProgress, stalled, stopped } from "/list.js";
-import { advance, answerOne, dropOne, heldByOne, offerMaps, putBackOne } from "/one.js";
-import { dropGrid, heldByGrid, markFocused, openGrid, putBackGrid, saveGrid } from "/grid.js";
-import { answerFocused, openGallery, putBackCards } from "/gallery.js";
+import { Refused, startSending, call, retry, isReady, undoLast, token } from "/api.js";
+import { release, shownEntries, showProgress, showWaiting, showStopped } from "/questions.js";
+import { advance, answerSingle, clearSingle, singleQuestions, enableMaps, restoreSingle } from "/single.js";
+import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid } from "/grid.js";
+import { answerFocused, openGallery, restoreCards } from "/gallery.js";
 
-const held = () => [...heldByOne(), ...heldByGrid()];
+const reservedQuestions = () => [...singleQuestions(), ...gridQuestions()];
 
 function open(name) {
   setView(name);
-  say(""); // what was said belongs to the view before
+  announce(""); // the status belongs to the previous view
   for (const button of document.querySelectorAll("nav button")) {
     if (button.dataset.view === name) button.setAttribute("aria-current", "page");
     else button.removeAttribute("aria-current");
@@ -21,11 +21,11 @@ function open(name) {
 }
 
 function restart() {
-  seen.clear();
+  shownEntries.clear();
   showProgress();
-  release(held());
-  dropOne();
-  dropGrid();
+  release(reservedQuestions());
+  clearSingle();
+  clearGrid();
   if (view === "one") advance();
   else if (view === "grid") openGrid();
   else openGallery();
@@ -33,13 +33,13 @@ function restart() {
 
 function undo() {
   if (!isReady()) return;
-  const questions = takeBack();
-  if (!questions) return say("There is nothing to take back.");
-  for (const question of questions) seen.delete(question.entry);
-  if (view === "one") putBackOne(questions);
-  else if (view === "grid") putBackGrid(questions);
-  else putBackCards(questions);
-  say(`Taken back: ${questions.length === 1 ? brief(questions[0].class) : `${questions.length} answers`}.`);
+  const questions = undoLast();
+  if (!questions) return announce("There is nothing to undo.");
+  for (const question of questions) shownEntries.delete(question.entry);
+  if (view === "one") restoreSingle(questions);
+  else if (view === "grid") restoreGrid(questions);
+  else restoreCards(questions);
+  announce(`Undone: ${questions.length === 1 ? shorten(questions[0].class) : `${questions.length} answers`}.`);
 }
 
 // ---- keys
@@ -49,37 +49,37 @@ const KEYS = new Map([["y", 1], ["n", -1], ["u", 0]]);
 function answerKey(value) {
   if (view === "grid") return markFocused(value);
   if (view !== "one") return answerFocused(value);
-  answerOne(value);
+  answerSingle(value);
   return true;
 }
 
 function step(key) {
   const tiles = [...document.querySelectorAll(`#view-${view === "grid" ? "grid" : "gallery"} .tile`)];
-  const at = tiles.findIndex((tile) => tile === document.activeElement || tile.contains(document.activeElement));
-  if (at < 0) return tiles[0]?.focus();
+  const index = tiles.findIndex((tile) => tile === document.activeElement || tile.contains(document.activeElement));
+  if (index < 0) return tiles[0]?.focus();
   const columns = tiles.filter((tile) => tile.offsetTop === tiles[0].offsetTop).length || 1;
   const move = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[key];
-  tiles[Math.min(Math.max(at + move, 0), tiles.length - 1)].focus();
+  tiles[Math.min(Math.max(index + move, 0), tiles.length - 1)].focus();
 }
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
   if (event.target.closest?.("select, input, textarea")) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  const place = { 1: "one", 2: "grid", 3: "missing", 4: "wrong" }[key];
-  let taken = true;
-  if (event.repeat && (KEYS.has(key) || key === "Enter")) return event.preventDefault(); // a key held down is one answer
-  if (KEYS.has(key)) taken = answerKey(KEYS.get(key));
+  const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong" }[key];
+  let handled = true;
+  if (event.repeat && (KEYS.has(key) || key === "Enter")) return event.preventDefault(); // a key that is held down is one answer
+  if (KEYS.has(key)) handled = answerKey(KEYS.get(key));
   else if (key === "z" || key === "Backspace") undo();
   else if (key === "m" && view === "one") $("map").click();
   else if (key === "c" && view === "one") $("score").click();
   else if (key === "i" && view === "grid") $("grid-flip").click();
   else if (key === "Enter" && view === "grid" && !$("view-grid").hidden && !event.target.closest?.("button:not(.tile), a")) saveGrid();
   else if (key.startsWith("Arrow") && view !== "one") step(key);
-  else if (place) open(place);
+  else if (targetView) open(targetView);
   else if (key === "?") $("help").showModal();
-  else taken = false;
-  if (taken) event.preventDefault();
+  else handled = false;
+  if (handled) event.preventDefault();
 });
 
 for (const button of document.querySelectorAll("nav button")) {
@@ -92,27 +92,27 @@ $("help-open").addEventListener("click", () => $("help").showModal());
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("filters").addEventListener("change", () => { $("main").focus({ preventScroll: true }); restart(); });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address keeps its token
+  event.preventDefault(); // keeps the token in the address
   $("main").focus();
 });
-addEventListener("hashchange", () => location.reload()); // another token, opened over this page: the browser loads nothing
+addEventListener("hashchange", () => location.reload()); // a new token in the same tab: the browser does not reload by itself
 setInterval(() => {
-  const entries = held().map((question) => question.entry);
-  if (entries.length && !document.hidden) call("/api/hold", { tab, entries }).catch(() => {});
+  const entries = reservedQuestions().map((question) => question.entry);
+  if (entries.length && !document.hidden) call("/api/renew", { tab, entries }).catch(() => {});
 }, 30_000);
 
 async function start() {
-  if (!token) return stopped(new Refused("The address lacks its token. Open the one that the terminal shows."));
-  // Side by side: the first question need not wait for the state.
+  if (!token) return showStopped(new Refused("The address has no token. Open the address shown in the terminal."));
+  // In parallel: the first question need not wait for the state.
   const first = advance();
   try {
-    const state = await insist(async () => (await call("/api/state")).json(), () => true, stalled);
-    offerMaps(state.maps);
+    const state = await retry(async () => (await call("/api/state")).json(), () => true, showWaiting);
+    enableMaps(state.maps);
     $("title").textContent = state.run ? `Review: ${state.run}` : "Review";
     document.title = `${state.run || "halflabel"} · review`;
     showProgress(state);
-    begin(state.project, showProgress, stopped);
-  } catch (error) { stopped(error); }
+    startSending(state.project, showProgress, showStopped);
+  } catch (error) { showStopped(error); }
   await first;
 }
 

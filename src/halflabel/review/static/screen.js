@@ -1,33 +1,33 @@
-// The screen: which view is open, words in place of photos, and small help for making elements.
+// The screen: which view is open, messages in place of photos, and helpers for making elements.
 
 export const $ = (id) => document.getElementById(id);
-export const WORDS = new Map([[1, "yes"], [-1, "no"], [0, "unsure"]]);
+export const ANSWER_WORDS = new Map([[1, "yes"], [-1, "no"], [0, "unsure"]]);
 
 export function el(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children); // strings become text, never markup
-  return made;
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children); // strings become text, never markup
+  return element;
 }
 
-export const brief = (name) => ([...name].length > 40 ? `${[...name].slice(0, 39).join("")}…` : name); // where it is only named again
+export const shorten = (name) => ([...name].length > 40 ? `${[...name].slice(0, 39).join("")}…` : name);
 
-export function title(heading, place, name) {
-  $(place).textContent = name;
-  $(heading).classList.toggle("long", name.length > 40);
+export function setTitle(headingId, nameId, name) {
+  $(nameId).textContent = name;
+  $(headingId).classList.toggle("long", name.length > 40);
 }
 
 export function toggle(button, on) { button.setAttribute("aria-pressed", String(on)); }
 
-export function trouble(text) {
+export function showTrouble(text) {
   $("trouble").textContent = text;
   $("trouble").hidden = !text;
 }
 
-export function say(text) {
+export function announce(text) {
   const place = $("status");
   place.textContent = text;
-  place.classList.remove("fresh"); // on a phone it is shown for a while: from the beginning again
+  place.classList.remove("fresh"); // restarts the animation that hides the text on a phone
   void place.offsetWidth;
   place.classList.toggle("fresh", text !== "");
 }
@@ -36,31 +36,31 @@ export let view = "one"; // or grid, missing, wrong
 
 export function setView(name) { view = name; }
 
-let turn = 0;
+let turn = 0; // counts changes of what is shown
 
-/** To be called when what is shown changes; tells later whether that still is what is shown, or a reply comes too late. */
-export function newTurn() {
-  const mine = ++turn;
-  return () => mine === turn;
+/** Start showing something else; returns a function that tells whether that is still shown when a reply arrives. */
+export function startTurn() {
+  const started = ++turn;
+  return () => started === turn;
 }
 
-/** Whether what is shown now still is. */
-export function thisTurn() {
-  const mine = turn;
-  return () => mine === turn;
+/** Return a function that tells whether the present content is still shown. */
+export function currentTurn() {
+  const started = turn;
+  return () => started === turn;
 }
 
 export function showOnly(id) {
-  for (const name of ["view-one", "view-grid", "view-gallery", "view-none"]) $(name).hidden = name !== id;
+  for (const name of ["view-one", "view-grid", "view-gallery", "view-message"]) $(name).hidden = name !== id;
 }
 
-/** Words instead of photos, and a button where there is something to do about it. */
-export function none(title, said, word = "", act = null) {
-  $("none-title").textContent = title;
-  $("none-said").textContent = said;
-  $("none-act").hidden = !act;
-  $("none-act").textContent = word;
-  $("none-act").onclick = act;
-  $("grid-tiles").replaceChildren(); // none of an earlier grid is left to be marked
-  showOnly("view-none");
+/** Show a message instead of photos, with a button where the user can do something. */
+export function showMessage(title, text, buttonText = "", onClick = null) {
+  $("message-title").textContent = title;
+  $("message-text").textContent = text;
+  $("message-button").hidden = !onClick;
+  $("message-button").textContent = buttonText;
+  $("message-button").onclick = onClick;
+  $("grid-tiles").replaceChildren(); // no tile of an earlier grid can be marked
+  showOnly("view-message");
 }

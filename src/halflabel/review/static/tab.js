@@ -1,5 +1,5 @@
-// The tab's name: its questions and its unsent answers go by it.
-// Kept over a reload. A duplicated tab begins with a copy of the other's storage, and needs a name of its own.
+// The name of this browser tab, under which its questions are reserved and its unsent answers are stored.
+// It survives a reload. A duplicated tab starts with a copy of the session storage and needs a new name.
 
 export function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
@@ -7,15 +7,15 @@ export function newKey() {
 }
 
 const PLACE = "halflabel-tab";
-const WAIT = 150; // ms: time for a page that is being reloaded to let go, or for another one to answer
+const WAIT = 150; // ms: time for a reloading page to release the name, or for another page to answer
 
-/** Hold a name as long as this page lives; false where another page has it. */
+/** Reserve a name for the lifetime of this page; false if another page has it. */
 async function claim(name) {
-  if (!navigator.locks) return claimByAsking(name); // there are none over plain http from another machine
+  if (!navigator.locks) return claimByAsking(name); // not available over plain http from another machine
   return new Promise((done) => {
     const hold = () => {
       done(true);
-      return new Promise(() => {}); // never given back before the page goes
+      return new Promise(() => {}); // held until the page is closed
     };
     navigator.locks.request(`${PLACE}-${name}`, { signal: AbortSignal.timeout(WAIT) }, hold).catch(() => done(false));
   });
@@ -38,7 +38,7 @@ async function newTab() {
   if (old && await claim(old)) return old;
   const name = newKey();
   sessionStorage.setItem(PLACE, name);
-  claim(name); // nobody else can have it: not waited for
+  claim(name); // random, so nobody else has it: no need to wait
   return name;
 }
 

@@ -1,0 +1,70 @@
+"""Choose the questions that a person should answer next, for `halflabel next`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from halflabel.labels.table import LabelTable
+from halflabel.review.answers import answered_entries
+from halflabel.review.questions import Question, choose_questions, doubtful_labels
+from halflabel.review.scores import cached_scores, crossfit_scores
+from halflabel.runs.folder import RunFolder
+from halflabel.system.reporter import SILENT, Reporter
+
+__all__ = ["NextQuestions", "next_questions"]
+
+
+class NextQuestions(NamedTuple):
+    """Questions about entries of `table`, the labels of the run that people made."""
+
+    questions: list[Question]
+    table: LabelTable
+    held_out: int  # images the model was not trained on
+    crossfitted: bool  # whether doubtful labels were scored by heads that were trained without them
+
+
+def next_questions(
+    run: RunFolder,
+    images: Path,
+    count: int = 200,
+    *,
+    wrong: bool = False,
+    control: float = 0.1,
+    per_image: int = 2,
+    folds: int = 3,
+    seed: int = 0,
+    reporter: Reporter = SILENT,
+) -> NextQuestions:
+    """Return the unknown entries most worth asking about, or with `wrong` the known labels that look wrong.
+
+    Entries answered in `halflabel review` are left out. Labels made by a model do not count as known. `control` and
+    `seed` are for unknown entries; `folds` is for labels that look wrong, which are scored by heads that were trained
+    without them (0: scored by the model itself).
+    """
+    scored = cached_scores(run, images, reporter)
+    table, held_out = scored.table, int(scored.held_out.sum())
+    skip = answered_entries(run / "answers.sqlite", table)
+    if not wrong:
+        questions = choose_questions(
+            scored.scores,
+            table,
+            scored.thresholds,
+            count,
+            features=scored.features,
+            control=control,
+            per_image=per_image,
+            skip=skip,
+            seed=seed,
+        )
+        return NextQuestions(questions, table, held_out, crossfitted=False)
+    scores = crossfit_scores(run, images, folds, reporter)
+    if scores is not None:
+        questions = doubtful_labels(
+            scores, table, count, score_kind="cross-fitted score", per_image=per_image, skip=skip
+        )
+    else:
+        questions = doubtful_labels(
+            scored.scores, table, count, trained_on=~scored.held_out, per_image=per_image, skip=skip
+        )
+    return NextQuestions(questions, table, held_out, crossfitted=scores is not None)

@@ -1,0 +1,144 @@
+// The list of questions: filters, progress, estimates from the random checks, and messages when it is empty.
+import { $, currentTurn, el, showMessage, view } from "/screen.js";
+import { tab } from "/tab.js";
+import { call, reason, reportTrouble, unsent } from "/api.js";
+
+let labels = []; // all classes
+let progress = null; // the last progress from the server
+
+// ---- fetching questions
+
+export const shownEntries = new Set(); // since the filters last changed
+
+function filters() {
+  const [low, high] = $("filter-confidence").value.split("-").map(Number);
+  return { label: $("filter-class").value, state: $("filter-state").value, low, high };
+}
+
+/** Fetch up to `count` questions that match the filters, except the entries `excluded`. */
+export async function fetchQuestions(count, excluded, options = {}) {
+  const skip = [...new Set([...excluded, ...unsent(), ...[...shownEntries].slice(-1500)])];
+  return (await call("/api/questions", { tab, count, skip, ...options, ...filters() })).json();
+}
+
+export function release(questions) {
+  const entries = questions.map((question) => question.entry);
+  if (entries.length) call("/api/release", { tab, entries }).catch(() => {}); // otherwise the reservation ends after a while
+}
+
+// ---- progress and estimates
+
+const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
+// A probability is never certain: it is not rounded to 0 or 100 %.
+const formatChance = (p) => (p < 0.005 ? "<\u00a01\u00a0%" : p > 0.995 ? ">\u00a099\u00a0%" : percent(p));
+const atMost = (p) => `${Math.ceil(100 * p)}\u00a0%`;
+
+/** Show the progress from the server, or the last one again after a change of view or filter. */
+export function showProgress(state = progress) {
+  if (!state) return;
+  $("progress").max = state.questions || 1;
+  $("progress").value = state.answered;
+  $("count").textContent = `${state.answered} of ${state.questions}`;
+  const { precision, missed } = state.estimate;
+  showEstimate($("precision"), precision, "of what the model calls present is present",
+    `${precision.part} of ${precision.total} random checks`);
+  showEstimate($("missed"), missed, "of what the model calls absent is present",
+    `${missed.part} of ${missed.total} random checks`);
+  const open = precision.asked - precision.total - precision.unsure + missed.asked - missed.total - missed.unsure;
+  const unsure = precision.unsure + missed.unsure;
+  const parts = [];
+  if (!precision.asked && !missed.asked) parts.push("This list has no random checks, so there is no unbiased estimate.");
+  else {
+    const isEmpty = !precision.total && !missed.total;
+    if (isEmpty) parts.push("Your answers will show it.");
+    parts.push("Only answers to random checks count; these questions come first, one by one, while no filter is set.");
+    if (open > 0) parts.push(`Still open: ${open}.`);
+    if (unsure) parts.push(`Unsure, not counted: ${unsure}.`);
+    if (!isEmpty) parts.push("Intervals: 95 %.");
+  }
+  $("basis").textContent = parts.join(" ");
+  if (state.labels) labels = state.labels;
+  updateClassFilter(state.classes);
+  progress = state;
+}
+
+function showEstimate(place, share, text, basis) {
+  place.hidden = !share.total;
+  if (!share.total) return;
+  place.replaceChildren(
+    el("strong", {}, percent(share.share)),
+    ` ${text}: ${basis}, ${percent(share.low)} to ${percent(share.high)}`,
+  );
+}
+
+function updateClassFilter(rows) {
+  if (document.activeElement === $("filter-class")) return; // the user is choosing
+  const { label, state, low, high } = filters();
+  const anyChance = low <= 0 && high >= 1; // counts per chance are not known here
+  const names = view === "one" || view === "grid"
+    ? rows.map((row) => [row.name, anyChance ? `${row.name} (${countInState(row, state)})` : row.name])
+    : labels.map((name) => [name, name]);
+  const options = names.map(([name, title]) => el("option", { value: name }, title));
+  $("filter-class").replaceChildren(el("option", { value: "" }, "all classes"), ...options);
+  $("filter-class").value = names.some(([name]) => name === label) ? label : "";
+}
+
+/** The number of questions of a class in a state; open random checks are hidden while a filter is set. */
+function countInState(row, state) {
+  return state === "answered" ? row.present + row.absent + row.unsure : row[state];
+}
+
+export function modelOpinion(question) {
+  const score = `score ${question.score === null ? "—" : question.score.toFixed(2)}`;
+  if (question.probability === null || question.label) return score;
+  // Where known labels are a fair sample, the score is the probability: one number is enough.
+  return progress?.fair ? `chance ${formatChance(question.probability)}` : `chance up to ${atMost(question.probability)}, ${score}`;
+}
+
+// ---- messages when there is nothing to show
+
+/** The server does not answer; the request is being repeated. */
+export function showWaiting(error) {
+  showMessage("Waiting for the server", `${reason(error)} The page tries again by itself; your answers are kept here.`);
+}
+
+/** Nothing can be shown, and repeating the request would not help. */
+export function showStopped(error) {
+  reportTrouble(error);
+  showMessage("The questions cannot be shown", reason(error));
+}
+
+const openCount = () => (progress ? progress.questions - progress.answered : 0);
+const sleep = (time) => new Promise((done) => { setTimeout(done, time); });
+const fetchAgain = () => $("filters").dispatchEvent(new Event("change"));
+
+export async function showFinished() {
+  const { label, state, low, high } = filters();
+  if (label || state !== "open" || low > 0 || high < 1) {
+    return showMessage("No question matches these filters", "Choose others above, or look through the galleries.",
+      "Clear the filters", () => { $("filters").reset(); fetchAgain(); });
+  }
+  const isCurrent = currentTurn();
+  for (let waited = 0; unsent().length; waited += 30) { // only then the number of open questions is known
+    if (waited === 300) showMessage("Saving your answers", "They are kept in this browser until the server has them.");
+    await sleep(30);
+    if (!isCurrent()) return;
+  }
+  let left = openCount();
+  if (left > 0) { // another page may have answered them since
+    await call("/api/state").then(async (reply) => showProgress(await reply.json())).catch(() => {});
+    if (!isCurrent()) return;
+    left = openCount();
+  }
+  if (left > 0 && view === "one") {
+    return showMessage(left === 1 ? "The last question is taken" : `The last ${left} questions are taken`,
+      "Another page shows them. They become available a minute and a half after it is closed.", "Look again", fetchAgain);
+  }
+  if (left > 0) {
+    return showMessage("No photos for the grid", `Still open: ${left}. They are random checks, which are asked one by one, or their photos cannot be shown, or another page has them.`,
+      "One by one", () => document.querySelector('nav [data-view="one"]').click());
+  }
+  showMessage("All questions are answered",
+    "Thank you. In the terminal: halflabel review RUN --export all.csv --with-labels, then train on all.csv. "
+      + "Undo still works here, and the galleries have more.");
+}
