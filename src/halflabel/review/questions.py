@@ -209,7 +209,7 @@ def _pick_greedily(
     per_image: int,
     centred: _CentredFeatures | None,
 ) -> list[tuple[int, int, float]]:
-    """Pick entries by worth; the worth of a class falls with every pick, so a heap holds each class's best candidate."""
+    """Pick entries by worth; it falls with every pick of a class, so a heap holds the best candidate of each class."""
     excluded = {(item.image, item.column) for item in taken}
     filled = np.maximum(positives, 1).astype(np.float64)
     asked: Counter[int] = Counter()
