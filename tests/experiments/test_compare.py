@@ -407,7 +407,7 @@ def test_auto_says_why(go: Any) -> None:
         ({"test_share": 1.0}, "test share"),
         ({"names": []}, "no method is named"),
         ({"config": Config(held_out=0.0)}, "without validation"),
-        ({"budget": "soon"}, "no length of time"),
+        ({"budget": "soon"}, "not a duration"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_is_written(

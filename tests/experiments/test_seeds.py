@@ -15,7 +15,7 @@ from rich.console import Console
 
 from halflabel.cli import compare as command
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
-from halflabel.experiments.result import Comparison, Row, common_seeds, summarise
+from halflabel.experiments.result import Comparison, ComparisonRow, common_seeds, summarise
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 
@@ -43,8 +43,8 @@ def test_methods_are_ranked_by_seeds_that_all_have(tmp_path: Path) -> None:
     found = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 2.0, 1: 2.0, 2: -1.0}})
     best, other = found.rows
     assert np.mean(best.per_seed) < other.mAP < best.mAP, "the mean over all its seeds would put it last"
-    assert (best.method, best.seeds, best.further, best.judged_by) == ("em", 2, 1, (0, 1))
-    assert (other.method, other.seeds, other.further) == ("bn-bce", 2, 0)
+    assert (best.method, best.seeds, best.unused_seeds, best.judged_by) == ("em", 2, 1, (0, 1))
+    assert (other.method, other.seeds, other.unused_seeds) == ("bn-bce", 2, 0)
     assert best.mAP == pytest.approx(np.mean(best.per_seed[:2]))
     assert len(best.per_seed) == len(best.best_epochs) == 3
     gaps = [b - a for a, b in zip(best.per_seed, other.per_seed, strict=False)]
@@ -73,7 +73,7 @@ def test_with_nothing_hidden_nothing_was_chosen_on_hidden_truth(tmp_path: Path) 
     assert {row.labels: row.selected_on for row in found.rows} == {"all": "known labels"}
 
 
-def row(labels: str, method: str, **more: Any) -> Row:
+def row(labels: str, method: str, **more: Any) -> ComparisonRow:
     given: dict[str, Any] = {
         "mAP": 0.8123,
         "mAP_low": 0.5057,
@@ -96,7 +96,7 @@ def row(labels: str, method: str, **more: Any) -> Row:
         "kept": 0.5,
         "per_seed": (0.8, 0.82, 0.7),
     }
-    return Row(labels, method, **{**given, **more})
+    return ComparisonRow(labels, method, **{**given, **more})
 
 
 RESULT = Comparison(

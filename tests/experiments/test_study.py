@@ -185,7 +185,7 @@ def test_conclusions_say_what_the_intervals_support_and_no_more() -> None:
         plus == "Partial labels give a lower mAP than noisy+ (2.4 % wrong) with 10 % "
         "(−10.00 points of mAP, −11.00 to −9.00)."
     )
-    assert describe_control([gap(0.1, "random labels", 0.1, 0.0, 0.1)]).endswith("cannot be told apart.")
+    assert describe_control([gap(0.1, "random labels", 0.1, 0.0, 0.1)]).endswith("There is no significant difference.")
     assert describe_control([]) == "", "nothing was compared"
 
 
@@ -256,14 +256,14 @@ def test_advice_follows_the_interval() -> None:
 
     assert "expected to give +0.50 (+0.20 to +0.80) points of mAP" in advice(0.002, 0.008)
     assert "Stop" in advice(0.002, 0.008)
-    assert "Go on" in advice(0.012, 0.03)
+    assert "Continue" in advice(0.012, 0.03)
     unsure = advice(0.002, 0.03)
-    assert "cannot be told" in unsure
+    assert "is uncertain" in unsure
     assert "Stop" not in unsure
-    assert "cannot be told" in advice(0.002, 0.014)
+    assert "is uncertain" in advice(0.002, 0.014)
     missed = Backtest(Interval(0.02, 0.01, 0.03), 0.05)
-    assert "With care" in advice(0.012, 0.03, missed)
-    assert "Tested on itself" in advice(0.012, 0.03, missed._replace(measured=0.02))
+    assert "Caution" in advice(0.012, 0.03, missed)
+    assert "Backtest:" in advice(0.012, 0.03, missed._replace(measured=0.02))
 
 
 def test_growth_is_measured_on_nested_shares_with_a_control(

@@ -40,7 +40,7 @@ from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback, EpochLog
 
 if TYPE_CHECKING:
-    from halflabel.experiments import Comparison, Row, Task
+    from halflabel.experiments import Comparison, ComparisonRow, Task
     from halflabel.experiments.grid import Outcome
     from halflabel.labels.audit import LabelImport
 
@@ -325,12 +325,12 @@ def show_comparison(found: Comparison) -> None:
         console.print(f"[bright_black]{escape(sentence)}[/]")
 
 
-def _cells(row: Row, best: bool) -> dict[str, str]:
+def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
     """What a row shows, by title."""
     return {
         "test mAP (95 %)": f"{points(row.mAP)} ({points(row.mAP_low)} – {points(row.mAP_high)})",
         "to the best (95 %)": _behind(row, best),
-        "seeds": f"{row.seeds} + {row.further}" if row.further else str(row.seeds),
+        "seeds": f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds),
         "s/run": f"{row.seconds:.3g}",
         "memory": "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB",
         "lr": f"{row.lr:.2g}",
@@ -374,7 +374,7 @@ def _show_narrow(found: Comparison) -> None:
         console.print(Padding(Text(rest, "bright_black"), (0, 0, 0, 4)))
 
 
-def _behind(row: Row, best: bool) -> str:
+def _behind(row: ComparisonRow, best: bool) -> str:
     if best:
         return "best"
     if math.isnan(row.behind):

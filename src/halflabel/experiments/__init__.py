@@ -1,17 +1,25 @@
-"""Many methods × seeds × ways of hiding labels on one data set, judged alike: who does how well, and at what cost.
+"""Experiments: several methods × seeds × label masks on one data set, evaluated alike.
 
-grid.py    what is compared: candidates, label masks, tasks, and the order they are run in
-bench.py   the data, divided once, and one task trained on it
-start.py   a model that is trained once, and whose weights all tasks begin with
-store.py   the folder with what is finished; the only file that knows its paths
-loop.py    `compare`: tasks in turn, within the budget, skipping what is done
-result.py  intervals, paired differences, the table
+compare.py         `compare`: which method is best for these labels
+study.py           `study` and `grow`: how to spend labels, and whether more labels pay
+study_result.py    points, paired differences and files of a study
+conclusions.py     sentences that the intervals of a study support
+learning_curve.py  the power law of `grow`
+grid.py            candidates, label masks, tasks, and the order in which they are run
+run_grid.py        runs the tasks within a time budget, skipping finished ones
+setup.py           options that all experiments share
+data.py            training, test and validation images; model-made labels are left out
+bench.py           trains one task on the data
+shared_start.py    a model that is trained once and that all tasks start from
+store.py           the folder with the finished tasks
+result.py          intervals, paired differences and the table
+meter.py           seconds and memory
 """
 
 from __future__ import annotations
 
 from halflabel.experiments.compare import compare
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Task
-from halflabel.experiments.result import Comparison, Row
+from halflabel.experiments.result import Comparison, ComparisonRow
 
-__all__ = ["Candidate", "Comparison", "Grid", "LabelMask", "Row", "Task", "compare"]
+__all__ = ["Candidate", "Comparison", "ComparisonRow", "Grid", "LabelMask", "Task", "compare"]

@@ -1,4 +1,4 @@
-"""What is compared: candidates × label masks × seeds, the search for settings, and the order in which tasks are run."""
+"""The grid of an experiment: candidates × label masks × seeds, the search for settings, and the order of the tasks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Candidate", "Grid", "LabelMask", "Options", "Outcome", "Results", "S
 Options = tuple[tuple[str, Any], ...]
 Search = Literal["small", "none"]
 
-_RATES = (1 / 3, 3.0)  # tried besides the method's own learning rate
+_RATES = (1 / 3, 3.0)  # tried besides the learning rate of the method
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method with options of its own, as written: "em" or "em:alpha=0.05:…"."""
+    """A method with options, written as "em" or "em:alpha=0.05:…"."""
 
     name: str
     method: str
@@ -42,26 +42,26 @@ class Candidate:
         (('alpha', 0.05),)
         """
         name, given = _parse(text)
-        how = recipe(name)
-        options = how.parse(given)
-        how.make(**options)  # values that the method refuses are refused now
-        return cls(text.strip(), name, _options(options), how.lr if lr is None else lr, how.weight_decay)
+        method = recipe(name)
+        options = method.parse(given)
+        method.make(**options)  # raises an error for values that the method does not take
+        return cls(text.strip(), name, _options(options), method.lr if lr is None else lr, method.weight_decay)
 
     def trials(self) -> tuple[str, tuple[Any, ...]]:
-        """The key hyper-parameter and the values to try besides its present one; none if it was given, or is idle."""
+        """Return the main hyper-parameter and other values to try; none if it was given, or has no effect."""
         return _trials(self.method, self.options)
 
 
 @dataclass(frozen=True)
 class LabelMask:
-    """A way of hiding labels from training: a protocol of `halflabel.labels.drop` and its options; "" hides nothing."""
+    """Hides labels from training: a protocol of `halflabel.labels.drop` and its options; "" hides nothing."""
 
     protocol: str = ""
     options: Options = ()
 
     @classmethod
     def share(cls, share: float) -> LabelMask:
-        """Keep a share of every image's labels; 1 keeps all."""
+        """Keep a share of the labels of every image; 1 keeps all."""
         if not 0 < share <= 1:
             raise UserError(f"the share {share:g} is not in (0, 1]", "give shares such as 0.1,0.3,1")
         return cls("partial", (("share", float(share)),)) if share < 1 else cls()
@@ -80,7 +80,7 @@ class LabelMask:
         needed = [key for key in takes if key in drop.EXAMPLES and takes[key].default is inspect.Parameter.empty]
         if missing := [key for key in needed if key not in given]:
             example = ":".join([text, *(f"{key}={drop.EXAMPLES[key]}" for key in missing)])
-            raise UserError(f"{name} needs {' and '.join(missing)}", f"say how much, such as {example}")
+            raise UserError(f"{name} needs {' and '.join(missing)}", f"give a number, such as {example}")
         return cls(name, options)
 
     @property
@@ -97,7 +97,7 @@ class LabelMask:
 
     @property
     def kept(self) -> float:
-        """The share of each image's labels that is kept, where that is how labels are hidden; else NaN."""
+        """The share of the labels of each image that is kept, for the protocol "partial"; else NaN."""
         if not self.protocol:
             return 1.0
         return float(dict(self.options)["share"]) if self.protocol == "partial" else math.nan
@@ -108,7 +108,7 @@ class LabelMask:
 
 @dataclass(frozen=True)
 class Task:
-    """One training run: a candidate on the labels that a label mask leaves, with one seed and one setting."""
+    """One training run: a candidate with a label mask, a seed and settings."""
 
     candidate: Candidate
     label_mask: LabelMask
@@ -122,7 +122,7 @@ class Task:
 
     @property
     def key(self) -> str:
-        """A file name that people can read, and that no other task has."""
+        """A readable and unique file name."""
         content = [
             self.candidate.method,
             self.label_mask.protocol,
@@ -145,14 +145,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished task leaves behind besides its test scores; `error` says why it failed, if it did."""
+    """The result of a task besides its test scores; `error` is the reason if it failed."""
 
-    select: float = math.nan  # the validation measure of the best epoch
-    measure: str = ""  # which one: "mAP", or "assumed_mAP" where unknown counts as absent
+    select: float = math.nan  # the validation metric of the best epoch
+    measure: str = ""  # "mAP", or "assumed_mAP" if unknown labels count as absent
     best_epoch: int = 0
     known: float = math.nan  # the share of the training entries that are known
     seconds: float = 0.0  # of all epochs, validation included
-    wall: float = 0.0  # with all that comes before and after them
+    wall: float = 0.0  # with everything before and after the epochs
     memory: int | None = None  # bytes
     memory_kind: str = ""
     log: tuple[Mapping[str, Any], ...] = ()
@@ -160,7 +160,7 @@ class Outcome:
 
     @property
     def rank(self) -> float:
-        """What settings are chosen by: a run that failed, or that could not be judged, comes last."""
+        """The value to select settings by; failed runs and runs without validation come last."""
         return -math.inf if self.error or math.isnan(self.select) else self.select
 
 
@@ -169,7 +169,7 @@ Results = Mapping[Task, Outcome]
 
 @dataclass(frozen=True)
 class Grid:
-    """All tasks of a comparison; `unfit` pairs, whose method cannot learn from such labels, have none."""
+    """All tasks of an experiment; `unfit` pairs, whose method cannot learn from such labels, have none."""
 
     candidates: tuple[Candidate, ...]
     label_masks: tuple[LabelMask, ...]
@@ -182,19 +182,19 @@ class Grid:
         return [(c, h) for h in self.label_masks for c in self.candidates if (c, h) not in self.unfit]
 
     def runs(self, candidate: Candidate) -> int:
-        """How many tasks a candidate has per label mask."""
+        """Return the number of tasks of a candidate per label mask."""
         return self.seeds + (len(_RATES) + len(candidate.trials()[1]) if self.search == "small" else 0)
 
     @property
     def total(self) -> int:
         return sum(self.runs(candidate) for candidate, _ in self.pairs)
 
-    def tasks(self, found: Results) -> Iterator[Task]:
-        """The tasks in turn. `found` has to hold the outcome of each before the next is asked for.
+    def tasks(self, outcomes: Results) -> Iterator[Task]:
+        """Yield the tasks in order; `outcomes` must have the outcome of each before the next one is requested.
 
-        Round by round over all pairs: first every candidate with its own settings and seed 0; then the search, other
-        learning rates and, at the best of them, other values of the key hyper-parameter; then the chosen settings
-        with seed 1, and so on. Nobody gets a second seed before everyone has had a first.
+        In rounds over all pairs: first every candidate with its default settings and seed 0; then the search, other
+        learning rates and, at the best of them, other values of the main hyper-parameter; then the selected settings
+        with seed 1, and so on. No candidate gets a second seed before all have had their first.
         """
         for pair in self.pairs:
             yield self._default(*pair)
@@ -206,96 +206,96 @@ class Grid:
             most = max((len(candidate.trials()[1]) for candidate, _ in self.pairs), default=0)
             for number in range(most):
                 for pair in self.pairs:
-                    yield from self._option_tasks(*pair, found)[number : number + 1]
+                    yield from self._option_tasks(*pair, outcomes)[number : number + 1]
         for seed in range(1, self.seeds):
             for pair in self.pairs:
-                yield replace(self.chosen(*pair, found), seed=seed)
+                yield replace(self.chosen(*pair, outcomes), seed=seed)
 
-    def tried(self, candidate: Candidate, label_mask: LabelMask, found: Results) -> list[Task]:
-        """The tasks of a pair's search that were run, in their order."""
+    def tried(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
+        """Return the tasks of the search of a pair that were run, in order."""
         first = self._default(candidate, label_mask)
         tasks = [first]
         if self.search == "small":
             tasks += [replace(first, lr=first.lr * rate) for rate in _RATES]
-            tasks += self._option_tasks(candidate, label_mask, found)
-        return [task for task in tasks if task in found]
+            tasks += self._option_tasks(candidate, label_mask, outcomes)
+        return [task for task in tasks if task in outcomes]
 
-    def chosen(self, candidate: Candidate, label_mask: LabelMask, found: Results) -> Task:
-        """The task of seed 0 with the settings that did best on validation; of equal ones the first."""
-        return _best(self.tried(candidate, label_mask, found), found) or self._default(candidate, label_mask)
+    def chosen(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> Task:
+        """Return the task of seed 0 with the best validation metric; of equal ones the first."""
+        return _best(self.tried(candidate, label_mask, outcomes), outcomes) or self._default(candidate, label_mask)
 
-    def cell(self, candidate: Candidate, label_mask: LabelMask, seed: int, found: Results) -> Task:
-        """The task that stands for a candidate, a label mask and a seed in the table."""
-        return replace(self.chosen(candidate, label_mask, found), seed=seed)
+    def cell(self, candidate: Candidate, label_mask: LabelMask, seed: int, outcomes: Results) -> Task:
+        """Return the task for a candidate, a label mask and a seed in the table."""
+        return replace(self.chosen(candidate, label_mask, outcomes), seed=seed)
 
     def _default(self, candidate: Candidate, label_mask: LabelMask) -> Task:
         return Task(candidate, label_mask, 0, candidate.lr, candidate.options)
 
-    def _option_tasks(self, candidate: Candidate, label_mask: LabelMask, found: Results) -> list[Task]:
-        """Other values of the key hyper-parameter at the best learning rate."""
+    def _option_tasks(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
+        """Return tasks with other values of the main hyper-parameter at the best learning rate."""
         first = self._default(candidate, label_mask)
         rated = [first, *(replace(first, lr=first.lr * rate) for rate in _RATES)]
-        at = _best([task for task in rated if task in found], found) or first
+        best = _best([task for task in rated if task in outcomes], outcomes) or first
         name, values = candidate.trials()
-        return [replace(at, options=_options({**dict(at.options), name: value})) for value in values]
+        return [replace(best, options=_options({**dict(best.options), name: value})) for value in values]
 
 
 @cache
 def _trials(method: str, given: Options) -> tuple[str, tuple[Any, ...]]:
-    how = recipe(method)
-    for name, values in how.tunes(dict(given)).items():
+    method_recipe = recipe(method)
+    for name, values in method_recipe.tunes(dict(given)).items():
         if name not in dict(given):
-            default = how.options[name].default
+            default = method_recipe.options[name].default
             return name, tuple(value for value in values if value != default)
     return "", ()
 
 
-def _best(tasks: Sequence[Task], found: Results) -> Task | None:
-    return max(tasks, key=lambda task: found[task].rank, default=None)
+def _best(tasks: Sequence[Task], outcomes: Results) -> Task | None:
+    return max(tasks, key=lambda task: outcomes[task].rank, default=None)
 
 
 def parse_budget(text: str) -> float:
-    """Seconds from "90s", "30m", "2h" or "1h30m".
+    """Return the seconds of "90s", "30m", "2h" or "1h30m".
 
     >>> parse_budget("1h30m")
     5400.0
     """
-    found = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text.strip().lower())
+    match = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text.strip().lower())
     try:
-        assert found is not None
-        parts = [float(part) if part else 0.0 for part in found.groups()]
+        assert match is not None
+        parts = [float(part) if part else 0.0 for part in match.groups()]
     except (AssertionError, ValueError):
         parts = [0.0]
     seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
     if seconds <= 0:
-        raise UserError(f"{text!r} is no length of time", "write a budget such as 90s, 30m, 2h or 1h30m")
+        raise UserError(f"{text!r} is not a duration", "write a budget such as 90s, 30m, 2h or 1h30m")
     return float(seconds)
 
 
 def _parse(text: str) -> tuple[str, dict[str, str]]:
-    """The parts of "name:key=value:key=value"."""
+    """Return the parts of "name:key=value:key=value"."""
     name, *pairs = text.strip().split(":")
     given = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise UserError(f"{pair!r} in {text!r} is no option", "write NAME:option=value, such as em:alpha=0.05")
+            raise UserError(f"{pair!r} in {text!r} is not an option", "write NAME:option=value, such as em:alpha=0.05")
         given[key.strip().replace("-", "_")] = value.strip()
     return name, given
 
 
 def _typed(text: str, key: str, value: str, takes: Mapping[str, inspect.Parameter]) -> Any:
-    """A protocol's option, as the type its signature names."""
+    """Return the value of an option of a protocol, with the type in its signature."""
     if key not in takes or key in ("table", "seed"):
-        own = [name for name in takes if name not in ("table", "seed")]
-        raise UserError(f"{text.split(':')[0]} takes no {key}", f"it takes: {', '.join(own) or 'no options'}")
+        names = [name for name in takes if name not in ("table", "seed")]
+        raise UserError(f"{text.split(':')[0]} takes no {key}", f"it takes: {', '.join(names) or 'no options'}")
     kind = str(takes[key].annotation)
     try:
         if "bool" in kind:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
         return int(value) if "int" in kind else float(value)
     except (KeyError, ValueError):
-        raise UserError(f"{value!r} is no value for {key} in {text!r}", "give a number, or true or false") from None
+        raise UserError(f"{value!r} is not a value for {key} in {text!r}", "give a number, or true or false") from None
 
 
 def _options(given: Mapping[str, Any]) -> Options:

@@ -14,7 +14,8 @@ from halflabel.system.rng import uniform
 
 __all__ = ["Backtest", "Extrapolation", "Law", "extrapolate", "fit_law"]
 
-_EXPONENTS = np.geomspace(0.05, 3.0, 800)
+_EXPONENTS = np.geomspace(0.05, 3.0, 48)
+_REFINEMENT = np.geomspace(0.92, 1 / 0.92, 33)  # factors of the best exponent
 _AHEAD = (1.1, 1.25, 1.5, 2.0)  # factors of the present number of labels
 
 
@@ -88,18 +89,23 @@ def extrapolate(scores: Mapping[float, Mapping[int, TaskScore]]) -> Extrapolatio
 def fit_law(share: NDArray[np.float64], value: NDArray[np.float64]) -> Law:
     """Fit value = a − b · share^(−c) by least squares with b ≥ 0 and a ≤ 1; share (B,), value (R, B).
 
-    For a fixed exponent the best a and b have a closed form, so all R curves are fitted at once on a fine grid of
-    exponents, which cannot stop in a local minimum.
+    For a fixed exponent the best a and b have a closed form, so all R curves are fitted at once on a grid of exponents,
+    then on a finer grid around the best one; this cannot stop in a local minimum.
     """
-    z = share ** -_EXPONENTS[:, None]  # (E, B)
-    centred = z - z.mean(1, keepdims=True)
-    b = np.maximum(-(centred @ value.T) / (centred**2).sum(1, keepdims=True), 0.0)  # (E, R)
-    a = value.mean(1) + b * z.mean(1, keepdims=True)
-    b_at_limit = np.maximum((z @ (1 - value).T) / (z**2).sum(1, keepdims=True), 0.0)
-    a, b = np.minimum(a, 1.0), np.where(a > 1, b_at_limit, b)
-    error = sum((a - b * z[:, [k]] - value[:, k]) ** 2 for k in range(len(share)))
-    best = np.argmin(error, 0), np.arange(len(value))
-    return Law(a[best], b[best], _EXPONENTS[best[0]])
+    coarse = _best_law(np.tile(_EXPONENTS[:, None], len(value)), share, value)
+    return _best_law(coarse.c * _REFINEMENT[:, None], share, value)
+
+
+def _best_law(c: NDArray[np.float64], share: NDArray[np.float64], value: NDArray[np.float64]) -> Law:
+    """Return the best fit of each curve among its exponents c (E, R)."""
+    z = share ** -c[..., None]  # (E, R, B)
+    centred = z - z.mean(2, keepdims=True)
+    b = np.maximum(-(value * centred).sum(2) / (centred**2).sum(2), 0.0)
+    a = value.mean(1) + b * z.mean(2)
+    b = np.where(a > 1, np.maximum(((1 - value) * z).sum(2) / (z**2).sum(2), 0.0), b)
+    a = np.minimum(a, 1.0)
+    best = ((a[..., None] - b[..., None] * z - value) ** 2).sum(2).argmin(0), np.arange(len(value))
+    return Law(a[best], b[best], c[best])
 
 
 def _resampled(scores: Sequence[Mapping[int, TaskScore]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from halflabel import metrics
 from halflabel.errors import UserError
-from halflabel.experiments.result import RESAMPLES, Failure, Interval, LeftOut, Row, difference
+from halflabel.experiments.result import RESAMPLES, ComparisonRow, Failure, Interval, LeftOut, difference
 from halflabel.labels.table import LabelTable
 from halflabel.runs.redact import shown_name, shown_options, without_folders
 
@@ -28,7 +28,7 @@ class ComparisonFacts:
 
     folder: Path
     config: dict[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     failures: tuple[Failure, ...]
     left_out: tuple[LeftOut, ...]
     protocol: tuple[str, ...]
@@ -38,7 +38,7 @@ class ComparisonFacts:
     test: LabelTable | None
 
     @property
-    def panels(self) -> list[list[Row]]:
+    def panels(self) -> list[list[ComparisonRow]]:
         """The rows of each set of labels, best method first."""
         names = dict.fromkeys(row.labels for row in self.rows)
         return [[row for row in self.rows if row.labels == name] for name in names]
@@ -86,15 +86,17 @@ def read_comparison(folder: Path) -> ComparisonFacts:
     return facts
 
 
-def _row(content: Mapping[str, Any]) -> Row:
+def _row(content: Mapping[str, Any]) -> ComparisonRow:
     """Build a row from JSON; null stands for a number that is not finite."""
-    floats = {field.name for field in fields(Row) if field.type == "float"}
+    floats = {field.name for field in fields(ComparisonRow) if field.type == "float"}
     values: dict[str, Any] = {
         name: math.nan if value is None and name in floats else value for name, value in content.items()
     }
     tuples = ("per_seed", "best_epochs", "judged_by", "runs")
     values |= {name: tuple(values.get(name, ())) for name in tuples}
-    return Row(**{**values, "method": shown_name(values["method"]), "options": shown_options(values["options"])})
+    return ComparisonRow(
+        **{**values, "method": shown_name(values["method"]), "options": shown_options(values["options"])}
+    )
 
 
 def _failure(failure: Failure) -> Failure:
@@ -123,7 +125,9 @@ def _read_test(folder: Path, digest: str | None) -> LabelTable | None:
     return table
 
 
-def class_gaps(facts: ComparisonFacts, first: Row, second: Row, most: int = 8) -> list[ClassGap] | None:
+def class_gaps(
+    facts: ComparisonFacts, first: ComparisonRow, second: ComparisonRow, most: int = 8
+) -> list[ClassGap] | None:
     """Return the classes in which two methods differ most, gains of the first method first: at most `most` per side.
 
     None where the folder has no finished runs of both methods with the same seed. AP is the mean over common seeds; the
@@ -164,7 +168,7 @@ def _replicates(logits: torch.Tensor, labels: torch.Tensor) -> NDArray[np.float6
     return replicates
 
 
-def _tasks(facts: ComparisonFacts, row: Row) -> dict[int, Path]:
+def _tasks(facts: ComparisonFacts, row: ComparisonRow) -> dict[int, Path]:
     """Return the files with the test logits of the runs behind a row, by seed."""
     paths = {seed: facts.folder / "tasks" / f"{run}.npy" for seed, run in zip(row.judged_by, row.runs, strict=True)}
     return {seed: path for seed, path in paths.items() if path.exists()}

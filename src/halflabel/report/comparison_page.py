@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.experiments.result import Row
+from halflabel.experiments.result import ComparisonRow
 from halflabel.report import svg
 from halflabel.report.comparison_facts import ClassGap, ComparisonFacts, class_gaps, read_comparison
 from halflabel.report.layout import (
@@ -108,12 +108,12 @@ def _cards(facts: ComparisonFacts) -> Html:
     return cards(items)
 
 
-def _is_tie(row: Row) -> bool:
+def _is_tie(row: ComparisonRow) -> bool:
     """Whether the paired interval of the difference to the best method includes 0."""
     return math.isnan(row.behind_high) or row.behind_high >= 0
 
 
-def _few_seeds_note(rows: Sequence[Row]) -> str:
+def _few_seeds_note(rows: Sequence[ComparisonRow]) -> str:
     """Return a caution where intervals of differences come from few seeds; otherwise empty."""
     return f". {FEW_SEEDS}" if any(row.seeds < ENOUGH_SEEDS and _is_tie(row) for row in rows[1:]) else ""
 
@@ -196,7 +196,7 @@ def _methods(facts: ComparisonFacts) -> Html:
     )
 
 
-def _method_charts(rows: Sequence[Row]) -> list[Html]:
+def _method_charts(rows: Sequence[ComparisonRow]) -> list[Html]:
     """Draw mAP of the methods on one set of labels, and their paired differences to the best."""
     shown, labels = rows[:CHART_ROWS], rows[0].labels
     names = [row.method for row in shown]
@@ -229,7 +229,7 @@ def _method_summaries(facts: ComparisonFacts) -> Html | None:
     return el("dl", *lines, class_="words") if lines else None
 
 
-def _method_table(rows: Sequence[Row]) -> Html:
+def _method_table(rows: Sequence[ComparisonRow]) -> Html:
     titles = ["method", "mAP", "to the best", "seeds", "s/run", "memory", "chosen", "tried", "validation"]
     lines = []
     for row in rows:
@@ -246,7 +246,7 @@ def _method_table(rows: Sequence[Row]) -> Html:
                 el("th", shorten(row.method, 40), scope="row", class_="name", title=shorten(row.method, 200)),
                 cell_with_note(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
                 cell_with_note(0.0 if best else row.behind, behind, "" if best or math.isnan(row.behind) else interval),
-                cell(row.seeds, f"{row.seeds} + {row.further}" if row.further else str(row.seeds)),
+                cell(row.seeds, f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds)),
                 cell(row.seconds, f"{row.seconds:.3g}"),
                 cell(row.memory, memory),
                 cell_with_note(row.lr, rate, shorten(options, 40)),
@@ -418,7 +418,7 @@ def _classes(facts: ComparisonFacts) -> Html | None:
     )
 
 
-def _gap_table(title: str, gaps: Sequence[ClassGap], first: Row, second: Row) -> Html:
+def _gap_table(title: str, gaps: Sequence[ClassGap], first: ComparisonRow, second: ComparisonRow) -> Html:
     heads = ["class", shorten(first.method, 9), shorten(second.method, 9), "difference"]
     lines = [
         el(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.experiments.conclusions import MEANING, out_of_sight, verdict
+from halflabel.experiments.conclusions import MEANING, points_below_chart, verdict
 from halflabel.experiments.result import Interval
 from halflabel.experiments.study import Gap, Growth, Point, Study
 from halflabel.report import svg
@@ -182,7 +182,7 @@ def _finding(facts: StudyFacts) -> Html:
 def _curves(facts: StudyFacts) -> Html | None:
     """Draw mAP against the share of clean labels; for a learning curve also the fitted law up to twice the labels."""
     result, grown = facts.result, isinstance(facts.result, Growth)
-    off_chart = [] if grown else out_of_sight(result.points)
+    off_chart = [] if grown else points_below_chart(result.points)
     series, low, high = [], [], []
     for shade, name in enumerate(facts.strategies, start=1):
         line = [point for point in facts.points_of(name) if math.isfinite(point.mAP) and point not in off_chart]
