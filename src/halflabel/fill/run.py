@@ -95,12 +95,12 @@ def write_filled(
     def blocks() -> Iterator[Any]:
         if base is not None:
             unlabelled = np.bincount(base.image, minlength=len(base.images)) == 0
-            yield from long.declared("class", base.classes)
-            yield from long.declared("image", base.images.take(np.flatnonzero(unlabelled)))
-            yield from long.blocks(base)
+            yield from long.declaration_blocks("class", base.classes)
+            yield from long.declaration_blocks("image", base.images.take(np.flatnonzero(unlabelled)))
+            yield from long.row_blocks(base)
         done = 0
         for rows in plan.blocks(counts):
-            yield from long.blocks(rows)
+            yield from long.row_blocks(rows)
             done += len(rows.images)
             if progress is not None:
                 progress(done, len(plan.images_to_fill))

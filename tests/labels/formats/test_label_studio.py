@@ -99,8 +99,8 @@ def test_golden_answers() -> None:
     for words in (
         "1 times a task was skipped",
         "1 drafts",
-        "1 answers were left as predicted",
-        "1 results are no choices",
+        "1 answers were submitted as predicted",
+        "1 results are not choices",
     ):
         assert any(note.startswith(words) for note in found.audit.notes), words
     assert any("both present and absent" in note for note in found.audit.notes)
@@ -121,7 +121,7 @@ def test_golden_tasks_are_written_and_read(tmp_path: Path) -> None:
     assert found.table() == rows.resolve()
     assert statements(found.rows) == [(IMAGES[0], "cat", 1, "model"), (IMAGES[0], "dôme", -1, "")]
     np.testing.assert_array_equal(found.rows.score, np.array([0.7, np.nan], np.float32))
-    assert any("nobody has answered" in note for note in found.audit.notes)
+    assert any("no task is answered" in note for note in found.audit.notes)
 
 
 def test_the_interface_has_one_question_per_class(tmp_path: Path) -> None:
@@ -235,19 +235,19 @@ def choosing(value: Any, group: Any = "class_cat") -> list[dict[str, Any]]:
 
 
 FAULTS: dict[str, tuple[Any, str | None]] = {
-    "no list of tasks": ({"images": []}, None),
-    "no task": (["a"], "[0]"),
+    "not a list of tasks": ({"images": []}, None),
+    "not a task": (["a"], "[0]"),
     "no data": ([{"id": 1, "image": "a.jpg", "class_cat": "yes"}], "[0].data"),
-    "no field is the image's address": ([{"data": {"text": 3}, "annotations": []}], "[0].data"),
-    "this is no list": (one(annotations={"a": 1}), "[0].annotations"),
-    "this is no annotation": (one(annotations=[7]), "[0].annotations[0]"),
-    "this is no result": (one(annotations=[{"result": [7]}]), "[0].annotations[0].result[0]"),
-    "this is no prediction": (one(predictions=[7]), "[0].predictions[0]"),
-    "choices are no list": (choosing({"choices": "yes"}), "[0].annotations[0].result[0].value.choices"),
+    "no field has the URL of the image": ([{"data": {"text": 3}, "annotations": []}], "[0].data"),
+    "this is not a list": (one(annotations={"a": 1}), "[0].annotations"),
+    "this is not an annotation": (one(annotations=[7]), "[0].annotations[0]"),
+    "this is not a result": (one(annotations=[{"result": [7]}]), "[0].annotations[0].result[0]"),
+    "this is not a prediction": (one(predictions=[7]), "[0].predictions[0]"),
+    "choices are not a list": (choosing({"choices": "yes"}), "[0].annotations[0].result[0].value.choices"),
     "two answers": (choosing({"choices": ["yes", "no"]}), "[0].annotations[0].result[0].value.choices"),
     "a choice has no name": (choosing({"choices": [""]}), "[0].annotations[0].result[0].value.choices"),
-    "not one choice": (one(annotations=[{"result": []}]), None),
-    "names no image": ([{"data": {"image": "https://x.org/"}, "annotations": []}], "[0].data.image"),
+    "no choices": (one(annotations=[{"result": []}]), None),
+    "has no image name": ([{"data": {"image": "https://x.org/"}, "annotations": []}], "[0].data.image"),
     "are both the image 'a.jpg'": (
         [{"data": {"image": f"s3://{bucket}/a.jpg"}, "annotations": [{"result": []}]} for bucket in "xy"],
         "[1].data.image",

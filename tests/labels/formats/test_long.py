@@ -68,7 +68,7 @@ def test_own_file() -> None:
         ValueCount("-1", "absent", 2),
         ValueCount("0", "retracted", 1),
     ]
-    assert audit.notes == ["1 entries were called both present and absent: the last row wins, all rows are kept"]
+    assert audit.notes == ["1 entries are both present and absent: the last row wins, all rows are kept"]
 
 
 def test_semicolon_byte_order_mark_crlf_blank_line() -> None:
@@ -347,11 +347,11 @@ def test_no_bytes_bring_it_down(tmp_path: Path, golden: str) -> None:
 @pytest.mark.parametrize(
     ("content", "line", "column", "words"),
     [
-        ("image,class,value\na.jpg,cat,1\n,dog,1\n", 3, "image", "value '1' is said of no image"),
-        ("image,class,value\na.jpg,cat,1\n\nb.jpg, ,-1\n", 4, "class", "value '-1' is said of no class"),
-        (HEADER + ",cat,,,\na.jpg,cat,1,,\nb.jpg,,0,,\n", 4, "class", "value '0' is said of no class"),
-        (HEADER + "a.jpg,cat,1,,\n,dog,,me,\n", 3, "image", "source 'me' is said of no image"),
-        (HEADER + "a.jpg,cat,1,,\nb.jpg,,,,0.5\n", 3, "class", "score '0.5' is said of no class"),
+        ("image,class,value\na.jpg,cat,1\n,dog,1\n", 3, "image", "value '1' has no image"),
+        ("image,class,value\na.jpg,cat,1\n\nb.jpg, ,-1\n", 4, "class", "value '-1' has no class"),
+        (HEADER + ",cat,,,\na.jpg,cat,1,,\nb.jpg,,0,,\n", 4, "class", "value '0' has no class"),
+        (HEADER + "a.jpg,cat,1,,\n,dog,,me,\n", 3, "image", "source 'me' has no image"),
+        (HEADER + "a.jpg,cat,1,,\nb.jpg,,,,0.5\n", 3, "class", "score '0.5' has no class"),
     ],
 )
 def test_a_row_that_says_something_names_image_and_class(
@@ -373,13 +373,13 @@ def test_blanks_around_names_do_not_count(file: Path) -> None:
     rows, audit = long.read(file, Policy())
     assert (list(rows.images), list(rows.classes)) == (["a.jpg", "b.jpg"], ["dog"])
     assert rows.resolve().dense().tolist() == [[-1], [1]]
-    assert "blanks around the name of the image taken off in 1 rows" in audit.notes
-    assert "blanks around the name of the class taken off in 2 rows" in audit.notes
+    assert "blanks around the name of the image removed in 1 rows" in audit.notes
+    assert "blanks around the name of the class removed in 2 rows" in audit.notes
 
 
 def test_blanks_in_our_own_files_are_kept_and_told(file: Path) -> None:
     file.write_text(HEADER + " a.jpg,dog ,1,,\na.jpg,dog,-1,,\n")
     rows, audit = long.read(file, Policy())
     assert (list(rows.images), list(rows.classes)) == ([" a.jpg", "a.jpg"], ["dog ", "dog"])
-    assert "1 images differ from another by blanks around the name only" in audit.notes
-    assert "1 classes differ from another by blanks around the name only" in audit.notes
+    assert "1 images differ from another one only by blanks around the name" in audit.notes
+    assert "1 classes differ from another one only by blanks around the name" in audit.notes

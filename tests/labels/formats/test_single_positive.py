@@ -246,7 +246,7 @@ def test_new_files_do_not_mix_with_old_ones(tmp_path: Path) -> None:
         single_positive.write(table([[1, 0], [0, 1]], classes="xz"), tmp_path)
     with pytest.raises(UserError, match="other classes"):
         single_positive.write(table([[1, 0], [0, 1]], classes="xz"), tmp_path / "formatted_val_images.npy")
-    with pytest.raises(UserError, match="not a folder of .npy files"):
+    with pytest.raises(UserError, match=r"not a folder of \.npy files"):
         single_positive.write(table([[1, 0], [0, 1]]), tmp_path / "labels.npy")
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 

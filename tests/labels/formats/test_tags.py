@@ -106,14 +106,14 @@ SPLIT = {
     "hashtags and commas": ('"#dog, #cat"', "#dog", ["dog", "cat"], "tags split at '#'"),
     "hashtags without blanks": ("#dog#cat", " #dog ", ["dog", "cat"], "tags split at '#'"),
     "not all hashtags": ("#dog #cat", "dog", ["#dog #cat"], "one per cell"),
-    "one": ("traffic light", "dog", ["traffic light"], "one per cell: no separator"),
+    "one": ("traffic light", "dog", ["traffic light"], "one per cell: there is no separator"),
     "most": ('"dog; cat, black; cow"', "x;y", ["dog", "cat, black", "cow"], "split at ';', and not at ','"),
-    "as many": ('"dog, cat"', "x;y", ["dog, cat"], "one per cell: ',' and ';' are there equally often"),
+    "as many": ('"dog, cat"', "x;y", ["dog, cat"], "one per cell: ',' and ';' are equally frequent"),
     "Python": ("\"['dog', 'cat, black']\"", "['dog']", ["dog", "cat, black"], "brackets and quotes"),
     "JSON": ('"[""dog"", ""it\'s a cat""]"', "[]", ["dog", "it's a cat"], "brackets and quotes"),
     "brackets": ('"[dog, cat]"', "[dog]", ["dog", "cat"], "split at ','"),
-    "twice": ('"dog,cat, dog"', "dog", ["dog", "cat"], "1 tags were said before of the same image"),
-    "capitals": ("dog;Dog", "dog", ["dog", "Dog"], "1 classes differ from another by capital letters only"),
+    "twice": ('"dog,cat, dog"', "dog", ["dog", "cat"], "1 tags are repeated for the same image"),
+    "capitals": ("dog;Dog", "dog", ["dog", "Dog"], "1 classes differ from another one only by capital letters"),
     "value words among others": ("dog;yes;1", "0", ["dog", "yes", "1"], "split at ';'"),
     "other letters": ("犬;ねこ", "犬", ["犬", "ねこ"], "split at ';'"),
 }
@@ -146,7 +146,7 @@ def test_the_separator_is_what_is_stated(file: Path, separator: str, expected: l
 
 
 def test_a_blank_separator_is_refused(file: Path) -> None:
-    with pytest.raises(UserError, match="--separator says nothing"):
+    with pytest.raises(UserError, match="--separator is empty"):
         made(file, "image,tags\nx,a\n", Policy(unlisted="unknown", separator=""))
 
 
@@ -204,7 +204,7 @@ def test_lists_under_a_singular_name_are_told_and_read_when_stated(file: Path) -
 def test_an_image_on_several_lines(file: Path) -> None:
     found = made(file, "image,tags\na,dog\nb,cow\n a ,cat;dog\n")
     assert listed(found) == {"a": ["dog", "cat"], "b": ["cow"]}
-    assert "1 lines are of an image named before: their tags are put together" in found.audit.notes
+    assert "1 lines repeat an image: their tags are merged" in found.audit.notes
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
 names = st.text(
     st.characters(codec="utf-8", exclude_characters="\0,;|\r\n#[\x1c\x1d\x1e\x1f\x85\u2028\u2029"), min_size=2
 )
-plain = names.filter(lambda name: name == name.strip() and name.lower() not in tags._VALUES)
+plain = names.filter(lambda name: name == name.strip() and name.lower() not in tags._VALUE_CELLS)
 
 
 @given(

@@ -1,9 +1,9 @@
-"""Label Studio JSON: tasks with one question per class (yes, no, unsure) to give to people, and their answers back.
+"""Label Studio JSON: tasks with one question per class (yes, no, unsure) for annotators, and their answers back.
 
-Written: the tasks, with what is known as predictions, so that every task is open and people see it filled in; beside
-them the labelling interface (`NAME.config.xml`), to be pasted into the project before the tasks are imported. Read:
-Label Studio's own JSON export. An answer becomes a row of source "person", and "unsure" one that retracts. Other
-projects' choices are read as the names of classes present.
+Written: the tasks, with the known labels as predictions, so that every task is open and annotators see it filled in;
+next to them the labelling interface (`NAME.config.xml`), which has to be pasted into the project before the tasks are
+imported. Read: Label Studio's JSON export. An answer becomes a row with the source "person"; "unsure" becomes a row
+that retracts the label. Choices of other projects are read as the names of present classes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._json import Record, head_and_tail, read_score, starts_with
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import model_source
@@ -38,21 +40,21 @@ __all__ = ["LOCAL_FILES", "OPTIONS", "PERSON", "USES", "config_path", "read", "s
 USES = ("unlisted", "image_column")
 OPTIONS = ("image_url",)
 
-LOCAL_FILES = "/data/local-files/?d="  # where Label Studio serves the files below its document root
+LOCAL_FILES = "/data/local-files/?d="  # Label Studio serves files below its document root here
 PERSON = "person"
-_WRITER = "halflabel"  # the model version of predictions that hold what is known, of whatever source
+_WRITER = "halflabel"  # the model version of predictions that hold known labels of any source
 
 _ANSWERS = {"yes": 1, "no": -1, "unsure": 0}
 _MEANINGS = {"yes": "present", "no": "absent", "unsure": "retracted"}
-_WORDS = {1: "yes", -1: "no"}
-_PREFIX = "class_"
-_QUOTE = {'"': "&quot;"}
+_ANSWER_WORDS = {1: "yes", -1: "no"}
+_QUESTION_PREFIX = "class_"
+_XML_QUOTE = {'"': "&quot;"}
 _IMAGE_KEYS = ("image", "img", "url", "photo", "picture")
-_UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio puts before the name of an uploaded file
+_UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")  # Label Studio puts this before the name of an uploaded file
 
 
 def sniff(path: Path) -> bool:
-    """A JSON file with a list of tasks: objects that have data, and annotations or predictions."""
+    """A JSON file with a list of tasks: objects with data, and annotations or predictions."""
     if path.suffix.lower() != ".json":
         return False
     text = head_and_tail(path)
@@ -61,117 +63,117 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read people's answers; from tasks that nobody has answered, the predictions, with their source and score.
+    """Read the annotators' answers; if no task is answered, the predictions with their source and score.
 
-    What another model has predicted, model_version M, is of the source "model:M".
+    Predictions of another model, with the model_version M, get the source "model:M".
 
-    Once there is an answer or a skipped task, predictions are left out: they are what the tasks were made from, and as
-    newer rows they would win over what has become known since.
+    As soon as there is an answer or a skipped task, predictions are left out: the tasks were made from them, and as
+    newer rows they would override labels that were added since.
     """
-    tasks = _load(path)
+    tasks = _load_tasks(path)
     audit = Audit("label-studio", [str(path)])
-    found = _Found(path, audit, _own_groups(tasks), classes=dict.fromkeys(_declared(path)))
-    answered = any(_list(task, "annotations", path, f"[{number}]") for number, task in enumerate(tasks))
+    collector = _Collector(path, audit, _own_questions(tasks), classes=dict.fromkeys(_declared_classes(path)))
+    answered = any(_get_list(task, "annotations", path, f"[{number}]") for number, task in enumerate(tasks))
     for number, task in enumerate(tasks):
-        _read_task(found, task, number, policy, answered)
-    if found.chosen and policy.unlisted is None:
+        _read_task(collector, task, number, policy, answered)
+    if collector.choices and policy.unlisted is None:
         raise LabelError(
-            f"{found.chosen} choices name classes that are present and none says absent, "
-            "so what was not chosen may be absent or unknown",
-            "add --unlisted unknown (nobody looked) or --unlisted absent (every choice was looked at)",
+            f"{collector.choices} choices name classes that are present and none says absent, "
+            "so what is not chosen may be absent or unknown",
+            "add --unlisted unknown (nobody looked) or --unlisted absent (every choice was considered)",
             path,
         )
-    if policy.unlisted is not None and not found.chosen:
-        message = "every class has a question of its own here, so nothing is unlisted"
+    if policy.unlisted is not None and not collector.choices:
+        message = "every class has its own question, so nothing is unlisted"
         raise LabelError(message, "leave --unlisted out: an open question is unknown", path)
-    if not found.classes:
-        raise LabelError("not one choice is in the file", "export the project again, as JSON", path)
-    return LabelImport(_rows(found, policy, answered), audit)
+    if not collector.classes:
+        raise LabelError("the file has no choices", "export the project again, as JSON", path)
+    return LabelImport(_build_rows(collector, policy, answered), audit)
 
 
 def write(rows: Rows, path: Path, image_url: str = LOCAL_FILES) -> None:
-    """Write the tasks, and the labelling interface beside them; `image_url` stands before each image's path.
+    """Write the tasks, and the labelling interface next to them; `image_url` is the prefix of each image's path.
 
-    Of several rows for one (image, class) the last counts. Paths are percent-encoded; an image whose name is a URL
-    keeps it. Nothing is lost but what was said before: sources are kept in the task's data, scores in the predictions.
+    The last row of each (image, class) counts. Paths are percent-encoded; an image whose name is a URL keeps it.
+    Sources are kept in the data of the task, scores in the predictions; only overridden rows are lost.
     """
     if path.suffix.lower() != ".json":
         raise UserError(f"Label Studio takes tasks from .json files, not {path.name}", "name the file tasks.json")
-    if "" in rows.images or "" in rows.classes:
-        raise UserError("an image or a class has no name", "give every image and every class a name")
-    groups = [_group(name) for name in rows.classes]
-    by_image: list[list[int]] = [[] for _ in range(len(rows.images))]
-    for k in rows.holding().tolist():
-        by_image[rows.image[k]].append(k)
+    check_names(rows)
+    questions = [_question_name(name) for name in rows.classes]
+    holding = split_by_image(rows, rows.holding())
     with atomic_write(config_path(path)) as interface:
-        interface.write_text(_interface(rows.classes, groups), encoding="utf-8")
+        interface.write_text(_interface(rows.classes, questions), encoding="utf-8")
         with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
             for number, name in enumerate(rows.images):
-                at = by_image[number]
                 url = name if "://" in name else image_url + quote(name)
-                data: Record = {"image": url, "name": name}
-                task: Record = {"data": data}
-                if len(at):
-                    # Read back from its shortest spelling: 0.7, not 0.699999988.
-                    said = [(groups[rows.column[k]], int(rows.value[k]), float(str(rows.score[k]))) for k in at]
-                    task["predictions"] = [{"model_version": _WRITER, "result": list(_results(said))}]
-                    if any(rows.sources[rows.source[k]] for k in at):
-                        data["sources"] = {groups[rows.column[k]]: rows.sources[rows.source[k]] for k in at}
-                else:
-                    task["predictions"] = []
+                task = _task(rows, holding[number], name, url, questions)
                 file.write(("[\n" if number == 0 else ",\n") + json.dumps(task, ensure_ascii=False))
             file.write("\n]\n" if len(rows.images) else "[]\n")
 
 
+def _task(rows: Rows, holding: NDArray[np.int64], name: str, url: str, questions: list[str]) -> Record:
+    """The task of one image, with its labels (the rows `holding`) as a prediction."""
+    data: Record = {"image": url, "name": name}
+    if not len(holding):
+        return {"data": data, "predictions": []}
+    answers = [(questions[rows.column[k]], int(rows.value[k]), shortest_float(rows.score[k])) for k in holding]
+    sources = {questions[rows.column[k]]: rows.sources[rows.source[k]] for k in holding}
+    if any(sources.values()):
+        data["sources"] = sources
+    return {"data": data, "predictions": [{"model_version": _WRITER, "result": list(_results(answers))}]}
+
+
 def config_path(path: Path) -> Path:
-    """Where the labelling interface of a file of tasks is: tasks.json -> tasks.config.xml."""
+    """The labelling interface of a file of tasks: tasks.json -> tasks.config.xml."""
     return path.with_suffix(".config.xml")
 
 
-def _group(name: str) -> str:
-    """A class's name as the name of its question: letters and digits stay, every other byte becomes _ and its number.
+def _question_name(name: str) -> str:
+    """The name of a class's question: letters and digits stay, every other byte becomes _ and its hexadecimal code.
 
-    >>> _group("traffic light"), _class("class_traffic_20light")
+    >>> _question_name("traffic light"), _class("class_traffic_20light")
     ('class_traffic_20light', 'traffic light')
     """
     plain = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"_{byte:02X}" for byte in name.encode())
-    return _PREFIX + "".join(plain)
+    return _QUESTION_PREFIX + "".join(plain)
 
 
-def _class(group: str) -> str | None:
-    """The class that a question is about; None where the name is not of our making."""
-    if not group.startswith(_PREFIX):
+def _class(question: str) -> str | None:
+    """The class of a question; None if `_question_name` did not make the name."""
+    if not question.startswith(_QUESTION_PREFIX):
         return None
     try:
-        text = unquote(group.removeprefix(_PREFIX).replace("_", "%"), errors="strict")
+        text = unquote(question.removeprefix(_QUESTION_PREFIX).replace("_", "%"), errors="strict")
     except UnicodeDecodeError:
         return None
-    return text if text and _group(text) == group else None
+    return text if text and _question_name(text) == question else None
 
 
-def _interface(classes: Names, groups: list[str]) -> str:
+def _interface(classes: Names, questions: list[str]) -> str:
     """The labelling interface: the image, then one question per class."""
     lines = ["<View>", '  <Image name="image" value="$image"/>']
-    for name, group in zip(classes, groups, strict=True):
-        # A $ would be taken for a field of the task; control characters are not allowed in XML.
-        shown = re.sub(r"[\x00-\x1f\ufffe\uffff]", " ", name.replace("$", "＄"))
+    for name, question in zip(classes, questions, strict=True):
+        # $ would refer to a field of the task; control characters are not allowed in XML.
+        title = re.sub(r"[\x00-\x1f\ufffe\uffff]", " ", name.replace("$", "＄"))
         lines += [
-            f'  <Header value="{escape(shown, _QUOTE)}" size="5"/>',
-            f'  <Choices name="{group}" toName="image" choice="single-radio" showInline="true">',
+            f'  <Header value="{escape(title, _XML_QUOTE)}" size="5"/>',
+            f'  <Choices name="{question}" toName="image" choice="single-radio" showInline="true">',
             *(f'    <Choice value="{answer}"/>' for answer in _ANSWERS),
             "  </Choices>",
         ]
     return "\n".join([*lines, "</View>"]) + "\n"
 
 
-def _results(said: list[tuple[str, int, float]]) -> Iterator[Record]:
-    for number, (group, value, score) in enumerate(said, 1):
+def _results(answers: list[tuple[str, int, float]]) -> Iterator[Record]:
+    """The results of a prediction from (question, value, score)."""
+    for number, (question, value, score) in enumerate(answers, 1):
         result: Record = {
             "id": f"halflabel-{number}",
-            "from_name": group,
+            "from_name": question,
             "to_name": "image",
             "type": "choices",
-            "value": {"choices": [_WORDS[value]]},
+            "value": {"choices": [_ANSWER_WORDS[value]]},
         }
         if not math.isnan(score):
             result["score"] = score
@@ -179,196 +181,214 @@ def _results(said: list[tuple[str, int, float]]) -> Iterator[Record]:
 
 
 @dataclass
-class _Found:
-    """What has been read so far: names in order of appearance, and the rows as lists."""
+class _Collector:
+    """Collects what is read: names in order of appearance, and the rows as lists."""
 
     path: Path
     audit: Audit
-    own: set[str]  # the questions that are ours
+    own_questions: set[str]
     images: dict[str, str] = field(default_factory=dict)  # name -> URL
     classes: dict[str, None] = field(default_factory=dict)
     rows: list[tuple[str, str, int, str, float]] = field(default_factory=list)
-    looked: list[str] = field(default_factory=list)  # images of which somebody handed in an answer
+    answered_images: list[str] = field(default_factory=list)  # images with a submitted annotation
     counts: Counter[str] = field(default_factory=Counter)
-    chosen: int = 0  # choices that name a class
-    named: set[str] = field(default_factory=set)  # the classes they name
+    choices: int = 0  # choices of other projects, which name a class
+    chosen_classes: set[str] = field(default_factory=set)
 
     def error(self, message: str, fix: str, place: str) -> LabelError:
         return LabelError(message, fix, self.path, column=place)
 
 
-def _read_task(found: _Found, task: Record, number: int, policy: Policy, answered: bool) -> None:
+def _read_task(collector: _Collector, task: Record, number: int, policy: Policy, answered: bool) -> None:
+    """Read the answers of one task, or its predictions if no task is answered."""
     place = f"[{number}]"
     data = task.get("data")
     if not isinstance(data, dict):
-        raise found.error("the task has no data", "export the project as JSON, not as JSON-MIN", f"{place}.data")
-    image = _image(found, data, policy, f"{place}.data")
-    annotations = _list(task, "annotations", found.path, place)
-    predictions = _list(task, "predictions", found.path, place)
-    found.counts["drafts"] += len(task["drafts"]) if isinstance(task.get("drafts"), list) else 0
+        raise collector.error("the task has no data", "export the project as JSON, not as JSON-MIN", f"{place}.data")
+    image = _image_name(collector, data, policy, f"{place}.data")
+    annotations = _get_list(task, "annotations", collector.path, place)
+    predictions = _get_list(task, "predictions", collector.path, place)
+    collector.counts["drafts"] += len(task["drafts"]) if isinstance(task.get("drafts"), list) else 0
     if answered:
-        # The last one wins, so the latest goes last; times are ISO 8601 in UTC, which sorts as text.
-        order = sorted(range(len(annotations)), key=lambda k: _time(annotations[k]))
+        # The last row wins, so the latest comes last; times are ISO 8601 in UTC, which sort as text.
+        order = sorted(range(len(annotations)), key=lambda k: _annotation_time(annotations[k]))
         for k in order:
-            where = f"{place}.annotations[{k}]"
+            item_place = f"{place}.annotations[{k}]"
             if not isinstance(annotations[k], dict):
-                raise found.error("this is no annotation", "export the project again, as JSON", where)
+                raise collector.error("this is not an annotation", "export the project again, as JSON", item_place)
             if annotations[k].get("was_cancelled"):
-                found.counts["skipped"] += 1
+                collector.counts["skipped"] += 1
                 continue
-            found.looked.append(image)
-            for group, answer, result in _answers(found, annotations[k], where):
-                found.counts["left"] += result.get("origin") == "prediction"
-                _say(found, image, group, answer, PERSON, math.nan)
-        found.counts["predictions"] += sum(isinstance(item, dict) for item in predictions)
+            collector.answered_images.append(image)
+            for question, answer, result in _answers(collector, annotations[k], item_place):
+                collector.counts["left"] += result.get("origin") == "prediction"
+                _add_answer(collector, image, question, answer, PERSON, math.nan)
+        collector.counts["predictions"] += sum(isinstance(item, dict) for item in predictions)
         return
-    kept = data.get("sources")
-    sources: Record = kept if isinstance(kept, dict) else {}
+    task_sources = data.get("sources")
+    sources: Record = task_sources if isinstance(task_sources, dict) else {}
     for k, prediction in enumerate(predictions):
-        where = f"{place}.predictions[{k}]"
-        if not isinstance(prediction, dict):  # an export may hold their ids only
-            raise found.error("this is no prediction", "export the project again, with its predictions", where)
+        item_place = f"{place}.predictions[{k}]"
+        if not isinstance(prediction, dict):  # an export may contain only their ids
+            raise collector.error(
+                "this is not a prediction", "export the project again, with its predictions", item_place
+            )
         version = str(prediction.get("model_version") or "")
-        # Of our own making, it is what the tasks were filled in with; another model may have predicted for them since.
-        own = "name" in data and version in ("", _WRITER)
-        by = "" if own else model_source(version)
-        for group, answer, result in _answers(found, prediction, where):
-            given = read_score(result.get("score"), found.path, f"{where}.result")
-            _say(found, image, group, answer, str(sources.get(group, by)) if own else by, given)
+        # Our own predictions hold the known labels; another model may have added predictions since.
+        is_own = "name" in data and version in ("", _WRITER)
+        source = "" if is_own else model_source(version)
+        for question, answer, result in _answers(collector, prediction, item_place):
+            score = read_score(result.get("score"), collector.path, f"{item_place}.result")
+            _add_answer(
+                collector, image, question, answer, str(sources.get(question, source)) if is_own else source, score
+            )
 
 
-def _answers(found: _Found, given: Record, place: str) -> Iterator[tuple[str, str, Record]]:
-    """(question, choice, the whole result) of each choice made."""
-    for k, result in enumerate(_list(given, "result", found.path, place)):
-        where = f"{place}.result[{k}]"
+def _answers(collector: _Collector, annotation: Record, place: str) -> Iterator[tuple[str, str, Record]]:
+    """(question, choice, the whole result) of each choice."""
+    for k, result in enumerate(_get_list(annotation, "result", collector.path, place)):
+        result_place = f"{place}.result[{k}]"
         if not isinstance(result, dict):
-            raise found.error("this is no result", "export the project again, as JSON", where)
+            raise collector.error("this is not a result", "export the project again, as JSON", result_place)
         if result.get("type") != "choices":
-            found.counts["other"] += 1
+            collector.counts["other"] += 1
             continue
-        value, group = result.get("value"), result.get("from_name")
+        value, question = result.get("value"), result.get("from_name")
         choices = value.get("choices") if isinstance(value, dict) else None
-        if not isinstance(choices, list) or not isinstance(group, str):
-            raise found.error("the choices are no list", "export the project again, as JSON", f"{where}.value.choices")
-        if group in found.own and len(choices) > 1:
-            raise found.error("one question has two answers", "leave one of them", f"{where}.value.choices")
+        if not isinstance(choices, list) or not isinstance(question, str):
+            raise collector.error(
+                "the choices are not a list", "export the project again, as JSON", f"{result_place}.value.choices"
+            )
+        if question in collector.own_questions and len(choices) > 1:
+            raise collector.error("one question has two answers", "leave one of them", f"{result_place}.value.choices")
         for choice in choices:
-            if not isinstance(choice, str) or not _is_text(choice) or not choice:
-                raise found.error("a choice has no name", "give it one", f"{where}.value.choices")
-            yield group, choice, result
+            if not isinstance(choice, str) or not _is_unicode(choice) or not choice:
+                raise collector.error("a choice has no name", "give it one", f"{result_place}.value.choices")
+            yield question, choice, result
 
 
-def _say(found: _Found, image: str, group: str, answer: str, source: str, score: float) -> None:
-    if group in found.own:
-        label, value = _class(group), _ANSWERS[answer]
+def _add_answer(collector: _Collector, image: str, question: str, answer: str, source: str, score: float) -> None:
+    """Add a row for an answer to one of our questions, or for a choice of another project."""
+    if question in collector.own_questions:
+        label, value = _class(question), _ANSWERS[answer]
         assert label is not None
-        found.counts[answer] += 1
+        collector.counts[answer] += 1
     else:
         label, value = answer, 1
-        found.chosen += 1
-        found.named.add(label)
-    found.classes.setdefault(label)
-    found.rows.append((image, label, value, source, score))
+        collector.choices += 1
+        collector.chosen_classes.add(label)
+    collector.classes.setdefault(label)
+    collector.rows.append((image, label, value, source, score))
 
 
-def _rows(found: _Found, policy: Policy, answered: bool) -> Rows:
-    audit, counts = found.audit, found.counts
+def _build_rows(collector: _Collector, policy: Policy, answered: bool) -> Rows:
+    """The collected rows, with the policy for unlisted classes applied and the audit completed."""
+    audit, counts = collector.audit, collector.counts
     for answer, meaning in _MEANINGS.items():
         audit.add(answer, meaning, counts[answer])
-    audit.add("chosen", "present", found.chosen)
-    images = {name: number for number, name in enumerate(found.images)}
-    classes = {name: number for number, name in enumerate(found.classes)}
-    sources = list(dict.fromkeys(row[3] for row in found.rows)) or [""]
+    audit.add("chosen", "present", collector.choices)
+    images = {name: number for number, name in enumerate(collector.images)}
+    classes = {name: number for number, name in enumerate(collector.classes)}
+    sources = list(dict.fromkeys(row[3] for row in collector.rows)) or [""]
     source_at = {name: number for number, name in enumerate(sources)}
     rows = Rows.build(
         Names(images),
         Names(classes),
-        np.array([images[row[0]] for row in found.rows], np.int32),
-        np.array([classes[row[1]] for row in found.rows], np.int32),
-        np.array([row[2] for row in found.rows], np.int8),
-        np.array([source_at[row[3]] for row in found.rows], np.int32),
-        np.array([row[4] for row in found.rows], np.float32),
+        np.array([images[row[0]] for row in collector.rows], np.int32),
+        np.array([classes[row[1]] for row in collector.rows], np.int32),
+        np.array([row[2] for row in collector.rows], np.int8),
+        np.array([source_at[row[3]] for row in collector.rows], np.int32),
+        np.array([row[4] for row in collector.rows], np.float32),
         sources,
     )
     if policy.unlisted == "absent":
-        # Where somebody has looked, and not of questions of our own: these have answers of their own.
-        looked = set(found.looked) if answered else set(images)
-        seen = np.array([name in looked for name in images], bool)
-        named = np.array([name in found.named for name in classes], bool)
-        rows = mark_unlisted_absent(rows, audit, images=seen, classes=named, raw="not chosen")
-    asked = len(rows.images) * len(rows.classes)
-    audit.add("no answer", "unknown", asked - len(set(zip(rows.image.tolist(), rows.column.tolist(), strict=True))))
+        # Only for annotated images, and not for our own questions, whose answers are explicit.
+        answered_images = set(collector.answered_images) if answered else set(images)
+        is_answered = np.array([name in answered_images for name in images], bool)
+        is_chosen = np.array([name in collector.chosen_classes for name in classes], bool)
+        rows = mark_unlisted_absent(rows, audit, images=is_answered, classes=is_chosen, raw="not chosen")
+    pairs = len(rows.images) * len(rows.classes)
+    audit.add("no answer", "unknown", pairs - len(set(zip(rows.image.tolist(), rows.column.tolist(), strict=True))))
     notes = {
-        "skipped": "{} times a task was skipped: nothing is taken from that",
-        "drafts": "{} drafts have not been handed in: left out",
-        "predictions": "{} predictions are left out: they are what people were shown",
-        "left": "{} answers were left as predicted, and handed in",
-        "other": "{} results are no choices (boxes, texts …): left out",
+        "skipped": "{} times a task was skipped: nothing is known from that",
+        "drafts": "{} drafts were not submitted: left out",
+        "predictions": "{} predictions are left out: annotators saw them",
+        "left": "{} answers were submitted as predicted",
+        "other": "{} results are not choices (boxes, texts …): left out",
     }
     for key, text in notes.items():
         if counts[key]:
             audit.note(text.format(counts[key]))
     if not answered:
-        audit.note("nobody has answered yet: these are the predictions, with their source and score")
+        audit.note("no task is answered yet: these are the predictions, with their source and score")
     if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries were called both present and absent: the last answer wins, all rows are kept")
+        audit.note(f"{conflicts} entries are both present and absent: the last answer wins, all rows are kept")
     return rows
 
 
-def _declared(path: Path) -> list[str]:
-    """The classes in the labelling interface beside the file, so that one without an answer keeps its place."""
+def _declared_classes(path: Path) -> list[str]:
+    """The classes in the labelling interface next to the file, so that a class without answers keeps its place."""
     try:
-        if not config_path(path).is_file():  # a pipe would be waited for
+        if not config_path(path).is_file():  # reading a pipe would wait forever
             return []
-        # The interface is a flat file of our own making; another one names no class of ours.
+        # Our interface is a flat file; the interface of another project names none of our classes.
         tags = ElementTree.parse(config_path(path)).getroot().iter("Choices")
-        named = [_class(tag.get("name", "")) for tag in tags]
+        classes = [_class(tag.get("name", "")) for tag in tags]
     except (OSError, ElementTree.ParseError, ValueError):
         return []
-    return [name for name in named if name is not None]
+    return [name for name in classes if name is not None]
 
 
-def _own_groups(tasks: list[Record]) -> set[str]:
-    """Questions named as ours are, of which every answer is yes, no or unsure."""
-    own: dict[str, bool] = {}
-    for task in tasks:
-        for key in ("annotations", "predictions"):
-            for given in task.get(key) or () if isinstance(task.get(key), list) else ():
-                results = given.get("result") if isinstance(given, dict) else None
-                for result in results if isinstance(results, list) else ():
-                    group = result.get("from_name") if isinstance(result, dict) else None
-                    if not isinstance(group, str) or _class(group) is None:
-                        continue
-                    value = result.get("value")
-                    choices = value.get("choices") if isinstance(value, dict) else None
-                    fits = isinstance(choices, list) and all(isinstance(c, str) and c in _ANSWERS for c in choices)
-                    own[group] = own.get(group, True) and fits
-    return {group for group, fits in own.items() if fits}
+def _own_questions(tasks: list[Record]) -> set[str]:
+    """The questions that are named like ours and whose answers are all yes, no or unsure."""
+    is_own: dict[str, bool] = {}
+    for result in _all_results(tasks):
+        question = result.get("from_name")
+        if isinstance(question, str) and _class(question) is not None:
+            value = result.get("value")
+            choices = value.get("choices") if isinstance(value, dict) else None
+            fits = isinstance(choices, list) and all(isinstance(c, str) and c in _ANSWERS for c in choices)
+            is_own[question] = is_own.get(question, True) and fits
+    return {question for question, fits in is_own.items() if fits}
 
 
-def _image(found: _Found, data: Record, policy: Policy, place: str) -> str:
-    """The image's name: as we wrote it, else from its URL. Two URLs of one name are an error, not one image."""
+def _all_results(tasks: list[Record]) -> Iterator[Record]:
+    """All results of all annotations and predictions; malformed ones are skipped, `_answers` reports them."""
+    lists = (task.get(key) for task in tasks for key in ("annotations", "predictions"))
+    answered = (item for items in lists if isinstance(items, list) for item in items if isinstance(item, dict))
+    results = (item.get("result") for item in answered)
+    yield from (result for items in results if isinstance(items, list) for result in items if isinstance(result, dict))
+
+
+def _image_name(collector: _Collector, data: Record, policy: Policy, place: str) -> str:
+    """The name of the image: as we wrote it, else from its URL. Two URLs with the same name are an error."""
     key = policy.image_column or next((key for key in _IMAGE_KEYS if isinstance(data.get(key), str)), None)
     url = data.get(key) if key is not None else None
     if not isinstance(url, str) or not url:
         keys = ", ".join(map(repr, list(data)[:8]))
-        raise found.error(f"no field is the image's address; found: {keys}", "name it: --image-column FIELD", place)
-    own = data.get("name") if policy.image_column is None else None
-    name = own if isinstance(own, str) and own else _name_of(url)
-    if not name or not _is_text(name):
-        raise found.error(f"the address {url!r} names no image", "give the task the image's address", f"{place}.{key}")
-    if found.images.setdefault(name, url) != url:
-        message = f"{url!r} and {found.images[name]!r} are both the image {name!r}"
-        raise found.error(message, "rename one of the images", f"{place}.{key}")
+        raise collector.error(
+            f"no field has the URL of the image; found: {keys}", "name it: --image-column FIELD", place
+        )
+    own_name = data.get("name") if policy.image_column is None else None
+    name = own_name if isinstance(own_name, str) and own_name else _image_name_from_url(url)
+    if not name or not _is_unicode(name):
+        raise collector.error(
+            f"the URL {url!r} has no image name", "give the task the URL of the image", f"{place}.{key}"
+        )
+    if collector.images.setdefault(name, url) != url:
+        message = f"{url!r} and {collector.images[name]!r} are both the image {name!r}"
+        raise collector.error(message, "rename one of the images", f"{place}.{key}")
     return name
 
 
-def _name_of(url: str) -> str:
-    """The path of a local file, the name of an uploaded one, else the last part of a URL.
+def _image_name_from_url(url: str) -> str:
+    """The path of a local file, the name of an uploaded file, else the last part of the URL.
 
-    >>> _name_of("/data/local-files/?d=a%20b/1%2B1.jpg"), _name_of("/data/upload/3/0a1b2c3d-cat.jpg")
-    ('a b/1+1.jpg', 'cat.jpg')
-    >>> _name_of("s3://bucket/x/cat%231.jpg"), _name_of("photos/100%.jpg")
+    >>> _image_name_from_url("/data/local-files/?d=a%20b/1%2B1.jpg")
+    'a b/1+1.jpg'
+    >>> _image_name_from_url("/data/upload/3/0a1b2c3d-cat.jpg")
+    'cat.jpg'
+    >>> _image_name_from_url("s3://bucket/x/cat%231.jpg"), _image_name_from_url("photos/100%.jpg")
     ('cat#1.jpg', 'photos/100%.jpg')
     """
     if "?d=" in url:
@@ -379,11 +399,11 @@ def _name_of(url: str) -> str:
         return ""
     last = unquote(parts.path).rsplit("/", 1)[-1]
     if "/upload/" in parts.path:
-        return _UPLOADED.sub("", last)
+        return _UPLOAD_PREFIX.sub("", last)
     return last if parts.scheme and parts.netloc else url
 
 
-def _is_text(value: str) -> bool:
+def _is_unicode(value: str) -> bool:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -391,21 +411,21 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _time(annotation: Any) -> str:
+def _annotation_time(annotation: Any) -> str:
     times = [annotation.get(key) for key in ("updated_at", "created_at")] if isinstance(annotation, dict) else []
     return next((time for time in times if isinstance(time, str)), "")
 
 
-def _list(record: Record, key: str, path: Path, place: str) -> list[Any]:
+def _get_list(record: Record, key: str, path: Path, place: str) -> list[Any]:
     value = record.get(key)
     if value is None:
         return []
     if not isinstance(value, list):
-        raise LabelError("this is no list", "export the project again, as JSON", path, column=f"{place}.{key}")
+        raise LabelError("this is not a list", "export the project again, as JSON", path, column=f"{place}.{key}")
     return value
 
 
-def _load(path: Path) -> list[Record]:
+def _load_tasks(path: Path) -> list[Record]:
     """The tasks of a file, each an object."""
     path = existing_path(path)
     try:
@@ -417,10 +437,10 @@ def _load(path: Path) -> list[Record]:
         raise LabelError(message, "export the project again", path, line=fault.lineno) from None
     except (ValueError, RecursionError, MemoryError):
         raise LabelError("this is not JSON in UTF-8", "export the project again", path) from None
-    tasks = [tasks] if isinstance(tasks, dict) and "data" in tasks else tasks  # target storages keep a file per task
+    tasks = [tasks] if isinstance(tasks, dict) and "data" in tasks else tasks  # target storages have one file per task
     if not isinstance(tasks, list) or not tasks:
-        raise LabelError("this is no list of tasks", "export the project as JSON", path)
+        raise LabelError("this is not a list of tasks", "export the project as JSON", path)
     for number, task in enumerate(tasks):
         if not isinstance(task, dict):
-            raise LabelError("this is no task", "export the project as JSON", path, column=f"[{number}]")
+            raise LabelError("this is not a task", "export the project as JSON", path, column=f"[{number}]")
     return tasks

@@ -1,12 +1,12 @@
-"""Long rows, `image,class,value,source,score`, as CSV or Parquet: halflabel's own form, and others like it.
+"""Long rows, `image,class,value,source,score`, as CSV or Parquet: halflabel's own format, and others like it.
 
-In our own files value is 1 (present), -1 (absent) or 0 (retracts what was said before). A row without an image names a
-class and a row without a class names an image, so that classes and images with nothing known keep their place.
+In our own files, which have all five columns, value is 1 (present), -1 (absent) or 0 (retracts an earlier label). A row
+without an image declares a class and a row without a class declares an image, so that classes and images without known
+labels keep their place in the order. Names are exact.
 
-Source and score may be left out. In a file with just `image,class,value` and no value but 1 and -1, -1 is absent unless
-stated otherwise; beside any other value, such as the 0 that others write for absent, it has to be stated.
-
-Names in our own files, which have all five columns, are exact. In others blanks around a name do not count.
+In other files source and score may be missing, and blanks around a name are removed. In a file with only
+`image,class,value` and no values but 1 and -1, -1 is absent unless stated otherwise; with any other value, such as the
+0 that others write for absent, its meaning must be stated.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
     "COLUMNS",
     "IMAGE_COLUMNS",
     "USES",
-    "blocks",
     "csv_text",
-    "declared",
+    "declaration_blocks",
     "has_values",
     "read",
+    "row_blocks",
     "sniff",
     "write",
     "write_blocks",
@@ -62,93 +62,99 @@ _ALIASES = {
     "score": ("score", "confidence"),
 }
 
-_CELLS = frozenset(("", *ONE, *ZERO, *MINUS_ONE))
+_VALUE_CELLS = frozenset(("", *ONE, *ZERO, *MINUS_ONE))
 
 
 def sniff(path: Path) -> bool:
-    """Long: a column that names the image, one that names the class, and at most a few besides.
+    """Long: a column that names the image, one that names the class, and at most a few others.
 
-    A wide table may have a class called "tag". So without a column of values the cells are looked at: where there is
-    nothing but 1, 0, -1 and blank in columns such as "tag" and "score", they are classes.
+    A wide table may have a class called "tag". So without a value column the cells decide: if columns such as "tag" and
+    "score" contain only 1, 0, -1 and blank, they are classes.
     """
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
         try:
-            return _fits(pq.read_schema(path).names)
+            return _is_long_header(pq.read_schema(path).names)
         except (pa.ArrowException, OSError):
             return False
     line = first_line(path)
-    if not _fits([name.strip() for name in _fields(line)]):
+    if not _is_long_header([name.strip() for name in _fields(line)]):
         return False
     rows = read_records(path, detect_delimiter(line))
     try:
-        header = [name.strip() for name in next(rows)[1]]  # the first line may end within quotes
-        if not _fits(header) or has_values(header):
-            return _fits(header)
-        ours = [at for at, name in enumerate(header) if _role(name) not in (None, "image")]
-        empty = True
+        header = [name.strip() for name in next(rows)[1]]  # a quoted name may contain a line end
+        if not _is_long_header(header) or has_values(header):
+            return _is_long_header(header)
+        label_columns = [position for position, name in enumerate(header) if _role(name) not in (None, "image")]
+        has_no_rows = True
         for _, record in rows:
-            if any(record[at].strip() not in _CELLS for at in ours if at < len(record)):
+            if any(
+                record[position].strip() not in _VALUE_CELLS for position in label_columns if position < len(record)
+            ):
                 return True
-            empty = False
-        return empty
-    except LabelError:  # to be told by the reader, with its place
+            has_no_rows = False
+        return has_no_rows
+    except LabelError:  # `read` reports it with its place
         return True
 
 
 def has_values(header: list[str]) -> bool:
-    """Whether a file is long by its header alone: image, class and value, and at most a few columns besides."""
-    return _fits(header) and "value" in _roles(header, None)
+    """Whether a file is long by its header alone: image, class and value, and at most a few other columns."""
+    return _is_long_header(header) and "value" in _roles(header, None)
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read long rows, in their order. Values of our own files are exact; others go by the stated policy."""
+    """Read long rows in their order. Values of our own files are exact; others are read by the stated policy."""
     sheet = ParquetTable(path) if Path(path).suffix == ".parquet" else CsvTable(path, encoding=policy.encoding)
-    own = set(COLUMNS) <= set(sheet.header)
-    if own:  # these files say what their values mean
+    is_own_format = set(COLUMNS) <= set(sheet.header)
+    if is_own_format:  # the values of these files have fixed meanings
         policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
     roles = _roles(sheet.header, policy.image_column)
     for role in ("image", "class"):
         if role not in roles:
-            sheet.column(role)  # raises, naming the columns there are
+            sheet.column(role)  # raises, listing the existing columns
     audit = Audit("long", [str(path)])
-    keep = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
-    taken = {role: sheet.column(name).take(pa.array(keep)) for role, name in roles.items()}
-    if not own:
-        _take_blanks_off(taken, audit)
+    selected = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
+    cells = {role: sheet.column(name).take(pa.array(selected)) for role, name in roles.items()}
+    if not is_own_format:
+        _trim_names(cells, audit)
 
-    has_image = pc.not_equal(taken["image"], "").to_numpy(zero_copy_only=False)
-    has_class = pc.not_equal(taken["class"], "").to_numpy(zero_copy_only=False)
+    has_image = pc.not_equal(cells["image"], "").to_numpy(zero_copy_only=False)
+    has_class = pc.not_equal(cells["class"], "").to_numpy(zero_copy_only=False)
     if not (has_image | has_class).all():
-        row = int(keep[np.argmin(has_image | has_class)])
+        row = int(selected[np.argmin(has_image | has_class)])
         raise sheet.error("neither an image nor a class is named", "remove the row or fill it in", row=row)
-    spoken = has_image & has_class
-    _check_declarations(sheet, roles, taken, keep, has_image, spoken)
-    images, image = _encode(taken["image"], has_image)
-    classes, column = _encode(taken["class"], has_class)
+    is_label = has_image & has_class
+    _check_declarations(sheet, roles, cells, selected, has_image, is_label)
+    images, image = _encode(cells["image"], has_image)
+    classes, column = _encode(cells["class"], has_class)
 
-    short = not own and set(COLUMNS[:3]) <= set(sheet.header) <= set(COLUMNS)
-    if short and policy.minus_one is None and _values_of(taken["value"], spoken) <= {*ONE, *MINUS_ONE}:
+    is_three_column = not is_own_format and set(COLUMNS[:3]) <= set(sheet.header) <= set(COLUMNS)
+    if (
+        is_three_column
+        and policy.minus_one is None
+        and _distinct_values(cells["value"], is_label) <= {*ONE, *MINUS_ONE}
+    ):
         policy = replace(policy, minus_one="absent")
-    if "value" in taken:
-        value = _values(sheet, roles["value"], taken["value"], keep, spoken, policy, own, audit)
+    if "value" in cells:
+        value = _read_values(sheet, roles["value"], cells["value"], selected, is_label, policy, is_own_format, audit)
     elif policy.unlisted is None:
         raise LabelError(*unlisted_not_stated("every row says present and none says absent"), path)
     else:
-        value = np.ones(len(keep), np.int8)
-        audit.add("listed", "present", int(spoken.sum()))
-    sources, source = _sources(sheet, roles.get("source"), taken.get("source"), len(keep))
-    score = _scores(sheet, roles.get("score"), taken.get("score"), keep)
-    image, column, value, source, score = (part[spoken] for part in (image, column, value, source, score))
+        value = np.ones(len(selected), np.int8)
+        audit.add("listed", "present", int(is_label.sum()))
+    sources, source = _read_sources(sheet, roles.get("source"), cells.get("source"), len(selected))
+    score = _read_scores(sheet, roles.get("score"), cells.get("score"), selected)
+    image, column, value, source, score = (part[is_label] for part in (image, column, value, source, score))
     rows = Rows.build(images, classes, image, column, value, source, score, sources)
     if policy.unlisted == "absent":
         rows = mark_unlisted_absent(rows, audit)
     if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries were called both present and absent: the last row wins, all rows are kept")
-    if own:
-        _note_twins(images, "images", audit)
-        _note_twins(classes, "classes", audit)
+        audit.note(f"{conflicts} entries are both present and absent: the last row wins, all rows are kept")
+    if is_own_format:
+        _note_similar_names(images, "images", audit)
+        _note_similar_names(classes, "classes", audit)
     if "value" not in roles:
         _note_lists(classes, audit)
     unused = [name for name in sheet.header if name not in roles.values() and name not in policy.where]
@@ -158,21 +164,23 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write all rows: CSV, or Parquet where the name ends in .parquet. Classes are named first, in their order."""
+    """Write all rows: CSV, or Parquet if the name ends in .parquet. Classes are declared first, in their order."""
     check_names(rows)
-    # An image keeps its place by first appearance: declare all when rows are not in image order or an image has none.
+    # Readers order images by first appearance: declare all if rows are not in image order or an image has no row.
     first = np.full(len(rows.images), -1)
-    seen, at = np.unique(rows.image, return_index=True)
-    first[seen] = at
+    seen, first_row = np.unique(rows.image, return_index=True)
+    first[seen] = first_row
     in_place = bool(np.all(first >= 0) and np.all(np.diff(first) > 0))
     images = Names([]) if in_place else rows.images
-    write_blocks(chain(declared("class", rows.classes), declared("image", images), blocks(rows)), path)
+    write_blocks(
+        chain(declaration_blocks("class", rows.classes), declaration_blocks("image", images), row_blocks(rows)), path
+    )
 
 
 def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
-    """Write blocks of rows as they come, one in memory at a time: CSV, or Parquet where the name ends in .parquet.
+    """Write blocks of rows as they come, one in memory at a time: CSV, or Parquet if the name ends in .parquet.
 
-    The file is there once all are written; what raises on the way leaves what was there before.
+    The file appears when all blocks are written; after an exception the old file is unchanged.
     """
     with atomic_write(path) as temporary:
         if Path(path).suffix == ".parquet":
@@ -188,7 +196,7 @@ def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
                     file.write(csv_text(block))
 
 
-def _fits(header: list[str]) -> bool:
+def _is_long_header(header: list[str]) -> bool:
     return {"image", "class"} <= set(_roles(header, None)) and len(header) <= len(_ALIASES) + 3
 
 
@@ -204,7 +212,7 @@ def _fields(line: str) -> list[str]:
 
 
 def _roles(header: list[str], image_column: str | None) -> dict[str, str]:
-    """Which column plays which part; the user's word for the image column comes first."""
+    """The column for each role; the image column that the user stated has priority."""
     lower = {name.lower(): name for name in reversed(header)}
     roles = {}
     for role, aliases in _ALIASES.items():
@@ -217,95 +225,95 @@ def _roles(header: list[str], image_column: str | None) -> dict[str, str]:
     return roles
 
 
-def _take_blanks_off(taken: dict[str, pa.Array], audit: Audit) -> None:
+def _trim_names(cells: dict[str, pa.Array], audit: Audit) -> None:
     for role in ("image", "class"):
-        plain = pc.utf8_trim_whitespace(taken[role])
-        if count := pc.sum(pc.not_equal(plain, taken[role])).as_py():
-            audit.note(f"blanks around the name of the {role} taken off in {count} rows")
-        taken[role] = plain
+        trimmed = pc.utf8_trim_whitespace(cells[role])
+        if count := pc.sum(pc.not_equal(trimmed, cells[role])).as_py():
+            audit.note(f"blanks around the name of the {role} removed in {count} rows")
+        cells[role] = trimmed
 
 
-def _note_twins(names: Names, several: str, audit: Audit) -> None:
-    """In our own files names are exact, but two that look the same are worth a word."""
+def _note_similar_names(names: Names, several: str, audit: Audit) -> None:
+    """Names in our own files are exact; note names that differ only in blanks."""
     if same := len(names) - pc.count_distinct(pc.utf8_trim_whitespace(names.array)).as_py():
-        audit.note(f"{same} {several} differ from another by blanks around the name only")
+        audit.note(f"{same} {several} differ from another one only by blanks around the name")
 
 
 def _check_declarations(
     sheet: CsvTable,
     roles: dict[str, str],
-    taken: dict[str, pa.Array],
-    keep: np.ndarray,
+    cells: dict[str, pa.Array],
+    selected: np.ndarray,
     has_image: np.ndarray,
-    spoken: np.ndarray,
+    is_label: np.ndarray,
 ) -> None:
-    """A row without an image, or without a class, only names the other: it must say nothing besides."""
+    """Raise LabelError if a row without an image or class has a value, source or score."""
     for role in ("value", "source", "score"):
-        if role in taken:
-            says = pc.not_equal(pc.utf8_trim_whitespace(taken[role]), "").to_numpy(zero_copy_only=False) & ~spoken
-            if says.any():
-                at = int(np.argmax(says))
-                missing = "class" if has_image[at] else "image"
-                message = f"{role} {shorten(taken[role][at].as_py())!r} is said of no {missing}"
+        if role in cells:
+            has_text = pc.not_equal(pc.utf8_trim_whitespace(cells[role]), "").to_numpy(zero_copy_only=False) & ~is_label
+            if has_text.any():
+                row = int(np.argmax(has_text))
+                missing = "class" if has_image[row] else "image"
+                message = f"{role} {shorten(cells[role][row].as_py())!r} has no {missing}"
                 fix = f"name the {missing}, or leave {', '.join(roles[r] for r in COLUMNS[2:] if r in roles)} blank"
-                raise sheet.error(message, fix, row=int(keep[at]), column=roles[missing])
+                raise sheet.error(message, fix, row=int(selected[row]), column=roles[missing])
 
 
 def _note_lists(classes: Names, audit: Audit) -> None:
-    """Names with a separator in them may be lists of names: that is for the user to say."""
+    """Note class names with a separator in them: they may be lists of names."""
     lists = classes.array.filter(pc.match_substring_regex(classes.array, "[^,;|]+[,;|][^,;|]+"))
     if len(lists):
-        one = shorten(lists[0].as_py())
-        audit.note(f"{len(lists)} classes look like lists, such as {one!r}: if they are, add --format tags")
+        example = shorten(lists[0].as_py())
+        audit.note(f"{len(lists)} classes look like lists, such as {example!r}: if they are, add --format tags")
 
 
-def _values_of(column: pa.Array, spoken: np.ndarray) -> set[str]:
-    return {value.strip() for value in pc.unique(column.filter(pa.array(spoken))).to_pylist()}
+def _distinct_values(column: pa.Array, is_label: np.ndarray) -> set[str]:
+    return {value.strip() for value in pc.unique(column.filter(pa.array(is_label))).to_pylist()}
 
 
 def _encode(column: pa.Array, present: np.ndarray) -> tuple[Names, np.ndarray]:
-    """Names in order of first appearance, and each row's number (0 where the row has none)."""
+    """Names in order of first appearance, and the index of each row's name (0 for rows without one)."""
     coded = pc.dictionary_encode(pc.if_else(pa.array(present), column, None))
     names = Names(coded.dictionary)
     return names, np.asarray(pc.fill_null(coded.indices, 0).to_numpy(zero_copy_only=False), dtype=np.int32)
 
 
-def _values(
+def _read_values(
     sheet: CsvTable,
     name: str,
     column: pa.Array,
-    keep: np.ndarray,
-    spoken: np.ndarray,
+    selected: np.ndarray,
+    is_label: np.ndarray,
     policy: Policy,
-    own: bool,
+    is_own_format: bool,
     audit: Audit,
 ) -> np.ndarray:
     coded = pc.dictionary_encode(column)
     codes = coded.indices.to_numpy(zero_copy_only=False)
     raws = coded.dictionary.to_pylist()
-    counts = np.bincount(codes[spoken], minlength=len(raws))
-    stated = Policy(minus_one="absent", zero="unknown") if own else policy
+    counts = np.bincount(codes[is_label], minlength=len(raws))
+    effective_policy = Policy(minus_one="absent", zero="unknown") if is_own_format else policy
     value_of = np.zeros(len(raws), np.int8)
     for code, raw in enumerate(raws):
         if not counts[code]:
             continue
         try:
-            if not own and policy.zero is None and raw.strip() in ZERO and raw.strip() not in policy.values:
+            if not is_own_format and policy.zero is None and raw.strip() in ZERO and raw.strip() not in policy.values:
                 raise UndecidedValue(
                     "value 0 may mean absent, or unknown (as in halflabel's own files)",
                     "add --zero absent or --zero unknown",
                 )
-            meaning = read_value(raw, stated, frozenset(raws))
-        except UndecidedValue as problem:
-            row = int(keep[np.flatnonzero(spoken & (codes == code))[0]])
-            fix = "use 1 (present), -1 (absent) or 0 (takes back what was said before)" if own else problem.fix
-            raise sheet.error(problem.message, fix, row=row, column=name) from None
+            meaning = read_value(raw, effective_policy, frozenset(raws))
+        except UndecidedValue as undecided:
+            row = int(selected[np.flatnonzero(is_label & (codes == code))[0]])
+            fix = "use 1 (present), -1 (absent) or 0 (retracts an earlier label)" if is_own_format else undecided.fix
+            raise sheet.error(undecided.message, fix, row=row, column=name) from None
         value_of[code] = LABEL_VALUES[meaning]
-        audit.add(raw, "retracted" if own and meaning == "unknown" else meaning, counts[code])
+        audit.add(raw, "retracted" if is_own_format and meaning == "unknown" else meaning, counts[code])
     return np.asarray(value_of[codes])
 
 
-def _sources(
+def _read_sources(
     sheet: CsvTable, name: str | None, column: pa.Array | None, count: int
 ) -> tuple[tuple[str, ...], np.ndarray]:
     if column is None:
@@ -316,36 +324,36 @@ def _sources(
     return tuple(coded.dictionary.to_pylist()), np.asarray(coded.indices).astype(np.int16)
 
 
-def _scores(sheet: CsvTable, name: str | None, column: pa.Array | None, keep: np.ndarray) -> np.ndarray:
+def _read_scores(sheet: CsvTable, name: str | None, column: pa.Array | None, selected: np.ndarray) -> np.ndarray:
     if column is None:
-        return np.full(len(keep), np.nan, np.float32)
-    given = pc.if_else(pc.equal(column, ""), None, column)
+        return np.full(len(selected), np.nan, np.float32)
+    text = pc.if_else(pc.equal(column, ""), None, column)
     try:
-        score = np.asarray(pc.cast(given, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
+        score = np.asarray(pc.cast(text, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
     except pa.ArrowInvalid:
-        score = _scores_one_by_one(sheet, name, column, keep)
+        score = _parse_scores(sheet, name, column, selected)
     if np.isinf(score).any():
-        at = int(np.argmax(np.isinf(score)))
-        message = f"score {column[at].as_py()!r} is too large"
-        raise sheet.error(message, "use a number from 0 to 1, or blank", row=int(keep[at]), column=name)
+        row = int(np.argmax(np.isinf(score)))
+        message = f"score {column[row].as_py()!r} is too large"
+        raise sheet.error(message, "use a number from 0 to 1, or blank", row=int(selected[row]), column=name)
     return score
 
 
-def _scores_one_by_one(sheet: CsvTable, name: str | None, column: pa.Array, keep: np.ndarray) -> np.ndarray:
-    """Python reads numbers that Arrow does not, such as those with blanks around them."""
-    score = np.full(len(keep), np.nan)
+def _parse_scores(sheet: CsvTable, name: str | None, column: pa.Array, selected: np.ndarray) -> np.ndarray:
+    """Parse scores in Python, which reads numbers that Arrow does not, such as with blanks around them."""
+    score = np.full(len(selected), np.nan)
     for position, text in enumerate(column.to_pylist()):
         try:
             score[position] = float(text.strip() or "nan")
         except ValueError:
             message = f"score {text!r} is not a number"
-            raise sheet.error(message, "use a number or blank", row=int(keep[position]), column=name) from None
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+            raise sheet.error(message, "use a number or blank", row=int(selected[position]), column=name) from None
+    with np.errstate(over="ignore"):  # values that are too large become infinite and are refused
         return score.astype(np.float32)
 
 
-def blocks(rows: Rows) -> Iterator[pa.RecordBatch]:
-    """The rows in blocks for `write_blocks`, with names in the place of numbers."""
+def row_blocks(rows: Rows) -> Iterator[pa.RecordBatch]:
+    """The rows in blocks for `write_blocks`, with names instead of indices."""
     sources = pa.array(rows.sources, pa.string())
     for start in range(0, len(rows), _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -359,8 +367,8 @@ def blocks(rows: Rows) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch(columns, schema=_SCHEMA)
 
 
-def declared(role: str, names: Names) -> Iterator[pa.RecordBatch]:
-    """Rows that name a class (or an image) and say nothing of it."""
+def declaration_blocks(role: str, names: Names) -> Iterator[pa.RecordBatch]:
+    """Rows that declare classes (or images), without a label."""
     for start in range(0, len(names), _BLOCK):
         part = names.array.slice(start, _BLOCK).cast(pa.string())
         blank = pa.repeat("", len(part))
@@ -370,10 +378,10 @@ def declared(role: str, names: Names) -> Iterator[pa.RecordBatch]:
 
 
 def csv_text(block: pa.RecordBatch) -> bytes:
-    """Lines of plain fields, quoted only where a name needs it, so that files stay easy to read and to compare."""
+    """CSV lines of a block; only names that need it are quoted, so that files are easy to read and to compare."""
     import pyarrow.csv as pa_csv
 
-    # Arrow writes a number in as few digits as bring it back: 0.7, not 0.699999988.
+    # Arrow writes the fewest digits that give the same number: 0.7, not 0.699999988.
     columns = [column.cast(pa.string()) for column in block.columns]
     block = pa.record_batch(columns, names=block.schema.names)
     try:

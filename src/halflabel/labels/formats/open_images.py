@@ -87,7 +87,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     pa.default_memory_pool().release_unused()
     rows = _machine_rows_first(Rows.build(images, classes, number, column, value, *_sources(path, source, score)))
     if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries were called both present and absent: the last verified row wins")
+        audit.note(f"{conflicts} entries are both present and absent: the last verified row wins")
     return LabelImport(rows, audit)
 
 

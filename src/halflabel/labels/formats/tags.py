@@ -1,8 +1,8 @@
 """Tags: a CSV file with one line per image and one column of lists, such as `a.jpg,"dog, cat"`.
 
-A second column, `absent` or `negatives`, may list the classes that are not there. What stands between two tags is found
-out from the cells: a comma, a semicolon, a bar or a line end; hashtags (#dog #cat) and lists as Python and JSON write
-them (['dog', 'cat']) are known by their marks. An image with an empty cell is one of which nothing is listed.
+A second column, `absent` or `negatives`, may list the absent classes. The separator is detected from the cells: a
+comma, a semicolon, a bar or a line end; hashtags (#dog #cat) and lists as Python and JSON write them (['dog', 'cat'])
+are recognized. An empty cell means that nothing is listed for the image.
 """
 
 from __future__ import annotations
@@ -28,177 +28,179 @@ from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["LISTS", "USES", "read", "sniff", "write"]
+__all__ = ["LIST_COLUMNS", "USES", "read", "sniff", "write"]
 
 USES = ("unlisted", "image_column", "ignore", "where", "separator", "encoding")
 
-_ABSENT = ("absent", "negatives")
-LISTS = ("tags", "labels", "classes", "categories", "keywords", "hashtags", "keyword", "hashtag")
-_SINGLE = ("tag", "label", "class", "category", "class_name", "label_name")  # lists only where the user says so
+_ABSENT_NAMES = ("absent", "negatives")
+LIST_COLUMNS = ("tags", "labels", "classes", "categories", "keywords", "hashtags", "keyword", "hashtag")
+_SINGULAR_NAMES = ("tag", "label", "class", "category", "class_name", "label_name")  # lists only with --format tags
 
-# What --separator may say besides the characters themselves, as regular expressions.
-_STATED = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": r"\t", "#": r"[\s,;|#]+"}
+# The names that --separator accepts, as regular expressions.
+_NAMED_SEPARATORS = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": r"\t", "#": r"[\s,;|#]+"}
 
 _HASHTAGS = r"^#[^\s#,;|]+([\s,;|]*#[^\s#,;|]+)*[\s,;|]*$"
 _BRACKETS, _AROUND_BRACKETS = r"(?s)^\[.*\]$", r"^\s*\[|\]\s*$"
 _QUOTED, _AROUND_QUOTED = r"""(?s)^\[\s*(['"].*['"])?\s*\]$""", r"""^\s*\[\s*['"]?|['"]?\s*\]\s*$"""
 
-# A cell that says yes or no of one class, not which classes there are.
-_VALUES = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
+# Cells with these values belong to a column per class, not to a list.
+_VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
 
 
-class _Split(NamedTuple):
-    """How cells are taken apart: where, how the audit calls it, and what is left out around the list first."""
+class _Splitting(NamedTuple):
+    """How cells are split: the separator, its description for the audit, and what is removed around the list first."""
 
-    at: str  # a regular expression; blank: a cell is one tag
-    told: str
-    around: str = ""
+    separator: str  # a regular expression; "": a cell is one tag
+    description: str
+    brackets: str = ""  # a regular expression
 
 
 def sniff(path: Path) -> bool:
-    """A CSV file with one column called tags, labels, … whose cells are text, and no column of values beside it.
+    """A CSV file with one column called tags, labels, … whose cells are text, and without columns of values.
 
-    A column of 1, 0 and blank is a class: with one the table is wide, even where another's name is "tags".
+    A column of 1, 0 and blank is a class: then the table is wide, even if another column is called "tags".
     """
     line = first_line(path)
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not any(name in line.lower() for name in LISTS):
+    if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not any(name in line.lower() for name in LIST_COLUMNS):
         return False
     delimiter = detect_delimiter(line)
     try:
         header = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
     except csv.Error:
         return False
-    lists = [name for name in header if name.lower() in LISTS]
+    lists = [name for name in header if name.lower() in LIST_COLUMNS]
     if len(lists) != 1 or len(header) < 2 or "value" in map(str.lower, header):
         return False
-    # Columns not yet known to hold text; the image's may hold anything.
-    unclear = {at for at, name in enumerate(header) if name.lower() not in IMAGE_COLUMNS} - {
-        _image_at(header, lists[0])
+    # Columns that may still be columns of values; the image column may hold anything.
+    maybe_values = {position for position, name in enumerate(header) if name.lower() not in IMAGE_COLUMNS} - {
+        _image_position(header, lists[0])
     }
-    values: set[int] = set()
+    not_blank: set[int] = set()
     rows = read_records(path, delimiter)
     try:
         next(rows, None)
         for _, record in rows:
-            said = {at: record[at].strip().lower() for at in unclear if at < len(record)}
-            values |= {at for at, word in said.items() if word}
-            unclear -= {at for at, word in said.items() if word not in _VALUES}
-            if not unclear:
+            cells = {position: record[position].strip().lower() for position in maybe_values if position < len(record)}
+            not_blank |= {position for position, word in cells.items() if word}
+            maybe_values -= {position for position, word in cells.items() if word not in _VALUE_CELLS}
+            if not maybe_values:
                 break
-    except LabelError:  # to be told by the reader, with its place
+    except LabelError:  # `read` reports it with its place
         return True
-    return header.index(lists[0]) not in unclear and not unclear & values
+    return header.index(lists[0]) not in maybe_values and not maybe_values & not_blank
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the lists: a tag is present, once however often it stands there; `unlisted` must be stated."""
+    """Read the lists: a tag is present, and repeats count once; `unlisted` must be stated."""
     sheet = CsvTable(path, encoding=policy.encoding)
-    image_column, lists = _columns(sheet, policy)
-    keep = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
-    index = pa.array(keep)
+    image_column, lists = _find_columns(sheet, policy)
+    selected = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
+    index = pa.array(selected)
     names = pc.utf8_trim_whitespace(sheet.column(image_column).take(index))
-    nameless = pc.equal(names, "").to_numpy(zero_copy_only=False)
-    if nameless.any():
-        row = int(keep[np.argmax(nameless)])
+    is_blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
+    if is_blank.any():
+        row = int(selected[np.argmax(is_blank)])
         raise sheet.error("the image has no name", "fill it in, or remove the line", row=row, column=image_column)
     coded = pc.dictionary_encode(names)
     images, image_of = Names(coded.dictionary), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
     cells = {name: sheet.column(name).take(index) for name in lists}
-    split = _how(pa.concat_arrays(list(cells.values())), policy)
-    parts = {name: _tags(column, split) for name, column in cells.items()}
+    split = _detect_splitting(pa.concat_arrays(list(cells.values())), policy)
+    parts = {name: _split_cells(column, split) for name, column in cells.items()}
     present = next(iter(lists))
     _refuse_values(sheet, present, parts[present][0])
     classes = Names(pc.unique(pa.concat_arrays([items for items, _ in parts.values()])))
     if not len(classes):
         raise sheet.error("every cell is empty, so there are no classes", "export the tags again", column=present)
     if len(lists) == 1 and policy.unlisted is None:
-        message, fix = unlisted_not_stated(f"the tags ({split.told}) say present and nothing says absent")
+        message, fix = unlisted_not_stated(f"the tags ({split.description}) say present and nothing says absent")
         raise sheet.error(message, fix, column=present)
 
     audit = Audit("tags", [str(path)])
-    audit.note(f"tags {split.told}")
+    audit.note(f"tags {split.description}")
     keys = {name: image_of[row] * len(classes) + classes.index(items) for name, (items, row) in parts.items()}
-    once = {name: _distinct(key) for name, key in keys.items()}
+    distinct = {name: _distinct(key) for name, key in keys.items()}
     for name, sign in lists.items():
-        audit.add(f"in {name}", "present" if sign > 0 else "absent", len(once[name]))
-    # Present goes last: it wins where an entry is in both lists.
-    key = np.concatenate([once[name] for name in reversed(lists)])
-    value = np.repeat(np.array(list(reversed(lists.values())), np.int8), [len(once[name]) for name in reversed(lists)])
+        audit.add(f"in {name}", "present" if sign > 0 else "absent", len(distinct[name]))
+    # Present comes last, so that it wins if a class is in both lists.
+    key = np.concatenate([distinct[name] for name in reversed(lists)])
+    value = np.repeat(
+        np.array(list(reversed(lists.values())), np.int8), [len(distinct[name]) for name in reversed(lists)]
+    )
     rows = Rows.build(images, classes, key // len(classes), key % len(classes), value)
-    _note(audit, sheet, rows, len(keep), sum(len(keys[name]) - len(once[name]) for name in lists))
+    _add_notes(audit, sheet, rows, len(selected), sum(len(keys[name]) - len(distinct[name]) for name in lists))
     rows = apply_unlisted_policy(rows, policy, audit)
-    known = {image_column, *lists, *policy.ignore, *policy.where}
-    if unused := [name for name in sheet.header if name not in known]:
+    used = {image_column, *lists, *policy.ignore, *policy.where}
+    if unused := [name for name in sheet.header if name not in used]:
         audit.note(f"columns not used: {', '.join(unused)}")
     return LabelImport(rows, audit)
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write `image,tags,absent`, lists with commas: what neither list names is unknown.
+    """Write `image,tags,absent` with comma-separated lists: classes in neither list are unknown.
 
-    The last row of each (image, class) counts; sources and scores have no place in this form, and classes come back in
-    the order in which they first appear.
+    The last row of each (image, class) counts. Sources and scores are not written, and classes are read back in order
+    of first appearance.
     """
-    last = rows.holding()
-    silent = np.bincount(rows.column[last], minlength=len(rows.classes)) == 0
-    if silent.any():
-        name = rows.classes[int(np.argmax(silent))]
-        raise UserError(f"nothing is known of the class {name!r}, so no list names it", "write --to long instead")
+    holding = rows.holding()
+    has_no_labels = np.bincount(rows.column[holding], minlength=len(rows.classes)) == 0
+    if has_no_labels.any():
+        name = rows.classes[int(np.argmax(has_no_labels))]
+        raise UserError(f"the class {name!r} has no known labels, so it is in no list", "write --to long instead")
     for name in rows.classes:
         if not name or name != name.strip() or re.search(r"[,;|\r\n]|^[#\[]", name):
             raise UserError(f"a list of tags cannot hold a class called {name!r}", "write --to long instead")
     for name in rows.images:
         if not name or name != name.strip():
             raise UserError(f"an image called {name!r} does not survive in a list of tags", "write --to long instead")
-    tagged = {rows.classes[int(column)] for column in np.unique(rows.column[last][rows.value[last] > 0])}
-    if not tagged or {name.lower() for name in tagged} <= _VALUES:
-        raise UserError("no class with a telling name is present anywhere", "write --to long instead")
-    parts = split_by_image(rows, last)
+    tagged = {rows.classes[int(column)] for column in np.unique(rows.column[holding][rows.value[holding] > 0])}
+    if not tagged or {name.lower() for name in tagged} <= _VALUE_CELLS:
+        raise UserError("all present classes have names that look like values", "write --to long instead")
+    parts = split_by_image(rows, holding)
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.write("image,tags,absent\n")
-        for title, part in zip(rows.images, parts, strict=True):
+        for image_name, part in zip(rows.images, parts, strict=True):
             lists = (", ".join(rows.classes[c] for c in rows.column[part[rows.value[part] == v]]) for v in (1, -1))
-            file.write(csv_line([title, *lists]))
+            file.write(csv_line([image_name, *lists]))
 
 
-def _image_at(header: list[str], lists: str) -> int:
-    """The column with a usual name for images, the most telling first; else the first that is not the list."""
+def _image_position(header: list[str], list_column: str) -> int:
+    """The position of the column with the most usual name for images, else of the first column that is not the list."""
     lower = [name.lower() for name in header]
-    found = next((lower.index(name) for name in IMAGE_COLUMNS if name in lower), None)
-    return found if found is not None else int(header[0] == lists)
+    position = next((lower.index(name) for name in IMAGE_COLUMNS if name in lower), None)
+    return position if position is not None else int(header[0] == list_column)
 
 
-def _columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
-    """The column of images, and the lists with what they say: present first, then perhaps absent."""
+def _find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
+    """The image column, and the list columns with their value: present (1), then perhaps absent (−1)."""
     for name in (*policy.ignore, *((policy.image_column,) if policy.image_column else ())):
-        sheet.column(name)  # raises, when the user names a column that is not there
-    free = [name for name in sheet.header if name not in (*policy.ignore, *policy.where, policy.image_column)]
-    negative = [name for name in free if name.lower() in _ABSENT]
-    for usual in (LISTS, _SINGLE):
-        if positive := [name for name in free if name.lower() in usual]:
+        sheet.column(name)  # raises if the column does not exist
+    candidates = [name for name in sheet.header if name not in (*policy.ignore, *policy.where, policy.image_column)]
+    negative = [name for name in candidates if name.lower() in _ABSENT_NAMES]
+    for list_names in (LIST_COLUMNS, _SINGULAR_NAMES):
+        if positive := [name for name in candidates if name.lower() in list_names]:
             break
     else:
-        images = () if policy.image_column or not free else (free[_image_at(free, "")],)
-        positive = [name for name in free if name not in (*negative, *images)]
+        images = () if policy.image_column or not candidates else (candidates[_image_position(candidates, "")],)
+        positive = [name for name in candidates if name not in (*negative, *images)]
     if len(positive) != 1 or len(negative) > 1 or len(sheet.header) < 2:
-        found = ", ".join(map(repr, sheet.header[:12]))
+        names = ", ".join(map(repr, sheet.header[:12]))
         raise sheet.error(
-            f"it is not clear which column lists the tags; found: {found}",
-            "call it 'tags', or add --ignore COLUMN for every column that is no list",
+            f"it is not clear which column lists the tags; found: {names}",
+            "call it 'tags', or add --ignore COLUMN for every column that is not a list",
             line=1,
         )
-    image_column = policy.image_column or sheet.header[_image_at(sheet.header, positive[0])]
+    image_column = policy.image_column or sheet.header[_image_position(sheet.header, positive[0])]
     return image_column, {positive[0]: 1, **dict.fromkeys(negative, -1)}
 
 
-def _how(cells: pa.Array, policy: Policy) -> _Split:
-    """How these cells are taken apart: as stated; else by their marks; else at the separator in most of them."""
+def _detect_splitting(cells: pa.Array, policy: Policy) -> _Splitting:
+    """How to split these cells: as stated; else as hashtags or bracketed lists; else at the usual separator."""
     if policy.separator is not None:
         if not policy.separator:
-            raise UserError("--separator says nothing", "write --separator space, newline or none, or the character")
-        at = _STATED.get(policy.separator, re.escape(policy.separator))
-        return _Split(at, f"split at {policy.separator!r}" if at else "one per cell")
+            raise UserError("--separator is empty", "write --separator space, newline or none, or the character")
+        separator = _NAMED_SEPARATORS.get(policy.separator, re.escape(policy.separator))
+        return _Splitting(separator, f"split at {policy.separator!r}" if separator else "one per cell")
     distinct = pc.utf8_trim_whitespace(pc.unique(cells))
     distinct = distinct.filter(pc.not_equal(distinct, ""))
 
@@ -206,70 +208,69 @@ def _how(cells: pa.Array, policy: Policy) -> _Split:
         return len(distinct) > 0 and bool(pc.all(pc.match_substring_regex(distinct, pattern)).as_py())
 
     if all_are(_HASHTAGS):
-        return _Split(_STATED["#"], "split at '#'")
+        return _Splitting(_NAMED_SEPARATORS["#"], "split at '#'")
     if all_are(_QUOTED):
-        return _Split(r"""['"]\s*,\s*['"]""", "lists in brackets and quotes", _AROUND_QUOTED)
+        return _Splitting(r"""['"]\s*,\s*['"]""", "lists in brackets and quotes", _AROUND_QUOTED)
     brackets = all_are(_BRACKETS)
     inner = pc.replace_substring_regex(distinct, _AROUND_BRACKETS, "") if brackets else distinct
-    return _most_frequent(inner, _AROUND_BRACKETS if brackets else "")
+    return _most_frequent_separator(inner, _AROUND_BRACKETS if brackets else "")
 
 
-def _most_frequent(cells: pa.Array, around: str) -> _Split:
-    """The separator that is in most of the cells; none where two are in equally many."""
-    found = {mark: pc.sum(pc.match_substring(cells, mark)).as_py() or 0 for mark in ",;|"}
-    most = max(found.values())
-    first = [mark for mark, count in found.items() if count == most]
-    if not most:
+def _most_frequent_separator(cells: pa.Array, brackets: str) -> _Splitting:
+    """Split at the separator that occurs in most cells; not at all if two occur in equally many."""
+    counts = {mark: pc.sum(pc.match_substring(cells, mark)).as_py() or 0 for mark in ",;|"}
+    largest = max(counts.values())
+    winners = [mark for mark, count in counts.items() if count == largest]
+    if not largest:
         lines = bool(pc.any(pc.match_substring_regex(cells, r"[\r\n]")).as_py())
-        told = "split at line ends" if lines else "one per cell: no separator is there"
-        return _Split(_STATED["newline"] if lines else "", told, around)
-    if len(first) > 1:
-        marks = " and ".join(map(repr, first))
-        return _Split(
-            "", f"one per cell: {marks} are there equally often, and --separator says which to split at", around
-        )
-    others = " and ".join(repr(mark) for mark, count in found.items() if count and mark != first[0])
-    told = f"split at {first[0]!r}" + (f", and not at {others}" if others else "")
-    return _Split(re.escape(first[0]), told, around)
+        description = "split at line ends" if lines else "one per cell: there is no separator"
+        return _Splitting(_NAMED_SEPARATORS["newline"] if lines else "", description, brackets)
+    if len(winners) > 1:
+        marks = " and ".join(map(repr, winners))
+        return _Splitting("", f"one per cell: {marks} are equally frequent; --separator chooses one", brackets)
+    others = " and ".join(repr(mark) for mark, count in counts.items() if count and mark != winners[0])
+    description = f"split at {winners[0]!r}" + (f", and not at {others}" if others else "")
+    return _Splitting(re.escape(winners[0]), description, brackets)
 
 
-def _tags(cells: pa.Array, split: _Split) -> tuple[pa.Array, NDArray[np.int64]]:
+def _split_cells(cells: pa.Array, split: _Splitting) -> tuple[pa.Array, NDArray[np.int64]]:
     """All tags of all cells, and the row of each."""
-    if split.around:
-        cells = pc.replace_substring_regex(cells, split.around, "")
-    if split.at:
-        lists = pc.split_pattern_regex(cells, split.at)
+    if split.brackets:
+        cells = pc.replace_substring_regex(cells, split.brackets, "")
+    if split.separator:
+        lists = pc.split_pattern_regex(cells, split.separator)
         items, row = pc.list_flatten(lists), np.asarray(pc.list_parent_indices(lists), dtype=np.int64)
     else:
         items, row = cells, np.arange(len(cells))
     items = pc.utf8_trim_whitespace(items)
-    named = pc.not_equal(items, "")
-    return items.filter(named), row[named.to_numpy(zero_copy_only=False)]
+    is_tag = pc.not_equal(items, "")
+    return items.filter(is_tag), row[is_tag.to_numpy(zero_copy_only=False)]
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each number once, ascending: by sorting, which for millions is several times faster than np.unique's hashing."""
+    """Each number once, ascending; sorting millions is several times faster than np.unique."""
     keys = np.sort(keys)
     return keys[np.diff(keys, prepend=-1) > 0]
 
 
 def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
-    if len(items) and set(pc.unique(pc.utf8_lower(items)).to_pylist()) <= _VALUES:
+    """Raise LabelError if the cells are values such as 1 and 0, not lists."""
+    if len(items) and set(pc.unique(pc.utf8_lower(items)).to_pylist()) <= _VALUE_CELLS:
         message = f"the cells are values, such as {items[0].as_py()!r}, and not lists of tags"
         raise sheet.error(message, "add --format wide, where every column is a class", column=name)
 
 
-def _note(audit: Audit, sheet: CsvTable, rows: Rows, lines: int, again: int) -> None:
-    """What a person should see: rows left out, lines put together, tags said twice, contradictions, odd classes."""
-    if lines < len(sheet):
-        audit.note(f"{len(sheet) - lines} of {len(sheet)} rows left out by --where")
-    if lines > len(rows.images):
-        audit.note(f"{lines - len(rows.images)} lines are of an image named before: their tags are put together")
-    if again:
-        audit.note(f"{again} tags were said before of the same image: counted once")
+def _add_notes(audit: Audit, sheet: CsvTable, rows: Rows, line_count: int, repeats: int) -> None:
+    """Add notes: rows left out, lines merged, repeated tags, contradictions, similar classes."""
+    if line_count < len(sheet):
+        audit.note(f"{len(sheet) - line_count} of {len(sheet)} rows left out by --where")
+    if line_count > len(rows.images):
+        audit.note(f"{line_count - len(rows.images)} lines repeat an image: their tags are merged")
+    if repeats:
+        audit.note(f"{repeats} tags are repeated for the same image: counted once")
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
-    if empty := int(np.count_nonzero(np.bincount(rows.image, minlength=len(rows.images)) == 0)):
-        audit.note(f"nothing is listed for {empty} images")
-    if same := len(rows.classes) - pc.count_distinct(pc.utf8_lower(rows.classes.array)).as_py():
-        audit.note(f"{same} classes differ from another by capital letters only")
+    if without_tags := int(np.count_nonzero(np.bincount(rows.image, minlength=len(rows.images)) == 0)):
+        audit.note(f"nothing is listed for {without_tags} images")
+    if similar := len(rows.classes) - pc.count_distinct(pc.utf8_lower(rows.classes.array)).as_py():
+        audit.note(f"{similar} classes differ from another one only by capital letters")

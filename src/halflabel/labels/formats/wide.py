@@ -14,7 +14,7 @@ from halflabel.labels.formats._csv import CsvTable, csv_line, first_line
 from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
 from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
-from halflabel.labels.formats.tags import LISTS
+from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorten
 from halflabel.labels.rows import Rows
@@ -53,7 +53,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
             fix += f"; if {name!r} is not a class, add {quote_option('--ignore', name)}"
             if shorten(raw) == raw:
                 fix += f" or {quote_option('--where', f'{name}={raw}')}"
-            if name.lower() in LISTS:
+            if name.lower() in LIST_COLUMNS:
                 fix += "; if it lists the present classes, add --format tags"
             if image_column.lower() not in IMAGE_COLUMNS:
                 fix += "; if the file has no header line, add one, such as image,class,value"
