@@ -1,4 +1,4 @@
-"""Errors that are the user's to fix: one message, no traceback, exit code 2."""
+"""Errors that the user can fix: the command line shows one message, no traceback, and exits with code 2."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 __all__ = ["LabelError", "NoReadableImage", "UserError", "WrongHead", "missing_package"]
 
-_LONGEST = 2000  # characters: a name in a damaged file may have millions
+_MAX_LENGTH = 2000  # characters; a name in a damaged file may have millions
 
 
 class UserError(Exception):
-    """Something the user can put right: `message` says what is wrong, `fix` what to do about it."""
+    """An error that the user can fix: `message` says what is wrong, `fix` what to do."""
 
     def __init__(self, message: str, fix: str = "") -> None:
-        message, fix = _short(message), _short(fix)
+        message, fix = _shorten(message), _shorten(fix)
         super().__init__(message, fix)
         self.message = message
         self.fix = fix
@@ -23,7 +23,7 @@ class UserError(Exception):
 
 
 class LabelError(UserError):
-    """A label file that cannot be read as it stands, with the place of the first fault.
+    """A label file that cannot be read, with the position of the first error.
 
     >>> print(LabelError("value 'maybe' is not a label", "use 1, 0 or blank", "tags.csv", line=7, column="dog"))
     tags.csv, line 7, column 'dog': value 'maybe' is not a label. Fix: use 1, 0 or blank
@@ -43,16 +43,16 @@ class LabelError(UserError):
         self.column = column
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH // 2]} … {text[-_MAX_LENGTH // 2 :]}"
 
 
 class NoReadableImage(UserError):
-    """Of all images asked for not one can be read; of a part of them that may be no fault."""
+    """None of the requested images can be read; for a part of a data set callers may accept that."""
 
 
 class WrongHead(UserError):
-    """A method's step asks for more than the output, and the model has another head than the method makes."""
+    """A method needs outputs that only its own head computes, and the model has another head."""
 
 
 def missing_package(error: ImportError, extra: str) -> UserError:

@@ -1,4 +1,4 @@
-"""What flows through a training step."""
+"""The data of a training step: batches, model outputs, targets, and the scores that methods relabel by."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["Batch", "DropoutPasses", "Output", "Sweep", "Targets", "at_least_flo
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B training images: what is known of them, never what is guessed."""
+    """B training images with their known labels; labels that a method fills in are never part of it."""
 
     index: Tensor  # (B,) int64, image numbers in the training table
-    # Each (B, 3, H, W) uint8 images, or cached (B, D) features or (B, D, h, w) maps; of several processes each has some
-    # of the B, and the model, given them, says what all have.
+    # Each (B, 3, H, W) uint8 images, or cached (B, D) features or (B, D, h, w) maps. With several processes each
+    # holds a part of the B images, and the model returns the outputs of all B.
     views: tuple[Tensor, ...]
     labels: Tensor  # (B, C) int8 in {−1, 0, +1}
 
 
 class Output(NamedTuple):
-    """What a model says of B images."""
+    """The output of a model for B images."""
 
     logits: Tensor  # (B, C)
     features: Tensor  # (B, D)
-    maps: Tensor | None = None  # (B, C, h, w) class maps, from heads that score places
-    members: Tensor | None = None  # (K, B, C) logits of each member, from heads that are ensembles
-    per_class: Tensor | None = None  # (B, C, D') features of each class, from heads that look for each by itself
+    maps: Tensor | None = None  # (B, C, h, w) class maps, from heads that score positions
+    members: Tensor | None = None  # (K, B, C) logits of each member, from ensemble heads
+    per_class: Tensor | None = None  # (B, C, D') features of each class, from heads that attend to each class
 
 
 class Targets(NamedTuple):
-    """How much to charge for "present" and for "absent", per entry: loss = pos · ℓ⁺(x) + neg · ℓ⁻(x)."""
+    """Weights of the positive and the negative loss per entry: loss = pos · ℓ⁺(x) + neg · ℓ⁻(x)."""
 
     pos: Tensor  # (B, C) ≥ 0
     neg: Tensor  # (B, C) ≥ 0
@@ -40,22 +40,22 @@ class Targets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DropoutPasses:
-    """DropoutPasses of the head with its dropout on, which a sweep adds for those who ask how sure the model is."""
+    """Monte-Carlo dropout passes of the head, which a sweep adds to estimate the uncertainty of the model."""
 
     count: int
-    of: Literal["logit", "score"] = "logit"  # what mean and spread are taken of
+    of: Literal["logit", "score"] = "logit"  # mean and spread are taken of these values
 
 
 class Sweep(NamedTuple):
     """One pass over the training set in evaluation mode, in the order of the training table.
 
-    Memory: 4·(C + D) bytes per image, and 8·C more with passes; each table of 256 MB or more in a scratch file.
+    Memory: 4·(C + D) bytes per image, and 8·C more with passes; tables of 256 MB or more are in scratch files.
     """
 
     logits: Tensor  # (N, C) float32; NaN for images that could not be read
-    features: Tensor  # (N, D) float32; (N, 0) where a relabeler wants none
-    mean: Tensor | None = None  # (N, C) over the passes, where a relabeler asked for them
-    spread: Tensor | None = None  # (N, C) their standard deviation (divisor: their count)
+    features: Tensor  # (N, D) float32; (N, 0) if the relabeler needs none
+    mean: Tensor | None = None  # (N, C) over the dropout passes, if the relabeler asked for them
+    spread: Tensor | None = None  # (N, C) standard deviation over the passes (divisor: their number)
 
 
 def at_least_float32(values: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def test_faults_of_packing(data: Path, tmp_path: Path) -> None:
     for number in range(3):
         (folder / f"{number}.jpg").write_bytes(b"no photo")
     assert "raise --max-bad" in refused("pack", folder, tmp_path / "p", "--workers", "0")
-    assert "not one image" in refused("pack", folder, tmp_path / "p", "--workers", "0", "--max-bad", "1")
+    assert "none of the images" in refused("pack", folder, tmp_path / "p", "--workers", "0", "--max-bad", "1")
     assert "not finished" in refused("train", data / "train.csv", tmp_path / "p", "--out", tmp_path / "run", *TINY)
 
 

@@ -105,7 +105,7 @@ def test_avif_is_read_where_pillow_can_and_named_where_not(tmp_path: Path, monke
     # What shares its container, as HEIC does, is still nothing we know.
     assert reason(tmp_path, b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(100)) == "not an image"
     monkeypatch.setattr(plugin, "SUPPORTED", False)
-    assert reason(tmp_path, data).startswith("AVIF is not read here")
+    assert reason(tmp_path, data).startswith("AVIF needs Pillow")
 
 
 def test_gif_gives_its_first_frame(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_find_images_follows_links_and_does_not_loop(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_the_users_to_fix(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         find_images(tmp_path / "absent")
 
 

@@ -213,7 +213,7 @@ def test_the_copy_is_a_function_of_seed_epoch_and_image() -> None:
 
 def test_features_without_images_have_their_one_view_for_a_strong_one_and_say_so_once() -> None:
     source = features()
-    with pytest.warns(UserWarning, match="without strong views"):
+    with pytest.warns(UserWarning, match="no strong views"):
         ((_, (weak, strong)),) = source.fetch([np.array([3, 1])], ("weak", "strong"))
     assert weak is strong
     assert len(list(source.fetch([np.array([3, 1])], ("weak", "strong"), epoch=1))) == 1  # a warning would be an error
@@ -223,7 +223,7 @@ def test_features_of_images_that_were_cached_without_strong_views_refuse_to_give
     source = copied(0)
     assert len(list(source.fetch([np.array([3, 1])], ("weak", "plain")))) == 1
     for whole in (source, Subset(source, np.array([2, 1]))):
-        with pytest.raises(UserError, match="strong views, and these features were cached without any"):
+        with pytest.raises(UserError, match="strong views, but these features were cached without"):
             list(whole.fetch([np.array([1])], ("weak", "strong")))
 
 

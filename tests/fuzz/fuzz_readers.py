@@ -156,12 +156,12 @@ _OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def read_dataset(name: str, folder: Path, rng: Rng) -> None:
-    from halflabel.data.datasets import Pixels, open_dataset
+    from halflabel.data.datasets import RawImages, open_dataset
 
     opened = open_dataset(name, folder, **rng.choice(({}, *_OPTIONS.get(name, ()))))
     for split in opened.splits.values():
         split.labels.stats()
-        if isinstance(split.images, Pixels) and len(split):
+        if isinstance(split.images, RawImages) and len(split):
             split.images.of(split.labels.images)
 
 

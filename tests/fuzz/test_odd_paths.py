@@ -158,5 +158,5 @@ def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     assert os.fsencode(odd) in run.bad_images.read_bytes()
     assert gather(run).unreadable == 1
     # Arrow opens no files below such a folder: a run is not begun there.
-    with pytest.raises(UserError, match="no UTF-8"):
+    with pytest.raises(UserError, match="not UTF-8"):
         RunFolder.create(odd / "run")

@@ -389,7 +389,7 @@ def test_it_trains_on_cached_features_with_and_without_strong_views():
         model = Model(None, seeded(0, lambda made=method: made.head(5, 3)))
         source = Features(maps, Names.numbered(60), strong=copies)
         settings = Settings(epochs=30, batch_size=16, lr=0.05, device="cpu")
-        with nullcontext() if copies else pytest.warns(UserWarning, match="without strong views"):
+        with nullcontext() if copies else pytest.warns(UserWarning, match="no strong views"):
             fitted = fit(model, method, source, table, settings)
         logits = model.eval()(torch.from_numpy(maps)).logits
         assert float(((logits > 0) == torch.from_numpy(truth > 0)).float().mean()) > 0.95

@@ -362,7 +362,7 @@ def test_asking_for_strong_views_that_could_have_been_cached_is_an_error(tmp_pat
     with pytest.raises(UserError, match="copies=1"):
         list(found.fetch([np.arange(N)], ("weak", "strong")))
     found = cache_features(tiny()[0], arrays(), tmp_path)  # there never was a strong view
-    with pytest.warns(UserWarning, match="without strong views"):
+    with pytest.warns(UserWarning, match="no strong views"):
         ((_, (weak, strong)),) = found.fetch([np.arange(N)], ("weak", "strong"))
     assert weak is strong
 

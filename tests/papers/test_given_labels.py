@@ -252,7 +252,7 @@ def test_a_table_on_another_data_set_shows_no_difference(voc2012: Path, tmp_path
 
 
 def test_what_another_data_set_lacks(voc2012: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no data set is called 'voc1999'"):
+    with pytest.raises(UserError, match="there is no data set 'voc1999'"):
         reproduce("S4-table2", voc2012, out=tmp_path, dataset="voc1999", overrides=HEAD)
     with pytest.raises(UserError, match="voc2012 has no validation images"):
         reproduce("S1-table1", voc2012, out=tmp_path, rows=["logistic"], dataset="voc2012", overrides=HEAD)

@@ -1,1 +1,1 @@
-"""From image files and a label table to batches: decoding, views, and a data set that needs no download."""
+"""From image files and label tables to batches: decoding, views, packs, and readers of public data sets."""

@@ -1,4 +1,4 @@
-"""Image files to RGB tensors; which file belongs to which image id; what to do with files that cannot be read."""
+"""Decoding image files to RGB tensors, and finding the file of each image id."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ __all__ = [
 
 MAX_PIXELS = 100_000_000
 
-#: File name endings taken for images, best first: where `cat.jpg` and `cat.png` both exist, the id `cat` is the first.
+#: File name endings of images in order of preference: where `cat.jpg` and `cat.png` both exist, `cat` is the first.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jpe", ".jfif", ".mpo", ".avif")
 _RANK = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
 
-# The only parsers that ever see a file, beside that for AVIF. The one for JPEG also opens MPO: several pictures in one.
+# The only parsers that ever see a file, besides the one for AVIF. The JPEG parser also opens MPO (several pictures).
 _FORMATS = tuple(
     plugin.format
     for plugin in (
@@ -87,18 +87,18 @@ class BadImage(Exception):
 
 
 def open_image(path: str | Path) -> IO[bytes]:
-    """The bytes of an image file, or of an image in a pack (`PACK/name`); BadImage or OSError where there is none."""
-    # Opening a pipe would wait for ever, so look before opening.
+    """Open an image file, or an image in a pack (`PACK/name`); BadImage or OSError if there is none."""
+    # Opening a pipe would block, so check the type first.
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         from halflabel.data.pack.read import find_packed_image
 
-        found = find_packed_image(path)
-        if found is None:
+        packed = find_packed_image(path)
+        if packed is None:
             raise
-        pack, number = found
-        return pack.file(number)
+        pack, number = packed
+        return pack.as_file(number)
     if not stat.S_ISREG(status.st_mode):
         raise BadImage(path, "not a file")
     if status.st_size == 0:
@@ -106,28 +106,29 @@ def open_image(path: str | Path) -> IO[bytes]:
     return open(path, "rb")
 
 
-def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, least: int = 0) -> torch.Tensor:
-    """The picture in a JPEG, PNG, WebP, AVIF, GIF (first frame), BMP or TIFF file: uint8 (3, H, W), RGB, upright.
+def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0) -> torch.Tensor:
+    """Decode a JPEG, PNG, WebP, AVIF, GIF (first frame), BMP or TIFF file: uint8 (3, H, W), RGB, upright.
 
-    Transparent pixels are laid on white. 16-bit grey is divided by 257; 32-bit grey is read on the scale 0..65535, and
-    floating grey on 0..1, 0..255 or 0..65535, whichever is the first to hold all values, else stretched from its least
-    to its greatest value. The size is checked from the header, before any pixel is decoded. The memory is laid out
-    (H, W, 3), as decoded: resizing is four times as fast on it, and the views give contiguous tensors. With `least`, a
-    JPEG may come at a half, a quarter or an eighth of its size, its sides not under `least`: a fraction of the time.
+    Transparent pixels become white. 16-bit grey is divided by 257; 32-bit grey is read on the scale 0..65535, and
+    floating-point grey on the first of 0..1, 0..255 and 0..65535 that contains all values, otherwise stretched from its
+    minimum to its maximum. The size is checked from the header, before any pixel is decoded. The memory layout is
+    (H, W, 3), as decoded: resizing is four times as fast on it, and views return contiguous tensors. With `min_side`, a
+    JPEG may be decoded at a half, a quarter or an eighth of its size, in a fraction of the time, as long as no side
+    falls below `min_side`.
 
-    Raises BadImage, and nothing else, for whatever is wrong with the file.
+    Raises BadImage, and nothing else, for anything that is wrong with the file.
     """
     try:
         with open_image(path) as file:
-            return decode_image(file, path, max_pixels=max_pixels, least=least)
+            return decode_image(file, path, max_pixels=max_pixels, min_side=min_side)
     except BadImage:
         raise
     except Exception as error:
         raise BadImage(path, _reason(error)) from error
 
 
-def decode_image(file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, least: int = 0) -> torch.Tensor:
-    """`read_image` of an open file; `path` is what BadImage calls it."""
+def decode_image(file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0) -> torch.Tensor:
+    """Decode an open file as `read_image` does; BadImage reports `path`."""
     try:
         with _quiet():
             image = _header(path, file)
@@ -136,39 +137,39 @@ def decode_image(file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIX
                 raise BadImage(path, "no pixels")
             if width * height > max_pixels:
                 raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
-            if least:
-                image.draft("RGB", (least, least))  # of other formats than JPEG, nothing comes of it
+            if min_side:
+                image.draft("RGB", (min_side, min_side))  # has no effect on formats other than JPEG
             image.load()
             pixels = _rgb(_upright(image))
     except BadImage:
         raise
     except Exception as error:
         raise BadImage(path, _reason(error)) from error
-    import torch  # here: whoever only looks for files need not wait for it
+    import torch  # imported late: finding files does not need it
 
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Pillow's warnings alone: faulty EXIF harms no pixel, and the size limit here is `max_pixels`."""
+    """Silence Pillow's warnings: faulty EXIF does not affect pixels, and `max_pixels` limits the size here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
 
 
 def _header(path: str | Path, file: IO[bytes]) -> ImageFile.ImageFile:
-    """Image.open without its own size check, which names no size and cannot be set per call."""
+    """Image.open without its size check, which reports no size and cannot be set per call."""
     prefix = file.read(64)
-    if prefix[4:8] == b"ftyp" and (b"avif" in prefix or b"avis" in prefix):  # Pillow itself would also take HEIC for it
+    if prefix[4:8] == b"ftyp" and (b"avif" in prefix or b"avis" in prefix):  # Pillow would also accept HEIC
         avif = _avif()
         if avif is None:
-            raise BadImage(path, "AVIF is not read here: Pillow 11.3 or later, built with it, is needed")
+            raise BadImage(path, "AVIF needs Pillow 11.3 or later, built with AVIF support")
         file.seek(0)
         return avif(file, os.fspath(path))
     for name in _FORMATS:
         factory, accept = Image.OPEN[name]
-        # `accept` answers with a text where Pillow was built without this format.
+        # `accept` returns a text if Pillow was built without this format.
         if accept is not None and accept(prefix) is True:
             file.seek(0)
             return factory(file, os.fspath(path))
@@ -176,7 +177,7 @@ def _header(path: str | Path, file: IO[bytes]) -> ImageFile.ImageFile:
 
 
 def _avif() -> type[ImageFile.ImageFile] | None:
-    """What opens AVIF, where Pillow has it."""
+    """Return Pillow's AVIF parser, or None if it has none."""
     try:
         from PIL import AvifImagePlugin
     except ImportError:
@@ -186,31 +187,31 @@ def _avif() -> type[ImageFile.ImageFile] | None:
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+        rotation = _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:
-        # The pixels are sound: a picture with faulty EXIF is as good as one without.
+        # The pixels are intact: faulty EXIF is treated like none.
         return image
-    return image if turn is None else image.transpose(turn)
+    return image if rotation is None else image.transpose(rotation)
 
 
 def _rgb(image: Image.Image) -> NDArray[np.uint8]:
     if image.mode.startswith("I"):
-        return _grey(np.asarray(image), tops=(65535,))
+        return _grey_to_rgb(np.asarray(image), maxima=(65535,))
     if image.mode == "F":
-        return _grey(np.asarray(image), tops=(1, 255, 65535))
+        return _grey_to_rgb(np.asarray(image), maxima=(1, 255, 65535))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.array(image.convert("RGB"))
 
 
-def _grey(values: NDArray[Any], tops: tuple[int, ...]) -> NDArray[np.uint8]:
-    """(H, W) numbers of more than 8 bits to (H, W, 3): round(255 · (v − low) / (high − low))."""
+def _grey_to_rgb(values: NDArray[Any], maxima: tuple[int, ...]) -> NDArray[np.uint8]:
+    """(H, W) numbers of more than 8 bits -> (H, W, 3): round(255 · (v − low) / (high − low))."""
     v = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=None, neginf=None)
-    least, most = float(v.min()), float(v.max())
-    high = next((top for top in tops if least >= 0 and most <= top), None)
-    # Halved before subtracting: the span of two huge floats would overflow.
-    low, span = (0.0, high / 2) if high is not None else (least, most / 2 - least / 2)
+    smallest, largest = float(v.min()), float(v.max())
+    high = next((maximum for maximum in maxima if smallest >= 0 and largest <= maximum), None)
+    # Halved before subtracting: the difference of two huge floats would overflow.
+    low, span = (0.0, high / 2) if high is not None else (smallest, largest / 2 - smallest / 2)
     scaled = np.rint(255 * ((v / 2 - low / 2) / (span or 1.0)))
     return np.repeat(scaled.astype(np.uint8)[:, :, None], 3, axis=2)
 
@@ -221,7 +222,7 @@ def _reason(error: Exception) -> str:
         return "no such file"
     if isinstance(error, PermissionError):
         return "no permission to read it"
-    # A number unpacked from too few bytes (Pillow hands it on as a SyntaxError): the file ends inside its header.
+    # A number unpacked from too few bytes (Pillow raises it as a SyntaxError): the file ends inside its header.
     if "truncated" in text.lower() or isinstance(error.__cause__ or error, struct.error):
         return "truncated"
     if isinstance(error, Image.DecompressionBombError):
@@ -232,38 +233,38 @@ def _reason(error: Exception) -> str:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Paths of all files below `folder`, relative, with forward slashes; no hidden ones (`._cat.jpg`, `.cache/`).
+    """Yield the relative paths of all files below `folder`, except hidden ones (`._cat.jpg`, `.cache/`).
 
-    Links to folders are followed, each folder entered once, so that a link to a parent does not loop.
+    Links to folders are followed; each folder is entered once, so that a link to a parent does not loop.
     """
     if not folder.is_dir():
-        raise UserError(f"no folder {folder}", "give the folder that holds the images")
+        raise UserError(f"{folder} is not a folder", "name the folder with the images")
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot list {error.filename}: {error.strerror}", "make the folder readable") from error
 
     entered = set()
-    for here, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        status = os.stat(here)
+    for current, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        status = os.stat(current)
         if (status.st_dev, status.st_ino) in entered:
             folders.clear()
             continue
         entered.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        prefix = os.path.relpath(here, folder).replace(os.sep, "/") + "/"
+        prefix = os.path.relpath(current, folder).replace(os.sep, "/") + "/"
         prefix = "" if prefix == "./" else prefix
         yield from (prefix + name for name in files if not name.startswith("."))
 
 
 def _split(path: str) -> tuple[str, str]:
-    """`a/cat.v2.JPG` to (`a/cat.v2`, `.jpg`); an ending that is no image's stays: (`a/cat.v2`, ``)."""
+    """`a/cat.v2.JPG` -> (`a/cat.v2`, `.jpg`); an ending that is not one of an image stays: (`a/cat.v2`, ``)."""
     base, dot, suffix = path.rpartition(".")
     suffix = (dot + suffix).lower()
     return (base, suffix) if base and not base.endswith("/") and suffix in _RANK else (path, "")
 
 
 def split_suffixes(names: Any) -> tuple[Any, NDArray[np.int64]]:
-    """`_split` of a whole pyarrow column: the bases, and the rank of each ending in SUFFIXES, their number for none."""
+    """Split a pyarrow column of names into bases and the rank of each ending in SUFFIXES (len(SUFFIXES) for none)."""
     import pyarrow.compute as pc
 
     endings = "|".join(suffix[1:] for suffix in SUFFIXES)
@@ -277,26 +278,26 @@ def split_suffixes(names: Any) -> tuple[Any, NDArray[np.int64]]:
 
 
 def list_images(folder: str | Path) -> tuple[Any, list[str]]:
-    """The sorted relative paths of `find_images` as one pyarrow column, so that millions take little room.
+    """Return the sorted relative paths of all images as one pyarrow column, so that millions take little memory.
 
-    Beside it those that are no UTF-8, which a column of text cannot hold.
+    Paths that are not UTF-8, which a column of text cannot hold, are returned as a list beside it.
     """
     import pyarrow as pa
 
-    found = (path for path in _walk(Path(folder)) if _split(path)[1])
+    paths = (path for path in _walk(Path(folder)) if _split(path)[1])
     chunks: list[Any] = []
-    odd: list[str] = []
-    while some := list(islice(found, 1 << 16)):
+    not_utf8: list[str] = []
+    while block := list(islice(paths, 1 << 16)):
         try:
-            chunks.append(pa.array(some, pa.large_string()))
+            chunks.append(pa.array(block, pa.large_string()))
         except UnicodeEncodeError:
-            odd += [path for path in some if not _is_text(path)]
-            chunks.append(pa.array([path for path in some if _is_text(path)], pa.large_string()))
+            not_utf8 += [path for path in block if not _is_utf8(path)]
+            chunks.append(pa.array([path for path in block if _is_utf8(path)], pa.large_string()))
     column = pa.concat_arrays(chunks) if chunks else pa.array([], pa.large_string())
-    return column.sort(), sorted(odd)
+    return column.sort(), sorted(not_utf8)
 
 
-def _is_text(path: str) -> bool:
+def _is_utf8(path: str) -> bool:
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -305,9 +306,10 @@ def _is_text(path: str) -> bool:
 
 
 def find_images(folder: str | Path) -> list[Path]:
-    """All image files below `folder`, told by their suffix in any case, in the order of their relative paths.
+    """Return all image files below `folder`, recognised by their suffix, in the order of their relative paths.
 
-    Of a pack, its images: `PACK/name`, which `read_image` reads."""
+    The images of a pack are returned as `PACK/name`, which `read_image` reads.
+    """
     from halflabel.data.pack.read import is_pack, open_pack
 
     folder = Path(folder)
@@ -317,12 +319,12 @@ def find_images(folder: str | Path) -> list[Path]:
 
 
 def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]:
-    """The file of each image id below `folder`, or None: one walk of the folder, then hash lookups.
+    """Return the file of each image id below `folder`, or None: one walk of the folder, then hash lookups.
 
-    In this order: the id as a relative path; the same less its image suffix, with any image suffix; for an id without
-    a folder, the only image of that stem anywhere below. An id that names a folder is not sought elsewhere
-    (`train/1.jpg` is never `val/1.jpg`), but may repeat the end of `folder` itself (`images/1.jpg` in `…/images`).
-    Ids that are absolute or contain `..` get None. In a pack, ids are those of the folder that was packed.
+    An id is tried in this order: as a relative path; with its image suffix replaced by any image suffix; for an id
+    without a folder, as the only image of that stem anywhere below. An id that names a folder is not searched
+    elsewhere (`train/1.jpg` never matches `val/1.jpg`), but may repeat the end of `folder` itself (`images/1.jpg` in
+    `…/images`). Ids that are absolute or contain `..` get None. In a pack, ids are those of the folder that was packed.
     """
     from halflabel.data.pack.read import is_pack, open_pack
 
@@ -330,20 +332,20 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
     if is_pack(folder):
         pack = open_pack(folder)
         return [folder / pack.name(number) if number >= 0 else None for number in pack.find(names).tolist()]
-    found = match_names(names, sorted(_walk(folder)), folder.resolve().parts)
-    return [None if path is None else folder / path for path in found]
+    paths = match_names(names, sorted(_walk(folder)), folder.resolve().parts)
+    return [None if path is None else folder / path for path in paths]
 
 
 def match_names(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...]) -> list[str | None]:
-    """`locate_images` among relative paths in sorted order; `tail` are the parts of the path of their folder."""
+    """Find image ids among sorted relative paths as `locate_images` does; `tail`: parts of the folder's path."""
     exact = set(files)
     by_base: dict[str, str] = {}
     by_stem: dict[str, str | None] = {}
     for path in files:
         base, suffix = _split(path)
         if suffix:
-            held = by_base.get(base)
-            if held is None or _RANK[suffix] < _RANK[_split(held)[1]]:
+            current = by_base.get(base)
+            if current is None or _RANK[suffix] < _RANK[_split(current)[1]]:
                 by_base[base] = path
             stem = base.rpartition("/")[2]
             by_stem[stem] = None if stem in by_stem else path
@@ -360,9 +362,9 @@ def match_names(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...
         for cut in range(len(parts)):
             if cut == 0 or tuple(parts[:cut]) == tail[-cut:]:
                 path = "/".join(parts[cut:])
-                found = path if path in exact else by_base.get(_split(path)[0])
-                if found is not None:
-                    return found
+                match = path if path in exact else by_base.get(_split(path)[0])
+                if match is not None:
+                    return match
         return None
 
     return [find(name) for name in names]

@@ -1,8 +1,8 @@
-"""Images held on the device, and their views made there, a whole batch at a time.
+"""Images held on the GPU, and views made there, a whole batch at a time.
 
-Decoding once and augmenting where the model is keeps a GPU busy that files and worker processes would starve. Draws
-come from the same keys as those of the views on the CPU; the pixels differ a little: the stored image is already S × S,
-and the geometry of a view is one bilinear resampling.
+Decoding once and augmenting on the GPU keeps it busy where files and worker processes would be too slow. Random numbers
+come from the same keys as on the CPU; the pixels differ slightly: the stored image is already S × S, and all geometry
+of a view is one bilinear resampling.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["DeviceImages", "apply_view", "draw_parameters", "load_to_device", "m
 
 _BINS = 31
 _GREY = 128.0
-_MOST = 0.6  # of the device's free memory
-_DRAWN = 4096  # images whose draws are made together
+_MEMORY_SHARE = 0.6  # of the device's free memory
+_DRAW_BATCH = 4096  # images whose random numbers are drawn together
 
 
 class DeviceImages:
-    """Plain views of all images on the device, 3·S² bytes each; other views are made of them, batch by batch.
+    """Plain views of all images on the device, 3·S² bytes each; other views are made from them, batch by batch.
 
     Images numbered in `bad` could not be read and are left out of their batch.
     """
@@ -47,63 +47,64 @@ class DeviceImages:
         return len(self.images)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        made = self._made(plan, views, seed, epoch)
-        return _ahead(made) if self.images.is_cuda else made
+        batches = self._make_batches(plan, views, seed, epoch)
+        return _prefetch(batches) if self.images.is_cuda else batches
 
-    def _made(self, plan: Plan, views: Sequence[str], seed: int, epoch: int) -> Iterator[FetchedBatch]:
-        together = max(_DRAWN // max(len(plan[0]), 1), 1) if len(plan) else 1  # many batches' draws cost as one's
-        for first in range(0, len(plan), together):
-            batches = [self._good(index) for index in plan[first : first + together]]
+    def _make_batches(self, plan: Plan, views: Sequence[str], seed: int, epoch: int) -> Iterator[FetchedBatch]:
+        # Drawing the random numbers of many batches costs as much as of one.
+        step = max(_DRAW_BATCH // max(len(plan[0]), 1), 1) if len(plan) else 1
+        for first in range(0, len(plan), step):
+            batches = [self._readable(index) for index in plan[first : first + step]]
             ends = np.cumsum([len(index) for index in batches])[:-1]
             keys = view_keys(seed, epoch, self.hashes[np.concatenate(batches)], len(views))
-            made = [np.split(draw_parameters(self.views[name], keys[:, v]), ends) for v, name in enumerate(views)]
+            parameters = [np.split(draw_parameters(self.views[name], keys[:, v]), ends) for v, name in enumerate(views)]
             for number, index in enumerate(batches):
                 if not len(index):
                     yield FetchedBatch(index, ())
                     continue
                 images = self.images[torch.from_numpy(index).to(self.images.device, non_blocking=True)]
-                shown = zip(views, made, strict=True)
+                named = zip(views, parameters, strict=True)
                 yield FetchedBatch(
-                    index, tuple(apply_view(self.views[name], images, each[number]) for name, each in shown)
+                    index, tuple(apply_view(self.views[name], images, drawn[number]) for name, drawn in named)
                 )
 
-    def _good(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _readable(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.setdiff1d(index, self.bad, assume_unique=True) if len(self.bad) else index
 
 
-def _ahead(batches: Iterator[FetchedBatch]) -> Iterator[FetchedBatch]:
-    """Make each batch on a stream of its own while the one before is trained on, which does not fill the GPU."""
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
+def _prefetch(batches: Iterator[FetchedBatch]) -> Iterator[FetchedBatch]:
+    """Make each batch on a separate CUDA stream while the model trains on the one before."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
 
     def make() -> tuple[FetchedBatch | None, torch.cuda.Event]:
-        with torch.cuda.stream(aside):
-            return next(batches, None), aside.record_event()
+        with torch.cuda.stream(stream):
+            return next(batches, None), stream.record_event()
 
-    coming, made = make()
-    while coming is not None:
-        here, (coming, now_made) = coming, make()
-        now = torch.cuda.current_stream()
-        now.wait_event(made)
-        for view in here.views:
-            view.record_stream(now)  # or its memory would be given away while it is read there
-        made = now_made
-        yield here
+    upcoming, upcoming_done = make()
+    while upcoming is not None:
+        batch, done = upcoming, upcoming_done
+        upcoming, upcoming_done = make()
+        training_stream = torch.cuda.current_stream()
+        training_stream.wait_event(done)
+        for view in batch.views:
+            view.record_stream(training_stream)  # otherwise its memory could be reused while it is read there
+        yield batch
 
 
 def load_to_device(
     source: Images, device: torch.device | str, progress: Callable[[int, int], None] | None = None
 ) -> DeviceImages:
-    """Decode every image once, as the plain view sees it, and hold all on the device."""
+    """Decode the plain view of every image once and keep all of them on the device."""
     plain = source.views["plain"]
     if not isinstance(plain, Plain):
         raise TypeError(f"the plain view is a {type(plain).__name__}")
     needed = len(source) * 3 * plain.size**2
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info()
-        if needed > _MOST * free:
+        if needed > _MEMORY_SHARE * free:
             raise UserError(
-                f"{len(source)} images of {plain.size} px take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+                f"{len(source)} images of {plain.size} px take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free",
                 "use --hold files, or a smaller --size",
             )
     images = torch.zeros((len(source), 3, plain.size, plain.size), dtype=torch.uint8, device=device)
@@ -118,43 +119,43 @@ def load_to_device(
 
 
 def make_view(view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-    """A view of plain ones, made where they are: (B, 3, S, S) uint8 and (B,) keys to the same."""
+    """Make a view from plain views on their device: (B, 3, S, S) uint8 and keys (B,) -> (B, 3, S, S) uint8."""
     return apply_view(view, images, draw_parameters(view, keys))
 
 
 def draw_parameters(view: View, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """All that chance decides about views, by their keys (B,): (B, …) for `apply_view`."""
+    """Draw the random parameters of views from their keys (B,): (B, …) for `apply_view`."""
     if isinstance(view, Strong):
-        return _strong_numbers(view, draw_uniform(keys, 7 + 2 * view.num_ops))
+        return _strong_parameters(view, draw_uniform(keys, 7 + 2 * view.num_ops))
     if isinstance(view, Weak):
         return _flat(_box(view, draw_uniform(keys, 4)))
     return np.zeros((len(keys), 0), np.float32)
 
 
-def apply_view(view: View, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
-    """The view of plain ones that these numbers stand for."""
+def apply_view(view: View, images: Tensor, parameters: NDArray[np.float32]) -> Tensor:
+    """Make a view from plain views with parameters of `draw_parameters`."""
     if isinstance(view, Strong):
-        return _strong(view, images, numbers)
+        return _strong(view, images, parameters)
     if isinstance(view, Weak):
-        return _weak(view, images, numbers)
+        return _weak(view, images, parameters)
     return images
 
 
-def _weak(view: Weak, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+def _weak(view: Weak, images: Tensor, parameters: NDArray[np.float32]) -> Tensor:
     """A random crop resized back, mirrored with probability `flip`."""
-    sent = _sent(numbers, images)
+    sent = _to_device(parameters, images)
     if view.least == 1:
         return torch.where(_each(sent[:, 0] < 0), images.flip(-1), images)
     return _resampled(images, sent).round().to(torch.uint8)
 
 
-# What `_strong_numbers` says of each image after its six of geometry, in this order.
+# The columns of `_strong_parameters` after the six of geometry.
 _FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
-_TAKEN = ("Posterize", "Solarize", "AutoContrast", "Equalize")
+_SWITCHES = ("Posterize", "Solarize", "AutoContrast", "Equalize")
 
 
-def _strong_numbers(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Geometry (6), factors (4), what is done (4), and the grey square: top, bottom, left, right in pixels."""
+def _strong_parameters(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Geometry (6), factors (4), switches (4), and the grey square: top, bottom, left, right in pixels."""
     level = view.magnitude / (_BINS - 1)
     picks = u[:, 7:].reshape(len(u), view.num_ops, 2)
     which = (picks[..., 0] * len(RANDAUGMENT_OPS)).astype(np.int64)
@@ -162,44 +163,44 @@ def _strong_numbers(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float32]
     names = list(RANDAUGMENT_OPS)
 
     def times(name: str) -> NDArray[np.float64]:
-        """How often each image takes an operation, with its signs."""
+        """Return how often each image gets an operation, with its signs."""
         return np.asarray(((which == names.index(name)) * sign).sum(1))
 
     moves = _box(view, u)
-    # Each is the map from a place of the result to the place it is taken from, in coordinates −1 … 1.
+    # Each maps a point of the result to the point of the input, in coordinates −1 … 1.
     one = np.ones(len(u))
     shear_x, shear_y = 0.3 * level * times("ShearX"), 0.3 * level * times("ShearY")
-    # Sheared about the upper left corner: the shift keeps that corner where it is.
+    # Sheared about the upper left corner: the shift keeps that corner in place.
     moves = moves @ _affine(one, shear_x, shear_x, 0 * one, one, 0 * one)
     moves = moves @ _affine(one, 0 * one, 0 * one, shear_y, one, shear_y)
     shift = 2 * 150 / 331 * level
     moves = moves @ _affine(one, 0 * one, -shift * times("TranslateX"), 0 * one, one, -shift * times("TranslateY"))
     angle = np.radians(30 * level * times("Rotate"))
     moves = moves @ _affine(np.cos(angle), -np.sin(angle), 0 * one, np.sin(angle), np.cos(angle), 0 * one)
-    change = 1 + 0.9 * level * sign  # one after the other where an operation is drawn twice
+    change = 1 + 0.9 * level * sign  # multiplied where an operation is drawn twice
     factors = [np.where(which == names.index(name), change, 1.0).prod(1) for name in _FACTORS]
-    taken = [(which == names.index(name)).any(1) for name in _TAKEN]
+    switches = [(which == names.index(name)).any(1) for name in _SWITCHES]
     side = np.round(u[:, 4] * view.cutout * view.size)
     top, left = ((u[:, place] * view.size).astype(np.int64) - side // 2 for place in (5, 6))
-    rest = np.stack([*factors, *taken, top, top + side, left, left + side], 1)
+    rest = np.stack([*factors, *switches, top, top + side, left, left + side], 1)
     return np.concatenate([_flat(moves), rest.astype(np.float32)], 1)
 
 
-def _strong(view: Strong, images: Tensor, numbers: NDArray[np.float32]) -> Tensor:
+def _strong(view: Strong, images: Tensor, parameters: NDArray[np.float32]) -> Tensor:
     """The weak view, then RandAugment's operations, then one grey square.
 
-    The operations and magnitudes of each image are those of the view on the CPU. Their order is fixed: what moves
-    pixels is one resampling together with the crop, what changes colours follows, in the order of `RANDAUGMENT_OPS`.
+    The operations and magnitudes of each image are those of the view on the CPU. Their order is fixed: all geometry is
+    one resampling together with the crop; changes of colour follow, in the order of `RANDAUGMENT_OPS`.
     """
-    sent = _sent(numbers, images)
+    sent = _to_device(parameters, images)
     level = view.magnitude / (_BINS - 1)
-    column = {name: 6 + place for place, name in enumerate((*_FACTORS, *_TAKEN))}
+    column = {name: 6 + place for place, name in enumerate((*_FACTORS, *_SWITCHES))}
 
     def number(name: str) -> Tensor:
         return _each(sent[:, column[name]])
 
     def taken(name: str) -> NDArray[np.bool_]:
-        return numbers[:, column[name]] > 0
+        return parameters[:, column[name]] > 0
 
     x = _resampled(images, sent[:, :6])
     for name, factor in zip(_FACTORS, (_brightness, _saturation, _contrast, _sharpness), strict=True):
@@ -220,7 +221,7 @@ def _strong(view: Strong, images: Tensor, numbers: NDArray[np.float32]) -> Tenso
 
 
 def _box(view: Weak, u: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The crop and the mirror image of each image as maps (B, 3, 3) from the result to the whole."""
+    """Return the crop and flip of each image as affine maps (B, 3, 3) from the result to the whole image."""
     share = np.sqrt(view.least + (1 - view.least) * u[:, 0])
     free = 1 - share
     down, right = free * (2 * u[:, 1] - 1), free * (2 * u[:, 2] - 1)
@@ -236,16 +237,16 @@ def _affine(*parts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _flat(maps: NDArray[np.float64]) -> NDArray[np.float32]:
-    """(B, 3, 3) maps as the six numbers of their first two rows."""
+    """(B, 3, 3) affine maps -> the six numbers of their first two rows."""
     return maps[:, :2].reshape(-1, 6).astype(np.float32)
 
 
-def _sent(numbers: NDArray[np.float32], images: Tensor) -> Tensor:
-    return torch.from_numpy(numbers).to(images.device, non_blocking=True)
+def _to_device(parameters: NDArray[np.float32], images: Tensor) -> Tensor:
+    return torch.from_numpy(parameters).to(images.device, non_blocking=True)
 
 
 def _resampled(images: Tensor, maps: Tensor) -> Tensor:
-    """Bilinear, black outside: (B, 3, S, S) of any type and (B, 6) numbers of geometry to float 0..255."""
+    """Resample bilinearly, black outside: images (B, 3, S, S) and affine maps (B, 6) -> float 0..255."""
     places = _places(images.shape[-1], images.device).expand(len(images), -1, -1)
     grid = places.bmm(maps.view(-1, 2, 3).transpose(1, 2)).view(len(images), *images.shape[-2:], 2)
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
@@ -253,14 +254,14 @@ def _resampled(images: Tensor, maps: Tensor) -> Tensor:
 
 @cache
 def _places(size: int, device: torch.device) -> Tensor:
-    """The middle of each of size² pixels as (x, y, 1), x and y in −1 … 1: what F.affine_grid makes each time anew."""
+    """Return the centres of size² pixels as (x, y, 1) in −1 … 1; F.affine_grid would recompute them each time."""
     steps = (torch.arange(size, device=device) * 2 + 1) / size - 1
     y, x = torch.meshgrid(steps, steps, indexing="ij")
     return torch.stack([x, y, torch.ones_like(x)], -1).view(1, -1, 3)
 
 
 def _each(values: Tensor) -> Tensor:
-    """One value per image, to be broadcast over (B, 3, S, S)."""
+    """Reshape one value per image to broadcast over (B, 3, S, S)."""
     return values.view(-1, 1, 1, 1)
 
 
@@ -289,7 +290,7 @@ def _contrast(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _sharpness(x: Tensor, factor: Tensor) -> Tensor:
-    """Towards or away from the mean of 3 × 3 cells (5 in the middle, over 13); the border stays as it is."""
+    """Blend with the 3 × 3 blur (ones, 5 in the centre, / 13); the border stays unchanged."""
     inner = x[..., 1:-1, 1:-1]
     blurred = ((9 * F.avg_pool2d(x, 3, 1) + 4 * inner) / 13).round()
     out = x.clone()
@@ -304,11 +305,11 @@ def _autocontrast(x: Tensor) -> Tensor:
 
 
 def _equalized(x: Tensor) -> Tensor:
-    """Each channel's values spread so that all are as frequent; as torchvision's equalize, for the whole batch."""
+    """Equalise the histogram of each channel, as torchvision's equalize does, for the whole batch."""
     levels = _round(x).long().flatten(2)
     counts = torch.zeros((*levels.shape[:2], 256), dtype=torch.int64, device=x.device)
     counts.scatter_add_(2, levels, torch.ones_like(levels))
-    last = 255 - (counts.flip(-1) > 0).int().argmax(-1, keepdim=True)  # the brightest value there is
+    last = 255 - (counts.flip(-1) > 0).int().argmax(-1, keepdim=True)  # the brightest value that occurs
     step = (levels.shape[2] - counts.gather(2, last)) // 255
     below = counts.cumsum(2) - counts
     table = ((below + step // 2) // step.clamp(min=1)).clamp(0, 255)

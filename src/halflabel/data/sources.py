@@ -1,6 +1,6 @@
-"""Sources: where the views of images come from. A plan of batches goes in, tensors come out, in the plan's order.
+"""Sources of image views: a plan of batches goes in, tensors come out in the plan's order.
 
-Every random choice is keyed by (seed, epoch, image name, view): what comes out does not depend on workers or restarts.
+Every random choice is keyed by (seed, epoch, image name, view): results do not depend on workers or restarts.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ Plan = Sequence[NDArray[np.int64]]  # image numbers, batch by batch
 
 
 class FetchedBatch(NamedTuple):
-    """One batch: images that could not be read are left out of both."""
+    """The views of one batch; images that could not be read are left out."""
 
     images: NDArray[np.int64]  # (B,) image numbers
     views: tuple[Tensor, ...]  # each (B, …)
 
 
 class Source(Protocol):
-    """Gives views of numbered images."""
+    """Returns views of numbered images."""
 
     names: Names
     hashes: NDArray[np.uint64]
@@ -57,21 +57,21 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        """The batches of the plan in turn, with the named views ("plain", "weak", "strong") of each image."""
+        """Yield the batches of the plan in order, with the named views ("plain", "weak", "strong") of each image."""
         ...
 
 
 def preferred_order(source: Source, seed: int, epoch: int) -> NDArray[np.int64] | None:
-    """The order in which a source likes to be trained on, a function of seed and epoch; None: any order will do."""
+    """Return the order in which a source is read fastest, by seed and epoch; None if any order will do."""
     if isinstance(source, Subset):
         whole = preferred_order(source.whole, seed, epoch)
         return None if whole is None else source.numbers(whole)
-    ask: Callable[[int, int], NDArray[np.int64] | None] | None = getattr(source, "order", None)
-    return None if ask is None else ask(seed, epoch)
+    order: Callable[[int, int], NDArray[np.int64] | None] | None = getattr(source, "order", None)
+    return None if order is None else order(seed, epoch)
 
 
 def sequential_plan(count: int, batch_size: int) -> Plan:
-    """All images in their order."""
+    """Return the plan of all images in order."""
     return [np.arange(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
 
 
@@ -103,12 +103,12 @@ class Arrays:
 class Features:
     """Cached features or maps of a frozen backbone: one view per image, (N, D) or (N, D, h, w), any float type.
 
-    The views "plain" and "weak" are the cached one: training on it sees no augmentation. With `strong`, K more arrays
-    of that shape that hold strong views, the view "strong" is one of these K, drawn anew for each seed, epoch and
-    image: an approximation, K fixed augmentations of an image in the place of a fresh one each epoch. Where K is 0
-    there were images to make some of, so asking for "strong" is an error. With None there are but these features, and
-    "strong" is the cached view too, with a warning the first time. Images numbered in `bad` have no features and are
-    left out of their batch.
+    The views "plain" and "weak" are both the cached one: training on it sees no augmentation. `strong` holds K more
+    arrays of that shape with the features of strong views; the view "strong" is one of these K, drawn for each seed,
+    epoch and image. This is an approximation: K fixed augmentations instead of a fresh one each epoch. With an empty
+    `strong`, the features were cached from images without strong views, and "strong" is an error. With None there are
+    no images to make strong views from, and "strong" is the cached view, with a warning the first time. Images
+    numbered in `bad` have no features and are left out of their batch.
     """
 
     def __init__(
@@ -136,35 +136,35 @@ class Features:
             if len(self.bad):
                 index = np.setdiff1d(index, self.bad, assume_unique=True)
             plain: Tensor | None = None
-            found = []
+            tensors = []
             for number, name in enumerate(views):
                 if self.strong and name == "strong":
                     keys = view_keys(seed, epoch, self.hashes[index], len(views))[:, number]
-                    found.append(_draw(self.strong, index, keys))
+                    tensors.append(_draw(self.strong, index, keys))
                 else:
                     plain = _take(self.values, index) if plain is None else plain
-                    found.append(plain)
-            yield FetchedBatch(index, tuple(found))
+                    tensors.append(plain)
+            yield FetchedBatch(index, tuple(tensors))
 
     def _check_strong(self) -> None:
         if self.strong is None and not self._warned:
             self._warned = True
             warnings.warn(
-                "these features come without strong views: a method of weak and strong views sees the same one twice",
+                "these features have no strong views: a method with weak and strong views sees the same features twice",
                 stacklevel=3,
             )
         elif self.strong is not None and not self.strong:
             raise UserError(
-                "the method asks for strong views, and these features were cached without any",
-                "cache them with copies=1 or more, or use a method of one view",
+                "the method needs strong views, but these features were cached without them",
+                "cache them with copies=1 or more, or use a method with one view",
             )
 
 
 def _draw(strong: Sequence[NDArray[Any] | Tensor], index: NDArray[np.int64], keys: NDArray[np.uint64]) -> Tensor:
-    """For each image the strong view that its key falls on."""
+    """Return for each image the strong view that its key selects."""
     which = keys % np.uint64(len(strong))
     rows = torch.cat([_take(values, index[which == copy]) for copy, values in enumerate(strong)])
-    place = np.argsort(np.argsort(which, kind="stable"))  # where the row of each image is among those
+    place = np.argsort(np.argsort(which, kind="stable"))  # the row of each image in `rows`
     return rows[torch.from_numpy(place)]
 
 
@@ -175,7 +175,7 @@ def _take(values: NDArray[Any] | Tensor, index: NDArray[np.int64]) -> Tensor:
 
 
 class Subset:
-    """Some images of another source, renumbered from 0."""
+    """A subset of the images of another source, renumbered from 0."""
 
     def __init__(self, whole: Source, index: NDArray[np.int64]) -> None:
         self.whole = whole
@@ -189,20 +189,20 @@ class Subset:
         return len(self.index)
 
     def numbers(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers here of those images of the whole that are in this part, in their order."""
-        found: NDArray[np.int64] = self._number[index]
-        return found[found >= 0]
+        """Convert image numbers of the whole source to numbers of this subset; images outside it are left out."""
+        numbers: NDArray[np.int64] = self._number[index]
+        return numbers[numbers >= 0]
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        for images, tensors in self.whole.fetch([self.index[at] for at in plan], views, seed=seed, epoch=epoch):
+        for images, tensors in self.whole.fetch([self.index[batch] for batch in plan], views, seed=seed, epoch=epoch):
             yield FetchedBatch(self._number[images], tensors)
 
 
 class Images:
     """Image files, decoded and augmented by worker processes.
 
-    A file that cannot be read goes to `quarantine` and is left out of its batch; above the share `max_bad` of all
-    images, fetching stops with an error that says so. A batch of which no file can be read has no views.
+    An unreadable file goes to `quarantine` and is left out of its batch; more than the share `max_bad` of all images
+    raise TooManyBadImages. A batch without readable files has no views.
     """
 
     def __init__(
@@ -241,12 +241,12 @@ class Images:
                 collate_fn=_collate,
                 pin_memory=torch.cuda.is_available(),
             )
-        # Without `self`: in a reference cycle the workers would be left to the garbage collector, and end slowly.
+        # Without `self`: in a reference cycle the garbage collector would end the workers late.
         names, hashes = tuple(views), self.hashes
 
         def items(index: NDArray[np.int64]) -> list[_Item]:
             keys = view_keys(seed, epoch, hashes[index], len(names)).tolist()
-            return [(number, names, own) for number, own in zip(index.tolist(), keys, strict=True)]
+            return [(number, names, image_keys) for number, image_keys in zip(index.tolist(), keys, strict=True)]
 
         self._plan.plan, self._plan.items = plan, items
         for images, stacked, bad in self._loader:
@@ -255,16 +255,16 @@ class Images:
             yield FetchedBatch(np.asarray(images, dtype=np.int64), tuple(stacked))
 
     def _decoder(self) -> Dataset[Any]:
-        """What the workers hold: it turns an item of the plan into views."""
+        """Return the dataset that the workers hold, which turns an item of the plan into views."""
         return _Files(self.paths, self.views, self.max_pixels)
 
     def mark_unreadable(self, number: int, path: str, reason: str) -> None:
-        """Note that an image cannot be read, once; too many of them are an error."""
+        """Add an unreadable image to the quarantine, once; too many raise TooManyBadImages."""
         if self._note(number, path, reason):
             self.quarantine.check(len(self), self.max_bad, so_far=True)
 
     def mark_missing(self, numbers: Iterable[int], folder: Path, reason: str = "no such file") -> None:
-        """The same for all images without a file in the folder, counted before any is opened and listed if too many."""
+        """Add all images without a file before any is opened; too many raise TooManyBadImages and are listed."""
         for number in numbers:
             self._note(number, self.paths[number], reason)
         try:
@@ -304,7 +304,7 @@ def open_images(
     quarantine = Quarantine(bad_images)
     if is_pack(folder):
         packed = open_packed_images(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
-        packed.mark_missing(np.flatnonzero(packed.at < 0).tolist(), folder, "not in the pack")
+        packed.mark_missing(np.flatnonzero(packed.positions < 0).tolist(), folder, "not in the pack")
         return packed
     image_ids = list(names)
     paths = locate_images(image_ids, folder)
@@ -321,12 +321,12 @@ def open_images(
 
 
 def share_unreadable(source: Source) -> None:
-    """Let every process know which images any of them could not read; too many together are an error in all."""
-    while (whole := getattr(source, "whole", None)) is not None:  # of a part, or of one with its views on the device
+    """Tell every process which images the others could not read; too many in total are an error in all processes."""
+    while (whole := getattr(source, "whole", None)) is not None:  # the source of a Subset or DeviceViews
         source = whole
     if distributed.is_distributed() and isinstance(source, Images):
-        for found in distributed.all_gather(source.bad):
-            for number, (_, path, reason) in sorted(found.items()):
+        for bad in distributed.all_gather(source.bad):
+            for number, (_, path, reason) in sorted(bad.items()):
                 source.mark_unreadable(number, path, reason)
 
 
@@ -334,7 +334,7 @@ _Item = tuple[int, tuple[str, ...], list[int]]  # image number, names and keys o
 
 
 class _PlanSampler(Sampler[list[_Item]]):
-    """The batches of a plan, set anew for each pass while the workers live on."""
+    """The batches of a plan, replaced for each pass while the workers stay alive."""
 
     def __init__(self) -> None:
         self.plan: Plan = ()

@@ -1,7 +1,7 @@
-"""Views of an image: a decoded uint8 (3, H, W) in, a uint8 (3, S, S) out, normalised later, in the model.
+"""Views of an image: decoded uint8 (3, H, W) in, uint8 (3, S, S) out; the model normalises them.
 
-All randomness of a view is a function of its integer key, so the same key gives the same bytes in any worker or thread,
-before and after a restart; no random generator is read or moved.
+All randomness of a view is a function of its integer key: the same key gives the same bytes in any worker or thread,
+before and after a restart. No random generator is used.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Resize = Literal["squash", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
 
 _INTERPOLATION = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
-# Part of every description: raised whenever the pixels of a view change, so that caches built before are not used.
+# Part of every description: raised whenever the pixels of a view change, so that older caches are not used.
 _VERSION = 1
 _BINS = 31
-# The first part of every draw: numbers drawn here for a seed are not those drawn elsewhere for the same one.
+# Separates the random numbers of views from those drawn elsewhere with the same seed.
 _PURPOSE = 0x76696577
 _GREY = 128
 
 
 def view_keys(seed: int, epoch: int, hashes: NDArray[np.uint64], views: int) -> NDArray[np.uint64]:
-    """The keys (B, V) of V views of B images in one epoch; `hashes` (B,) are the images' values of rng.hash_names.
+    """Return the keys (B, V) of V views of B images in one epoch; `hashes` (B,) come from rng.hash_names.
 
     >>> keys = view_keys(0, 3, np.array([77, 78], np.uint64), 2)
     >>> keys.shape, len(set(keys.flat))
@@ -45,19 +45,19 @@ def view_keys(seed: int, epoch: int, hashes: NDArray[np.uint64], views: int) -> 
 
 
 class View(Protocol):
-    """What turns a decoded image into what the model sees."""
+    """Turns a decoded image into the input of the model."""
 
     @property
     def size(self) -> int:
-        """S, the side of the square that comes out."""
+        """S, the side of the output square."""
         ...
 
     def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
-        """uint8 (3, H, W) to a new uint8 (3, S, S), contiguous; `image` is left as it is."""
+        """uint8 (3, H, W) -> new contiguous uint8 (3, S, S); `image` is not changed."""
         ...
 
     def describe(self) -> str:
-        """A line that is equal for equal views only: the key of caches."""
+        """Return a line that is equal for equal views only: the key of caches."""
         ...
 
 
@@ -65,8 +65,8 @@ class View(Protocol):
 class Plain:
     """No randomness: `squash` resizes to S × S whatever the aspect ratio; `crop` takes the centre square.
 
-    The centre square has side crop_pct · min(H, W): what resizing the short side to S / crop_pct and cutting out the
-    centre gives, in one step whose cost does not grow with the aspect ratio. The key is not used.
+    The centre square has the side crop_pct · min(H, W). That equals resizing the short side to S / crop_pct and
+    cropping the centre, in one step whose cost does not grow with the aspect ratio. The key is not used.
 
     >>> Plain(224).describe()
     'Plain(size=224,resize=squash,interpolation=bilinear,crop_pct=0.875,version=1)'
@@ -90,11 +90,11 @@ class Plain:
 
 @dataclass(frozen=True)
 class Weak:
-    """A random crop resized to S × S, then a mirror image with probability `flip`.
+    """A random crop resized to S × S, mirrored with probability `flip`.
 
-    The crop covers a share of the area uniform in [least, 1]. With `squash` it keeps the image's aspect ratio, so that
-    the result is stretched as Plain stretches it; with `crop` it is a square, of that share of the largest one.
-    Resized crop, not pad-and-crop: no made-up border, one step, and the size of things varies as well as their place.
+    The share of the area that the crop covers is uniform in [least, 1]. With `squash` the crop keeps the image's aspect
+    ratio, so that the result is stretched as by Plain; with `crop` it is a square, of that share of the largest one.
+    A resized crop needs no padding, is one step, and varies the size of objects as well as their position.
     """
 
     size: int
@@ -121,10 +121,10 @@ class Weak:
 
 @dataclass(frozen=True)
 class Strong(Weak):
-    """The weak view, then RandAugment (`num_ops` of RANDAUGMENT_OPS at one magnitude of 0..30), then one grey square (cutout).
+    """The weak view, then RandAugment (`num_ops` operations at a magnitude of 0..30), then one grey square (cutout).
 
-    Operations, magnitudes and signs are those of torchvision's v2.RandAugment; only the draws come from the key. The
-    square has a side uniform in [0, cutout · S] and its centre anywhere, so that part of it may fall outside.
+    Operations, magnitudes and signs are those of torchvision's v2.RandAugment; random numbers come from the key. The
+    side of the square is uniform in [0, cutout · S]; its centre may be anywhere, so that part of it may lie outside.
     RandAugment: Cubuk et al., 2020. Cutout: DeVries and Taylor, 2017.
     """
 
@@ -155,7 +155,7 @@ def make_views(
     crop: float = 0.8,
     **strong: Any,
 ) -> dict[str, View]:
-    """The views "plain", "weak" and "strong" of size × size pixels.
+    """Return the views "plain", "weak" and "strong" of size × size pixels.
 
     crop: the smallest share of the image that a random crop covers. strong: further fields of `Strong`.
     """
@@ -172,7 +172,7 @@ def _describe(view: Plain | Weak) -> str:
 
 
 def draw_uniform(keys: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
-    """The random numbers of views: keys (B,) -> (B, number) in [0, 1)."""
+    """Return the random numbers of views: keys (B,) -> (B, number) in [0, 1)."""
     return uniform(keys[:, None], _PURPOSE, np.arange(number)[None, :])
 
 
@@ -182,7 +182,7 @@ def _draws(key: int, number: int) -> NDArray[np.float64]:
 
 def _squash(resize: str) -> bool:
     if resize not in ("squash", "crop"):
-        raise UserError(f"no way to resize is called {resize!r}", "use squash or crop")
+        raise UserError(f"there is no resize mode {resize!r}", "use squash or crop")
     return resize == "squash"
 
 
@@ -193,15 +193,15 @@ def _side(length: float, most: int) -> int:
 def _resized(
     image: torch.Tensor, top: int, left: int, height: int, width: int, size: int, interpolation: str
 ) -> torch.Tensor:
-    """A new contiguous (3, S, S): the box of the image, resized with antialiasing."""
+    """Return a box of the image, resized with antialiasing: a new contiguous (3, S, S)."""
     if interpolation not in _INTERPOLATION:
-        raise UserError(f"no interpolation is called {interpolation!r}", "use bilinear or bicubic")
+        raise UserError(f"there is no interpolation {interpolation!r}", "use bilinear or bicubic")
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
         raise ValueError(f"a view takes uint8 (3, H, W), not {image.dtype} {tuple(image.shape)}")
-    # Channels last is where the resize of bytes is vectorised; a crop must be dense to count as that.
+    # Resizing bytes is vectorised for channels last only; a crop must be dense to count as channels last.
     box = image.permute(1, 2, 0)[top : top + height, left : left + width].contiguous().permute(2, 0, 1)
     out: torch.Tensor = F.resize(box, [size, size], interpolation=_INTERPOLATION[interpolation], antialias=True)
-    # Where nothing needed resizing, `out` is the image itself, which is not ours to hand on.
+    # Where nothing needed resizing, `out` is the image itself, which must not be returned.
     return out.clone(memory_format=torch.contiguous_format)
 
 
@@ -223,14 +223,14 @@ def _blend(image: torch.Tensor, other: torch.Tensor, factor: float) -> torch.Ten
 
 
 def _contrast(image: torch.Tensor, factor: float) -> torch.Tensor:
-    """As F.adjust_contrast, with an exact sum: a float32 mean of a large image varies with the number of threads."""
+    """Like F.adjust_contrast, with an exact sum: a float32 mean of a large image depends on the number of threads."""
     grey: torch.Tensor = F.rgb_to_grayscale(image)
     mean = grey.sum(dtype=torch.int64).double().div(grey.numel()).float()
     return _blend(image, mean, factor)
 
 
 def _sharpness(image: torch.Tensor, factor: float) -> torch.Tensor:
-    """As F.adjust_sharpness, several times faster: the 3 × 3 kernel (ones, 5 in the middle, over 13) as whole sums."""
+    """Like F.adjust_sharpness, several times faster: the 3 × 3 kernel (ones, 5 in the centre, / 13) in integers."""
     if min(image.shape[-2:]) <= 2:
         return image
     x = image.to(torch.int16)

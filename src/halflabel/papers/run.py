@@ -232,11 +232,11 @@ class _TableRun:
         test, validation = splits[condition.test_split], splits.get(condition.validation_split)
         data = split_data(
             splits["train"].labels,
-            splits["train"].pictures(),
+            splits["train"].load_images(),
             test=test.labels,
-            test_images=test.pictures(),
+            test_images=test.load_images(),
             validation=None if validation is None else validation.labels,
-            validation_images=None if validation is None else validation.pictures(),
+            validation_images=None if validation is None else validation.load_images(),
         )
         return Bench(
             data,

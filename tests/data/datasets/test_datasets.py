@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from halflabel.data.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
-from halflabel.data.datasets.base import Pixels, single_label
+from halflabel.data.datasets.base import RawImages, single_label
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
@@ -176,7 +176,7 @@ def problem(name: str, folder: Path) -> str:
 
 
 def pixels(split: Split) -> torch.Tensor:
-    pictures = split.pictures()
+    pictures = split.load_images()
     assert isinstance(pictures, torch.Tensor)
     return pictures
 
@@ -252,7 +252,7 @@ def test_coco(tmp_path: Path) -> None:
     found = opened("coco2014", tmp_path)
     assert list(found.classes) == ["person", "dog"]
     assert found.train.dense().tolist() == [[-1, 1], [-1, -1], [1, -1]]
-    assert found.splits["train"].pictures() == tmp_path / "train2014"
+    assert found.splits["train"].load_images() == tmp_path / "train2014"
     dropped = open_dataset("coco2014", tmp_path, unannotated="drop")
     assert list(dropped.train.images) == ["train009.jpg", "train030.jpg"]
     assert dropped.notes == ("train: 1 images without annotation are dropped",)
@@ -383,7 +383,7 @@ def test_cifar10_few_labels(tmp_path: Path) -> None:
 def test_cifar10_refuses_pickles_and_damage(tmp_path: Path) -> None:
     put(tmp_path / "py" / "cifar-10-batches-py" / "data_batch_1", pickle.dumps({"data": 1}))
     said = refusal("cifar10", tmp_path / "py")
-    assert "may run code" in said
+    assert "can run code" in said
     assert "cifar-10-binary.tar.gz" in said
     write_cifar(tmp_path)
     file = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
@@ -405,7 +405,7 @@ def test_stl10_labels_pixels_and_folds(tmp_path: Path) -> None:
     assert np.array_equal(pixels(fold.splits["train"]).numpy(), expected)
     assert "no fold 2" in refusal("stl10", tmp_path, fold=2)
     put(tmp_path / "stl10_binary" / "fold_indices.txt", "0 4\n")
-    assert "lie in 0 to 3" in refusal("stl10", tmp_path, fold=0)
+    assert "within 0 to 3" in refusal("stl10", tmp_path, fold=0)
     put(tmp_path / "stl10_binary" / "train_y.bin", bytes([0, 1, 1, 2]))
     assert "outside 1 to 2" in refusal("stl10", tmp_path)
     put(tmp_path / "stl10_binary" / "train_y.bin", bytes([1, 1, 2]))
@@ -429,6 +429,6 @@ def test_sample_keeps_class_frequencies() -> None:
 def test_single_label_and_pixels_of_unknown_names() -> None:
     table = single_label(Names("ab"), Names("xyz"), np.array([2, -1]))
     assert table.dense().tolist() == [[-1, -1, 1], [0, 0, 0]]
-    held = Pixels(Names("ab"), lambda numbers: np.zeros((len(numbers), 3, 1, 1), np.uint8))
+    held = RawImages(Names("ab"), lambda numbers: np.zeros((len(numbers), 3, 1, 1), np.uint8))
     with pytest.raises(UserError, match="no image 'c'"):
-        held.of(Names("ac"))
+        held.load(Names("ac"))

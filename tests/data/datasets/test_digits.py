@@ -33,7 +33,7 @@ def test_a_scene_is_the_same_however_many_are_made(monkeypatch: pytest.MonkeyPat
     few = scenes(7)
     assert torch.equal(many.images[:7], few.images)
     assert np.array_equal(many.labels[:7], few.labels)
-    monkeypatch.setattr(digits, "_AT_ONCE", 13)
+    monkeypatch.setattr(digits, "_BLOCK", 13)
     assert torch.equal(scenes(60).images, many.images)
 
 
@@ -144,5 +144,5 @@ def test_what_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="valid"):
         scenes(1, split="valid")  # type: ignore[arg-type]
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot make"):
+    with pytest.raises(UserError, match="cannot create"):
         write_folder(tmp_path / "file", 1)

@@ -172,7 +172,7 @@ def test_a_pack_that_was_killed_goes_on_and_ends_the_same(
     monkeypatch.setattr(packing, "encode_image", dying)
     with pytest.raises(KeyboardInterrupt):
         pack_images(folder, tmp_path / "b", PackSettings(size=12), **how)
-    with pytest.raises(UserError, match=r"not finished.*go on with it"):
+    with pytest.raises(UserError, match=r"not finished.*continue it"):
         open_pack(tmp_path / "b")
     whole_shards = len(list((tmp_path / "b").glob("*.arrow")))
     again: list[str] = []
@@ -201,7 +201,7 @@ def test_a_shard_that_is_cut_off_is_written_again(tmp_path: Path, monkeypatch: p
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a")
     shards = packed_up(folder)
-    with pytest.raises(UserError, match=r"holds a pack already.*--force"):
+    with pytest.raises(UserError, match=r"already holds a pack.*--force"):
         pack_images(folder, shards.folder, PNG)
     pack_images(folder, shards.folder, PackSettings(size=10, store="png"), force=True)
     assert open_pack(shards.folder).image(0).shape == (3, 10, 14)
@@ -249,7 +249,7 @@ def test_unreadable_images_are_listed_and_too_many_are_an_error(tmp_path: Path) 
     assert open_pack(tmp_path / "b").find(["03", "04"]).tolist() == [-1, 3]
     for path in folder.iterdir():
         path.write_bytes(b"")
-    with pytest.raises(UserError, match="not one image"):
+    with pytest.raises(UserError, match="none of the images"):
         pack_images(folder, tmp_path / "c", PNG, max_bad=1.0)
 
 
@@ -414,7 +414,7 @@ def test_an_image_that_is_not_in_the_pack_is_unreadable(tmp_path: Path) -> None:
 
 def test_what_a_pack_cannot_give_is_said(tmp_path: Path) -> None:
     shards = packed_up(write_photos(tmp_path / "a", 3), PackSettings(size=16, resize="squash"))
-    with pytest.raises(UserError, match=r"16 px, 32 px are asked for.*--size 16"):
+    with pytest.raises(UserError, match=r"16 px, but 32 px are needed.*--size 16"):
         open_packed_images(Names(["01"]), shards.folder, {"plain": Plain(32)})
     with pytest.raises(UserError, match=r"squashed.*--resize squash"):
         open_packed_images(Names(["01"]), shards.folder, {"plain": Plain(16, "crop")})
@@ -423,7 +423,7 @@ def test_what_a_pack_cannot_give_is_said(tmp_path: Path) -> None:
 def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a", 2, "jpg", 160, 200)
     shards = packed_up(folder, PackSettings(size=160))
-    assert [tuple(shards.image(0, least=least).shape[1:]) for least in (0, 81, 80, 41, 40, 20, 3)] == [
+    assert [tuple(shards.image(0, min_side=least).shape[1:]) for least in (0, 81, 80, 41, 40, 20, 3)] == [
         (160, 200),
         (160, 200),
         (80, 100),
@@ -434,7 +434,7 @@ def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path
     ]
     assert [min_source_side([view]) for view in (Plain(28), Plain(28, "crop"), Weak(28, least=0.25))] == [28, 32, 56]
     assert min_source_side([Plain(28), Strong(28, least=0.25)]) == 56
-    full, small = (Plain(40)(shards.image(0, least=least)).float() for least in (0, 40))
+    full, small = (Plain(40)(shards.image(0, min_side=least)).float() for least in (0, 40))
     assert (full - small).abs().mean() < 4
 
     class Own:
@@ -483,13 +483,13 @@ def test_blocks_are_read_in_turn_and_mixed_within_a_window(monkeypatch: pytest.M
     # The slow way to say it: each run of 30 images is three whole blocks, in an order that mixes them.
     mixed = 0
     for first in range(0, 200, 30):
-        places = pack.at[order[first : first + 30]]
+        places = pack.positions[order[first : first + 30]]
         blocks = sorted(set((places // 10).tolist()))
         assert len(blocks) == len(places) // 10
         assert sorted(places.tolist()) == [10 * block + place for block in blocks for place in range(10)]
         mixed += len(set((places[:10] // 10).tolist())) > 1
     assert mixed >= 5
-    windows = [frozenset((pack.at[order[first : first + 30]] // 10).tolist()) for first in range(0, 200, 30)]
+    windows = [frozenset((pack.positions[order[first : first + 30]] // 10).tolist()) for first in range(0, 200, 30)]
     assert windows != sorted(windows, key=min)
     # A function of seed and epoch.
     assert np.array_equal(order, in_blocks(200).order(3, 1))
@@ -528,7 +528,7 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
     fit(model, recipe("bce").make(), Subset(pack, np.arange(N)), table, Settings(epochs=2, batch_size=5, device="cpu"))
     assert asked == [np.asarray(pack.order(0, epoch)).tolist() for epoch in (1, 2)]
     # PackSettings in another order than that of the names: neighbours are not alike.
-    assert pack.at.tolist() != sorted(pack.at.tolist())
+    assert pack.positions.tolist() != sorted(pack.positions.tolist())
 
 
 def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,7 +547,7 @@ def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch:
     plan = [np.array([first, first + 1]) for first in range(0, N, 2)]
     taken = []
     for batch in pack.fetch(plan, ("plain",)):
-        taken += pack.at[batch.images].tolist()
+        taken += pack.positions[batch.images].tolist()
         assert set(taken) <= set(chain(*expected))
     # Each image is told of once, two batches before it is asked for at the latest.
     assert list(chain(*expected)) == taken
@@ -591,7 +591,7 @@ def test_bytes_decoded_on_the_device_or_else_here(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(packed, "decode_jpegs", decode)
     source = DeviceViews(pack, "cpu", decode=True)
-    found = [source._decoded(pack, index, data) for index, data in pack.read(plan)]
+    found = [source._decode_batch(pack, index, data) for index, data in pack.read(plan)]
     assert [batch.images.tolist() for batch in found] == [[2], [4, 5, 0], [], [1]]
     for one, two in zip(wanted, found, strict=True):
         assert len(one.views) == len(two.views)
@@ -608,7 +608,7 @@ def test_bytes_decoded_on_the_device_or_else_here(tmp_path: Path, monkeypatch: p
 
 def test_packs_travel_to_other_processes_and_close_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = packed_up(write_photos(tmp_path / "a"), shard_bytes=2500)
-    monkeypatch.setattr("halflabel.data.pack.read._KEPT_OPEN", 1)
+    monkeypatch.setattr("halflabel.data.pack.read._MAX_OPEN_FILES", 1)
     images = [shards.image(number) for number in range(N)]
     assert len(shards._files) == 1
     again = pickle.loads(pickle.dumps(shards))

@@ -1,7 +1,6 @@
-"""Public data sets in the layout they are published in: a folder in, labels for training and test out.
+"""Readers of public data sets in their published layout: a folder in, labels for training and test out.
 
-dataset.py   Dataset, Split, Pixels, and the errors that say what a folder should hold
-one module per layout, each with a function that opens it
+`base` holds Dataset, Split, RawImages and the errors about missing files; each other module reads one layout.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from halflabel.data.datasets.base import Dataset, Layout, Pixels, Split
+from halflabel.data.datasets.base import Dataset, Layout, RawImages, Split
 from halflabel.errors import LabelError, UserError
 
-__all__ = ["DATASETS", "Dataset", "Layout", "Pixels", "Split", "dataset_layout", "dataset_options", "open_dataset"]
+__all__ = ["DATASETS", "Dataset", "Layout", "RawImages", "Split", "dataset_layout", "dataset_options", "open_dataset"]
 
 
 class _Entry(NamedTuple):
-    """Where a data set's function is, and what it is called with besides the folder and the user's options."""
+    """The module that reads a data set, and fixed arguments besides the folder and the user's options."""
 
     title: str
     module: str
@@ -41,41 +40,39 @@ DATASETS = {
 
 
 def open_dataset(name: str, folder: str | Path, **options: Any) -> Dataset:
-    """Open a data set by name; `options` are those of its function, such as `difficult` for Pascal VOC.
+    """Open a data set by name; `options` are those of its `read` function, such as `difficult` for Pascal VOC.
 
-    The labels are read at once, pixels only when they are asked for. A file that is missing is named in the error,
-    with where to get it and what the folder should look like.
+    Labels are read at once, pixels on demand. A missing file raises an error with its name, where to get it and what
+    the folder should contain.
     """
-    entry, takes = _entry(name), dataset_options(name)
+    entry, allowed = _entry(name), dataset_options(name)
     for option in options:
-        if option not in takes:
-            raise UserError(f"the data set {name} has no option {option!r}", f"its options: {', '.join(takes)}")
+        if option not in allowed:
+            raise UserError(f"the data set {name} has no option {option!r}", f"its options: {', '.join(allowed)}")
     if not Path(folder).is_dir():
         raise LabelError("there is no such folder", dataset_layout(name).fix(), folder)
-    opened: Dataset = _opener(name)(Path(folder), **entry.fixed, **options)
-    return opened
+    return _reader(name)(Path(folder), **entry.fixed, **options)
 
 
 def dataset_options(name: str) -> list[str]:
-    """The options that `open_dataset` takes for a data set."""
+    """Return the options that `open_dataset` takes for a data set."""
     fixed = _entry(name).fixed
-    return [option for option in inspect.signature(_opener(name)).parameters if option not in ("folder", *fixed)]
+    return [option for option in inspect.signature(_reader(name)).parameters if option not in ("folder", *fixed)]
 
 
 def dataset_layout(name: str) -> Layout:
-    """What the folder of a data set looks like, and where the files come from."""
+    """Return what the folder of a data set contains, and where to get the files."""
     entry = _entry(name)
-    make = import_module(f"halflabel.data.datasets.{entry.module}").layout
-    found: Layout = make(**entry.fixed)
-    return found
+    layout: Layout = import_module(f"halflabel.data.datasets.{entry.module}").layout(**entry.fixed)
+    return layout
 
 
 def _entry(name: str) -> _Entry:
     if name not in DATASETS:
-        raise UserError(f"no data set is called {name!r}", f"use one of: {', '.join(DATASETS)}")
+        raise UserError(f"there is no data set {name!r}", f"use one of: {', '.join(DATASETS)}")
     return DATASETS[name]
 
 
-def _opener(name: str) -> Callable[..., Dataset]:
-    opener: Callable[..., Dataset] = import_module(f"halflabel.data.datasets.{DATASETS[name].module}").read
-    return opener
+def _reader(name: str) -> Callable[..., Dataset]:
+    reader: Callable[..., Dataset] = import_module(f"halflabel.data.datasets.{DATASETS[name].module}").read
+    return reader

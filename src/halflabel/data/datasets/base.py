@@ -1,4 +1,4 @@
-"""Dataset: the splits of a public data set, their labels and where their images are."""
+"""The splits of a public data set: labels, and where the images are."""
 
 from __future__ import annotations
 
@@ -17,73 +17,73 @@ from halflabel.labels.table import LabelTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Dataset", "Layout", "Pixels", "Split", "check_choice", "single_label"]
+__all__ = ["Dataset", "Layout", "RawImages", "Split", "check_choice", "single_label"]
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
-    """Images that lie in files as plain bytes: `read(numbers)` gives (n, 3, H, W) uint8 of those, in that order."""
+class RawImages:
+    """Images stored as raw bytes; `read(numbers)` returns them as (n, 3, H, W) uint8, in that order."""
 
     names: Names
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
 
-    def of(self, names: Names) -> Tensor:
-        """The images of these names, (n, 3, H, W) uint8, all in memory."""
+    def load(self, names: Names) -> Tensor:
+        """Load the images of these names into memory: (n, 3, H, W) uint8."""
         import torch
 
-        at = self.names.index(names.array)
-        if (at < 0).any():
-            missing = names[int(np.argmax(at < 0))]
-            raise UserError(f"the data set has no image {missing!r}", "take the names from its own labels")
-        return torch.from_numpy(self.read(at))
+        numbers = self.names.index(names.array)
+        if (numbers < 0).any():
+            missing = names[int(np.argmax(numbers < 0))]
+            raise UserError(f"the data set has no image {missing!r}", "use the names of its labels")
+        return torch.from_numpy(self.read(numbers))
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Labels, and the folder below which their images are found by name, or the file that holds their pixels."""
+    """Labels, and the folder with their image files, or the raw images."""
 
     labels: LabelTable
-    images: Path | Pixels
+    images: Path | RawImages
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def pictures(self) -> Path | Tensor:
-        """What training takes beside the labels: the folder, or the images (N, 3, H, W) uint8 in the labels' order."""
-        return self.images if isinstance(self.images, Path) else self.images.of(self.labels.images)
+    def load_images(self) -> Path | Tensor:
+        """Return the images as training takes them: the folder, or (N, 3, H, W) uint8 in the order of the labels."""
+        return self.images if isinstance(self.images, Path) else self.images.load(self.labels.images)
 
     def take(self, index: ArrayLike) -> Split:
-        """Some images, by number and in the order given."""
+        """Return the images of these numbers, in this order."""
         return replace(self, labels=self.labels.subset(index))
 
     def with_positives(self) -> Split:
-        """The images of which some class is known to be present."""
+        """Return the images with at least one known positive."""
         image, _, value = self.labels.entries()
         return self.take(np.unique(image[value > 0]))
 
     def sample(self, share: float, *, seed: int = 0) -> Split:
-        """A share of the images that keeps the share of every class, of its known positives and known negatives."""
+        """Draw a share of the images, stratified by the known positives and negatives of every class."""
         from halflabel.labels.split import assign_parts
 
         if not 0 < share <= 1:
-            raise UserError(f"the share {share:g} is not in (0, 1]", "give a part of the whole, such as 0.1 for 10 %")
+            raise UserError(f"the share {share:g} is not in (0, 1]", "use a share such as 0.1 for 10 %")
         if share == 1:
             return self
         return self.take(np.flatnonzero(assign_parts(self.labels, (share, 1 - share), seed=seed) == 0))
 
     def on_disk(self) -> Split:
-        """The images that are there: NUS-WIDE and Open Images lose some with every download."""
+        """Return the images whose files exist: downloads of NUS-WIDE and Open Images lack some."""
         from halflabel.data.decode import locate_images
 
-        if isinstance(self.images, Pixels):
+        if isinstance(self.images, RawImages):
             return self
-        found = locate_images(list(self.labels.images), self.images)
-        return self.take([number for number, path in enumerate(found) if path is not None])
+        paths = locate_images(list(self.labels.images), self.images)
+        return self.take([number for number, path in enumerate(paths) if path is not None])
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set: "train" and "test", and any further splits, all of the same classes in the same order."""
+    """A data set: "train", "test" and any further splits, all with the same classes in the same order."""
 
     name: str
     splits: Mapping[str, Split]
@@ -91,15 +91,19 @@ class Dataset:
 
     @classmethod
     def build(cls, name: str, splits: Mapping[str, Split], notes: tuple[str, ...] = ()) -> Dataset:
-        """Refuses splits whose classes differ: scores could not be told apart."""
+        """Check that all splits have the same classes, and build the data set."""
         first = next(iter(splits))
         expected = splits[first].labels.classes
-        for split, found in splits.items():
-            classes = found.labels.classes
+        for split_name, split in splits.items():
+            classes = split.labels.classes
             if classes != expected:
-                message = f"the splits {first} and {split} of {name} do not have the same classes in the same order"
-                if odd := [*set(expected) - set(classes), *set(classes) - set(expected)]:
-                    message = f"only one of the splits {first} and {split} of {name} has the class {min(odd)!r}"
+                message = (
+                    f"the splits {first} and {split_name} of {name} differ in their classes or in the order of them"
+                )
+                if different := [*set(expected) - set(classes), *set(classes) - set(expected)]:
+                    message = (
+                        f"only one of the splits {first} and {split_name} of {name} has the class {min(different)!r}"
+                    )
                 raise UserError(message, "take all files from the same release of the data set")
         return cls(name, splits, notes)
 
@@ -117,35 +121,36 @@ class Dataset:
 
 
 class Layout(NamedTuple):
-    """What the folder of a data set holds, a line per file or folder, and where to get that."""
+    """The files that the folder of a data set should contain, and where to get them."""
 
     title: str
     tree: tuple[str, ...]
     source: str
 
     def fix(self) -> str:
-        return f"get {self.title} from {self.source}; the folder should hold {', '.join(self.tree)}"
+        return f"get {self.title} from {self.source}; the folder should contain {', '.join(self.tree)}"
 
     def missing(self, path: Path) -> LabelError:
         return LabelError("no such file or folder", self.fix(), path)
 
-    def need(self, *places: Path) -> Path:
-        """The first of the places that exists; else the error names the first, where it is expected."""
-        for place in places:
-            if place.exists():
-                return place
-        raise self.missing(places[0])
+    def require(self, *paths: Path) -> Path:
+        """Return the first path that exists; if none does, raise an error about the first."""
+        for path in paths:
+            if path.exists():
+                return path
+        raise self.missing(paths[0])
 
 
 def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a value of an option that is not allowed."""
     if value not in allowed:
         raise UserError(f"{option} {value!r} does not exist", f"use {' or '.join(allowed)}")
 
 
 def single_label(images: Names, classes: Names, column: NDArray[np.int64]) -> LabelTable:
-    """Labels of images that show one class each: present there, absent elsewhere; column −1 is wholly unknown."""
+    """Return labels of images that show one class each: all other classes are absent; column −1 means unlabelled."""
     known = np.flatnonzero(column >= 0)
     image = np.repeat(known, len(classes))
-    each = np.tile(np.arange(len(classes)), len(known))
-    value = np.where(each == np.repeat(column[known], len(classes)), 1, -1)
-    return LabelTable.from_entries(images, classes, image, each, value)
+    classes_repeated = np.tile(np.arange(len(classes)), len(known))
+    value = np.where(classes_repeated == np.repeat(column[known], len(classes)), 1, -1)
+    return LabelTable.from_entries(images, classes, image, classes_repeated, value)

@@ -1,7 +1,7 @@
 """CIFAR-10, binary version: data_batch_1.bin … data_batch_5.bin and test_batch.bin, records of 3,073 bytes.
 
-A record is one byte for the class and 1,024 each for red, green and blue, row by row. The version for Python is
-pickled, and unpickling runs whatever code a file holds: it is refused.
+A record is one byte for the class and 1,024 each for red, green and blue, row by row. The Python version is pickled and
+refused: unpickling a file runs any code that it contains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.data.datasets.base import Dataset, Layout, Pixels, Split, single_label
+from halflabel.data.datasets.base import Dataset, Layout, RawImages, Split, single_label
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.drop import semi_supervised
 from halflabel.labels.formats._csv import read_lines
@@ -42,40 +42,40 @@ def read(
 ) -> Dataset:
     """Open the 50,000 training and 10,000 test images; each shows one of ten classes.
 
-    batch: only the labels of this training batch, 1 to 5, are known. labelled: so many images, drawn by the seed, keep
-    their labels. unlabelled: whether the images without labels stay, wholly unknown, or go.
+    batch: only the labels of this training batch, 1 to 5, are known. labelled: the number of images, drawn with the
+    seed, that keep their labels. unlabelled: whether images without labels stay, with all labels unknown.
     """
-    there = layout()
-    if not any((place / "data_batch_1.bin").exists() for place in (folder / _FOLDER, folder)):
-        _refuse_pickles(folder, there)
-    first = there.need(folder / _FOLDER / "data_batch_1.bin", folder / "data_batch_1.bin")
+    expected = layout()
+    if not any((path / "data_batch_1.bin").exists() for path in (folder / _FOLDER, folder)):
+        _refuse_pickles(folder, expected)
+    first = expected.require(folder / _FOLDER / "data_batch_1.bin", folder / "data_batch_1.bin")
     base = first.parent
-    classes = Names([line.strip() for line in read_lines(there.need(base / "batches.meta.txt")) if line.strip()])
+    classes = Names([line.strip() for line in read_lines(expected.require(base / "batches.meta.txt")) if line.strip()])
     splits = {}
     for role, stems in (("train", [f"data_batch_{k}" for k in range(1, _BATCHES + 1)]), ("test", ["test_batch"])):
-        parts = [_records(there.need(base / f"{stem}.bin"), len(classes)) for stem in stems]
+        parts = [_records(expected.require(base / f"{stem}.bin"), len(classes)) for stem in stems]
         names = Names(f"{stem}/{n}" for stem, part in zip(stems, parts, strict=True) for n in range(len(part)))
         column = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
-        splits[role] = Split(single_label(names, classes, column), Pixels(names, _Pictures(parts)))
+        splits[role] = Split(single_label(names, classes, column), RawImages(names, _Reader(parts)))
     splits["train"] = _labelled(splits["train"], batch, labelled, unlabelled, seed)
     known = int(np.count_nonzero(np.diff(splits["train"].labels.start)))
     return Dataset.build("cifar10", splits, (f"{known} of {len(splits['train'])} training images are labelled",))
 
 
-class _Pictures:
-    """Reads images out of mapped files, so that only what is asked for is in memory."""
+class _Reader:
+    """Reads images from memory-mapped files, so that only requested images are in memory."""
 
     def __init__(self, parts: list[NDArray[np.uint8]]) -> None:
         self.parts = parts
-        self.begins = np.cumsum([0, *(len(part) for part in parts)])
+        self.starts = np.cumsum([0, *(len(part) for part in parts)])
 
     def __call__(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-        pictures = np.empty((len(numbers), 3, _SIDE, _SIDE), np.uint8)
-        which = np.searchsorted(self.begins, numbers, side="right") - 1
+        images = np.empty((len(numbers), 3, _SIDE, _SIDE), np.uint8)
+        which = np.searchsorted(self.starts, numbers, side="right") - 1
         for number, part in enumerate(self.parts):
-            mine = which == number
-            pictures[mine] = part[numbers[mine] - self.begins[number], 1:].reshape(-1, 3, _SIDE, _SIDE)
-        return pictures
+            inside = which == number
+            images[inside] = part[numbers[inside] - self.starts[number], 1:].reshape(-1, 3, _SIDE, _SIDE)
+        return images
 
 
 def _records(file: Path, classes: int) -> NDArray[np.uint8]:
@@ -99,18 +99,18 @@ def _labelled(split: Split, batch: int | None, labelled: int | None, unlabelled:
         inside = np.array([name.startswith(f"data_batch_{batch}/") for name in table.images])
         table = table.keep(inside[image])
     if labelled is not None:
-        there = int(np.count_nonzero(np.diff(table.start)))
-        if not 0 < labelled <= there:
-            raise UserError(f"{labelled} of {there} images cannot be labelled", f"use 1 to {there}")
-        table = semi_supervised(table, number=there - labelled, seed=seed)
+        available = int(np.count_nonzero(np.diff(table.start)))
+        if not 0 < labelled <= available:
+            raise UserError(f"{labelled} of {available} images cannot be labelled", f"use 1 to {available}")
+        table = semi_supervised(table, number=available - labelled, seed=seed)
     if not unlabelled:
         table = table.subset(np.flatnonzero(np.diff(table.start)))
     return Split(table, split.images)
 
 
-def _refuse_pickles(folder: Path, there: Layout) -> None:
-    for place in (folder, folder / "cifar-10-batches-py"):
+def _refuse_pickles(folder: Path, expected: Layout) -> None:
+    for path in (folder, folder / "cifar-10-batches-py"):
         for name in ("batches.meta", "data_batch_1"):
-            if (place / name).exists():
-                message = "this is the version for Python, whose pickled files may run code when they are read"
-                raise LabelError(message, there.fix(), place / name)
+            if (path / name).exists():
+                message = "this is the Python version, whose pickled files can run code when they are read"
+                raise LabelError(message, expected.fix(), path / name)

@@ -22,15 +22,15 @@ def layout(year: int) -> Layout:
 def read(folder: Path, *, year: int, unannotated: Literal["keep", "drop"] = "keep") -> Dataset:
     """Open the training images as "train" and the validation images as "test"; a class without annotation is absent.
 
-    unannotated: images without any annotation show none of the 80 classes. Papers on partial labels keep them; the
-    released code of the single-positive literature drops them.
+    unannotated: whether to keep images without any annotation, which show none of the 80 classes. Papers on partial
+    labels keep them; the released code of the single-positive literature drops them.
     """
     check_choice("unannotated", unannotated, ("keep", "drop"))
-    there = layout(year)
+    expected = layout(year)
     splits, notes = {}, []
     for role, part in (("train", f"train{year}"), ("test", f"val{year}")):
-        file = there.need(folder / "annotations" / f"instances_{part}.json")
-        images = there.need(folder / part, folder / "images" / part)
+        file = expected.require(folder / "annotations" / f"instances_{part}.json")
+        images = expected.require(folder / part, folder / "images" / part)
         split = Split(reader.read(file, Policy(unlisted="absent")).table(), images)
         kept = split.with_positives() if unannotated == "drop" else split
         if dropped := len(split) - len(kept):

@@ -25,26 +25,26 @@ def layout() -> Layout:
 def read(folder: Path, *, certainty: Literal["used", "ignored"] = "used") -> Dataset:
     """Open the official split: 5,994 training and 5,794 test images.
 
-    certainty: "used" takes attributes that the annotator marked as not visible as unknown. "ignored" takes is_present
-    as written, whatever the certainty, as the released code of the single-positive literature does.
+    certainty: with "used", attributes that the annotator marked as not visible are unknown. With "ignored", is_present
+    counts for any certainty, as in the released code of the single-positive literature.
     """
     check_choice("certainty", certainty, ("used", "ignored"))
-    there = layout()
-    base = there.need(folder / "CUB_200_2011" / "images.txt", folder / "images.txt").parent
+    expected = layout()
+    base = expected.require(folder / "CUB_200_2011" / "images.txt", folder / "images.txt").parent
     for name in ("train_test_split.txt", "attributes/image_attribute_labels.txt"):
-        there.need(base / name)
-    there.need(base / "attributes" / "attributes.txt", base / "attributes.txt", base.parent / "attributes.txt")
-    images = there.need(base / "images")
+        expected.require(base / name)
+    expected.require(base / "attributes" / "attributes.txt", base / "attributes.txt", base.parent / "attributes.txt")
+    images = expected.require(base / "images")
     tables = {role: reader.read(base, Policy(split=role)).table() for role in ("train", "test")}
     if certainty == "ignored":
-        unseen = _not_visible(base)
-        tables = {role: _filled(table, unseen) for role, table in tables.items()}
+        invisible = _not_visible(base)
+        tables = {role: _fill_unknown(table, invisible) for role, table in tables.items()}
     splits = {role: Split(table, images) for role, table in tables.items()}
     return Dataset.build("cub", splits, (f"certainties are {certainty}",))
 
 
 def _not_visible(base: Path) -> LabelTable:
-    """What the lines that are marked as not visible say nevertheless; the reader has checked the files by now."""
+    """Read the labels of the lines marked as not visible; the reader has already checked the files."""
     image_ids, images = reader.read_numbered_names(base / "images.txt")
     class_ids, classes = reader.read_numbered_names(reader.find_attributes_file(base))
     fields, _, _ = reader.parse_labels(base / "attributes" / "image_attribute_labels.txt")
@@ -53,15 +53,15 @@ def _not_visible(base: Path) -> LabelTable:
     return LabelTable.from_entries(Names(images), Names(classes), image, column, 2 * fields[:, 2] - 1)
 
 
-def _filled(table: LabelTable, unseen: LabelTable) -> LabelTable:
-    """The labels of a table, and of its images those of `unseen` where it has none."""
-    mine = unseen.subset(unseen.images.index(table.images.array))
-    image, column, value = mine.entries()
-    own_image, own_column, own_value = table.entries()
+def _fill_unknown(table: LabelTable, invisible: LabelTable) -> LabelTable:
+    """Return the labels of a table, with those of `invisible` where the table has none."""
+    added = invisible.subset(invisible.images.index(table.images.array))
+    image, column, value = added.entries()
+    known_image, known_column, known_value = table.entries()
     return LabelTable.from_entries(
         table.images,
         table.classes,
-        np.concatenate([image, own_image]),
-        np.concatenate([column, own_column]),
-        np.concatenate([value, own_value]),
+        np.concatenate([image, known_image]),
+        np.concatenate([column, known_column]),
+        np.concatenate([value, known_value]),
     )

@@ -1,9 +1,9 @@
-"""Digit scenes: a multi-label data set that needs no download, made of scikit-learn's real handwritten digits.
+"""Digit scenes: a multi-label data set without download, composed of scikit-learn's handwritten digits.
 
-Each scene shows one to five different digits of varied size, place, colour and contrast on an uneven ground; its labels
-say which of "0" … "9" are there. Which digits meet follows a small topic model: a scene has one of three themes z, and
-its k classes are drawn without replacement with weights w[z], so that P(j | i) is from about 0.03 to 0.6. Every number
-is a function of (seed, split, number of the scene): scene k is the same however many are made.
+Each scene shows one to five different digits of varied size, position, colour and contrast on an uneven background; its
+labels say which of "0" … "9" it shows. Co-occurrence follows a small topic model: a scene has one of three themes z,
+and its k classes are drawn without replacement with weights w[z], so that P(j | i) ranges from about 0.03 to 0.6. Every
+number is a function of (seed, split, number of the scene): scene k is the same however many scenes are made.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _WEIGHT = np.array(
         [0.4, 2.5, 0.3, 0.3, 0.5, 0.9, 2.5, 9.0, 6.0, 2.2],
     ]
 )
-# In pixels of a 64-pixel scene: the more digits, the smaller the largest may be, so that all find room.
+# In pixels of a 64-pixel scene: the more digits, the smaller the largest may be, so that all fit.
 _SMALLEST = 14
 _LARGEST = np.array([36, 34, 30, 26, 24])
 _PLACES = 16
 _MOST = len(_COUNT)
-# What a draw is for. Each purpose has its own numbers, so that changing one leaves the others as they are.
+# Purposes of random numbers. Each has a separate sequence, so that changing one does not affect the others.
 _FOR_LABELS, _FOR_DIGITS, _FOR_PLACES, _FOR_GROUND, _FOR_GRAIN = range(5)
-# The first part of every draw: numbers drawn here for a seed are not those drawn elsewhere for the same one.
+# Separates the random numbers of scenes from those drawn elsewhere with the same seed.
 _DIGITS = 0x64696769
-_AT_ONCE = 512
+_BLOCK = 512
 
 
 class Scenes(NamedTuple):
@@ -62,33 +62,33 @@ class Scenes(NamedTuple):
 
 
 def scenes(n: int, *, seed: int = 0, split: Split = "train", size: int = 64) -> Scenes:
-    """The first `n` scenes of a split, fully labelled; the two splits share no handwritten digit."""
+    """Return the first `n` scenes of a split, fully labelled; the two splits share no handwritten digit."""
     images = np.empty((n, 3, size, size), np.uint8)
     labels = np.empty((n, 10), np.int8)
-    for numbers in _portions(n):
+    for numbers in _blocks(n):
         images[numbers], labels[numbers] = _paint(numbers, seed, split, size)
     return Scenes(torch.from_numpy(images), labels, [_name(split, number) for number in range(n)], list(CLASSES))
 
 
 def write_folder(folder: str | Path, n: int, *, seed: int = 0, split: Split = "train", size: int = 64) -> Path:
-    """Write `n` scenes as `folder`/images/*.png and a wide CSV `folder`/<split>.csv (1 present, 0 absent); its path."""
+    """Write `n` scenes to `folder`/images/*.png and `folder`/<split>.csv (1 present, 0 absent); return the CSV path."""
     from PIL import Image
 
-    pictures = Path(folder) / "images"
+    image_folder = Path(folder) / "images"
     try:
-        pictures.mkdir(parents=True, exist_ok=True)
+        image_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make {pictures}: {error.strerror}", "choose a folder you may write to") from None
+        raise UserError(f"cannot create {image_folder}: {error.strerror}", "choose a folder you may write to") from None
     table = Path(folder) / f"{split}.csv"
-    # The table takes its name last: where there is one, all its pictures are there.
+    # The table is renamed into place last: if it exists, all its images do.
     with atomic_write(table) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["image", *CLASSES])
-        for numbers in _portions(n):
+        for numbers in _blocks(n):
             images, labels = _paint(numbers, seed, split, size)
             for number, image, row in zip(numbers, images, labels, strict=True):
                 name = f"{_name(split, number)}.png"
-                Image.fromarray(image.transpose(1, 2, 0)).save(pictures / name, compress_level=1)
+                Image.fromarray(image.transpose(1, 2, 0)).save(image_folder / name, compress_level=1)
                 writer.writerow([name, *(int(value > 0) for value in row)])
     return table
 
@@ -97,33 +97,33 @@ def _name(split: str, number: int) -> str:
     return f"{split}-{number:06d}"
 
 
-def _portions(n: int) -> Iterator[NDArray[np.int64]]:
-    """The numbers 0 … n − 1, a few at a time: memory stays small however many scenes are made."""
+def _blocks(n: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the numbers 0 … n − 1 in blocks, so that memory does not grow with the number of scenes."""
     if n < 1:
         raise UserError(f"cannot make {n} scenes", "ask for 1 or more")
-    return (np.arange(start, min(start + _AT_ONCE, n)) for start in range(0, n, _AT_ONCE))
+    return (np.arange(start, min(start + _BLOCK, n)) for start in range(0, n, _BLOCK))
 
 
 @cache
 def _handwriting(split: str) -> tuple[F32, tuple[NDArray[np.int64], ...]]:
-    """All digits as ink in 0..1, (1797, 8, 8), and for each class the numbers of those that belong to the split.
+    """Return all digits as ink in 0..1, (1797, 8, 8), and for each class the numbers of its digits in the split.
 
-    A digit's side is a hash of its pixels, so that equal digits, should there be any, are on the same side.
+    The split of a digit is a hash of its pixels, so that equal digits are in the same split.
     """
     from sklearn.datasets import load_digits
 
     if split not in _SPLITS:
-        raise UserError(f"no split is called {split!r}", "use train or test")
+        raise UserError(f"there is no split {split!r}", "use train or test")
     data = load_digits()
     hashes = hash_names([image.astype(np.uint8).tobytes().hex() for image in data.images])
     is_test = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53 < _TEST_SHARE
-    mine = is_test if split == "test" else ~is_test
-    pools = tuple(np.flatnonzero(mine & (data.target == digit)) for digit in range(10))
+    in_split = is_test if split == "test" else ~is_test
+    pools = tuple(np.flatnonzero(in_split & (data.target == digit)) for digit in range(10))
     return (data.images / 16).astype(np.float32), pools
 
 
 def _paint(numbers: NDArray[np.int64], seed: int, split: str, size: int) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
-    """Scenes by number: (m, 3, S, S) images and (m, 10) labels. Only operations that treat each scene by itself."""
+    """Return scenes by number: images (m, 3, S, S) and labels (m, 10); no scene depends on the others."""
     if size < 32:
         raise UserError(f"digits cannot be read on {size} pixels", "make scenes of 32 pixels or more")
     ink, pools = _handwriting(split)
@@ -150,24 +150,24 @@ def _paint(numbers: NDArray[np.int64], seed: int, split: str, size: int) -> tupl
     inks = _colours(canvas, tops + sides // 2, lefts + sides // 2, u)
     for slot in range(_MOST):
         for side in np.unique(sides[:, slot]):
-            here = np.flatnonzero((sides[:, slot] == side) & (slot < count))
-            if here.size:
-                alpha = _stretch(ink[samples[here, slot]], int(side))
+            scenes_here = np.flatnonzero((sides[:, slot] == side) & (slot < count))
+            if scenes_here.size:
+                alpha = _stretch(ink[samples[scenes_here, slot]], int(side))
                 alpha = np.clip((alpha - np.float32(0.2)) * np.float32(2), 0, 1)[:, None]
                 box = (
-                    here[:, None, None, None],
+                    scenes_here[:, None, None, None],
                     np.arange(3)[:, None, None],
-                    (tops[here, slot, None] + np.arange(side))[:, None, :, None],
-                    (lefts[here, slot, None] + np.arange(side))[:, None, None, :],
+                    (tops[scenes_here, slot, None] + np.arange(side))[:, None, :, None],
+                    (lefts[scenes_here, slot, None] + np.arange(side))[:, None, None, :],
                 )
                 under = canvas[box]
-                canvas[box] = under + alpha * (inks[here, slot][:, :, None, None] - under)
+                canvas[box] = under + alpha * (inks[scenes_here, slot][:, :, None, None] - under)
     canvas += ((draw(_FOR_GRAIN, size, size) - 0.5) * 0.08).astype(np.float32)[:, None]
     return np.rint(np.clip(canvas, 0, 1) * 255).astype(np.uint8), labels
 
 
 def _choose(u: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(m, 12) draws to the rank of each class, (m, 10), and how many of the first are shown, (m,), 1 to 5.
+    """Random numbers (m, 12) -> the rank of each class, (m, 10), and how many are shown, (m,), 1 to 5.
 
     Sorting log w + Gumbel noise draws without replacement in proportion to w.
     """
@@ -180,7 +180,7 @@ def _choose(u: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64
 def _place(
     u: NDArray[np.float64], sides: NDArray[np.int64], count: NDArray[np.int64], size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each digit's random places the one that overlaps least with the digits before it: tops and lefts, (m, 5)."""
+    """Choose for each digit the random position that overlaps least with earlier digits: tops and lefts, (m, 5)."""
     corners = (u * (size - sides + 1)[:, :, None, None]).astype(np.int64)
     chosen = np.zeros((*sides.shape, 2), np.int64)
     scene = np.arange(len(sides))
@@ -196,7 +196,7 @@ def _place(
 
 
 def _ground(u: NDArray[np.float64], size: int) -> F32:
-    """(m, 246) draws to (m, 3, S, S): a base colour, a slope across the scene, and smooth blotches of two sizes."""
+    """Random numbers (m, 246) -> background (m, 3, S, S): base colour, gradient, and smooth blotches of two sizes."""
     v = u.astype(np.float32)
     coarse = _stretch(v[:, :48].reshape(-1, 3, 4, 4), size) - np.float32(0.5)
     fine = _stretch(v[:, 48:240].reshape(-1, 3, 8, 8), size) - np.float32(0.5)
@@ -210,9 +210,9 @@ def _ground(u: NDArray[np.float64], size: int) -> F32:
 
 
 def _colours(ground: F32, y: NDArray[np.int64], x: NDArray[np.int64], u: NDArray[np.float64]) -> F32:
-    """The colour of each digit, (m, 5, 3): the ground at its middle, made brighter or darker, and tinted.
+    """Return the colour of each digit, (m, 5, 3): the background at its centre, brighter or darker, and tinted.
 
-    Brighter is the likelier the darker the ground is, so that there is room for the contrast.
+    The darker the background, the likelier is a brighter digit, so that the contrast fits into the range.
     """
     under = ground[np.arange(len(ground))[:, None], :, y, x]
     light = under.mean(axis=2)
@@ -222,11 +222,11 @@ def _colours(ground: F32, y: NDArray[np.int64], x: NDArray[np.int64], u: NDArray
 
 
 def _stretch(grid: F32, size: int) -> F32:
-    """(..., g, g) to (..., S, S), bilinear between the cells' centres, each picture by itself."""
+    """(..., g, g) -> (..., S, S), bilinear between the centres of the cells."""
     g = grid.shape[-1]
-    at = np.clip((np.arange(size) + 0.5) * g / size - 0.5, 0, g - 1)
-    low = np.minimum(at.astype(np.int64), g - 2)
-    part = (at - low).astype(np.float32)
+    position = np.clip((np.arange(size) + 0.5) * g / size - 0.5, 0, g - 1)
+    low = np.minimum(position.astype(np.int64), g - 2)
+    part = (position - low).astype(np.float32)
     rows = grid[..., low, :] + part[:, None] * (grid[..., low + 1, :] - grid[..., low, :])
     out: F32 = rows[..., low] + part * (rows[..., low + 1] - rows[..., low])
     return out

@@ -1,4 +1,4 @@
-"""NUS-WIDE: Groundtruth/TrainTestLabels, ImageList and the photos in Flickr, or the lists others have made of it."""
+"""NUS-WIDE: Groundtruth/TrainTestLabels, ImageList and the photos in Flickr, or a split in .npy files."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def layout() -> Layout:
 def read(folder: Path, *, lists: Literal["official", "formatted"] = "official") -> Dataset:
     """Open the official split (161,789 training and 107,859 test images), or a split in .npy files.
 
-    lists: "formatted" reads formatted_train_labels.npy and formatted_val_labels.npy, the split that the single-positive
-    literature trains and tests on; it cannot be made from the official files. Its classes have numbers unless a
-    classes.txt names them. Photos that Flickr has lost are in the labels all the same: see `Split.on_disk`.
+    lists: "formatted" reads formatted_train_labels.npy and formatted_val_labels.npy, the split of the single-positive
+    literature, which cannot be derived from the official files. Its classes have numbers unless a classes.txt names
+    them. The labels include photos that Flickr has deleted: see `Split.on_disk`.
     """
     check_choice("lists", lists, ("official", "formatted"))
-    there = layout() if lists == "official" else Layout("the split of NUS-WIDE in .npy files", _FORMATTED, _AUTHORS)
-    images = there.need(folder / "Flickr", folder / "images")
+    expected = layout() if lists == "official" else Layout("the split of NUS-WIDE in .npy files", _FORMATTED, _AUTHORS)
+    images = expected.require(folder / "Flickr", folder / "images")
     splits = {}
     for role, official, formatted in (("train", "Train", "train"), ("test", "Test", "val")):
         if lists == "official":
-            there.need(folder / "Groundtruth", folder / "GroundTruth", folder / "groundtruth")
+            expected.require(folder / "Groundtruth", folder / "GroundTruth", folder / "groundtruth")
             labels = reader.read(folder, Policy(split=official)).table()
         else:
-            file = there.need(folder / f"formatted_{formatted}_labels.npy")
+            file = expected.require(folder / f"formatted_{formatted}_labels.npy")
             labels = single_positive.read(file, Policy()).table()
         splits[role] = Split(labels, images)
     return Dataset.build("nus-wide", splits, (f"{lists} split",))

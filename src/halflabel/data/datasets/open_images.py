@@ -40,30 +40,30 @@ def layout() -> Layout:
 
 
 def read(folder: Path, *, classes: str | None = None, machine: float | None = None) -> Dataset:
-    """Open the splits train, validation and test: what people have verified, everything else unknown.
+    """Open the splits train, validation and test with the labels verified by people; all others are unknown.
 
     classes: a file in the folder that lists the ids of the classes to keep, one per line or in the first column, in
-    that order (default: classes-trainable.txt, the classes that S1 and S4 evaluate; if it is not there, all classes of
-    the training labels). machine: from this confidence on the machine's guesses of annotations-machine.csv count as
+    that order (default: classes-trainable.txt, the classes that S1 and S4 evaluate; without that file, all classes of
+    the training labels). machine: machine labels of annotations-machine.csv with at least this confidence count as
     present where nobody has verified them.
     """
-    there = layout()
+    expected = layout()
     tables, images = {}, {}
     for split in _SPLITS:
-        human = there.need(*_files(folder, split, "human"))
+        human = expected.require(*_files(folder, split, "human"))
         tables[split] = reader.read(human, Policy()).table()
         if machine is not None:
-            guesses = reader.read(there.need(*_files(folder, split, "machine")), Policy(machine=machine)).table()
+            guesses = reader.read(expected.require(*_files(folder, split, "machine")), Policy(machine=machine)).table()
             tables[split] = guesses.merge(tables[split])
-        images[split] = there.need(folder / "images" / split, folder / split)
-    ids = _listed(folder, classes, there)
-    notes = ["the images are those with an annotation; those lost on the web are among them"]
+        images[split] = expected.require(folder / "images" / split, folder / split)
+    ids = _class_list(folder, classes, expected)
+    notes = ["the images are those with an annotation, including those deleted from the web"]
     if ids is None:
         ids = list(tables["train"].classes)
-        notes.append("no list of classes: all of the training labels")
-    # Names stand in descriptions beside the labels, or in the folder above them.
+        notes.append("no list of classes: all classes of the training labels")
+    # Class names are in the descriptions beside the labels, or in the folder above.
     names = reader.display_names(folder / "labels", pa.array(ids, pa.string()), Audit("open-images", []))
-    splits = {name: Split(_columns(table, ids, names), images[name]) for name, table in tables.items()}
+    splits = {name: Split(_select_classes(table, ids, names), images[name]) for name, table in tables.items()}
     return Dataset.build("open-images", splits, tuple(notes))
 
 
@@ -72,13 +72,13 @@ def _files(folder: Path, split: str, who: str) -> list[Path]:
     return [folder / split / f"annotations-{who}.csv", folder / later, folder / f"oidv6-{later}"]
 
 
-def _listed(folder: Path, wanted: str | None, there: Layout) -> list[str] | None:
+def _class_list(folder: Path, wanted: str | None, expected: Layout) -> list[str] | None:
     if wanted is not None:
-        file = there.need(folder / wanted)
-    elif not (found := [folder / name for name in _TRAINABLE if (folder / name).is_file()]):
+        file = expected.require(folder / wanted)
+    elif not (lists := [folder / name for name in _TRAINABLE if (folder / name).is_file()]):
         return None
     else:
-        file = found[0]
+        file = lists[0]
     ids = [line.split(",")[0].strip() for line in read_lines(existing_path(file))]
     ids = [name for name in ids if name and name != "LabelName"]
     if (twice := first_duplicate(ids)) is not None:
@@ -86,12 +86,12 @@ def _listed(folder: Path, wanted: str | None, there: Layout) -> list[str] | None
     return ids
 
 
-def _columns(table: LabelTable, ids: list[str], names: list[str]) -> LabelTable:
-    """The labels of the listed classes, known in the table by id or by name; a class that is not there is unknown."""
+def _select_classes(table: LabelTable, ids: list[str], names: list[str]) -> LabelTable:
+    """Select the listed classes, found in the table by id or by name; a class that is missing there is unknown."""
     by_name, by_id = table.classes.index(names), table.classes.index(ids)
-    at = np.where(by_name >= 0, by_name, by_id)
-    place = np.full(len(table.classes), -1)
-    place[at[at >= 0]] = np.flatnonzero(at >= 0)
+    old = np.where(by_name >= 0, by_name, by_id)
+    new_column = np.full(len(table.classes), -1)
+    new_column[old[old >= 0]] = np.flatnonzero(old >= 0)
     image, column, value = table.entries()
-    kept = place[column] >= 0
-    return LabelTable.from_entries(table.images, Names(names), image[kept], place[column[kept]], value[kept])
+    listed = new_column[column] >= 0
+    return LabelTable.from_entries(table.images, Names(names), image[listed], new_column[column[listed]], value[listed])

@@ -1,7 +1,7 @@
 """STL-10, binary version: train_X.bin, train_y.bin, test_X.bin, test_y.bin, unlabeled_X.bin, fold_indices.txt.
 
 An image is 96 × 96 bytes each of red, green and blue, column by column. Classes are numbered from 1, in the order of
-class_names.txt. Each line of fold_indices.txt names, from 0, the 1,000 training images of one of ten folds.
+class_names.txt. Each line of fold_indices.txt lists the numbers, from 0, of the 1,000 training images of a fold.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.data.datasets.base import Dataset, Layout, Pixels, Split, single_label
+from halflabel.data.datasets.base import Dataset, Layout, RawImages, Split, single_label
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
@@ -22,7 +22,7 @@ __all__ = ["layout", "read"]
 _SIDE = 96
 _BYTES = 3 * _SIDE * _SIDE
 _FOLDER = "stl10_binary"
-_AGAIN = "download and unpack stl10_binary.tar.gz again"
+_FIX = "download and unpack stl10_binary.tar.gz again"
 
 
 def layout() -> Layout:
@@ -34,60 +34,60 @@ def layout() -> Layout:
 def read(folder: Path, *, fold: int | None = None, unlabelled: bool = False) -> Dataset:
     """Open the 5,000 training and 8,000 test images; each shows one of ten classes.
 
-    fold: only the 1,000 training images of this fold, 0 to 9. unlabelled: the 100,000 images of unlabeled_X.bin, some
-    of them of no class at all, are further training images, wholly unknown.
+    fold: only the 1,000 training images of this fold, 0 to 9. unlabelled: add the 100,000 images of unlabeled_X.bin,
+    some of them of none of the classes, as training images with unknown labels.
     """
-    there = layout()
-    base = there.need(folder / _FOLDER / "train_X.bin", folder / "train_X.bin").parent
-    classes = Names([line.strip() for line in read_lines(there.need(base / "class_names.txt")) if line.strip()])
+    expected = layout()
+    base = expected.require(folder / _FOLDER / "train_X.bin", folder / "train_X.bin").parent
+    classes = Names([line.strip() for line in read_lines(expected.require(base / "class_names.txt")) if line.strip()])
     splits = {}
     for role in ("train", "test"):
-        pictures = _pictures(there.need(base / f"{role}_X.bin"))
-        column = _classes(there.need(base / f"{role}_y.bin"), len(pictures), len(classes))
-        names = [f"{role}/{number}" for number in range(len(pictures))]
-        parts = [pictures]
+        images = _read_images(expected.require(base / f"{role}_X.bin"))
+        column = _classes(expected.require(base / f"{role}_y.bin"), len(images), len(classes))
+        names = [f"{role}/{number}" for number in range(len(images))]
+        parts = [images]
         if role == "train" and fold is not None:
-            index = _fold(there.need(base / "fold_indices.txt"), fold, len(pictures))
+            index = _fold(expected.require(base / "fold_indices.txt"), fold, len(images))
             names, column = [names[number] for number in index], column[index]
         if role == "train" and unlabelled:
-            parts.append(_pictures(there.need(base / "unlabeled_X.bin")))
+            parts.append(_read_images(expected.require(base / "unlabeled_X.bin")))
             names += [f"unlabeled/{number}" for number in range(len(parts[1]))]
             column = np.concatenate([column, np.full(len(parts[1]), -1)])
-        listed = Names(names)
-        splits[role] = Split(single_label(listed, classes, column), Pixels(listed, _Reader(parts, names)))
+        image_names = Names(names)
+        splits[role] = Split(single_label(image_names, classes, column), RawImages(image_names, _Reader(parts, names)))
     return Dataset.build("stl10", splits, (f"fold {fold}",) if fold is not None else ())
 
 
 class _Reader:
-    """Reads images out of mapped files; the name of an image says where it lies."""
+    """Reads images from memory-mapped files; the name of an image says where it is."""
 
     def __init__(self, parts: list[NDArray[np.uint8]], names: list[str]) -> None:
         self.parts = parts
         self.part = np.array([name.startswith("unlabeled/") for name in names], np.int8)
-        self.place = np.array([int(name.rpartition("/")[2]) for name in names])
+        self.position = np.array([int(name.rpartition("/")[2]) for name in names])
 
     def __call__(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-        pictures = np.empty((len(numbers), 3, _SIDE, _SIDE), np.uint8)
+        images = np.empty((len(numbers), 3, _SIDE, _SIDE), np.uint8)
         for number, part in enumerate(self.parts):
-            mine = self.part[numbers] == number
-            pictures[mine] = part[self.place[numbers[mine]]].transpose(0, 1, 3, 2)
-        return pictures
+            inside = self.part[numbers] == number
+            images[inside] = part[self.position[numbers[inside]]].transpose(0, 1, 3, 2)
+        return images
 
 
-def _pictures(file: Path) -> NDArray[np.uint8]:
+def _read_images(file: Path) -> NDArray[np.uint8]:
     size = existing_path(file).stat().st_size
     if size % _BYTES:
-        raise LabelError(f"{size} bytes are not a number of whole images of {_BYTES}", _AGAIN, file)
+        raise LabelError(f"{size} bytes are not a number of whole images of {_BYTES}", _FIX, file)
     return np.memmap(file, np.uint8, "r").reshape(-1, 3, _SIDE, _SIDE)
 
 
 def _classes(file: Path, images: int, classes: int) -> NDArray[np.int64]:
-    found = np.fromfile(existing_path(file), np.uint8).astype(np.int64)
-    if len(found) != images:
-        raise LabelError(f"{len(found)} classes for {images} images", _AGAIN, file)
-    if not (found.min() >= 1 and found.max() <= classes):
-        raise LabelError(f"a class lies outside 1 to {classes}", _AGAIN, file)
-    return found - 1
+    columns = np.fromfile(existing_path(file), np.uint8).astype(np.int64)
+    if len(columns) != images:
+        raise LabelError(f"{len(columns)} classes for {images} images", _FIX, file)
+    if not (columns.min() >= 1 and columns.max() <= classes):
+        raise LabelError(f"a class is outside 1 to {classes}", _FIX, file)
+    return columns - 1
 
 
 def _fold(file: Path, fold: int, images: int) -> NDArray[np.int64]:
@@ -97,7 +97,7 @@ def _fold(file: Path, fold: int, images: int) -> NDArray[np.int64]:
     try:
         index = np.array([int(text) for text in folds[fold]])
     except ValueError:
-        raise LabelError("an index is not a number", _AGAIN, file, line=fold + 1) from None
+        raise LabelError("an index is not a number", _FIX, file, line=fold + 1) from None
     if index.min() < 0 or index.max() >= images or len(np.unique(index)) < len(index):
-        raise LabelError(f"indices must be different and lie in 0 to {images - 1}", _AGAIN, file, line=fold + 1)
+        raise LabelError(f"indices must be different and within 0 to {images - 1}", _FIX, file, line=fold + 1)
     return index

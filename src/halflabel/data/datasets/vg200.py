@@ -3,8 +3,8 @@
     train_list_500.txt, test_list_500.txt    one image file per line, such as 2407890.jpg
     vg_category_200_labels_index.json        {"2407890.jpg": [0, 17, 133], …}: the categories present, from 0 to 199
 
-That is the layout which the released code of SSGRL, SST and SARB reads (github.com/HCPLab-SYSU/HCP-MLR-PL). The
-categories have no names in these files. Everything that is not listed is absent.
+This is the layout of the released code of SSGRL, SST and SARB (github.com/HCPLab-SYSU/HCP-MLR-PL). The files do not
+name the categories. A category that is not listed is absent.
 """
 
 from __future__ import annotations
@@ -37,29 +37,32 @@ def layout() -> Layout:
 
 
 def read(folder: Path) -> Dataset:
-    """Open the two lists; the photos may lie in one folder, VG_100K, or also in VG_100K_2."""
-    there = layout()
-    file = there.need(folder / _LABELS)
-    there.need(folder / "VG_100K")
+    """Open the two lists; the photos are in VG_100K, or in VG_100K and VG_100K_2."""
+    expected = layout()
+    file = expected.require(folder / _LABELS)
+    expected.require(folder / "VG_100K")
     present = load_object(file)
     splits = {
-        role: Split(_table(there.need(folder / f"{role}_list_500.txt"), present, file), folder)
+        role: Split(_table(expected.require(folder / f"{role}_list_500.txt"), present, file), folder)
         for role in ("train", "test")
     }
-    return Dataset.build("vg200", splits, ("the categories are called by their number: the files do not name them",))
+    return Dataset.build("vg200", splits, ("the categories are named by their numbers: the files do not name them",))
 
 
 def _table(listing: Path, present: dict[str, Any], file: Path) -> LabelTable:
     names = [line.strip() for line in read_lines(existing_path(listing)) if line.strip()]
     labels = np.full((len(names), _CLASSES), -1, np.int8)
     for number, name in enumerate(names):
-        found = present.get(name)
-        if found is None:
-            raise LabelError(f"{listing.name} lists {name!r}, which has no entry", "take both files together", file)
-        if not isinstance(found, list) or not all(type(k) is int and 0 <= k < _CLASSES for k in found):
+        categories = present.get(name)
+        if categories is None:
+            raise LabelError(
+                f"{listing.name} lists {name!r}, which has no entry", "use both files from the same release", file
+            )
+        valid = isinstance(categories, list) and all(type(k) is int and 0 <= k < _CLASSES for k in categories)
+        if not valid:
             message = f"the entry is not a list of numbers from 0 to {_CLASSES - 1}"
             raise LabelError(message, "download the file again", file, column=name)
-        labels[number, found] = 1
+        labels[number, categories] = 1
     if (twice := first_duplicate(names)) is not None:
         raise LabelError(f"image {twice!r} is listed twice", "download the file again", listing)
     return LabelTable.from_dense(labels, names, Names.numbered(_CLASSES))

@@ -28,21 +28,21 @@ def read(
 ) -> Dataset:
     """Open VOC 2007 (trainval and test) or 2012 (train and val); `train` and `test` name other splits.
 
-    difficult: what it means that an image has only objects marked difficult of a class. The challenge leaves such
-    entries out of the evaluation ("unknown"); the released code of the single-positive and partial-label literature
-    takes them as "absent".
+    difficult: the label of a class of which an image has only objects marked difficult. The challenge excludes such
+    entries from the evaluation ("unknown"); the released code of the single-positive and partial-label literature
+    counts them as "absent".
     """
     check_choice("difficult", difficult, tuple(LABEL_VALUES))
-    there = layout(year)
+    expected = layout(year)
     kit = Path("VOCdevkit") / f"VOC{year}"
     main = Path("ImageSets") / "Main"
-    main = there.need(folder / kit / main, folder / kit.name / main, folder / main)
+    main = expected.require(folder / kit / main, folder / kit.name / main, folder / main)
     base = main.parent.parent
-    images = there.need(base / "JPEGImages")
+    images = expected.require(base / "JPEGImages")
     splits, notes = {}, []
     for role, name in zip(("train", "test"), (train or _SPLITS[year][0], test or _SPLITS[year][1]), strict=True):
         if not any(main.glob(f"?*_{name}.txt")):
-            raise there.missing(main / f"aeroplane_{name}.txt")
+            raise expected.missing(main / f"aeroplane_{name}.txt")
         splits[role] = Split(reader.read(base, Policy(split=name, difficult=difficult)).table(), images)
         notes.append(f"{role}: the split {name}, objects marked difficult are {difficult}")
     return Dataset.build(f"voc{year}", splits, tuple(notes))

@@ -1,1 +1,1 @@
-"""Packs: photos made small once, in a few checksummed files."""
+"""Packs: images resized once and stored in a few checksummed files."""

@@ -1,14 +1,14 @@
-"""Packs: images made small once, one after another in a few large files, so that training reads at the disk's speed.
+"""Reading packs: images resized once and stored in a few large files, so that training reads at the disk's speed.
 
 A pack is a folder:
 
-    00000.shard, 00001.shard, …   the bytes of the images (JPEG, PNG, or plain rows of RGB bytes), nothing between them
+    00000.shard, 00001.shard, …   data files: the bytes of the images (JPEG, PNG, or raw RGB rows), without gaps
     index.arrow                   one row per image: name, shard, offset, length, width, height, crc32
     pack.json                     version, settings, checksum of the index
-    bad_images.csv                image, path, reason: what could not be read
+    bad_images.csv                image, path, reason of the images that could not be read
 
-The index is mapped, not read: 28 bytes and the name per image, shared by all processes. Names are the paths that the
-images had below their folder. Labels stay outside.
+The index is memory-mapped: 28 bytes and the name per image, shared by all processes. Names are the paths of the
+images relative to the folder that was packed. Labels are not part of a pack.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 
 FORMAT = "halflabel pack"
 VERSION = 1
-#: The columns of index.arrow beside the name, with their types.
+#: The columns of index.arrow besides the name, with their types.
 INDEX_COLUMNS = {
     "shard": np.uint32,
     "offset": np.uint64,
@@ -62,14 +62,14 @@ INDEX_COLUMNS = {
     "height": np.uint32,
     "crc32": np.uint32,
 }
-_KEPT_OPEN = 128  # pack; with the rest, opening is a small part of reading
-_BLOCK = 1 << 24
-_NEAR = 1 << 16  # bytes between two reads that are one to the disk
+_MAX_OPEN_FILES = 128  # data files that stay open; reopening the others is a small part of reading
+_BLOCK = 1 << 24  # bytes read at a time for a checksum
+_NEAR = 1 << 16  # reads with fewer bytes between them are combined
 
 
 @dataclass(frozen=True)
 class PackSettings:
-    """How the images of a pack are stored; `resize`: short = the shorter side is at most `size`, squash = a square."""
+    """How the images of a pack are stored; resize="short": the shorter side is at most `size`, "squash": a square."""
 
     size: int = 448
     resize: Literal["short", "squash"] = "short"
@@ -78,8 +78,8 @@ class PackSettings:
     shuffle: Literal["all", "blocks"] = "all"
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> PackSettings:
-        return cls(**{name: found[name] for name in cls.__dataclass_fields__})
+    def from_dict(cls, manifest: dict[str, Any]) -> PackSettings:
+        return cls(**{name: manifest[name] for name in cls.__dataclass_fields__})
 
 
 def data_file_name(number: int) -> str:
@@ -87,21 +87,21 @@ def data_file_name(number: int) -> str:
 
 
 def is_pack(folder: str | Path) -> bool:
-    """Whether a folder is a pack, finished or not."""
+    """Return whether a folder is a pack, finished or not."""
     return read_manifest(Path(folder)) is not None
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """What pack.json says; None where the folder is not a pack."""
+    """Read pack.json; None if the folder is not a pack."""
     try:
-        found = json.loads((folder / "pack.json").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / "pack.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
 
 
 def open_pack(folder: str | Path) -> Pack:
-    """A finished pack, ready to read; opened once per process while it stays as it is."""
+    """Open a finished pack; cached per process until pack.json changes."""
     folder = Path(folder)
     try:
         changed = os.stat(folder / "pack.json").st_mtime_ns
@@ -114,29 +114,29 @@ def open_pack(folder: str | Path) -> Pack:
 def _open(folder: str, changed: int) -> Pack:
     import pyarrow as pa
 
-    place = Path(folder)
-    about = read_manifest(place)
-    again = f"pack the images again: halflabel pack IMAGES {folder} --force"
-    if about is None:
+    path = Path(folder)
+    manifest = read_manifest(path)
+    fix = f"pack the images again: halflabel pack IMAGES {folder} --force"
+    if manifest is None:
         raise UserError(f"{folder} is not a pack", "make one: halflabel pack IMAGES OUT")
-    if about.get("version") != VERSION:
-        raise UserError(f"{folder} is a pack of version {about.get('version')!r}, not {VERSION}", again)
-    if not about.get("complete"):
-        raise UserError(f"the pack {folder} is not finished", f"go on with it: halflabel pack IMAGES {folder}")
+    if manifest.get("version") != VERSION:
+        raise UserError(f"{folder} is a pack of version {manifest.get('version')!r}, not {VERSION}", fix)
+    if not manifest.get("complete"):
+        raise UserError(f"the pack {folder} is not finished", f"continue it: halflabel pack IMAGES {folder}")
     try:
-        if file_crc32(place / "index.arrow") != about["index_crc32"]:
-            raise UserError(f"{place / 'index.arrow'} is damaged: its bytes do not match their checksum", again)
-        with pa.memory_map(str(place / "index.arrow")) as file:
+        if file_crc32(path / "index.arrow") != manifest["index_crc32"]:
+            raise UserError(f"{path / 'index.arrow'} is damaged: its bytes do not match their checksum", fix)
+        with pa.memory_map(str(path / "index.arrow")) as file:
             batch = pa.ipc.open_file(file).get_batch(0)
-        stored = PackSettings.from_dict(about)
+        settings = PackSettings.from_dict(manifest)
         index = {name: batch.column(name).to_numpy() for name in INDEX_COLUMNS}
-        return Pack(place, batch.column("name"), index, stored, tuple(about["tail"]), str(about["index_crc32"]))
+        return Pack(path, batch.column("name"), index, settings, tuple(manifest["tail"]), str(manifest["index_crc32"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
-        raise UserError(f"the pack {folder} cannot be read ({error})", again) from None
+        raise UserError(f"the pack {folder} cannot be read ({error})", fix) from None
 
 
 def file_crc32(path: Path) -> int:
-    """The CRC-32 of a file."""
+    """Return the CRC-32 of a file."""
     crc = 0
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
@@ -145,23 +145,23 @@ def file_crc32(path: Path) -> int:
 
 
 class Pack:
-    """Reads the images of a pack by number. Any number of threads and processes may read at once."""
+    """Reads the images of a pack by number; safe for any number of threads and processes."""
 
     def __init__(
         self,
         folder: Path,
         names: Any,
         index: dict[str, NDArray[Any]],
-        stored: PackSettings,
+        settings: PackSettings,
         tail: tuple[str, ...] = (),
         stamp: str = "",
     ) -> None:
         self.folder = folder
         self.names = names  # pyarrow strings
         self.index = index
-        self.stored = stored
-        self.tail = tail  # the last folders of where the images came from: names may repeat them
-        self.stamp = stamp  # changes when any image does
+        self.settings = settings
+        self.tail = tail  # the last folders of the source path: image ids may repeat them
+        self.stamp = stamp  # changes when any image changes
         self._files: dict[int, int] = {}
         weakref.finalize(self, _close, self._files)
 
@@ -175,11 +175,11 @@ class Pack:
         return str(self.names[int(number)].as_py())
 
     def read(self, number: int) -> bytes:
-        """The stored bytes of one image; BadImage where they are not what was written."""
+        """Read the stored bytes of one image; BadImage if they differ from what was written."""
         shard, offset, length = (int(self.index[column][number]) for column in ("shard", "offset", "length"))
         try:
-            kept = self._files.get(shard)
-            file = kept if kept is not None else self._open(shard)
+            open_file = self._files.get(shard)
+            file = open_file if open_file is not None else self._open(shard)
             try:
                 data = os.pread(file, length, offset)
             finally:
@@ -195,37 +195,41 @@ class Pack:
 
     def _open(self, shard: int) -> int:
         file = os.open(self.folder / data_file_name(shard), os.O_RDONLY)
-        if len(self._files) < _KEPT_OPEN and self._files.setdefault(shard, file) != file:
+        if len(self._files) < _MAX_OPEN_FILES and self._files.setdefault(shard, file) != file:
             os.close(file)  # another thread was first
             return self._files[shard]
         return file
 
-    def image(self, number: int, *, least: int = 0, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
-        """One image, uint8 (3, H, W). With `least`, a JPEG may come at a half, a quarter or an eighth of its size, its
-        sides not under `least`: that takes a fraction of the time."""
-        return self.decode(number, self.read(number), least=least, max_pixels=max_pixels)
+    def image(self, number: int, *, min_side: int = 0, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+        """Read and decode one image: uint8 (3, H, W).
 
-    def decode(self, number: int, data: bytes, *, least: int = 0, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
-        wide, high = int(self.index["width"][number]), int(self.index["height"][number])
+        With `min_side`, a JPEG may be decoded at a half, a quarter or an eighth of its size, in a fraction of the time,
+        as long as no side falls below `min_side`.
+        """
+        return self.decode(number, self.read(number), min_side=min_side, max_pixels=max_pixels)
+
+    def decode(self, number: int, data: bytes, *, min_side: int = 0, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+        """Decode the stored bytes of one image, as `image` does."""
+        width, height = int(self.index["width"][number]), int(self.index["height"][number])
         path = self.folder / self.name(number)
-        if wide * high > max_pixels:
-            raise BadImage(path, f"{wide} × {high} pixels is over the limit of {max_pixels}")
-        if self.stored.store == "raw":
-            if len(data) != 3 * wide * high:
+        if width * height > max_pixels:
+            raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
+        if self.settings.store == "raw":
+            if len(data) != 3 * width * height:
                 raise BadImage(path, "truncated")
-            import torch  # here: whoever only looks for names need not wait for it
+            import torch  # imported late: finding names does not need it
 
-            return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(high, wide, 3).permute(2, 0, 1)
-        if data[:3] == b"\xff\xd8\xff" and not (least and min(wide, high) >= 2 * least):
-            found = decode_jpegs([data])
-            if found is not None:
-                return found[0]
-        return decode_image(io.BytesIO(data), path, max_pixels=max_pixels, least=least)
+            return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
+        if data[:3] == b"\xff\xd8\xff" and not (min_side and min(width, height) >= 2 * min_side):
+            images = decode_jpegs([data])
+            if images is not None:
+                return images[0]
+        return decode_image(io.BytesIO(data), path, max_pixels=max_pixels, min_side=min_side)
 
-    def file(self, number: int) -> io.BytesIO:
-        """One image as a file that any program reads: rows of plain bytes get the header of a BMP."""
+    def as_file(self, number: int) -> io.BytesIO:
+        """Return one image as a file that any program can read: raw rows become a BMP."""
         data = self.read(number)
-        if self.stored.store != "raw":
+        if self.settings.store != "raw":
             return io.BytesIO(data)
         pixels = self.decode(number, data).permute(1, 2, 0).numpy()
         stream = io.BytesIO()
@@ -234,9 +238,9 @@ class Pack:
         return stream
 
     def find(self, names: Any) -> NDArray[np.int64]:
-        """The number of each image id, −1 where there is none, by the rules of `decode.locate`.
+        """Return the number of each image id, −1 if there is none, by the rules of `decode.locate_images`.
 
-        Ids that are names, or names less their ending, are matched as whole columns, without an object for each.
+        Ids that are names, with or without their ending, are matched as whole columns, without a Python object each.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -244,26 +248,26 @@ class Pack:
         wanted = names if isinstance(names, pa.Array) else pa.array(list(names), pa.string())
         wanted = wanted.cast(self.names.type)
 
-        def look_up(ids: Any, held: Any) -> NDArray[np.int64]:
+        def look_up(ids: Any, values: Any) -> NDArray[np.int64]:
             return np.asarray(
-                pc.fill_null(pc.index_in(ids, value_set=held), -1).to_numpy(zero_copy_only=False), np.int64
+                pc.fill_null(pc.index_in(ids, value_set=values), -1).to_numpy(zero_copy_only=False), np.int64
             )
 
-        found = look_up(wanted, self.names)
-        left = np.flatnonzero(found < 0)
+        numbers = look_up(wanted, self.names)
+        left = np.flatnonzero(numbers < 0)
         if left.size:
             bases, rank = split_suffixes(self.names)
-            # index_in gives the first of equals: the best ending of each base has to come first.
+            # index_in returns the first of equals: the preferred ending of each base has to come first.
             order = np.argsort(rank, kind="stable")[: int((rank < len(SUFFIXES)).sum())]
-            at = look_up(split_suffixes(wanted.take(pa.array(left)))[0], bases.take(pa.array(order)))
-            found[left[at >= 0]] = order[at[at >= 0]]
-            left = left[at < 0]
+            place = look_up(split_suffixes(wanted.take(pa.array(left)))[0], bases.take(pa.array(order)))
+            numbers[left[place >= 0]] = order[place[place >= 0]]
+            left = left[place < 0]
         if left.size:
-            listed: list[str] = self.names.to_pylist()
-            number = {name: at for at, name in enumerate(listed)}
-            others = match_names(wanted.take(pa.array(left)).to_pylist(), sorted(listed), self.tail)
-            found[left] = [-1 if name is None else number[name] for name in others]
-        return found
+            names_here: list[str] = self.names.to_pylist()
+            number_of = {name: number for number, name in enumerate(names_here)}
+            matches = match_names(wanted.take(pa.array(left)).to_pylist(), sorted(names_here), self.tail)
+            numbers[left] = [-1 if name is None else number_of[name] for name in matches]
+        return numbers
 
     @cached_property
     def _by_hash(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -272,7 +276,7 @@ class Pack:
         return hashes[order], order
 
     def number(self, name: str) -> int:
-        """The number of one name, −1 where there is none."""
+        """Return the number of one name, −1 if there is none."""
         hashes, order = self._by_hash
         wanted = hash_names([name])[0]
         for place in range(int(np.searchsorted(hashes, wanted)), len(hashes)):
@@ -283,7 +287,7 @@ class Pack:
         return -1
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
-        """Tell the system that these images are wanted soon: it reads them ahead, neighbours in one go."""
+        """Advise the system to read these images ahead; neighbours are combined into one read."""
         if not hasattr(os, "posix_fadvise") or not len(numbers):
             return
         shard = self.index["shard"][numbers].astype(np.int64)
@@ -291,42 +295,42 @@ class Pack:
         order = np.lexsort((first, shard))
         shard, first = shard[order], first[order]
         last = first + self.index["length"][numbers].astype(np.int64)[order]
-        far = np.flatnonzero((np.diff(shard) != 0) | (first[1:] - last[:-1] > _NEAR)) + 1
-        begins, ends = np.concatenate([[0], far]), np.concatenate([far, [len(shard)]]) - 1
-        file, now = -1, -1
+        gaps = np.flatnonzero((np.diff(shard) != 0) | (first[1:] - last[:-1] > _NEAR)) + 1
+        begins, ends = np.concatenate([[0], gaps]), np.concatenate([gaps, [len(shard)]]) - 1
+        file, current = -1, -1
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             try:
-                if shard[begin] != now:
+                if shard[begin] != current:
                     if file >= 0:
                         os.close(file)
-                    file, now = -1, int(shard[begin])
-                    file = os.open(self.folder / data_file_name(now), os.O_RDONLY)
+                    file, current = -1, int(shard[begin])
+                    file = os.open(self.folder / data_file_name(current), os.O_RDONLY)
                 if file >= 0:
                     length = int(last[end] - first[begin])
                     os.posix_fadvise(file, int(first[begin]), length, os.POSIX_FADV_WILLNEED)
             except OSError:
-                continue  # a hint: whoever reads the image will say what is wrong
+                continue  # only a hint: reading the image reports what is wrong
         if file >= 0:
             os.close(file)
 
 
 def decode_jpegs(encoded: Sequence[bytes], device: torch.device | str = "cpu") -> list[torch.Tensor] | None:
-    """JPEGs to uint8 (3, H, W) by torchvision's decoder, half as quick again as Pillow's and the same bytes on a CPU.
+    """Decode JPEGs to uint8 (3, H, W) with torchvision, 1.5 times as fast as Pillow and with equal bytes on a CPU.
 
-    None where there is no such decoder, for that device or at all, or where one of them is beyond it.
+    None if torchvision has no decoder for that device, or cannot decode one of the images.
     """
     with warnings.catch_warnings():
-        # torchvision means to leave decoding to another package one day: then Pillow is what remains.
+        # torchvision plans to move decoding to another package; without it Pillow decodes.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             import torch
             from torchvision.io import ImageReadMode, decode_jpeg
 
-            data = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in encoded]
+            data = [torch.frombuffer(bytearray(jpeg), dtype=torch.uint8) for jpeg in encoded]
             if torch.device(device).type == "cpu":
-                return [decode_jpeg(one, ImageReadMode.RGB) for one in data]
-            found: list[torch.Tensor] = decode_jpeg(data, ImageReadMode.RGB, device=device)
-            return found
+                return [decode_jpeg(jpeg, ImageReadMode.RGB) for jpeg in data]
+            images: list[torch.Tensor] = decode_jpeg(data, ImageReadMode.RGB, device=device)
+            return images
         except (ImportError, RuntimeError):
             return None
 
@@ -338,7 +342,7 @@ def _close(files: dict[int, int]) -> None:
 
 
 def find_packed_image(path: str | Path) -> tuple[Pack, int] | None:
-    """The pack and the number behind a path such as PACK/train/1.jpg, or None where it leads into no pack."""
+    """Return the pack and the image number of a path such as PACK/train/1.jpg, or None if it is not in a pack."""
     path = Path(path)
     folder = next((parent for parent in path.parents if parent.is_dir()), None)
     if folder is None or not (folder / "pack.json").exists():
@@ -346,7 +350,7 @@ def find_packed_image(path: str | Path) -> tuple[Pack, int] | None:
     try:
         pack = open_pack(folder)
     except UserError:
-        if is_pack(folder):  # a pack that cannot be read is worth an error of its own
+        if is_pack(folder):  # a pack, but one that cannot be read
             raise
         return None
     number = pack.number(path.relative_to(folder).as_posix())

@@ -1,4 +1,4 @@
-"""Packs as sources: their images decoded by workers, or on the device, where the views of a batch can be made too."""
+"""Packs as image sources: decoded by worker processes, or on the GPU; and views made on the GPU for any source."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from halflabel.system.rng import bits
 
 __all__ = ["DeviceViews", "PackedImages", "open_packed_images"]
 
-_ORDER = 0x6F726472  # the draws of the reading order are not those of any other purpose
-_BLOCK = 128  # images that lie together and are read together
-_WINDOW = 32  # blocks whose images are mixed
-_AHEAD = 2048  # images that the system is told of before they are asked for
+_ORDER = 0x6F726472  # separates the random numbers of the reading order from all others
+_BLOCK = 128  # neighbouring images that are read together
+_WINDOW = 32  # blocks whose images are shuffled together
+_AHEAD = 2048  # images that the system reads ahead
 
 
 class PackedImages(Images):
-    """The images of a pack, decoded and augmented by worker processes; beside what `Images` says:
+    """The images of a pack, decoded and augmented by worker processes like `Images`.
 
-    A JPEG that is stored larger than all views need is decoded at a half, a quarter or an eighth. An image whose bytes
-    do not match their checksum is unreadable. 8 bytes per image beside its name and its hash.
+    A JPEG that is stored larger than all views need is decoded at a half, a quarter or an eighth of its size. An image
+    whose bytes do not match their checksum is unreadable. Memory: 8 bytes per image besides its name and its hash.
     """
 
     def __init__(
         self,
         pack: Pack,
-        at: NDArray[np.int64],
+        positions: NDArray[np.int64],
         names: Names,
         views: Mapping[str, View],
         *,
@@ -51,67 +51,70 @@ class PackedImages(Images):
         max_pixels: int = MAX_PIXELS,
         quarantine: Quarantine | None = None,
     ) -> None:
-        more: dict[str, Any] = {"workers": workers, "max_bad": max_bad, "max_pixels": max_pixels}
-        super().__init__((), names, views, quarantine=quarantine, **more)
+        super().__init__(
+            (), names, views, workers=workers, max_bad=max_bad, max_pixels=max_pixels, quarantine=quarantine
+        )
         self.pack = pack
-        self.at = at  # (N,) numbers in the pack, −1 for an image that is not there
+        self.positions = positions  # (N,) numbers in the pack, −1 for an image that is not there
         self.paths = _Paths(pack.folder, names)
 
     def __len__(self) -> int:
-        return len(self.at)
+        return len(self.positions)
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
-        """All images, blocks of neighbours in a random order, then the images of several blocks mixed.
+        """Return all images in a random order of blocks, with the images of several blocks shuffled together.
 
-        A disk reads a block in one go; a full shuffle would have it seek for each image. A function of seed, epoch and
-        the pack. None where the pack was not made to be read like this: then any order will do.
+        A disk reads a block at once; a full shuffle would make it seek for each image. The order depends on seed, epoch
+        and pack only. None if the pack was not written for this: any order will do.
         """
-        if self.pack.stored.shuffle != "blocks" or not len(self):
+        if self.pack.settings.shuffle != "blocks" or not len(self):
             return None
-        block = np.maximum(self.at, 0) // _BLOCK
+        block = np.maximum(self.positions, 0) // _BLOCK
         blocks = int(block.max()) + 1
-        turn = np.empty(blocks, np.int64)
-        turn[np.argsort(bits(seed, _ORDER, epoch, np.arange(blocks)), kind="stable")] = np.arange(blocks)
-        return np.lexsort((bits(seed, _ORDER, epoch, self.hashes), turn[block] // _WINDOW))
+        block_rank = np.empty(blocks, np.int64)
+        block_rank[np.argsort(bits(seed, _ORDER, epoch, np.arange(blocks)), kind="stable")] = np.arange(blocks)
+        return np.lexsort((bits(seed, _ORDER, epoch, self.hashes), block_rank[block] // _WINDOW))
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        return super().fetch(_ReadAheadPlan(plan, self.pack, self.at), views, seed=seed, epoch=epoch)
+        return super().fetch(_ReadAheadPlan(plan, self.pack, self.positions), views, seed=seed, epoch=epoch)
 
     def read(self, plan: Plan) -> Iterator[tuple[NDArray[np.int64], list[bytes | BadImage]]]:
-        """The stored bytes of the images of a plan, batch by batch, read by threads a few batches ahead."""
+        """Yield the stored bytes of the images of a plan, batch by batch, read by threads a few batches ahead."""
 
-        def stored(index: NDArray[np.int64]) -> list[bytes | BadImage]:
-            found: list[bytes | BadImage] = []
+        def read_batch(index: NDArray[np.int64]) -> list[bytes | BadImage]:
+            stored: list[bytes | BadImage] = []
             for number in index.tolist():
-                at = int(self.at[number])
+                position = int(self.positions[number])
                 try:
-                    found.append(self.pack.read(at) if at >= 0 else BadImage(self.paths[number], "not in the pack"))
+                    if position < 0:
+                        raise BadImage(self.paths[number], "not in the pack")
+                    stored.append(self.pack.read(position))
                 except BadImage as bad:
-                    found.append(bad)
-            return found
+                    stored.append(bad)
+            return stored
 
         threads = max(1, self.workers)
         with ThreadPoolExecutor(threads) as pool:
             waiting: deque[tuple[NDArray[np.int64], Future[list[bytes | BadImage]]]] = deque()
             try:
-                for index in _ReadAheadPlan(plan, self.pack, self.at):
-                    waiting.append((index, pool.submit(stored, index)))
+                for index in _ReadAheadPlan(plan, self.pack, self.positions):
+                    waiting.append((index, pool.submit(read_batch, index)))
                     if len(waiting) > 2 * threads:
                         first, ready = waiting.popleft()
                         yield first, ready.result()
                 while waiting:
                     first, ready = waiting.popleft()
                     yield first, ready.result()
-            finally:  # a pass that is broken off must not read on
+            finally:  # an interrupted pass must not continue to read
                 for _, ready in waiting:
                     ready.cancel()
 
     def stamp(self) -> bytes:
-        """Changes when any image does."""
-        return self.pack.stamp.encode() + self.at.tobytes()
+        """Return bytes that change when any image changes."""
+        return self.pack.stamp.encode() + self.positions.tobytes()
 
     def _decoder(self) -> Dataset[Any]:
-        return _PackDecoder(self.pack, self.at, self.paths, self.views, self.max_pixels)
+        return _PackDecoder(self.pack, self.positions, self.paths, self.views, self.max_pixels)
 
 
 def open_packed_images(
@@ -123,30 +126,30 @@ def open_packed_images(
     max_bad: float = 0.01,
     quarantine: Quarantine | None = None,
 ) -> PackedImages:
-    """The images of a label table in a pack, by the rules for a folder; one that is not there is unreadable."""
+    """Open the images of a label table in a pack, by the rules for a folder; a missing image is unreadable."""
     pack = open_pack(folder)
     for view in views.values():
-        if view.size > pack.stored.size:
+        if view.size > pack.settings.size:
             raise UserError(
-                f"the pack {folder} holds images of {pack.stored.size} px, {view.size} px are asked for",
-                f"use --size {pack.stored.size}, or pack the images with --size {view.size}",
+                f"the pack {folder} holds images of {pack.settings.size} px, but {view.size} px are needed",
+                f"use --size {pack.settings.size}, or pack the images with --size {view.size}",
             )
-        if pack.stored.resize == "squash" and getattr(view, "resize", "squash") != "squash":
+        if pack.settings.resize == "squash" and getattr(view, "resize", "squash") != "squash":
             raise UserError(
-                f"the images of the pack {folder} are squashed to squares: none can be cut out of them",
+                f"the images of the pack {folder} are squashed to squares: squares cannot be cropped from them",
                 "use --resize squash, or pack the images with --resize short",
             )
-    at = pack.find(names.array)
-    if len(at) and (at < 0).all():
+    positions = pack.find(names.array)
+    if len(positions) and (positions < 0).all():
         raise UserError(
-            f"none of the {len(at)} images of the label file is in {folder} (first: {names[0]!r})",
+            f"none of the {len(positions)} images of the label file is in {folder} (first: {names[0]!r})",
             "check the pack; names may leave out the ending, such as .jpg",
         )
-    return PackedImages(pack, at, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    return PackedImages(pack, positions, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
 
 
 class _Paths(Sequence[str]):
-    """PACK/NAME of each image, made when asked for: a list of them would take more room than the index."""
+    """PACK/NAME of each image, made on access: a list of them would take more memory than the index."""
 
     def __init__(self, folder: Path, names: Names) -> None:
         self.folder, self.names = folder, names
@@ -159,10 +162,10 @@ class _Paths(Sequence[str]):
 
 
 class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
-    """A plan that, while it is gone through, has the system read ahead what comes next."""
+    """A plan that makes the system read ahead the next batches while it is iterated over."""
 
-    def __init__(self, plan: Plan, pack: Pack, at: NDArray[np.int64]) -> None:
-        self.plan, self.pack, self.at = plan, pack, at
+    def __init__(self, plan: Plan, pack: Pack, positions: NDArray[np.int64]) -> None:
+        self.plan, self.pack, self.positions = plan, pack, positions
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -175,36 +178,36 @@ class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
         for number, index in enumerate(self.plan):
             if number % step == 0:
                 first = number + step if number else 0
-                self._expect(self.plan[first : number + 2 * step])
+                self._read_ahead(self.plan[first : number + 2 * step])
             yield index
 
-    def _expect(self, batches: Plan) -> None:
+    def _read_ahead(self, batches: Plan) -> None:
         if len(batches):
-            at = self.at[np.concatenate(batches)]
-            self.pack.read_ahead(at[at >= 0])
+            positions = self.positions[np.concatenate(batches)]
+            self.pack.read_ahead(positions[positions >= 0])
 
 
 class _PackDecoder(Dataset[Any]):
     def __init__(
-        self, pack: Pack, at: NDArray[np.int64], paths: Sequence[str], views: Mapping[str, View], max_pixels: int
+        self, pack: Pack, positions: NDArray[np.int64], paths: Sequence[str], views: Mapping[str, View], max_pixels: int
     ) -> None:
-        self.pack, self.at, self.paths, self.views, self.max_pixels = pack, at, paths, views, max_pixels
+        self.pack, self.positions, self.paths, self.views, self.max_pixels = pack, positions, paths, views, max_pixels
 
     def __getitem__(self, item: tuple[int, tuple[str, ...], list[int]]) -> Any:
         number, names, keys = item
-        stored = int(self.at[number])
-        if stored < 0:
+        position = int(self.positions[number])
+        if position < 0:
             return number, None, (number, self.paths[number], "not in the pack")
         views = [self.views[name] for name in names]
         try:
-            image = self.pack.image(stored, least=min_source_side(views), max_pixels=self.max_pixels)
+            image = self.pack.image(position, min_side=min_source_side(views), max_pixels=self.max_pixels)
         except BadImage as bad:
             return number, None, (number, str(bad.path), bad.reason)
         return number, tuple(view(image, key) for view, key in zip(views, keys, strict=True)), None
 
 
 def min_source_side(views: Sequence[View]) -> int:
-    """The shorter side from which none of the views enlarges what it shows; 0 where that is not known."""
+    """Return the shorter side of an image that no view has to enlarge; 0 if that is not known."""
     sides = []
     for view in views:
         match view:
@@ -219,11 +222,11 @@ def min_source_side(views: Sequence[View]) -> int:
 
 
 class DeviceViews:
-    """Another source's plain views, and the other views made of them on the device, a whole batch at a time.
+    """Makes the views of another source on the device, from its plain views, a whole batch at a time.
 
-    The workers then only decode. The draws are those of the views on the CPU; the pixels differ a little, as
-    `resident` says. With `decode`, the JPEGs of a pack are decoded on the device as well, where it is a GPU; a batch
-    that it cannot decode is left to the CPU. Threads then only read.
+    The workers then only decode. Random numbers are those of the views on the CPU; the pixels differ slightly, see
+    `gpu_views`. With `decode`, a GPU also decodes the JPEGs of a pack, and threads only read; batches that it cannot
+    decode are decoded on the CPU.
     """
 
     def __init__(self, whole: Images, device: torch.device | str, *, decode: bool = False) -> None:
@@ -241,7 +244,7 @@ class DeviceViews:
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         whole = self.whole
         if self.decode and self.device.type == "cuda" and isinstance(whole, PackedImages):
-            batches: Iterator[FetchedBatch] = (self._decoded(whole, *some) for some in whole.read(plan))
+            batches: Iterator[FetchedBatch] = (self._decode_batch(whole, *batch) for batch in whole.read(plan))
         else:
             batches = whole.fetch(plan, ("plain",), seed=seed, epoch=epoch)
         for index, plain in batches:
@@ -254,21 +257,25 @@ class DeviceViews:
                 index, tuple(make_view(self.views[name], images, keys[:, v]) for v, name in enumerate(views))
             )
 
-    def _decoded(self, whole: PackedImages, index: NDArray[np.int64], data: list[bytes | BadImage]) -> FetchedBatch:
-        """Plain views of stored bytes, decoded on the device."""
-        encoded = [one for one in data if isinstance(one, bytes)]
-        decoded = decode_jpegs(encoded, self.device) if encoded and whole.pack.stored.store == "jpeg" else None
+    def _decode_batch(
+        self, whole: PackedImages, index: NDArray[np.int64], data: list[bytes | BadImage]
+    ) -> FetchedBatch:
+        """Return the plain views of stored images, decoded on the device."""
+        encoded = [stored for stored in data if isinstance(stored, bytes)]
+        decoded = decode_jpegs(encoded, self.device) if encoded and whole.pack.settings.store == "jpeg" else None
         images = iter(decoded or ())
         plain = whole.views["plain"]
-        good, found = [], []
-        for place, number in enumerate(index.tolist()):
-            one = data[place]
+        numbers, views = [], []
+        for number, stored in zip(index.tolist(), data, strict=True):
             try:
-                if isinstance(one, BadImage):
-                    raise one
-                image = next(images) if decoded else whole.pack.decode(int(whole.at[number]), one).to(self.device)
-                found.append(plain(image, 0))
-                good.append(number)
+                if isinstance(stored, BadImage):
+                    raise stored
+                if decoded:
+                    image = next(images)
+                else:
+                    image = whole.pack.decode(int(whole.positions[number]), stored).to(self.device)
+                views.append(plain(image, 0))
+                numbers.append(number)
             except BadImage as bad:
                 whole.mark_unreadable(number, str(bad.path), bad.reason)
-        return FetchedBatch(np.asarray(good, np.int64), (torch.stack(found),) if found else ())
+        return FetchedBatch(np.asarray(numbers, np.int64), (torch.stack(views),) if views else ())
