@@ -1,0 +1,289 @@
+"""The whole command line: `--help`, `--version`, how errors are shown, and what is refused before torch is imported."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import MAIN, done, flat, refused, run
+
+from halflabel.cli import main
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.runs.folder import RunFolder
+
+
+def test_commands_start_without_torch() -> None:
+    check = (
+        "import sys, io, contextlib, halflabel.cli\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "    halflabel.cli.app(['--help'])\n"
+        "heavy = {'torch', 'timm', 'sklearn', 'matplotlib', 'pyarrow', 'accelerate', 'fastapi'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_ctrl_c_within_an_import_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python wraps what is raised while a class is made."""
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    def wrapped() -> None:
+        try:
+            stopped()
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setattr("halflabel.cli.app", wrapped)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "Stopped\n"
+
+    monkeypatch.setattr("halflabel.methods.base.recipes", stopped)
+    plain = run("methods")
+    assert (plain.exit_code, plain.stderr) == (130, "Stopped\n")
+
+    def broken() -> None:
+        raise RuntimeError("something else") from ValueError("else")
+
+    monkeypatch.setattr("halflabel.cli.app", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        main()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train"],
+        ["train", "nowhere.csv", "FOLDER"],
+        ["train", "nowhere.csv", "nowhere"],
+        ["train", "--resume", "FOLDER", "--lr", "1"],
+        ["train", "--continue", "FOLDER", "--answers", "nowhere.csv"],
+        ["import", "LABELS", "new.csv", "--images", "FOLDER"],
+        ["fill", "--undo", "LABELS"],
+    ],
+    ids=" ".join,
+)
+def test_faults_are_said_before_torch_is_loaded(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
+    (tmp_path / "run").mkdir()
+    places = {"FOLDER": str(tmp_path / "run"), "LABELS": str(tmp_path / "labels.csv")}
+    check = (
+        "import sys, halflabel.cli\n"
+        "try:\n"
+        f"    halflabel.cli.app({[places.get(word, word) for word in words]!r})\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 2, end.code\n"
+        "    assert 'torch' not in sys.modules, 'torch takes seconds'\n"
+        "    print('refused')\n"
+    )
+    said = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == "refused", said.stderr
+    assert "fix:" in said.stderr
+
+
+QUICK = [  # the words, and what is said
+    (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv is no file"),
+    (["review", "RUN", "nowhere"], "nowhere is not a folder"),
+    (["export", "onnx", "FOLDER"], "is not a run"),
+    (["export", "onnx", "RUN", "--out", "LABELS"], "is there already"),
+    (["export", "onnx", "RUN", "--out", "model.txt"], "does not end in .onnx"),
+    (["export", "hub", "RUN", "--out", "LABELS"], "is a file"),
+    (["serve", "FOLDER"], "is not a run"),
+    (["serve", "RUN", "--port", "TAKEN"], "cannot listen"),
+    (["report", "FOLDER"], "is not a run"),
+    (["report", "RUN", "--images", "nowhere"], "nowhere is not a folder"),
+    (["report", "RUN", "--out", "page.txt"], "page.txt"),
+    (["predict", "FOLDER", "photo.jpg"], "is not a run"),
+    (["predict", "LABELS", "photo.jpg"], "is not a model"),
+    (["evaluate", "FOLDER", "LABELS", "FOLDER"], "is not a run"),
+    (["methods", "--regime", "nope"], "positives-only"),
+    (["study", "LABELS", "nowhere"], "nowhere is not a folder"),
+    (["reproduce", "nope"], "S5-table"),
+    (["reproduce", "nope", "FOLDER"], "S5-table"),
+]
+
+
+def test_commands_on_runs_refuse_without_importing_torch(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
+    (tmp_path / "empty").mkdir()
+    made = RunFolder.create(tmp_path / "run")
+    made.start(LabelTable.from_dense(np.array([[1, -1]], np.int8), ["a"], ["cat", "dog"]), {"method": "bce"})
+    made.weights.touch()
+    taken = socket.create_server(("127.0.0.1", 0))
+    places = {
+        name: str(tmp_path / file) for name, file in (("FOLDER", "empty"), ("RUN", "run"), ("LABELS", "labels.csv"))
+    }
+    places["TAKEN"] = str(taken.getsockname()[1])
+    check = (
+        "import sys, halflabel.cli\n"
+        f"for words, code in {[([places.get(w, w) for w in words], 2) for words, _ in QUICK]!r}:\n"
+        "    try:\n"
+        "        halflabel.cli.app(words)\n"
+        "    except SystemExit as end:\n"
+        "        assert (end.code or 0) == code, (words, end.code)\n"
+        "    assert 'torch' not in sys.modules, words\n"
+    )
+    with taken:
+        said = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    errors = said.stderr.split("error: ")[1:]
+    assert len(errors) == len(QUICK)
+    for (words, expected), error in zip(QUICK, errors, strict=True):
+        assert expected in error, (words, error)
+
+
+def test_a_bare_call_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "halflabel demo" in done()
+    (tmp_path / "tags.csv").write_text("image,cat\na,1\n")
+    assert "halflabel inspect tags.csv" in done()
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect", "import", "convert", "drop", "train", "evaluate", "predict", "methods", "demo"]
+)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    text = done(command, "--help")
+    assert "--" in text
+    assert command in done("--help")
+    if command not in ("methods", "demo"):
+        assert f"Example: halflabel {command}" in text
+
+
+def test_version() -> None:
+    from halflabel import __version__
+
+    assert done("--version").strip() == f"halflabel {__version__}"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["drop", "L", "OUT", "--protocol", "half"], "no protocol is called 'half'"),
+        (["drop", "L", "OUT", "--spoil", "0.1"], "--spoil means nothing for partial"),
+        (["drop", "L", "OUT", "--keep", "2"], "2"),
+        (["drop", "L", "OUT"], "partial needs --keep"),
+        (["drop", "L", "OUT", "--protocol", "single-positive", "--spoil", "0.1"], "leave --spoil out"),
+        (["drop", "L", "OUT", "--protocol", "per-class", "--positives", "3"], "per-class needs --negatives"),
+        (["drop", "L", "OUT", "--protocol", "positives"], "needs either --keep or --number"),
+        (["drop", "L", "OUT", "--keep", "0.5", "--negatives", "3"], "it takes --keep, --exact"),
+        (["inspect", "L", "--where", "source=a", "--where", "source=b"], "--where gives 'source' two values"),
+        (["train", "--resume", "OUT", "--continue", "OUT"], "--continue cannot be used with --resume"),
+        (["train", "--resume", "OUT", "L", "I"], "--resume takes no LABELS"),
+        (["train", "--continue", "OUT", "L"], "is not a folder"),
+        (["train", "--continue", "OUT", "--minus-one", "absent"], "--minus-one cannot be used with --continue"),
+        (["demo", "--out", "L"], "is a file"),
+        (["convert", "L", "OUT", "--to", "excel"], "no label format is called 'excel'"),
+        (["import", "L", "OUT", "--images", "nowhere"], "nowhere"),
+        (["train", "L"], "LABELS and IMAGES are missing"),
+        (["train", "--dry-run", "L", "I"], "an option --dry-run"),
+        (["train", "--method", "em", "--dry-run", "L", "I"], "an option --dry-run"),
+        (["train", "L", "I", "more", "--out", "OUT"], "one argument too many"),
+        (["train", "L", "I", "--out", "OUT", "--method", "bec"], "did you mean"),
+        (["train", "L", "I", "--out", "OUT", "--epoch", "3"], "did you mean --epochs?"),
+        (["train", "L", "I", "--out", "OUT", "--beta", "3"], "has no options"),
+        (["train", "--method", "em", "--beta", "3", "L", "I"], "--alpha"),
+        (["train", "L", "I", "--out", "OUT", "--method", "em", "--alpha", "much"], "takes a float"),
+        (["train", "L", "I", "--out", "OUT", "--method", "em", "--alpha"], "--alpha has no value"),
+        (["train", "L", "I", "--out", "OUT", "--backbone", "resnet5000"], "no backbone called"),
+        (["train", "L", "I", "--out", "OUT", "--weights", "no.pth"], "no weights file"),
+        (["train", "L", "nowhere", "--out", "OUT"], "is not a folder"),
+        (["train", "L", "EMPTY", "--out", "OUT"], "none of the 48 images"),
+        (["train", "--resume", "OUT"], "is not a run"),
+        (["evaluate", "OUT", "L", "I"], "is not a run"),
+        (["predict", "OUT", "x.png"], "is not a run"),
+        (["methods", "bec"], "did you mean"),
+        (["methods", "--regime", "half"], "no label regime is called 'half'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_faults_are_said_in_one_message_and_nothing_is_written(
+    tmp_path: Path, data: Path, words: list[str], says: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"L": data / "train.csv", "I": data / "images", "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty"}
+    assert says in refused(*(places.get(word, word) for word in words))
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("precious")
+    for command in ("import", "convert", "drop"):
+        more = ["--keep", "0.5"] if command == "drop" else []
+        assert "--force" in refused(command, data / "train.csv", out, *more)
+        assert out.read_text() == "precious"
+    done("import", data / "train.csv", out, "--force")
+    assert out.read_text() != "precious"
+
+
+def test_nor_is_what_holds_no_questions_or_rules(tmp_path: Path, data: Path, trained: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("precious")
+    assert "holds no questions" in refused("next", trained, data / "images", "--out", out)
+    assert "--force" in refused("rules", "suggest", data / "train.csv", "--out", out)
+    assert out.read_text() == "precious"
+    done("next", trained, data / "images", "--out", tmp_path / "questions.csv")
+    done("next", trained, data / "images", "--out", tmp_path / "questions.csv")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--batch-size", "0"), ("--epochs", "0"), ("--lr", "-1"), ("--accumulate", "0"), ("--workers", "-1")],
+)
+def test_numbers_that_cannot_be_are_refused(data: Path, flag: str, value: str) -> None:
+    result = run("train", data / "train.csv", data / "images", flag, value)
+    assert result.exit_code == 2
+    assert flag in result.stderr
+
+
+def test_a_full_device_under_the_output_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    for words in (["--help"], ["inspect", str(data / "train.csv")]):
+        with open("/dev/full", "w") as full:
+            said = subprocess.run([*MAIN, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert said.returncode == 2, said.stderr
+        assert flat(said.stderr) == (
+            "error: the output cannot be written: No space left on device fix: make room, or write to another place"
+        )
+
+
+def test_a_place_that_cannot_be_written_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "fix:" in refused("pack", data / "images", tmp_path / "file" / "pack")
+
+
+def test_a_full_disk_is_said_in_the_systems_words(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "x"))
+
+    monkeypatch.setattr("halflabel.labels.formats.write", fail)
+    assert "No space left on device" in refused("import", data / "train.csv", tmp_path / "x")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("halflabel.cli.labels.show_audit", fail)
+    result = run("inspect", data / "train.csv")
+    assert result.exit_code == 1
+    assert result.stderr == ""
+
+
+def test_errors_carry_markup_as_it_is(tmp_path: Path) -> None:
+    assert "[red]x.csv" in refused("inspect", tmp_path / "[red]x.csv")
+    assert str(UserError("a", "b")) == "a. Fix: b"

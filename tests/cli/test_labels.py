@@ -1,0 +1,129 @@
+"""The commands inspect, import, convert and drop."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from command_line import TINY, done, flat, refused
+
+from halflabel.data.datasets.digits import CLASSES
+
+
+def test_inspect_says_what_is_known_and_what_fits(data: Path, tmp_path: Path) -> None:
+    text = done("inspect", data / "train.csv", "--plot", tmp_path / "labels.html")
+    assert "48 images, 10 classes" in flat(text)
+    assert "bce" in text
+    assert "<svg" in (tmp_path / "labels.html").read_text(encoding="utf-8")
+    found = json.loads(done("inspect", data / "train.csv", "--json"))
+    assert found["regime"] == "full"
+    assert found["images"] == 48
+    assert found["per_class"].keys() == set(CLASSES)
+    assert sum(sum(counts.values()) for counts in found["per_class"].values()) == 480
+
+
+def test_import_convert_and_back_keep_every_label(data: Path, tmp_path: Path) -> None:
+    from halflabel.labels import formats
+
+    before = formats.read(data / "train.csv").table()
+    done("import", data / "train.csv", tmp_path / "long.csv", "--images", data / "images")
+    done("convert", tmp_path / "long.csv", tmp_path / "wide.csv", "--to", "wide")
+    done("convert", tmp_path / "wide.csv", tmp_path / "long.parquet")
+    for name in ("long.csv", "wide.csv", "long.parquet"):
+        assert formats.read(tmp_path / name).table() == before
+
+
+def test_drop_hides_labels_by_the_seed(data: Path, tmp_path: Path) -> None:
+    from halflabel.labels import formats
+
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        done("drop", data / "train.csv", tmp_path / f"{name}.csv", "--keep", "0.3", "--seed", str(seed))
+    a, b, c = (formats.read(tmp_path / f"{name}.csv").table() for name in "abc")
+    assert a == b
+    assert a != c
+    assert 0.15 < a.known / 480 < 0.45
+    done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
+    assert formats.read(tmp_path / "single.csv").table().stats().regime == "single-positive"
+
+
+BROKEN: dict[str, tuple[bytes, list[str], str]] = {
+    "missing column": (b"image,value\na,1\n", ["--format", "long"], "column"),
+    "another image column": (b"image,cat\na,1\n", ["--image-column", "photo"], "photo"),
+    "unknown value": (b"image,cat\na,maybe\n", [], "line 2, column 'cat': value 'maybe' is not a label"),
+    "duplicate id": (b"image,cat\na,1\na,0\n", [], "line 3, column 'image': image 'a' is already on line 2"),
+    "duplicate column": (b"image,cat,cat\na,1,1\n", [], "column 'cat' occurs twice"),
+    "latin-1": ("image,café\na,1\n".encode("latin-1"), [], "byte 0xe9 is not UTF-8"),
+    "utf-16": ("image,cat\na,1\n".encode("utf-16"), [], "UTF-16"),
+    "bytes": (b"image,cat\na,1\x00\n", [], "byte 0x00"),
+    "empty": (b"", [], "the file is empty"),
+    "header only": (b"image,cat\n", [], "a header but no rows"),
+    "ragged, short": (b"image,cat,dog\na,1\n", [], "line 2: 2 fields where the first line has 3"),
+    "ragged, long": (b"image,cat\na,1\nb,1,0\n", [], "line 3: 3 fields where the first line has 2"),
+    "minus one": (b"image,cat\na,-1\n", [], "--minus-one absent or --minus-one unknown"),
+    "no name": (b"image,\na,1\n", [], "column 2 has no name"),
+    "no format": (b"\n\n", [], "label format is not recognized"),
+    "wrong format": (b"image,cat\na,1\n", ["--format", "excel"], "no label format is called 'excel'"),
+    "idle option": (b"image,cat\na,1\n", ["--difficult", "absent"], "--difficult means nothing"),
+    "odd pair": (b"image,cat\na,1\n", ["--value", "maybe"], "--value 'maybe' cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("content", "options", "says"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_label_file_is_named_and_nothing_is_written(
+    tmp_path: Path, data: Path, content: bytes, options: list[str], says: str
+) -> None:
+    source = tmp_path / "in" / "labels.csv"
+    source.parent.mkdir()
+    source.write_bytes(content)
+    out = tmp_path / "out"
+    out.mkdir()
+    assert says in refused("inspect", source, *options)
+    assert says in refused("import", source, out / "new.csv", *options)
+    assert says in refused("convert", source, out / "new.csv", "--to", "wide", *options)
+    assert says in refused("drop", source, out / "new.csv", "--keep", "0.5", *options)
+    assert says in refused("train", source, data / "images", "--out", out / "run", *TINY, *options)
+    assert list(out.iterdir()) == []
+    assert list(source.parent.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("nowhere.csv", None, "no such file"),
+        ("folder", None, "label format is not recognized"),
+        ("half.json", b'{"images": [', "line 1: this is not JSON"),
+        ("list.json", b"[1, 2]", "holds a list"),
+        ("noise.parquet", b"PAR1 noise", "label format is not recognized"),
+    ],
+)
+def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, content: bytes | None, says: str) -> None:
+    (tmp_path / "folder").mkdir()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    before = sorted(tmp_path.rglob("*"))
+    assert says in refused("inspect", tmp_path / name)
+    assert says in refused("train", tmp_path / name, data / "images", "--out", tmp_path / "run", *TINY)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_names_with_brackets_and_blanks_are_shown_to_be_copied(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "a [red] name that is long enough for the line to be broken in a terminal of 80.csv"
+    said = done("drop", data / "train.csv", out, "--keep", "0.5")
+    assert f"Wrote {out}. Next:  halflabel inspect {shlex.quote(str(out))}\n" in said
+    assert f"Next:  halflabel inspect {shlex.quote(str(out))}\n" in done("import", data / "train.csv", out, "--force")
+
+
+def test_a_format_that_would_lose_labels_is_refused(tmp_path: Path, data: Path) -> None:
+    done("drop", data / "train.csv", tmp_path / "half.csv", "--keep", "0.5")
+    assert "coco" in refused("convert", tmp_path / "half.csv", tmp_path / "out.json", "--to", "coco").lower()
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_missing_image_is_found_at_import(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "images").mkdir()
+    assert "48 of 48 images have no file" in refused(
+        "import", data / "train.csv", tmp_path / "out.csv", "--images", tmp_path / "images"
+    )
+    assert not (tmp_path / "out.csv").exists()

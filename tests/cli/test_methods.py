@@ -1,0 +1,35 @@
+"""The command methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from command_line import done, refused
+
+
+def test_methods_are_listed_and_unknown_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
+    assert "Binary cross-entropy on the known entries" in " ".join(done("methods").split())
+    assert "did you mean bce" in refused("methods", "bcee")
+    words = ["compare", tmp_path / "labels.csv", tmp_path, "--methods", "an,nope"]
+    assert "no method is called 'nope'" in refused(*words)
+
+
+def test_the_page_of_a_method_is_set_to_the_width_of_the_screen() -> None:
+    said = done("methods", "bn-bce")
+    assert "With all\nlabels known" not in said
+    assert "    L = Σ_known BCE / number of known entries in the batch\n" in said
+    assert '--relabel-at ""' in done("methods", "curriculum")
+
+
+def test_methods_lists_all_and_shows_one() -> None:
+    from halflabel.methods.base import recipe, recipes
+
+    text = done("methods")
+    assert all(name in text for name in recipes())
+    few = done("methods", "--regime", "single-positive")
+    assert "an" in few
+    assert "logistic" not in few
+    page = done("methods", "em")
+    assert " ".join(recipe("em").page.split()) in " ".join(page.split())
+    assert "--alpha 0.2" in page

@@ -1,0 +1,136 @@
+"""The commands evaluate and predict."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command_line import done, flat, refused, run
+
+from halflabel.data.datasets.digits import CLASSES
+from halflabel.runs.folder import RunFolder
+
+
+def test_evaluate_measures_on_other_labels(trained: Path, data: Path, tmp_path: Path) -> None:
+    text = done("evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out", tmp_path / "m.json")
+    assert "known entries only" in text
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert f"mAP {100 * found['mAP']:.1f} (" in text
+    assert f"micro F1 {100 * found['micro_f1']:.1f} " in text
+    weakest = min((row for row in found["per_class"] if row["AP"] is not None), key=lambda row: row["AP"])
+    assert re.search(rf"^{weakest['class']} +{100 * weakest['AP']:.1f} ", text, re.MULTILINE)
+    assert found["images"] == 12
+    assert [row["class"] for row in found["per_class"]] == CLASSES
+
+
+def test_evaluate_decides_by_one_threshold_where_asked(trained: Path, data: Path, tmp_path: Path) -> None:
+    words = ["evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out"]
+    found = {}
+    for cut in ("", "0.0", "0.75"):
+        text = flat(done(*words, tmp_path / f"m{cut}.json", *(["--threshold", cut] if cut else [])))
+        found[cut] = json.loads((tmp_path / f"m{cut}.json").read_text())
+        assert found[cut]["protocol"] in text
+    assert "present or absent by the threshold of each class" in found[""]["protocol"]
+    assert "threshold" not in found[""]
+    own = RunFolder(trained).read_thresholds()
+    assert {row["class"]: row["threshold"] for row in found[""]["per_class"]} == pytest.approx(own)
+    assert "present or absent by one threshold of 0.75" in found["0.75"]["protocol"]
+    assert found["0.75"]["threshold"] == 0.75
+    assert {row["threshold"] for row in found["0.75"]["per_class"]} == {0.75}
+    # All is called present from 0 on: nothing is missed, and as much is right as there is.
+    known = [(row["present"], row["absent"]) for row in found["0.0"]["per_class"]]
+    assert found["0.0"]["OR"] == 1
+    assert found["0.0"]["OP"] == pytest.approx(sum(p for p, _ in known) / sum(p + a for p, a in known))
+    assert found["0.0"]["mAP"] == found[""]["mAP"]
+    assert run(*words[:-1], "--threshold", "1.5").exit_code == 2
+    assert "--threshold" in flat(done("evaluate", "--help"))
+
+
+def test_evaluate_shows_a_dash_for_classes_that_the_labels_do_not_name(
+    trained: Path, data: Path, tmp_path: Path
+) -> None:
+    from halflabel.labels import formats
+
+    pictures = data / "test" / "images"
+    table = formats.read(data / "test" / "test.csv").table()
+    formats.write(table.subset(classes=[8, 3, 5]), tmp_path / "few.csv")
+    text = flat(done("evaluate", trained, tmp_path / "few.csv", pictures, "--out", tmp_path / "few.json"))
+    assert "few.csv has no row on 7 of the run's 10 classes: 0, 1, 2, 4, 6, 7, 9" in text
+    done("evaluate", trained, data / "test" / "test.csv", pictures, "--out", tmp_path / "whole.json")
+    few, whole = (json.loads((tmp_path / f"{name}.json").read_text())["per_class"] for name in ("few", "whole"))
+    assert [row["class"] for row in few] == CLASSES
+    for c, (mine, theirs) in enumerate(zip(few, whole, strict=True)):
+        if c in (3, 5, 8):
+            assert [mine[key] for key in ("present", "absent", "AP")] == [
+                theirs[key] for key in ("present", "absent", "AP")
+            ]
+        else:
+            assert [mine[key] for key in ("present", "absent", "AP", "precision")] == [0, 0, None, None]
+    (tmp_path / "other.csv").write_text("image,cat,dog\ntest-000000.png,1,0\n")
+    said = refused("evaluate", trained, tmp_path / "other.csv", pictures)
+    assert "other.csv names none of the run's 10 classes: it has 'cat', 'dog' …, the run '0', '1', '2' …" in said
+
+
+def test_evaluate_overwrites_an_earlier_evaluation_and_nothing_else(trained: Path, data: Path, tmp_path: Path) -> None:
+    words = ["evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out"]
+    done(*words, tmp_path / "m.json")
+    done(*words, tmp_path / "m.json")
+    for precious in ("image,cat\na,1\n", '{"images": []}', "[1]"):
+        (tmp_path / "precious").write_text(precious)
+        assert "holds no evaluation" in refused(*words, tmp_path / "precious")
+        assert (tmp_path / "precious").read_text() == precious
+    done(*words, tmp_path / "precious", "--force")
+    assert "per_class" in json.loads((tmp_path / "precious").read_text())
+
+
+def test_predict_marks_what_is_over_its_threshold_in_plain_text_too(
+    trained: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data / "images")
+    photo = Path("train-000003.png")
+    (found,) = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
+    text = done("predict", trained, photo, "--all")
+    assert "*: over the threshold" in text
+    wanted = {label["class"]: label["present"] for label in found["labels"]}
+    assert True in wanted.values()
+    marks = {name: bool(mark) for name, mark in re.findall(r"\b(\d) [01]\.\d\d(\*?)", flat(text))}
+    assert marks == wanted
+
+
+def test_predict_as_table_json_and_csv_from_files_folders_and_stdin(trained: Path, data: Path) -> None:
+    photo = data / "images" / "train-000003.png"
+    assert "train-000003.png" in done("predict", trained, photo).replace("\n", "")
+    found = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
+    assert len(found) == 1
+    assert found[0]["image"] == str(photo)
+    assert sorted(label["class"] for label in found[0]["labels"]) == CLASSES
+    rows = list(csv.DictReader(io.StringIO(done("predict", trained, data / "images", "--format", "csv", "--top", "2"))))
+    assert len({row["image"] for row in rows}) == 48
+    assert all(0 <= float(row["probability"]) <= 1 and row["present"] in "01" for row in rows)
+    names = f"{photo}\n\n{data / 'images' / 'train-000001.png'}\n"
+    piped = json.loads(done("predict", trained, "-", "--format", "json", stdin=names))
+    assert [Path(item["image"]).name for item in piped] == ["train-000003.png", "train-000001.png"]
+    alone = json.loads(done("predict", trained, photo, "--format", "json"))
+    chances = [[label["probability"] for label in item["labels"]] for item in (piped[0], alone[0])]
+    assert chances[0] == pytest.approx(chances[1], abs=1e-5)
+
+
+def test_predict_names_the_images_it_cannot_read(
+    trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good, bad = data / "images" / "train-000003.png", Path("[bold]x.png")
+    bad.write_bytes(b"no picture")
+    for shape in ("json", "csv", "table"):
+        assert "[bold]x.png" in done("predict", trained, good, bad, "--format", shape)
+    result = run("predict", trained, bad, "--format", "json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)[0]["error"]
+    assert "not one image could be read" in result.stderr
+    (tmp_path / "none").mkdir()
+    assert "there are no images" in refused("predict", trained, tmp_path / "none")
+    assert "there are no images" in refused("predict", trained, "-", stdin="\n")

@@ -1,0 +1,308 @@
+"""The command train: new runs, --resume and --continue."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import MAIN, TINY, done, flat, refused, run
+
+from halflabel.data.datasets.digits import write_folder
+from halflabel.runs.folder import RunFolder
+
+
+def test_an_option_of_ones_own_method_that_train_would_take_for_its_own_is_refused(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from halflabel.methods import base as registry
+    from halflabel.methods.parts.losses import BCE
+
+    def own(size: int = 3) -> registry.Method:
+        return registry.Method(BCE())
+
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry.recipes()))
+    registry.method(serves=["full", "partial"], paper="none")(own)
+    words = ["train", data / "train.csv", data / "images", "--method", "own", "--out", tmp_path / "out"]
+    assert "--size is an option of `train`" in refused(*words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_a_method_cannot_learn_from_are_refused_before_a_run_is_made(tmp_path: Path, data: Path) -> None:
+    done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
+    said = refused(
+        "train", tmp_path / "single.csv", data / "images", "--method", "bce", "--out", tmp_path / "run", *TINY
+    )
+    assert "cannot learn from single-positive labels" in said
+    assert "use one of: an" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None:
+    text = done(
+        "train", "--alpha=0.1", "--method", "em", data / "train.csv", data / "images", "--out", tmp_path / "run",
+        "--epochs", "2", *TINY,
+    )  # fmt: skip
+    assert "epoch   1/2" in text
+    assert "epoch   2/2" in text
+    assert "images/s" in text
+    assert "halflabel predict" in text
+    written = RunFolder.open(tmp_path / "run")
+    for line in written.read_log():  # 0 … 1 in files, points of 100 on the screen
+        assert f"epoch {line['epoch']:>3}/2  loss {line['loss']:.4f}  mAP {100 * line['mAP']:.1f}  " in text
+    overall = written.read_json("metrics.json")
+    assert f"mAP {100 * overall['mAP']:.1f} ({100 * overall['mAP_low']:.1f} – {100 * overall['mAP_high']:.1f})" in text
+    assert f"| mAP (95 % interval) | {100 * overall['mAP']:.1f} (" in (written / "model_card.md").read_text()
+    config = written.read_config()
+    assert config["options"] == {"alpha": 0.1}
+    assert config["method"] == "em"
+    assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_train_with_nothing_held_out(data: Path, tmp_path: Path, tune: str) -> None:
+    text = done(
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--held-out", "0",
+        "--tune", tune, *TINY,
+    )  # fmt: skip
+    assert "mAP" not in text
+    assert "probability" in done("predict", tmp_path / "run", data / "images", "--format", "json")
+
+
+def test_a_second_run_in_the_same_folder_needs_force(data: Path, tmp_path: Path) -> None:
+    words = ["train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY]
+    done(*words)
+    before = (tmp_path / "run" / "best.safetensors").read_bytes()
+    assert "already holds a run" in refused(*words)
+    assert (tmp_path / "run" / "best.safetensors").read_bytes() == before
+    done(*words, "--force", "--seed", "1")
+    assert (tmp_path / "run" / "best.safetensors").read_bytes() != before
+    # A fault found before training starts leaves the old run as it is.
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    refused(*words, "--force", "--weights", "nowhere.pth")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == after
+
+
+def test_a_resumed_run_keeps_its_settings(trained: Path, data: Path) -> None:
+    before = (trained / "best.safetensors").read_bytes()
+    done("train", "--resume", trained)
+    assert (trained / "best.safetensors").read_bytes() == before
+    assert "--epochs cannot be used with --resume" in refused("train", "--resume", trained, "--epochs", "5")
+    assert "--alpha cannot be used with --resume" in refused("train", "--resume", trained, "--alpha", "5")
+
+
+def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> None:
+    from halflabel.labels import formats
+
+    done("train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY)
+    other = formats.read(data / "train.csv").table().subset(range(40))
+    formats.write(other, tmp_path / "run" / "labels.parquet")
+    assert "differs from the labels" in refused("train", "--resume", tmp_path / "run")
+
+
+def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path) -> None:
+    done(
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--held-out", "0",
+        "--tune", "all", "--method", "em", "--alpha", "0.05", "--no-channels-last", "--seed", "0", *TINY,
+    )  # fmt: skip
+    # From anywhere, also when the run has moved; whatever the words in the environment of whoever calls it.
+    moved = (tmp_path / "run").rename(tmp_path / "a run")
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "halflabel"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m halflabel "$@"\n')
+    command.chmod(0o755)
+    env = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "CDPATH": str(tmp_path)}
+    ended = subprocess.run(["sh", moved / "repro.sh"], cwd="/", env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    again = tmp_path / "a run-again"
+    assert (again / "best.safetensors").read_bytes() == (moved / "best.safetensors").read_bytes()
+    first, second = RunFolder(moved).read_config(), RunFolder(again).read_config()
+    assert first == second
+
+
+def test_images_without_a_file_are_counted_before_a_run_begins(data: Path, tmp_path: Path) -> None:
+    words = ["train", tmp_path / "labels.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY]
+    words += ["--method", "bn-bce"]
+    more = "".join(f"gone-{number},{'01'[number % 2]},1,,\n" for number in range(20))
+    done("import", data / "train.csv", tmp_path / "labels.csv")
+    with open(tmp_path / "labels.csv", "a") as file:
+        file.write(more)
+    said = refused(*words)
+    assert "20 of 68 images (29.4 %) have no file in" in said
+    assert "'gone-0', 'gone-1', 'gone-2' …" in said
+    assert f"see {tmp_path / 'run' / 'bad_images.csv'}; " in said
+    listed = (tmp_path / "run" / "bad_images.csv").read_text()
+    assert listed.count("no such file") == 20
+    assert "20 of 68 images could not be read: see" in flat(done(*words, "--max-bad", "0.5"))
+    weights = (tmp_path / "run" / "best.safetensors").read_bytes()
+    (tmp_path / "run" / "bad_images.csv").write_text("of the run that is there\n")
+    assert "20 of 68 images" in refused(*words, "--force", "--seed", "1")  # and that run stays as it is
+    assert (tmp_path / "run" / "best.safetensors").read_bytes() == weights
+    assert (tmp_path / "run" / "bad_images.csv").read_text() == "of the run that is there\n"
+
+
+@pytest.mark.parametrize("tune", ["head", "all"])
+def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: Path, tmp_path: Path, tune: str) -> None:
+    write_folder(tmp_path, 48)
+    for number in range(10):
+        (tmp_path / "images" / f"train-{number:06}.png").write_bytes(b"no picture")
+    words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--epochs", "1"]
+    words += ["--tune", tune, "--linear-init", "0", *TINY]
+    said = refused(*words)
+    assert f"see {tmp_path / 'run' / 'bad_images.csv'}, or raise --max-bad" in said
+    assert "is not a run" in refused("train", "--resume", tmp_path / "run")
+    assert "10 of 48 images could not be read" in flat(done(*words, "--max-bad", "0.5"))
+
+
+def test_nothing_can_be_held_out_of_one_image_and_that_is_said(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("image,a,b\ntrain-000000.png,1,0\n")
+    words = [tmp_path / "one.csv", data / "images", "--epochs", "1", *TINY]
+    said = "too few images to hold any out: nothing is measured"
+    assert said in done("train", *words, "--out", tmp_path / "run")
+    assert said not in done("train", *words, "--out", tmp_path / "asked", "--held-out", "0")
+
+
+def test_epochs_of_the_linear_init_are_counted_apart(data: Path, tmp_path: Path) -> None:
+    text = done(
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--tune", "all",
+        "--linear-init", "3", *TINY,
+    )  # fmt: skip
+    assert "linear init: 3 epochs" in text
+    assert re.findall(r"^(?:head|epoch) +\d+/\d+", text, re.MULTILINE) == [
+        "head   1/3", "head   2/3", "head   3/3", "epoch   1/1",
+    ]  # fmt: skip
+
+
+def test_an_option_that_is_far_from_any_other_is_no_slip_of_the_pen(data: Path, tmp_path: Path) -> None:
+    words = ["train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--method", "bce"]
+    assert "did you mean" not in refused(*words, "--alpha", "3")
+    assert "did you mean --epochs?" in refused(*words, "--epoch", "3")
+
+
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stopped_training_says_how_to_go_on(
+    data: Path,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: signal.Signals,
+    code: int,
+) -> None:
+    from halflabel.cli.progress import TrainingBar
+
+    out = tmp_path / "the run"
+    words = ["train", data / "train.csv", data / "images", "--epochs", "2", *TINY]  # as those of `trained`
+    before = signal.getsignal(signal.SIGTERM)
+    ends = TrainingBar.on_epoch_end
+
+    def stop(self: TrainingBar, line: Any) -> None:
+        ends(self, line)
+        os.kill(os.getpid(), kind)
+        time.sleep(5)  # the signal comes at once
+
+    # A shell that runs the tests in the background has them ignore Ctrl-C.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingBar, "on_epoch_end", stop)
+        result = run(*words, "--out", out)
+    signal.signal(signal.SIGINT, interrupt)
+    assert result.exit_code == code
+    assert result.stderr.strip() == f"Stopped; resume with:  halflabel train --resume '{out}'"
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not (out / "best.safetensors").exists()
+    assert not list(tmp_path.rglob("*.tmp"))
+    done("train", "--resume", out)
+    assert (out / "best.safetensors").read_bytes() == (trained / "best.safetensors").read_bytes()
+
+
+def test_a_training_stopped_before_it_began_wrote_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("halflabel.runs.train.build_backbone", stop)
+    result = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY)
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "Stopped; nothing was written"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
+    words = [
+        "train", str(data / "train.csv"), str(data / "images"), "--tune", "all", "--epochs", "2", "--batch-size", "2",
+        "--save-every", "1", "--ema", "0.9", *TINY,
+    ]  # fmt: skip
+    done(*words, "--out", tmp_path / "unbroken")
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*MAIN, *words, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )  # fmt: skip
+    # Of 38 training images: 19 steps per epoch, so 20 places; early in the second epoch is far from any end.
+    wanted = set(range(20 + 3, 20 + 12))
+    limit = time.monotonic() + 90
+    while not wanted & {int(path.stem) for path in (out / "last" / "all").glob("*.json")}:
+        assert process.poll() is None, "training ended before it could be killed"
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    newest = max((out / "last" / "all").glob("*.json"))
+    assert json.loads(newest.read_text())["done"] > 0
+    assert not (out / "best.safetensors").exists()
+    done("train", "--resume", out)
+    assert (out / "best.safetensors").read_bytes() == (tmp_path / "unbroken" / "best.safetensors").read_bytes()
+
+
+def test_auto_says_what_it_picks_and_why_and_the_run_records_it(tmp_path: Path, data: Path) -> None:
+    said = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY).stdout
+    assert "Method: bce (" in said
+    config = RunFolder.open(tmp_path / "run").read_config()
+    assert config["method"] == "bce"
+    asked = ["--tune", "all", "--epochs", "2"]
+    run("train", data / "train.csv", data / "images", "--out", tmp_path / "all", *asked, *TINY)
+    whole = RunFolder.open(tmp_path / "all").read_config()
+    assert whole["settings"]["ema"] == 0.998
+    assert whole["linear_init"] == 80
+    assert config["settings"]["epochs"] == 80
+    assert whole["settings"]["epochs"] == 2  # what is asked for goes before the rule
+
+
+def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: Path, data: Path) -> None:
+    first = tmp_path / "first"
+    begun = ["--method", "bn-bce", "--epochs", "2", "--out", first, *TINY]
+    assert run("train", data / "train.csv", data / "images", *begun).exit_code == 0
+    labels = RunFolder.open(first).read_labels()
+    image, name = labels.images[0], labels.classes[1]
+    new = -int(labels.rows(np.array([0]))[0, 1]) or 1
+    (tmp_path / "answers.csv").write_text(f"image,class,value,source,score\n{image},{name},{new},person,\n")
+    result = run("train", "--continue", first, "--answers", tmp_path / "answers.csv")
+    assert result.exit_code == 0, result.output
+    counts = f"{int(new > 0)} present, {int(new < 0)} absent"
+    assert f"Added 1 answer from {tmp_path / 'answers.csv'}: {counts}" in result.output.replace("\n", "")
+    after = RunFolder.open(tmp_path / "first-next")
+    assert after.read_labels().rows(np.array([0]))[0, 1] == new
+    assert after.read_config()["begin_from"] == str(first)
+    assert after.read_split() == RunFolder.open(first).read_split()
+    # The first epoch starts where the first run ended, so its loss is below that run's first.
+    assert after.read_log()[0]["loss"] < RunFolder.open(first).read_log()[0]["loss"]
+    assert "cannot be used with --continue" in refused("train", "--continue", first, "--lr", "0.1")
+    assert "needs --continue" in refused("train", "--answers", tmp_path / "answers.csv")
+    # Answers of another make, and photos that have moved.
+    (tmp_path / "moved").symlink_to(data / "images")
+    (tmp_path / "theirs.csv").write_text(f"id,tag,value\n{image},{name},-1\n")
+    more = ["--answers", tmp_path / "theirs.csv", "--out", tmp_path / "third"]
+    assert "add --minus-one absent" in refused("train", "--continue", first, *more)
+    done("train", "--continue", first, tmp_path / "moved", *more, "--minus-one", "absent")
+    third = RunFolder.open(tmp_path / "third")
+    assert third.read_labels().rows(np.array([0]))[0, 1] == -1
+    assert third.read_config()["images"] == str(tmp_path / "moved")
