@@ -200,7 +200,7 @@ def test_the_start_is_the_method_trained_alone(digits: Any, config: Config, tmp_
 def test_a_budget_ends_the_start_too(digits: Any, config: Config, tmp_path: Path) -> None:
     bench = Bench(split_data(digits.table, digits.images), config, cache=tmp_path, start=START)
     bench.train(task("lsep", seed=1))  # features are there
-    bench.deadline = time.monotonic() - 1
+    bench.reporter = Reporter(deadline=time.monotonic() - 1)
     with pytest.raises(OutOfTime):
         bench.train(task("lsep"))
     assert len(list((tmp_path / "starts").iterdir())) == 1

@@ -95,7 +95,7 @@ def test_parts_give_what_all_at_once_gives(monkeypatch, images):
         return y, torch.autograd.grad(y.square().sum(), learned), sum(kept.values())
 
     whole, whole_grads, whole_kept = run()
-    monkeypatch.setattr(graph, "_TOGETHER", 3 * 36)
+    monkeypatch.setattr(graph, "_MAX_STATES", 3 * 36)
     parts, part_grads, part_kept = run()
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
     for got, want in zip(part_grads, whole_grads, strict=True):

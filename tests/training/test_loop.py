@@ -714,7 +714,7 @@ def test_the_log_says_how_true_the_guesses_are_and_the_method_never_sees_the_tru
 def test_ways_to_compile_are_named_and_graphs_need_a_gpu():
     table = LabelTable.from_dense(np.array([[1, -1]], np.int8))
     source = Features(torch.randn(1, 4), Names.numbered(1))
-    for how, said in (("graph", "CUDA"), ("fast", "no compile mode")):
+    for how, said in (("graph", "CUDA"), ("fast", "compile cannot be")):
         with pytest.raises(UserError, match=said):
             fit(Model(None, Linear(4, 2)), Method(BCE()), source, table, Settings(compile=how, device="cpu"))
 

@@ -30,8 +30,6 @@ def compile_model(
     """A faster model for training batches of `batch_size` images (or a multiple of that)."""
     if mode == "no":
         return model
-    if mode not in ("graph", "inductor", "full"):
-        raise UserError(f"there is no compile mode called {mode!r}", "use no, graph, inductor or full")
     if mode != "inductor" and device.type != "cuda":
         raise UserError(f"--compile {mode} needs a CUDA device", "use --compile inductor, or no")
     if mode == "graph":
