@@ -31,19 +31,9 @@ _STATIC = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-_STATIC |= {
-    f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-    for name in (
-        "screen",
-        "tab",
-        "api",
-        "questions",
-        "single",
-        "grid",
-        "gallery",
-        "page",
-    )  # each imports only earlier ones
-}
+# Each script imports only earlier ones.
+_SCRIPTS = ("screen", "tab", "connection", "questions", "single", "grid", "gallery", "page")
+_STATIC |= {f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in _SCRIPTS}
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
 Tab = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]

@@ -1,6 +1,6 @@
 // Two galleries: labels that are likely missing, and labels that are likely wrong.
 import { $, ANSWER_WORDS, shorten, el, startTurn, announce, showOnly, toggle, view } from "/screen.js";
-import { answer, call, retry, isReady, smallPhoto } from "/api.js";
+import { answer, call, retry, isReady, smallPhoto } from "/connection.js";
 import { modelOpinion, showWaiting, showStopped } from "/questions.js";
 
 const TEXTS = {

@@ -1,6 +1,6 @@
 // The grid: photos of one class; the user marks the exceptions and saves all answers index once.
 import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly } from "/screen.js";
-import { answer, retry, isReady, smallPhoto } from "/api.js";
+import { answer, retry, isReady, smallPhoto } from "/connection.js";
 import { fetchQuestions, showFinished, release, shownEntries, showWaiting, showStopped } from "/questions.js";
 
 const narrow = matchMedia("(max-width: 820px)");

@@ -1,7 +1,7 @@
 // The page: switching views, keys, undo, and the start.
 import { $, shorten, announce, setView, view } from "/screen.js";
 import { tab } from "/tab.js";
-import { Refused, startSending, call, retry, isReady, undoLast, token } from "/api.js";
+import { Refused, startSending, call, retry, isReady, undoLast, token } from "/connection.js";
 import { release, shownEntries, showProgress, showWaiting, showStopped } from "/questions.js";
 import { advance, answerSingle, clearSingle, singleQuestions, enableMaps, restoreSingle } from "/single.js";
 import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid } from "/grid.js";

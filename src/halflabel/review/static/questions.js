@@ -1,7 +1,7 @@
 // The list of questions: filters, progress, estimates from the random checks, and messages when it is empty.
 import { $, currentTurn, el, showMessage, view } from "/screen.js";
 import { tab } from "/tab.js";
-import { call, reason, reportTrouble, unsent } from "/api.js";
+import { call, reason, reportTrouble, unsent } from "/connection.js";
 
 let labels = []; // all classes
 let progress = null; // the last progress from the server

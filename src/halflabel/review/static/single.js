@@ -1,6 +1,6 @@
 // One question at a time; the next questions and photos are fetched in advance.
 import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly, toggle } from "/screen.js";
-import { Refused, answer, retry, isReady, largePhoto, loadImage, reason } from "/api.js";
+import { Refused, answer, retry, isReady, largePhoto, loadImage, reason } from "/connection.js";
 import { fetchQuestions, showFinished, modelOpinion, release, shownEntries, showWaiting, showStopped } from "/questions.js";
 
 const AHEAD = 8; // questions fetched in advance, with their photos
