@@ -385,7 +385,7 @@ def _protocol(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequence[Compa
         if any(not label_mask.protocol for label_mask in grid.label_masks):
             lines.append("With all labels nothing is hidden: there, epochs and settings were selected on known labels.")
         lines.append(
-            f"SELECTED ON HIDDEN TRUTH: epochs and settings were selected by mAP on the true labels of the validation "
+            f"CHOSEN ON HIDDEN TRUTH: epochs and settings were selected by mAP on the true labels of the validation "
             f"images ({share} of those not for the test), which are hidden from training. Without these labels the "
             "selection would be worse, so the numbers are optimistic."
         )
