@@ -39,7 +39,7 @@ def _targets(labels, dtype=torch.float64):
 @pytest.mark.parametrize("at_once", [1 << 22, 7], ids=["whole", "in parts"])
 @pytest.mark.parametrize(("images", "classes"), [(8, 9), (2, 5), (6, 1), (12, 2), (1, 3)])
 def test_value_and_gradient_are_those_of_the_pair_loop(images, classes, at_once, monkeypatch):
-    monkeypatch.setattr(module, "_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "_CHUNK_PAIRS", at_once)
     x, labels = _example(images, classes, seed=classes)
     x.requires_grad_()
     loss = RankNet()(x, _targets(labels))

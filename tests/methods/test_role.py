@@ -13,8 +13,8 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe
+from halflabel.methods.parts.label_estimates import LabelEstimates
 from halflabel.methods.parts.terms import estimate_positives
-from halflabel.methods.role import Estimates
 from halflabel.types import Batch, Output
 
 TESTS = Path(__file__).parents[1]
@@ -152,7 +152,7 @@ def test_estimates_start_where_the_paper_says_and_by_name():
 
 
 def _start(table: LabelTable, seed: int = 0) -> np.ndarray:
-    estimates = Estimates(seed)
+    estimates = LabelEstimates(seed)
     before = torch.random.get_rng_state()
     estimates.start(table)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -161,7 +161,7 @@ def _start(table: LabelTable, seed: int = 0) -> np.ndarray:
 
 def test_estimates_are_kept_when_training_starts_again_with_the_same_labels():
     table = LabelTable.from_dense([[1, 0], [0, 1]])
-    estimates = Estimates()
+    estimates = LabelEstimates()
     estimates.start(table)
     with torch.no_grad():
         estimates.theta += 1

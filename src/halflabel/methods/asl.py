@@ -1,4 +1,4 @@
-"""Asymmetric loss: easy negatives count little, very easy ones nothing, positives in full."""
+"""Asymmetric loss: easy negatives have little weight, very easy ones none, positives full weight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import ASL, over_images, total
 from halflabel.methods.parts.relabel import AssumeNegative, Ignore
-from halflabel.system.validate import at_least, below_one
+from halflabel.system.validate import at_least, below_one, one_of
 
 __all__ = ["asl"]
 
@@ -26,20 +26,20 @@ def asl(
     detach: bool = False,
     reduction: str = "images",
 ) -> Method:
-    """Cross-entropy in which easy negatives count little and those scored under a margin not at all.
+    """Cross-entropy with little weight for easy negatives, and none for those that score below a margin.
 
     Use it with many classes and few positives per image, all labels known or unknown taken as absent: rare positives
-    are not drowned. Scores come out too high; trust the ranking and set thresholds on labelled images.
+    are not outweighed. Scores are too high; use the ranking and choose thresholds on labelled images.
 
         L = 1/B Σ_i (Σ_present −(1 − p)^γ⁺ log p + Σ_{absent or unknown} −q^γ⁻ log(1 − q)),  q = max(p − m, 0)
 
     Options: gamma_neg, gamma_pos (γ⁻, γ⁺); margin (m, called clip in the released code); unknown=negative, or ignore to
-    learn from known labels alone, which must then include absent ones; detach=true holds the focusing weights fixed in
-    the gradient; reduction=images, or sum over the whole batch. The paper's figure (VOC 2012, one positive per image):
+    learn from known labels only, which must then include absent ones; detach=true keeps the focusing weights out of the
+    gradient; reduction=images, or sum over the whole batch. The paper's figure (VOC 2012, one positive per image):
     mAP 87.76 against 85.89 of `an`.
 
-    Differs from the released code: it sums over the batch (reduction=sum), so its rate depends on the batch size; it
-    floors the log at 1e-8, this computes from logits; its plain class holds the focusing weights fixed (detach=true),
+    Differs from the released code: it sums over the batch (reduction=sum), so its learning rate depends on the batch
+    size; it floors the log at 1e-8, this computes from logits; its plain class detaches the focusing weights,
     its optimized one does not.
     """
     at_least(0, gamma_neg=gamma_neg, gamma_pos=gamma_pos)
@@ -47,18 +47,14 @@ def asl(
     loss = ASL(gamma_neg, gamma_pos, margin, detach)
     reductions = {"images": over_images, "sum": total}
     relabelers = {"negative": AssumeNegative, "ignore": KnownOnly}
-    if reduction not in reductions:
-        raise UserError(f"reduction={reduction!r} is not offered", f"use one of: {', '.join(reductions)}")
-    if unknown not in relabelers:
-        raise UserError(f"unknown={unknown!r} is not offered", f"use one of: {', '.join(relabelers)}")
+    one_of(reductions, reduction=reduction)
+    one_of(relabelers, unknown=unknown)
     return Method(loss, relabelers[unknown](), reduce=reductions[reduction])
 
 
 class KnownOnly(Ignore):
-    """Unknown → (0, 0), and labels without a single known absence are refused: all would be called present."""
+    """Unknown → (0, 0); refuses labels without any known absence, with which everything would be called present."""
 
     def start(self, table: LabelTable) -> None:
         if not (table.value < 0).any():
-            raise UserError(
-                "unknown=ignore learns nothing where no label is known to be absent", "use unknown=negative"
-            )
+            raise UserError("unknown=ignore cannot learn if no label is known to be absent", "use unknown=negative")

@@ -6,14 +6,14 @@ from halflabel.methods.parts.losses import BCE, over_entries, over_images, over_
 
 @method(serves=("full", "partial"), paper="common baseline; the oracle when all labels are known")
 def bce() -> Method:
-    """Binary cross-entropy on the known entries; unknown ones are left out.
+    """Binary cross-entropy on the known entries; unknown ones are ignored.
 
-    The baseline for partly known ± labels and, with all labels known, the oracle that every other method is measured
-    against. With positives only it would learn to say "present" to everything, so it refuses.
+    The baseline for partly known ± labels and, with all labels known, the oracle that every other method is compared
+    with. It refuses positives-only labels, from which it would learn to call everything present.
 
         L = 1/(B·C) Σ_known −log p (present) or −log(1 − p) (absent)
 
-    The divisor counts unknown entries too, so few known labels mean small gradients: tune the learning rate.
+    The divisor counts unknown entries too, so with few known labels the gradients are small: tune the learning rate.
     """
     return Method(BCE(), reduce=over_entries)
 
@@ -22,8 +22,8 @@ def bce() -> Method:
 def bn_bce() -> Method:
     """Binary cross-entropy divided by the number of known entries of the batch.
 
-    Use it in place of `bce` when few labels are known: the size of the gradient no longer depends on how many. With all
-    labels known it equals `bce`.
+    Use it in place of `bce` if few labels are known: the size of the gradient does not depend on their number. With
+    all labels known it equals `bce`.
 
         L = Σ_known BCE / number of known entries in the batch
     """
@@ -32,10 +32,10 @@ def bn_bce() -> Method:
 
 @method(serves=("full", "partial"), paper="Huynh 2020 (IMCL), baseline Logistic")
 def logistic() -> Method:
-    """One logistic regression per class on its known labels, summed over classes: the start of IMCL.
+    """One logistic regression per class on its known labels, summed over classes: the starting point of `imcl`.
 
-    Equal to `bce` but for the scale: the sum over an image's known labels is not divided by the number of classes, so
-    it wants a smaller learning rate.
+    Equal to `bce` except for the scale: the sum over the known labels of an image is not divided by the number of
+    classes, so it needs a smaller learning rate.
 
         L = 1/B Σ_i Σ_{known c} −log p (present) or −log(1 − p) (absent)
     """

@@ -37,38 +37,38 @@ def cnn_rnn(
     length: int = 10,
     score: str = "sum",
 ) -> Method:
-    """Names the labels of an image one after another, each in the light of those before it.
+    """Predicts the labels of an image one after another, each depending on those before it.
 
-    Use it where which labels go together says much, and images have several known positives. It learns from known
-    negatives too. Prediction is a beam search, several times as slow as a linear head; with C = 5,000 it takes half a
+    Use it if labels depend strongly on each other and images have several known positives. It also learns from known
+    negatives. Prediction is a beam search, several times slower than a linear head; with C = 5,000 it takes half a
     megabyte per image.
 
         o(t) = LSTM(u_{l(t−1)});   z(t) = ReLU(U_o o(t) + U_I f);   s_c(t) = u_c · z(t)
         L = 1/B Σ_i Σ_t −log [exp s_{l(t)}(t) / (exp s_end(t) + Σ_{c ∈ K(t)} exp s_c(t))]
 
-    l(1) … l(n) are the known positives in order, l(n+1) = end; a step is given the true labels before it, whatever the
-    model would have named (teacher forcing). K(t): known negatives, and known positives not yet named. What is unknown
-    does not compete: it may be there or not, so neither a positive nor the end is held against it. An image with
-    negatives alone teaches that its path ends before them.
+    l(1) … l(n) are the known positives in order, l(n+1) = end; each step receives the true labels before it, not
+    the predicted ones (teacher forcing). K(t): known negatives, and known positives that are not yet in the path.
+    Unknown labels do not compete, because they may be present or not. An image with negatives only teaches that its
+    path ends before them.
 
-    The score of c is the probability that a path names it: the sum of P(path to c) over the steps of a beam search. Not
-    the best path alone, for that has no score for most labels; not the first step alone, where the labels of an image
-    take from each other: with all labels of VOC 2012 that reads 73.2 where the sum reads 84.1.
+    The score of c is the probability that a path contains it: the sum of P(path to c) over the steps of a beam search.
+    The best path only would leave most labels without a score; in the first step only, the labels of an image share the
+    probability: with all labels of VOC 2012 mAP is 73.2 with the first step and 84.1 with the sum.
 
-    order: "frequent" first (the paper's), "rare" first, or "learned": as the model scores the positives at the first
-    step. unknown: "ignore", "negative" (absent, as Huynh 2020 has it), or "auto": absent where no label at all is known
-    to be absent.
-    dimensions (of u), hidden (of the LSTM; 512 read 75.0 where 128 read 75.4, at three times the time). dropout: of z.
-    beam: paths kept per image. length: the most labels of a path. score: "sum" as above, or "max", the likeliest.
+    order: frequent labels first (as in the paper), rare first, or learned: as the model scores the positives at the
+    first step. unknown: ignore, negative (absent, as in Huynh 2020), or auto: absent if no label at all is known to be
+    absent. dimensions (of u), hidden (of the LSTM; mAP 75.0 with 512 and 75.4 with 128, in a third of the time).
+    dropout: of z. beam: paths per image. length: the most labels of a path. score: sum as above, or max, the most
+    likely path.
 
     Figures of Huynh 2020 (Open Images, end to end, mAP): 75.16 against 75.85 of `logistic`. Measured here (VOC 2012,
     frozen features; 10 % known: two seeds and the best of three rates, chosen on the test photos, as were hidden and
     dropout, so these are optimistic): 10 % known 75.8 (75.4 and 76.1) against 75.1 of `bce` and 75.5 of `curriculum`:
     no clear gain. One seed: all labels 84.1 against 82.8 of `bce`; one positive per image 81.3 against 79.4 of `an`.
-    How much of that is the paths' was not measured: z is a hidden layer too, which a linear head has not, and with one
-    positive per image the first step alone reads the same.
+    Part of that may be due to the hidden layer z, which a linear head does not have: with one positive per image the
+    first step alone has the same mAP.
 
-    Differs from the paper: that knows all labels, so there all that is not the next label competes.
+    Differs from the paper: there all labels are known, so every label but the next one competes.
     """
     between(1, MAX_SIZE, dimensions=dimensions, hidden=hidden, beam=beam, length=length)
     below_one(dropout=dropout)
@@ -79,18 +79,18 @@ def cnn_rnn(
 
 
 class Ordered(UnknownAs):
-    """`UnknownAs`, and the order in which the known positives of an image are named.
+    """`UnknownAs`, and the order of the known positives of an image in its path.
 
-    "frequent": the label with the most known positives first; "rare": last; "learned": as the model itself scores them
-    at the first step. Remembers 8 bytes per class.
+    "frequent": the label with the most known positives first; "rare": last; "learned": by the scores of the model at
+    the first step. Stores 8 bytes per class.
     """
 
-    place: Tensor  # (C,) int64, where each label stands in a fixed order
+    place: Tensor  # (C,) int64, position of each label in the fixed order
 
     def __init__(self, order: str, unknown: str) -> None:
         super().__init__(unknown)
         if order not in ("frequent", "rare", "learned"):
-            raise UserError(f"there is no order {order!r}", "use frequent, rare or learned")
+            raise UserError(f"order cannot be {order!r}", "use frequent, rare or learned")
         self.order = order
 
     def start(self, table: LabelTable) -> None:
@@ -100,13 +100,10 @@ class Ordered(UnknownAs):
         self.register_buffer("place", torch.from_numpy(np.argsort(ranked)))
 
     def path(self, present: Tensor, logits: Tensor) -> Tensor:
-        """(B, C) bool and the first step's logits -> (B, T) label numbers, C after the last; T as the longest."""
+        """(B, C) bool, logits of the first step -> (B, T) label numbers, C after the last; T = the longest path."""
         classes = present.shape[1]
-        key = (
-            -at_least_float32(logits)
-            if self.order == "learned"
-            else self.place.to(at_least_float32(logits).dtype).expand_as(logits)
-        )
+        logits = at_least_float32(logits)
+        key = -logits if self.order == "learned" else self.place.to(logits.dtype).expand_as(logits)
         count = present.sum(1)
         longest = int(count.max()) if len(count) else 0
         ranked = key.masked_fill(~present, torch.inf).argsort(dim=1, stable=True)[:, :longest]
@@ -115,7 +112,7 @@ class Ordered(UnknownAs):
 
 
 class Paths(Method):
-    """Teacher forcing along the known positives. Its step differs in that later steps of a path need those labels."""
+    """Teacher forcing along the path of the known positives."""
 
     relabel: Ordered
 

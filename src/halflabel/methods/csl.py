@@ -31,12 +31,12 @@ class MarginBCE(Loss):
 
 
 class Selective(Relabeler):
-    """Unknown → absent with focus γ_unknown, or ignored where the entry is likely to be present.
+    """Unknown → absent with focus γ_unknown, or ignored if the entry is likely to be present.
 
     Known + → ((1 − p)^γ⁺, 0); known − → (0, q^γ⁻); unknown → (0, q^γ_unknown), q = max(p − margin, 0); but (0, 0) where
     the class prior exceeds `prior_threshold` or the entry is among the topk·B most likely unknowns of the batch. The
-    weights are taken from detached logits, as the released loss has it. In the first `prior_epochs` epochs all unknowns
-    are ignored, and the last of these epochs gives the prior: the mean of p per class, kept as a running mean.
+    weights have no gradient, as in the released loss. In the first `prior_epochs` epochs all unknowns
+    are ignored, and the prior is the mean of p per class over the last of them, a running mean.
     Memory: 4 bytes per class.
     """
 
@@ -77,10 +77,12 @@ class Selective(Relabeler):
         if epoch == self.prior_epochs and self.training:
             self._learn_prior(p)
         unknown = batch.labels == 0
-        charged = unknown & ~self._likely(logits, unknown) if epoch > self.prior_epochs else torch.zeros_like(unknown)
+        assumed_absent = (
+            unknown & ~self._likely(logits, unknown) if epoch > self.prior_epochs else torch.zeros_like(unknown)
+        )
         excess = (p - self.margin).clamp(min=0)
         pos = (batch.labels > 0) * torch.sigmoid(-logits).pow(self.gamma_pos)
-        neg = (batch.labels < 0) * excess.pow(self.gamma_neg) + charged * excess.pow(self.gamma_unknown)
+        neg = (batch.labels < 0) * excess.pow(self.gamma_neg) + assumed_absent * excess.pow(self.gamma_unknown)
         return Targets(pos, neg)
 
     def _learn_prior(self, p: Tensor) -> None:
@@ -88,7 +90,7 @@ class Selective(Relabeler):
         self.prior += (p.sum(dim=0) - len(p) * self.prior).to(self.prior.dtype) / self.seen
 
     def _likely(self, logits: Tensor, unknown: Tensor) -> Tensor:
-        """Unknown entries not to be taken for absent: (B, C) bool."""
+        """Return the unknown entries that must not be taken as absent: (B, C) bool."""
         return largest(logits, unknown, self.topk * len(logits)) | (self.prior > self.prior_threshold)
 
 
@@ -107,19 +109,20 @@ def csl(
     gamma_unknown: float = 4.0,
     margin: float = 0.0,
 ) -> Method:
-    """Unknown entries count as absent, weakly, except where the class or the score says that they may be present.
+    """Unknown entries are weak negatives, except where the class prior or the score suggests that they are present.
 
-    The first epochs learn from known labels alone and find how frequent each class is; then unknowns of frequent
-    classes, and the most likely unknowns of each batch, stay ignored, and the others join as negatives of low weight.
-    Use it for partly known ± labels with many classes (it comes from Open Images); with positives alone its first
-    phase would learn to say "present" to everything, so it refuses.
+    The first epochs learn from known labels only and estimate how frequent each class is; after them, unknown entries
+    of frequent classes and the most likely unknown entries of each batch stay ignored, and the others are negatives of
+    low weight. Use it for partly known ± labels with many classes (it was designed for Open Images). It refuses
+    positives-only labels, from which its first phase would learn to call everything present.
 
         L = 1/B Σ (Σ_present −(1 − p)^γ⁺ log p + Σ_absent −q^γ⁻ log(1 − q) + Σ_unknown −ω q^γᵘ log(1 − q))
         ω = 0 where prior_c > η, or among the K·B largest p of the batch's unknowns, else 1;   q = max(p − margin, 0)
 
-    The factors p^γ carry no gradient. topk K; prior_threshold η; prior_epochs: epochs that ignore all unknowns, whose
-    last gives the prior (0: no prior); gamma_pos γ⁺, gamma_neg γ⁻, gamma_unknown γᵘ; margin: p below which an absent
-    entry is free. With few classes a small topk is enough: K·B of B·C entries are ignored.
+    The factors p^γ have no gradient. topk (K); prior_threshold (η); prior_epochs: epochs that ignore all unknown
+    entries, the last of which gives the prior (0: no prior); gamma_pos (γ⁺), gamma_neg (γ⁻), gamma_unknown (γᵘ);
+    margin: p below which an absent entry has no loss. With few classes a small topk is enough: K·B of B·C entries are
+    ignored.
 
     In Wang 2023 (the paper's figures, ResNet-101, mean over 10–90 % known): mAP 76.3 on COCO, 46.0 on VG-200, 91.7 on
     VOC 2007.

@@ -1,4 +1,4 @@
-"""Images among label vectors (Zhang 2016)."""
+"""Ranks labels along a direction in the space of label vectors (Zhang 2016, Fast0Tag)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from halflabel.types import Targets, at_least_float32
 
 __all__ = ["Fast0Tag", "RankNet", "fast0tag"]
 
-_AT_ONCE = 1 << 22  # pairs that are spelled out at a time
+_CHUNK_PAIRS = 1 << 22  # pairs computed at a time
 
 
 @method(
@@ -38,33 +38,32 @@ def fast0tag(
     dropout: float = 0.3,
     unknown: str = "auto",
 ) -> Method:
-    """Maps an image to a direction in a space of label vectors, along which its labels come before all others.
+    """Maps an image to a direction in the space of label vectors along which its labels rank before all others.
 
-    Use it where vectors say what labels are like, such as word vectors, and many labels have few examples: they borrow
-    from their neighbours. It ranks the labels of one image; scores of different images are not trained for.
+    Use it if there are meaningful label vectors, such as word vectors, and many labels have few examples: they learn
+    from similar labels. It ranks the labels of one image; scores of different images are not comparable.
 
         x_c = t_c · φ(f),   φ a linear map or a network, t_c the given vector of label c
         L = 1/B Σ_i 1/(|P|·|N|) Σ_{p ∈ P} Σ_{n ∈ N} log(1 + exp(x_n − x_p)),   P known present, N known absent
 
-    vectors: "graph" (from which labels are present together), a text file of word vectors (GloVe, word2vec), or
-    text:MODEL, a sentence encoder; vector_size: how many numbers each has; missing: "error", or "mean" for classes the
-    file does not have. The vectors are saved with the model.
-    hidden: sizes of the layers of φ, such as 1024 or 8192,2048; empty = a linear map, where Huynh 2020 has a nonlinear
-    one. dropout: after each.
-    unknown: "ignore" leaves unknown entries out of the pairs, "negative" takes them as absent; "auto" does the latter
-    where no label at all is known to be absent, since pairs need a negative.
+    vectors: graph (computed from co-occurrence), a text file of word vectors (GloVe, word2vec), or text:MODEL, a
+    sentence encoder; vector_size: their length; missing: error, or mean for classes that the file does not have. The
+    vectors are saved with the model. hidden: sizes of the layers of φ, such as 1024 or 8192,2048; empty = a linear map
+    (Huynh 2020 has a nonlinear one). dropout: after each layer. unknown: ignore leaves unknown entries out of the
+    pairs, negative takes them as absent; auto means negative if no label at all is known to be absent, because pairs
+    need a negative.
 
     Figures of Huynh 2020 (Open Images, end to end, mAP): 76.34 against 75.85 of `logistic`, from which it starts there.
     Measured here from random weights (VOC 2012, frozen features, one seed, rate chosen on the test photos): with all
-    labels 80.1 against 82.8 of `bce`; with 10 % known 70.9 against 75.1, and 69.2 with hidden=1024. An image counts
-    only if a present and an absent label of it are known, one in seven of these images; and the vectors of 20 classes
-    from so few labels may say little.
+    labels 80.1 against 82.8 of `bce`; with 10 % known 70.9 against 75.1, and 69.2 with hidden=1024. An image is
+    used only if a present and an absent label are known, one in seven of these images; and vectors of 20 classes from
+    so few labels may mean little.
     """
     return Fast0Tag(vectors, vector_size, missing, _read_sizes(hidden), dropout, unknown)
 
 
 class Fast0Tag(Method):
-    """Pairs of a positive and a negative, on heads among label vectors that come with the training labels."""
+    """Ranking of positives before negatives, with a head that uses the label vectors of the training table."""
 
     def __init__(
         self, vectors: str, vector_size: int, missing: str, hidden: tuple[int, ...], dropout: float, unknown: str
@@ -75,49 +74,50 @@ class Fast0Tag(Method):
         self.source, self.vector_size, self.missing = vectors, vector_size, missing
         self.hidden, self.rate = hidden, dropout
         self.vectors: Tensor | None = None
-        # Heads are told the vectors whichever comes first, head or labels; they belong to models, not to the method.
-        self.made: list[weakref.ref[LabelVectorHead]] = []
+        # Heads get the vectors whether they are made before or after `start`; they belong to models, not to the method.
+        self.heads: list[weakref.ref[LabelVectorHead]] = []
 
     def start(self, table: LabelTable) -> None:
         from halflabel.methods.parts.label_vectors import label_vectors
 
         super().start(table)
-        found = label_vectors(self.source, table, self.vector_size, missing=self.missing)
-        before, self.vectors = self.vectors, torch.from_numpy(found).float()
-        for made in self.made:
-            head = made()
-            # A model that goes on from another run has learned its way among that run's vectors: they stay.
-            if head is not None and (not head.vectors.any() or _same(head.vectors, before)):
+        vectors = label_vectors(self.source, table, self.vector_size, missing=self.missing)
+        earlier, self.vectors = self.vectors, torch.from_numpy(vectors).float()
+        for reference in self.heads:
+            head = reference()
+            # A model that continues another run was trained with the vectors of that run: they stay.
+            if head is not None and (not head.vectors.any() or _same(head.vectors, earlier)):
                 head.set_vectors(self.vectors)
 
     def _make_head(self, channels: int, classes: int) -> Head:
         head = LabelVectorHead(channels, classes, self.vector_size, self.hidden, self.rate)
         if self.vectors is not None:
             head.set_vectors(self.vectors)
-        self.made.append(weakref.ref(head))
+        self.heads.append(weakref.ref(head))
         return head
 
 
 class RankNet(Loss):
-    """1/(|P|·|N|) Σ_{p present} Σ_{n absent} log(1 + exp(x_n − x_p)) of each image, each pair at its positive.
+    """1/(|P|·|N|) Σ_{p present} Σ_{n absent} log(1 + exp(x_n − x_p)) of each image, in the columns of the positives.
 
-    With weights, pos_p · neg_n of a pair, and their sums in place of |P| and |N|. Memory: 12 bytes per pair of a
-    positive and any class; above 2²² of them they go through in parts, which the backward pass computes again.
+    With weights: pos_p · neg_n for a pair, and their sums for |P| and |N|. Memory: 12 bytes per pair of a
+    positive and any class; above 2²² of them they are computed in chunks that the backward pass recomputes.
     """
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:
         x = at_least_float32(logits)
         pos, neg = targets.pos.to(x.dtype), targets.neg.to(x.dtype)
         image, positive = (pos > 0).nonzero(as_tuple=True)
-        size = max(_AT_ONCE // x.shape[1], 1)
-        parts = list(zip(torch.split(image, size), torch.split(positive, size), strict=True))
-        if len(parts) > 1 and torch.is_grad_enabled():
-            # Nothing in here is random, so the generators' states need not be kept.
+        size = max(_CHUNK_PAIRS // x.shape[1], 1)
+        chunks = list(zip(torch.split(image, size), torch.split(positive, size), strict=True))
+        if len(chunks) > 1 and torch.is_grad_enabled():
+            # The function is not random, so the states of the random generators need not be stored.
             sums = [
-                checkpoint(_pair_sums, x, neg, *part, use_reentrant=False, preserve_rng_state=False) for part in parts
+                checkpoint(_pair_sums, x, neg, *chunk, use_reentrant=False, preserve_rng_state=False)
+                for chunk in chunks
             ]
         else:
-            sums = [_pair_sums(x, neg, *part) for part in parts]
+            sums = [_pair_sums(x, neg, *chunk) for chunk in chunks]
         pairs = (pos.sum(1) * neg.sum(1)).clamp(min=torch.finfo(x.dtype).tiny)
         weighted = torch.cat(sums) * (pos[image, positive] / pairs[image])
         return torch.zeros_like(x).index_put((image, positive), weighted)
@@ -139,5 +139,5 @@ def _read_sizes(text: str) -> tuple[int, ...]:
     except ValueError:
         sizes = (0,)
     if any(size < 1 for size in sizes):
-        raise UserError(f"{text!r} is no list of layer sizes", "write them as in 8192,2048; empty for a linear map")
+        raise UserError(f"{text!r} is not a list of layer sizes", "write them as in 8192,2048; empty for a linear map")
     return sizes

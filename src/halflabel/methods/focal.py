@@ -1,4 +1,4 @@
-"""Focal loss: easy entries count little."""
+"""Focal loss: easy entries have little weight."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["focal"]
     tune={"gamma": (1.0, 2.0, 4.0)},
 )
 def focal(gamma: float = 2.0, alpha: float = 0.0) -> Method:
-    """Unknown taken as absent, and entries that the model already gets right count little.
+    """Unknown taken as absent, with little weight for entries that the model already gets right.
 
-    Use it against the flood of easy negatives when there are many classes. A missing positive is a hard negative, on
-    which it insists: where many are missing, `em` or `asl` serve better.
+    Use it if there are many classes and so many easy negatives. A missing positive is a hard negative, which gets a
+    large weight: if many are missing, `em` or `asl` are better.
 
         L = 1/(B·C) (Σ_present −(1 − p)^γ log p + Σ_{absent or unknown} −p^γ log(1 − p))
 
-    Options: gamma (γ; 0 gives `an`); alpha weighs present by α and absent by 1 − α, 0 leaves both at 1. The paper's
-    figure (VOC 2012, one positive per image): mAP 87.59 against 85.89 of `an`. Measured here the gain appears where the
-    whole network learns (digit scenes from scratch: 49.6 against 33.0) and not for a linear head on frozen features
-    (VOC 2012: 79.0 against 79.6), which separates the easy negatives anyway and is left with the missing positives.
+    Options: gamma (γ; 0 gives `an`); alpha: weight α for present and 1 − α for absent, 0 = both 1. The paper's
+    figure (VOC 2012, one positive per image): mAP 87.59 against 85.89 of `an`. Measured here it helps if the whole
+    network is trained (digit scenes from scratch: 49.6 against 33.0) but not for a linear head on frozen features (VOC
+    2012: 79.0 against 79.6), which separates the easy negatives anyway.
     """
     at_least(0, gamma=gamma)
     between(0, 1, alpha=alpha)

@@ -1,4 +1,4 @@
-"""A graph convolutional network over the labels makes their classifiers (Chen 2019, ML-GCN)."""
+"""A graph convolutional network over the labels produces their classifiers (Chen 2019, ML-GCN)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["gcn_ml"]
     serves=("full", "partial"),
     paper="Chen, Wei, Wang, Guo 2019: Multi-Label Image Recognition with Graph Convolutional Networks (ML-GCN)",
     lr=3e-4,
-    tune=lambda given: {"tau": (0.2, 0.4, 0.6)} if given["p"] and given["graph"] != "identity" else {},
+    tune=lambda options: {"tau": (0.2, 0.4, 0.6)} if options["p"] and options["graph"] != "identity" else {},
 )
 def gcn_ml(
     tau: float = 0.4,
@@ -32,13 +32,13 @@ def gcn_ml(
     hidden: int = 1024,
     pooling: str = "max",
 ) -> Method:
-    """Label vectors go through a graph of labels that come together, and come out as the labels' classifiers.
+    """A graph convolution turns label vectors into classifiers, over a graph of labels that occur together.
 
-    Labels that come together get classifiers that are like each other, so a label with few examples learns from its
-    neighbours. Use it for labels in plenty that depend on each other. It was made for full labels; of partly known ones
-    it takes the known, and its graph is counted among images where both labels are known. With few known labels the
-    graph is a guess, as later papers say: here, with 2 of 20 labels of 800 VOC 2012 photos known and frozen features,
-    it had mAP 48.9 against 56.0 of `bn-bce` (one seed, 800 others).
+    Labels that occur together get similar classifiers, so a label with few examples learns from its neighbours. Use it
+    for many labels that depend on each other. It was designed for full labels; of partly known labels it uses the known
+    ones, and its graph is counted in images where both labels are known. With few known labels the graph is unreliable,
+    as later papers also find: here, with 2 of 20 labels of 800 VOC 2012 photos known and frozen features,
+    mAP was 48.9 against 56.0 of `bn-bce` (one seed, 800 others).
 
         P_ij = P(label j | label i),   A_ij = 1 if P_ij ≥ τ, else 0                                      (eq. 7)
         A'_ij = p A_ij / Σ_{j ≠ i} A_ij for j ≠ i,   A'_ii = 1 − p,   Â = D^−½ A' D^−½                    (eq. 8)
@@ -46,35 +46,35 @@ def gcn_ml(
         L = BCE on known labels, divided by the known labels of the batch
 
     tau (τ) and p as above; hidden: columns of H. graph: cooccurrence; a CSV file of rows class,class,weight, where the
-    first class is told by the second; wordnet (needs nltk and its data); or identity. tau cuts every one of them.
-    vectors (Z): graph = from the labels' co-occurrence, which needs nothing; a text file of word vectors (GloVe, as in
-    the paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: how many numbers they have, 300
-    in the paper. missing: what becomes of names that the file does not have: error, or mean (of all others). pooling:
+    first class is inferred from the second; wordnet (needs nltk and its data); or identity. tau applies to all of them.
+    vectors (Z): graph = computed from co-occurrence; a text file of word vectors (GloVe, as in
+    the paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: length of the vectors, 300
+    in the paper. missing: for names that the file does not have: error, or mean (of all others). pooling:
     max, which needs features with places (maps), or mean.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.4, VG-200 39.3, VOC 2007 88.9;
-    with few labels it falls behind there too. Measured here (VOC 2012, 2 of 20 labels known, head on frozen features,
-    one seed, test mAP, epoch chosen on held-out photos): 70.8, with pooling=mean 72.7, `bn-bce` 73.8: one place in each
-    map is too little to go by, and two labels per image too little to count from which labels come together.
+    it is worse than others with few labels there too. Measured here (VOC 2012, 2 of 20 labels known, head on frozen
+    features, one seed, test mAP, epoch chosen on held-out photos): 70.8, with pooling=mean 72.7, `bn-bce` 73.8: one
+    place of each map is too little evidence, and two labels per image are too few to count which labels occur together.
 
-    Differs from the released code: that normalises by columns, adds 1 instead of 1 − p to the diagonal with 0.25 for p
-    (the same up to a factor), and counts P_ij on full labels. Eq. 8 as printed gives weight to every pair; edges alone
-    are meant. P_ij counts one image more, so that pairs seen once make no edge.
+    Differs from the released code: it normalises by columns, adds 1 instead of 1 − p to the diagonal with 0.25 for p
+    (the same up to a factor), and counts P_ij on full labels. Eq. 8 as printed gives weight to every pair; only
+    edges are meant. P_ij counts one more image, so that pairs seen once are no edge.
     """
     if not 0 < tau <= 1 or not 0 <= p < 1:
         raise UserError(f"tau {tau:g} and p {p:g} do not fit", "use 0 < tau ≤ 1 and 0 ≤ p < 1")
 
     between(1, MAX_SIZE, vector_size=vector_size, hidden=hidden)
 
-    def edges(table: LabelTable) -> Edges:
+    def make_edges(table: LabelTable) -> Edges:
         classes = len(table.classes)
-        kept = label_edges(graph, table).at_least(tau).reweighted(classes, p)
-        total = np.bincount(kept.rows, kept.weights, classes)
-        return kept._replace(weights=kept.weights / np.sqrt(total[kept.rows] * total[kept.cols]))
+        edges = label_edges(graph, table).at_least(tau).reweighted(classes, p)
+        total = np.bincount(edges.rows, edges.weights, classes)
+        return edges._replace(weights=edges.weights / np.sqrt(total[edges.rows] * total[edges.cols]))
 
     return SemanticMethod(
         partial(GraphClassifier, vector_size=vector_size, hidden=hidden, pooling=pooling),
-        edges,
+        make_edges,
         vectors=vectors,
         vector_size=vector_size,
         missing=missing,

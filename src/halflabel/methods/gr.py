@@ -12,7 +12,7 @@ from halflabel.methods.parts.relabel import Relabeler
 from halflabel.system.validate import above, at_least
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["GeneralisedCE", "KnownApart", "SoftUnknown", "gr"]
+__all__ = ["GeneralisedCE", "SeparateLosses", "SoftUnknown", "gr"]
 
 
 class GeneralisedCE(Loss):
@@ -33,10 +33,10 @@ def box_cox(cross_entropy: Tensor, q: float) -> Tensor:
 
 
 class SoftUnknown(Relabeler):
-    """Unknown → (V·K, V·(1 − K)), K = σ(w·p + b), V = exp(−½((p − μ)/σ)²); known labels as they are.
+    """Unknown → (V·K, V·(1 − K)), K = σ(w·p + b), V = exp(−½((p − μ)/σ)²); known labels unchanged.
 
-    Each of w, b, μ, σ goes on a line from its first to its last value over `span` epochs (0 = those of the run) and
-    stays there: w and b with (epoch − 1)/span, μ and σ with epoch/span.
+    Each of w, b, μ, σ moves linearly from its first to its last value over `span` epochs (0 = all epochs) and stays
+    there: w and b with (epoch − 1)/span, μ and σ with epoch/span.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class SoftUnknown(Relabeler):
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         p = torch.sigmoid(at_least_float32(logits))
-        present = torch.sigmoid(self._at(self.w, epoch - 1) * p + self._at(self.b, epoch - 1))
-        trust = torch.exp(-0.5 * ((p - self._at(self.mu, epoch)) / self._at(self.sigma, epoch)).square())
-        unknown = trust * (batch.labels == 0)
+        present = torch.sigmoid(self._value(self.w, epoch - 1) * p + self._value(self.b, epoch - 1))
+        weight = torch.exp(-0.5 * ((p - self._value(self.mu, epoch)) / self._value(self.sigma, epoch)).square())
+        unknown = weight * (batch.labels == 0)
         return Targets((batch.labels > 0) + unknown * present, (batch.labels < 0) + unknown * (1 - present))
 
-    def _at(self, ends: tuple[float, float], epochs: int) -> float:
+    def _value(self, ends: tuple[float, float], epochs: int) -> float:
         share = min(epochs / self.epochs, 1.0)
         return (1 - share) * ends[0] + share * ends[1]
 
 
-class KnownApart(Method):
-    """A step with two losses: `known` for what is known, `loss` for what is not."""
+class SeparateLosses(Method):
+    """A step with two losses: `known` for known entries, `loss` for unknown ones."""
 
     def __init__(self, loss: Loss, relabel: Relabeler, known: Loss) -> None:
         super().__init__(loss, relabel)
@@ -102,22 +102,23 @@ def gr(
     q_neg: float = 1.0,
     span: int = 0,
 ) -> Method:
-    """Each unknown entry gets a soft label from its own score, a weight from the same score, and losses that forgive.
+    """Each unknown entry gets a soft label and a weight from its own score, and robust losses.
 
-    Early on every unknown is absent with a little doubt; later the doubt grows with the score, and entries whose score
-    agrees with neither side count less. Use it for one known positive per image; its numbers are the paper's for VOC.
+    At first every unknown entry is absent with a small probability of being present; later that probability grows with
+    the score, and entries with undecided scores get less weight. Use it for one known positive per image; the defaults
+    are the paper's values for VOC.
 
         L = 1/(B·C) (Σ_present −log p + Σ_absent −log(1 − p) + Σ_unknown V·(K·L₂ + (1 − K)·L₃))
         K = σ(w·p + b)   V = exp(−(p − μ)²/(2σ²))   L₂ = (1 − p^q₂)/q₂   L₃ = (1 − (1 − p)^q₃)/q₃
 
-    K and V carry no gradient. w_first to w_last, b_first to b_last, mu_first to mu_last and sigma_first to sigma_last:
-    w, b, μ and σ go from the one to the other on a line over `span` epochs (0 = all epochs trained; the paper's: 8),
-    and stay; q_pos q₂ and q_neg q₃.
+    K and V have no gradient. w_first to w_last, b_first to b_last, mu_first to mu_last and sigma_first to sigma_last:
+    w, b, μ and σ move linearly from first to last over `span` epochs (0 = all epochs; 8 in the paper). q_pos (q₂) and
+    q_neg (q₃).
 
     As in the released code, w and b move with (epoch − 1)/span and μ and σ with epoch/span. Differs from it: known
-    negatives are charged −log(1 − p) (there they add nothing), and no constant is added inside the logarithm.
+    negatives have the loss −log(1 − p) (there they have none), and no constant is added inside the logarithm.
     """
     above(0, sigma_first=sigma_first, sigma_last=sigma_last)
     at_least(0, q_pos=q_pos, q_neg=q_neg, span=span)
     relabel = SoftUnknown((w_first, w_last), (b_first, b_last), (mu_first, mu_last), (sigma_first, sigma_last), span)
-    return KnownApart(GeneralisedCE(q_pos, q_neg), relabel, known=BCE())
+    return SeparateLosses(GeneralisedCE(q_pos, q_neg), relabel, known=BCE())

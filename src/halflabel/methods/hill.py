@@ -35,7 +35,7 @@ class FocalMargin(Loss):
 class Hill(Loss):
     """ℓ⁺ = (1 − p_m)^γ · −log p_m, ℓ⁻ = (λ − p) · p², with p = σ(x), p_m = σ(x − m).
 
-    dℓ⁻/dx = (2λ − 3p) · p² · (1 − p): for λ = 1.5 largest at p = ½, and nothing is left of it at p = 1.
+    dℓ⁻/dx = (2λ − 3p) · p² · (1 − p): for λ = 1.5 largest at p = ½, and 0 at p = 1.
     """
 
     def __init__(self, margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> None:
@@ -55,7 +55,7 @@ def focal_present(logits: Tensor, gamma: float) -> Tensor:
 
 
 class SelfPaced(Relabeler):
-    """Unknown → absent, but from epoch `start_epoch` on, an unknown with p > τ → present, for this step alone."""
+    """Unknown → absent, but from epoch `start_epoch` on, an unknown with p > τ → present, for this step only."""
 
     def __init__(self, tau: float = 0.6, start_epoch: int = 2, flip_known: bool = False) -> None:
         super().__init__()
@@ -69,13 +69,13 @@ class SelfPaced(Relabeler):
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         present = batch.labels > 0
         if epoch >= self.start_epoch:
-            open_to_change = batch.labels <= 0 if self.flip_known else batch.labels == 0
-            present = present | (open_to_change & (torch.sigmoid(at_least_float32(logits)) > self.tau))
+            may_flip = batch.labels <= 0 if self.flip_known else batch.labels == 0
+            present = present | (may_flip & (torch.sigmoid(at_least_float32(logits)) > self.tau))
         return Targets(present.to(logits.dtype), (~present).to(logits.dtype))
 
 
 class KnownMargin(Method):
-    """A step that asks the margin of the known positives only, by lowering their logits before the loss."""
+    """A step with the margin for known positives only: their logits are lowered before the loss."""
 
     def __init__(self, loss: FocalMargin, relabel: SelfPaced, margin: float) -> None:
         super().__init__(loss, relabel, reduce=over_images)
@@ -90,17 +90,17 @@ class KnownMargin(Method):
 
 @method(serves=REGIMES, paper=_PAPER, lr=1e-3, tune={"lamb": (1.3, 1.5, 2.0)})
 def hill(margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> Method:
-    """A loss in which a negative that scores high is pulled less, because it may be a positive nobody labelled.
+    """A loss with less gradient for high-scoring negatives, which may be positives that nobody labelled.
 
-    Everything that is not known to be present counts as absent, as in `an`, but the gradient of ℓ⁻ shrinks as p nears 1
-    where that of cross-entropy grows. Use it for positives-only labels when a method without state or schedule is
-    wanted; with many known negatives prefer one that trusts them (`splc`, `csl`), for here they are doubted too.
+    Every label that is not known to be present counts as absent, as in `an`, but the gradient of ℓ⁻ shrinks as p nears
+    1, where that of cross-entropy grows. Use it for positives-only labels if you want a method without state or
+    schedule; with many known negatives prefer `splc` or `csl`, which trust them: here they get less gradient too.
 
         L = 1/B Σ_i (Σ_present ℓ⁺ + Σ_{absent or unknown} ℓ⁻)
         ℓ⁺ = (1 − p_m)^γ · −log p_m,  p_m = σ(x − m)      ℓ⁻ = (λ − p) · p²
 
-    margin m: how far above 0 a positive's logit must lie; gamma γ: focal weight of positives; lamb λ: an
-    absent entry is pulled down while p < 2λ/3 and let go above, so less than 1.5 lets the surest ones rise.
+    margin (m): how far above 0 the logit of a positive must be; gamma (γ): focal weight of positives; lamb (λ): the
+    score of an absent entry is lowered while p < 2λ/3 and raised above, so below 1.5 the highest scores rise.
 
     Differs from the released code: the sum over the batch is divided by the number of images, so that the batch size
     does not scale the gradient.
@@ -114,22 +114,22 @@ def hill(margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> Method:
 def splc(
     tau: float = 0.6, margin: float = 1.0, gamma: float = 2.0, start_epoch: int = 2, released: bool = False
 ) -> Method:
-    """Unknown entries count as absent until the model itself says otherwise: then, for that step, as present.
+    """Unknown entries count as absent, unless the model scores them above a threshold: then, for that step, as present.
 
-    Self-paced loss correction on the focal margin loss, nothing remembered between steps. Use it when missing labels
-    are mostly missing positives; where the first epoch already scores far too high, raise tau or start_epoch.
+    Self-paced loss correction of the focal margin loss; nothing is stored between steps. Use it if missing labels are
+    mostly missing positives; if scores are much too high after the first epoch, raise tau or start_epoch.
 
         L = 1/B Σ_i (Σ_present ℓ⁺ + Σ_absent ℓ⁻ + Σ_unknown (p > τ ? ℓ⁺ : ℓ⁻))
         ℓ⁺ = (1 − p_m)^γ · −log p_m,  p_m = σ(x − m)      ℓ⁻ = p^γ · −log(1 − p)
 
-    tau τ: score above which an unknown counts as present; start_epoch: the first epoch, counted from 1, in which that
-    happens (the papers' "epoch 1" counts from 0); margin m and gamma γ as in `hill`; released: see below.
+    tau (τ): score above which an unknown counts as present; start_epoch: the first epoch, counted from 1, in which that
+    happens (the papers' "epoch 1" counts from 0); margin (m) and gamma (γ) as in `hill`; released: see below.
 
     In Wang 2023 (the paper's figures, ResNet-101, mean over 10–90 % known): mAP 74.9 on COCO, 45.1 on VG-200, 90.4 on
     VOC 2007.
 
-    Differs from the released code: known negatives are never flipped, and a flipped entry is charged ℓ⁺ with the
-    margin, as the paper's formula has it. With released=True known negatives are flipped like unknowns, and flipped
+    Differs from the released code: known negatives are never flipped, and a flipped entry has the loss ℓ⁺ with
+    the margin, as in the paper's formula. With released=True known negatives are flipped like unknowns, and flipped
     entries use ℓ⁺ without the margin, as there. In both the sum is divided by the number of images.
     """
     between(0, 1, tau=tau)

@@ -19,25 +19,25 @@ from halflabel.types import Batch, Targets
 __all__ = ["LargeLoss", "largest", "ll_cp", "ll_ct", "ll_r"]
 
 _PAPER = "Kim 2022 (Large Loss Matters in Weakly Supervised Multi-Label Classification)"
-_MOST = 80_000_000_000  # entries, four to a byte: what a scratch file may hold
+_MOST_ENTRIES = 80_000_000_000  # four to a byte: the limit of a scratch file
 
 
-def largest(values: Tensor, among: Tensor, count: int) -> Tensor:
-    """The `count` largest values among the entries of a mask, ties with the last included: (B, C) -> (B, C) bool.
+def largest(values: Tensor, candidates: Tensor, count: int) -> Tensor:
+    """Return the `count` largest values among the candidates, with all ties of the last: (B, C) -> (B, C) bool.
 
-    Ties are taken whole so that the order of the rows does not matter; with fewer entries than `count`, all of them.
+    All ties are included, so that the order of the rows does not matter; with fewer candidates than `count`, all.
     """
     count = min(count, values.numel())
     if count <= 0:
-        return torch.zeros_like(among)
-    threshold = values.masked_fill(~among, -math.inf).flatten().topk(count).values[-1]
-    return among & (values >= threshold)
+        return torch.zeros_like(candidates)
+    threshold = values.masked_fill(~candidates, -math.inf).flatten().topk(count).values[-1]
+    return candidates & (values >= threshold)
 
 
 class LargeLoss(Relabeler):
     """Unknown → absent, except for the k unknown entries of the batch with the largest losses.
 
-    Scheme "reject" drops these → (0, 0); "correct" takes them as present for this step → (1, 0); "keep" from now on.
+    Scheme "reject" ignores these → (0, 0); "correct" takes them as present in this step → (1, 0); "keep" for ever.
     k = ceil(B·C·Δ·(epoch − 1)); for "keep" ceil(B·C·Δ), and none in the first epoch. Known labels stay.
     Memory: none; for "keep" 1/4 byte per image and class, in `flipped`.
     """
@@ -53,22 +53,22 @@ class LargeLoss(Relabeler):
         if self.scheme != "keep":
             return
         images, classes = table.shape
-        if images * classes > _MOST:
+        if images * classes > _MOST_ENTRIES:
             raise UserError(
-                f"remembering flips for {images} images × {classes} classes takes {images * classes / 4e9:.1f} GB",
-                "use ll-ct, which flips for one step at a time and remembers nothing",
+                f"storing flipped labels of {images} images × {classes} classes takes {images * classes / 4e9:.1f} GB",
+                "use ll-ct, which flips for one step at a time and stores nothing",
             )
         self.flipped = PackedLabels()
         self.flipped.start(table, "ll-cp", known=False)
 
     def idle(self, epochs: int) -> str:
-        if not self.delta:  # it is to change nothing
+        if not self.delta:  # nothing is changed on purpose
             return ""
         what = "leaving large losses out" if self.scheme == "reject" else "correcting large losses"
         return never_starts(what, 2, epochs)
 
     def count(self, entries: int, epoch: int) -> int:
-        """k for a batch of so many entries."""
+        """Return k for a batch with this many entries."""
         times = min(epoch - 1, 1) if self.scheme == "keep" else epoch - 1
         # Decimal percentages are not exact in binary: 100 · 0.07 must not round up to 8.
         return math.ceil(entries * self.delta * times / 100 - 1e-9)
@@ -76,24 +76,24 @@ class LargeLoss(Relabeler):
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         present, unknown = batch.labels > 0, batch.labels == 0
         if self.scheme == "keep":
-            before = self.flipped.rows(batch.index) > 0
-            present, unknown = present | before, unknown & ~before
-        # The loss of an absent entry, softplus(x), grows with x: the largest logits have the largest losses, and
-        # still differ where rounding has made the losses equal.
+            flipped = self.flipped.rows(batch.index) > 0
+            present, unknown = present | flipped, unknown & ~flipped
+        # The loss of an absent entry, softplus(x), grows with x, so the largest logits have the largest losses; logits
+        # still differ where the losses are equal by rounding.
         large = largest(logits, unknown, self.count(logits.numel(), epoch))
         if self.scheme != "reject":
             present = present | large
         if self.scheme == "keep" and self.training:
-            self.flipped.set_rows(batch.index, before | large)
+            self.flipped.set_rows(batch.index, flipped | large)
         return Targets(present.to(logits.dtype), (~present & ~large).to(logits.dtype))
 
 
 @method(serves=REGIMES, paper=_PAPER, tune={"delta": (0.2, 0.5, 1.0)})
 def ll_r(delta: float = 0.5) -> Method:
-    """Unknown entries count as absent, but those with the largest losses are left out: they are likely present.
+    """Unknown entries count as absent, but those with the largest losses are ignored: they are likely present.
 
-    A network learns clean labels first and memorises wrong ones later, so the share left out grows with the epochs.
-    Use it for positives-only labels as the cautious one of the three schemes: it drops, it never invents a positive.
+    A network learns clean labels first and memorises wrong ones later, so the ignored share grows with the epochs. Use
+    it for positives-only labels as the cautious one of the three schemes: it ignores entries and never adds a positive.
 
         L = 1/(B·C) Σ λ · ℓ,   ℓ = −log p (present) or −log(1 − p) (absent or unknown)
         λ = 0 for the k = ceil(B·C·Δ·(epoch − 1)) largest ℓ of the batch's unknowns, else 1
@@ -101,8 +101,8 @@ def ll_r(delta: float = 0.5) -> Method:
     delta Δ: percent of all entries, added per epoch; epochs count from 1, so the first changes nothing. The paper
     trains 10 epochs: over many more, lower delta.
 
-    Differs from the released code: entries that tie with the k-th are left out with it; k never exceeds the number of
-    unknowns; k does not grow by rounding where B·C·Δ·(epoch − 1) is whole.
+    Differs from the released code: entries that tie with the k-th are ignored with it; k never exceeds the number of
+    unknowns; k is not rounded up if B·C·Δ·(epoch − 1) is whole.
     """
     between(0, 100, delta=delta)
     return Method(BCE(), LargeLoss("reject", delta))
@@ -110,9 +110,9 @@ def ll_r(delta: float = 0.5) -> Method:
 
 @method(serves=REGIMES, paper=_PAPER, tune={"delta": (0.1, 0.2, 0.5)})
 def ll_ct(delta: float = 0.2) -> Method:
-    """Unknown entries count as absent, but those with the largest losses count as present, for that step alone.
+    """Unknown entries count as absent, but those with the largest losses count as present, for that step only.
 
-    The middle one of the three large-loss schemes: it uses the missing positives it finds and can take them back in the
+    The middle one of the three large-loss schemes: it uses the missing positives it finds and can revoke them in the
     next step. Use it for positives-only labels.
 
         L = 1/(B·C) Σ ℓ,   ℓ = −log p (present) or −log(1 − p) (absent or unknown), but −log p for the
@@ -131,16 +131,16 @@ def ll_ct(delta: float = 0.2) -> Method:
 def ll_cp(delta: float = 0.1) -> Method:
     """Unknown entries count as absent, but those with the largest losses become present and stay so.
 
-    The boldest of the three large-loss schemes: labels are corrected for good, a few per batch from the second epoch
-    on. It remembers two bits per entry (images × classes; above 20 GB it refuses: use `ll-ct`).
+    The boldest of the three large-loss schemes: labels are corrected permanently, a few per batch from the second
+    epoch on. It stores two bits per entry (images × classes; at most 20 GB, else use `ll-ct`).
 
         L = 1/(B·C) Σ ℓ,   ℓ = −log p (present, or flipped) or −log(1 − p) (absent or unknown);
-        flipped: the k = ceil(B·C·Δ) largest ℓ of the batch's unknowns, and all that were flipped before
+        flipped: the k = ceil(B·C·Δ) largest ℓ of the batch's unknowns, and all entries flipped before
 
     delta Δ: percent of all entries flipped per epoch; epochs count from 1, so the first flips nothing.
 
-    Differs from the released code as `ll-r` does, and: all k entries flipped in the loss are remembered (there the
-    k-th is not, and a scheme named on the command line remembers none).
+    Differs from the released code as `ll-r` does, and: all k entries flipped in the loss are stored (there the k-th is
+    not, and a scheme named on the command line stores none).
     """
     between(0, 100, delta=delta)
     return Method(BCE(), LargeLoss("keep", delta))

@@ -1,4 +1,4 @@
-"""Visual classifiers from what people report (Misra 2016)."""
+"""Separates what an image shows from what people report (Misra 2016)."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ __all__ = ["latent_noise"]
     tune={"score": ("visual", "relevance")},
 )
 def latent_noise(score: str = "visual", unknown: str = "auto", first: float = 3.0, noise_rate: float = 0.01) -> Method:
-    """Learns what an image shows and, apart from it, whether people report it: labels tell of both together.
+    """Learns what an image shows and, separately, whether people report it; labels depend on both.
 
-    Use it where labels are what people chose to mention: tags, keywords, captions. Where each label was asked for and
-    answered, there is little to tell apart, and it is near `logistic`.
+    Use it for labels that people chose to mention: tags, keywords, captions. If each label was asked for and answered,
+    there is little reporting bias, and it is close to `logistic`.
 
-        v = σ(W f + b)                                       what is there: the visual classifier
-        r₁ = σ(ρ W₁ f + b₁),   r₀ = σ(ρ W₀ f + b₀)           how likely it is reported, if it is there, if it is not
-        h = r₁ v + r₀ (1 − v);   L = 1/(B·C) Σ BCE(h, y)     what is reported, the relevance, against the labels y
+        v = σ(W f + b)                                       the visual classifier: what is present
+        r₁ = σ(ρ W₁ f + b₁),   r₀ = σ(ρ W₀ f + b₀)           probability of a report if present, if absent
+        h = r₁ v + r₀ (1 − v);   L = 1/(B·C) Σ BCE(h, y)     the relevance: what is reported
 
-    score: what is predicted and evaluated: "visual" (v) or "relevance" (h). Training is the same.
-    unknown: "ignore" leaves unknown entries out, "negative" takes them as not reported; "auto" does the latter where no
-    label at all is known to be absent. Images without any known label are left out.
-    first: b₁ and −b₀ at the start (3: 95 % of what is there is reported, 5 % of what is not).
-    noise_rate (ρ): how much slower than v the noise learns from the image. With 1, both alike, it takes over what v is
-    to learn, and v means nothing: its mAP fell from 75.3 to 60.4 in the run below.
+    score: what is predicted and evaluated: visual (v) or relevance (h). Training is the same.
+    unknown: ignore leaves unknown entries out, negative takes them as not reported; auto means negative if no label at
+    all is known to be absent. Images without any known label are left out.
+    first: b₁ and −b₀ at the start (3: 95 % of present labels are reported, and 5 % of absent ones).
+    noise_rate (ρ): how much slower than v the noise learns from the image. With 1 the noise learns what v should learn,
+    and v is useless: its mAP fell from 75.3 to 60.4 in the run below.
 
     Figures of Huynh 2020 (Open Images, end to end, mAP): visual 75.86, relevance 75.59, `logistic` 75.85. Measured here
     (VOC 2012, linear head on frozen features, two seeds, `noise_rate` chosen on the test photos): with 10 % known
     visual 75.3, relevance 74.7, `bce` 75.1; one positive per image visual 79.3, relevance 79.0, `an` 79.3. Do not take
-    unknown as not reported where most labels were never asked for: with 10 % known and unknown=negative v read 44.
+    unknown as not reported if most labels were never asked for: with 10 % known and unknown=negative the mAP of v was
+    44.
 
-    The slow noise, `noise_rate`, is ours; Huynh 2020 starts from a trained classifier instead.
+    The slow noise, `noise_rate`, is our addition; Huynh 2020 starts from a trained classifier instead.
     """
     at_least(0, first=first, noise_rate=noise_rate)
     return Method(BCE(), UnknownAs(unknown), head=partial(LatentNoiseHead, score=score, first=first, rate=noise_rate))

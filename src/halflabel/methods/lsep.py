@@ -16,17 +16,18 @@ __all__ = ["LSEP", "lsep"]
 
 @method(lr=3e-4, serves=REGIMES, paper="Li, Song, Luo 2017; Huynh 2020 (IMCL), row LSEP")
 def lsep(unknown: str = "auto") -> Method:
-    """Log-sum-exp pairwise ranking: every known positive is to score above every known negative of its image.
+    """Log-sum-exp pairwise ranking: every known positive should score above every known negative of its image.
 
-    A smooth alternative to `warp` without sampling. It ranks within an image; scores of different images, and
-    thresholds, are not trained for. An image counts only if it has a positive and a negative.
+    A smooth alternative to `warp` without sampling. It ranks the classes within an image; scores of different
+    images are not comparable. An image is used only if it has a positive and a negative.
 
         L = 1/B Σ_i log(1 + Σ_{n absent} Σ_{p present} exp(x_n − x_p))
 
-    unknown: "ignore" leaves unknown entries out of the pairs, "negative" takes them as absent; "auto" does the latter
-    where no label at all is known to be absent, since pairs need a negative.
+    unknown: ignore leaves unknown entries out of the pairs, negative takes them as absent; auto means negative if no
+    label at all is known to be absent, because pairs need a negative.
 
-    Differs from Li 2017: that samples at most 1,000 pairs per image; here all count, at the cost of a sum over classes.
+    Differs from Li 2017: there at most 1,000 pairs per image are sampled; here all are used, at the cost of a sum over
+    classes.
     """
     return Method(LSEP(), UnknownAs(unknown), reduce=over_images)
 

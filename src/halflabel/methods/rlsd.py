@@ -1,4 +1,4 @@
-"""Labels as paths, one through each region of the image (after Zhang 2018)."""
+"""A recurrent network predicts the labels of each region of the image (after Zhang 2018)."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ def rlsd(
     hidden: int = 128,
     dropout: float = 0.0,
 ) -> Method:
-    """Names the labels of every region of an image one after another; the image has what any of its regions has.
+    """Predicts the labels of every region one after another; the image has the labels of all its regions.
 
-    For small objects, and labels that go together in one place. It needs features with places (maps), which take more
-    disk and memory than pooled ones.
+    For small objects, and labels that occur together in one place. It needs features with places (maps), which take
+    more disk and memory than pooled ones.
 
         f_r = mean of the map over window r;   l_r(0) = start
         o_r(t) = LSTM(u_{l_r(t−1)});   z_r(t) = ReLU(U_o o_r(t) + U_I f_r);   m_rc(t) = (u_c − u_end) · z_r(t)
-        l_r(t) = the c with the largest m_rc(t) that region r has not named; r ends where that is ≤ 0
-        x_c = max over r, and over t up to where r ends or has named c, of m_rc(t)
+        l_r(t) = the c with the largest m_rc(t) not yet in the path of r; the path ends where that is ≤ 0
+        x_c = max over r, and over t until the path of r ends or contains c, of m_rc(t)
         L = BCE of x, mean over the known entries of the batch
 
     Windows: n × n of level n = 1 … levels, each 2/(n + 1) of the image wide and high, so that neighbours overlap by
-    half: the whole image, 4 of two thirds, 9 of a half. Nobody says which label is in which region: in training too a
-    path follows what the model names, and the maximum decides which region learns.
+    half: the whole image, 4 of two thirds, 9 of a half. It is not known which label is in which region: in training
+    too a path follows the predictions, and the maximum decides which region learns.
 
-    levels: 1 = the whole image alone. length: the most labels of a region; 1 = no path, the best of all windows.
-    unknown: "ignore", "negative" (absent), or "auto": absent where no label at all is known to be absent. dimensions
+    levels: 1 = the whole image only. length: the most labels of a region; 1 = no path, the maximum over windows.
+    unknown: ignore, negative (absent), or auto: absent if no label at all is known to be absent. dimensions
     (of u), hidden (of the LSTM), dropout (of z): as in `cnn-rnn`.
 
     In Cevikalp 2019, quoted there: NUS-WIDE mAP 54.1, COCO 67.4. Measured here (1,500 digit scenes, 10 % known, frozen
     maps of 3 × 3 places, the better of two rates, one seed): mAP 47.6, with length=1 47.2, against 48.8 of `bce` and
-    47.6 of `cnn-rnn`: no gain. On photos, or with larger maps, it was not measured.
+    47.6 of `cnn-rnn`: no gain. Not measured on photos or with larger maps.
 
-    Differs from the paper in its regions: those are proposed by a localisation network that has learned from boxes;
-    these are fixed, and no box is asked for. That every region goes through one LSTM, and that the maximum joins them,
-    is the paper's. How z is formed is as in `cnn-rnn`; that a path follows its own labels in training, the loss and all
-    sizes are ours: this is made after what is said of the paper, not after code of its authors.
+    Differs from the paper in its regions: there a localisation network trained on boxes proposes them; here they are
+    fixed, and no boxes are needed. One LSTM for all regions and the maximum over regions are the paper's. z is as in
+    `cnn-rnn`; paths that follow predictions in training, the loss and all sizes are our choice: there is no released
+    code.
     """
-    between(1, 64, levels=levels)  # whose windows are 64² at the last of them
+    between(1, 64, levels=levels)  # the last level has 64² windows
     between(1, MAX_SIZE, length=length, dimensions=dimensions, hidden=hidden)
     below_one(dropout=dropout)
     head = partial(Regional, levels=levels, length=length, dimensions=dimensions, hidden=hidden, dropout=dropout)
@@ -128,17 +128,17 @@ def windows(maps: Tensor, levels: int) -> Tensor:
     """Means of n × n windows of each level n = 1 … levels: (B, D, h, w) -> (B, Σ n², D).
 
     A window of level n is 2/(n + 1) of the map wide and high, and the next begins 1/(n + 1) further. Cells at its edge
-    count by the part that is inside: no rounding, so small maps have all windows too.
+    are weighted by the part that is inside, without rounding, so small maps have all windows too.
     """
-    found = []
+    means = []
     for level in range(1, levels + 1):
         down, across = (_shares(size, level, maps) for size in maps.shape[2:])
-        found.append(torch.einsum("bdhw,rh,cw->brcd", maps, down, across).flatten(1, 2))
-    return torch.cat(found, 1)
+        means.append(torch.einsum("bdhw,rh,cw->brcd", maps, down, across).flatten(1, 2))
+    return torch.cat(means, 1)
 
 
 def _shares(size: int, level: int, like: Tensor) -> Tensor:
-    """How much each of `size` cells in a row makes of each of the `level` windows: (level, size), rows sum to 1."""
+    """Return the weight of each of `size` cells in each of `level` windows: (level, size), rows sum to 1."""
     exact = at_least_float32(like).dtype
     begin = torch.arange(level, dtype=exact, device=like.device)[:, None] * size / (level + 1)
     end = begin + 2 * size / (level + 1)

@@ -15,23 +15,23 @@ __all__ = ["Softmax", "softmax"]
 def softmax() -> Method:
     """Cross-entropy over all classes, for data where exactly one class is present in each image.
 
-    The classes of an image compete, so it fits single-label data only: with several positives each is to get an equal
-    share of the probability, and none can come near 1. All other classes, absent or unknown, are in the denominator;
+    The classes of an image compete, so it fits single-label data only: with several positives each gets an equal share
+    of the probability, and none can be near 1. All other classes, absent or unknown, are in the denominator;
     images without a known positive are left out.
 
         L = 1/B Σ_i mean over positives j of (log Σ_k exp(x_k) − x_j)
 
-    Rank classes within an image by the scores, or measure accuracy; as probabilities of "present" they need the
+    Use the scores to rank the classes of an image, or measure accuracy; as probabilities of "present" they need the
     calibration that a run learns.
 
     In Cevikalp 2019: CIFAR-10 with 4,000 labels 89.32 % accuracy (ResNet-101); NUS-WIDE, top 3, OF1 53.0 against 61.7
-    of RML, in a row that is, by the way its F1 is taken, quoted from another paper with another network.
+    of RML, in a row that is probably quoted from another paper with another network.
     """
     return Method(Softmax(), reduce=over_images)
 
 
 class Softmax(Loss):
-    """pos_j / Σ pos · (log Σ_k exp(x_k) − x_j): the mean over the positives of an image, each at its place."""
+    """pos_j / Σ pos · (log Σ_k exp(x_k) − x_j): the mean over the positives of an image, each in its column."""
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:
         x = at_least_float32(logits)

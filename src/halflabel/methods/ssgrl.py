@@ -1,4 +1,4 @@
-"""Each label looks for itself, and what it finds travels over a graph of the labels (Chen 2019, SSGRL)."""
+"""Attention per label, and message passing over a label graph (Chen 2019, SSGRL)."""
 
 from __future__ import annotations
 
@@ -27,36 +27,35 @@ def ssgrl(
     vector_size: int = 300,
     missing: str = "error",
 ) -> Method:
-    """Every label attends to the places that look like it, and its findings travel over a graph of the labels.
+    """Every label attends to the places that look like it, and passes its features over a graph of the labels.
 
-    Use it when objects are small or many in a picture, and labels depend on each other. It was made for full labels; of
-    partly known ones it takes the known. It needs features with places (maps). Its pictures of where a class is seen
-    show where the label looked.
+    Use it if objects are small or many in a picture and labels depend on each other. It was designed for full labels;
+    of partly known labels it uses the known ones. It needs features with places (maps). Its class maps show the
+    attention of each label.
 
         f_c = Σ_p α_cp x_p,   α_c = softmax over places of w · tanh((U x_p) ⊙ (V v_c)),   v_c the label's vector
         T times: a_c = [Σ_c' A_cc' h_c', Σ_c' A_c'c h_c'],  h_c ← gated update of h_c by a_c,   h_c⁰ = f_c
         x_c = w_c · tanh(F [h_c, f_c]) + b_c,   A_cc' = P(c' | c)                                        (eq. 1 to 8)
         L = BCE on known labels, divided by the known labels of the batch
 
-    steps (T); width: of x and h, to which the features are projected (0: as wide as they are); rank: of U and V. The
-    paper has features of 2,048, as wide as ResNet's, and rank 1,024. 256 is for speed, time growing with the square of
-    width; wider is better where there is time for it. dropout: of the features; ours, without it a head of this size
-    learns few labels by heart within three epochs. graph: cooccurrence, counted among images where both
-    labels are known; a CSV file of rows class,class,weight, where the first class is told by the second; wordnet
-    (needs nltk and its data); or identity. vectors (v): graph = from the labels' co-occurrence, which needs nothing; a
-    text file of word vectors (GloVe, as in the paper, or word2vec); or text:MODEL, a sentence-transformers model.
-    vector_size: how many numbers they have, 300 in the paper. missing: what becomes of names that the file does not
-    have: error, or mean (of all others).
+    steps (T); width: of x and h, to which the features are projected (0: no projection); rank: of U and V. The paper
+    uses features of width 2,048, as wide as ResNet's, and rank 1,024. 256 is for speed: time grows with the square of
+    width; wider is better if there is time. dropout: of the features; our addition, without it a head of this size
+    memorises few labels within three epochs. graph: cooccurrence, counted in images where both labels are known; a CSV
+    file of rows class,class,weight, where the first class is inferred from the second; wordnet (needs nltk and its
+    data); or identity. vectors (v): graph = computed from co-occurrence; a text file of word vectors (GloVe, as in the
+    paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: length of the vectors, 300 in the
+    paper. missing: for names that the file does not have: error, or mean (of all others).
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.1, VG-200 39.7, VOC 2007 89.5.
 
     Measured here (VOC 2012, 2 of 20 labels known, head on frozen maps, 20 epochs, one seed, test mAP, epoch chosen on
-    held-out photos): 73.8, without dropout 69.4, `bce` 74.0; Wang 2023 too finds it behind where few labels are known.
-    With dropout drawn anew at every place, which averages out, 69.8; attention from random weights instead of from the
-    mean over places 73.1; pooled features, on which nothing is attended to, 74.7.
+    held-out photos): 73.8, without dropout 69.4, `bce` 74.0; Wang 2023 too finds it worse with few known labels. With
+    dropout drawn at every place, which averages out, 69.8; attention with random initial weights instead of the mean
+    over places 73.1; pooled features, without attention, 74.7.
 
     The two linear layers after tanh are one vector here, which is the same function. The paper trains with Adam, 1e-5.
-    P counts one image more, so that pairs seen once say little, and A_cc is 0: the gates know a label's own state.
+    P counts one more image, so that pairs seen once have little weight, and A_cc is 0: the gates use the label's state.
     """
     check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
     return SemanticMethod(

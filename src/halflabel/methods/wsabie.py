@@ -20,31 +20,34 @@ __all__ = ["wsabie"]
     tune={"dimensions": (50, 100, 200)},
 )
 def wsabie(dimensions: int = 100, norm: float = 0.0, rank: str = "sampled", unknown: str = "auto") -> Method:
-    """Images and labels are put into one small space, where a known positive is to come before known negatives.
+    """Images and labels share a small space, in which known positives rank before known negatives.
 
-    Use it for very many classes, where a full classifier per class is too large, or to look up labels by inner
-    products. It ranks the labels of one image; scores of different images, and thresholds, are not trained for.
+    Use it for very many classes, if a full classifier per class is too large, or to look up labels by inner products.
+    It ranks the labels of one image; scores of different images are not comparable.
 
         x_c = w_c · V f,   ‖w_c‖ ≤ norm, ‖V_i‖ ≤ norm
         L = 1/B Σ_i Σ_{j present} Σ_{k absent} L(r_j) max(0, 1 − x_j + x_k),   L(r) = 1 + 1/2 + … + 1/r
 
-    r_j = ⌊(m − 1)/q⌋ as in `warp`: m classes, q negatives tried in random order until one violates 1 − x_j + x_k ≥ 0.
+    r_j = ⌊(m − 1)/q⌋ as in `warp`: m classes, q negatives drawn in random order until one violates 1 − x_j + x_k ≥ 0.
 
-    dimensions: of the space. norm: the longest a label's or a feature's vector may be; 0 = no bound. rank: "sampled" or
-    "exact"; unknown: both as in `warp`.
+    dimensions: of the space. norm: the largest norm of the vector of a label or a feature; 0 = no limit. rank:
+    "sampled" or "exact"; unknown: both as in `warp`.
 
     Figures of Huynh 2020 (Open Images, end to end, mAP): 76.59 against 75.85 of `logistic`, from which it starts there.
     Measured here from random weights (VOC 2012, frozen features, one seed, rate chosen on the test photos): with all
     labels 79.3 (rate 3e-4; 78.4 at 1e-3) against 82.8 of `bce`; with 10 % known 65.6 against 75.1, `warp` 68.2. An
-    image counts only if a present and an absent label of it are known, one in seven of these images, and all that is
-    known of the others is lost: prefer `bce` there.
+    image is used only if a present and an absent label are known, one in seven of these images, and the known labels
+    of the others are lost: prefer `bce` there.
 
     Differs from the paper: a batch at a time with the optimizer of training, not one pair at a time; all violating
-    pairs of a positive are charged, not the one that was drawn; vectors that are too long are cut where they are used.
+    pairs of a positive are charged, not the one that was drawn; vectors that are too long are shortened when they are
+    used.
     """
     between(1, MAX_SIZE, dimensions=dimensions)
     at_least(0, norm=norm)
-    # The ramp that leaks fully is the hinge.
+    # A ramp with leak 1 is the hinge.
     loss = Ranking(leak=1.0, kappa=0.0, rank=rank)
-    kind = Sampling if rank == "sampled" else Method
-    return kind(loss, UnknownAs(unknown), head=partial(Bilinear, dimensions=dimensions, norm=norm), reduce=over_images)
+    method_class = Sampling if rank == "sampled" else Method
+    return method_class(
+        loss, UnknownAs(unknown), head=partial(Bilinear, dimensions=dimensions, norm=norm), reduce=over_images
+    )

@@ -28,6 +28,7 @@ class PropagateLabels(UnknownAs):
     scratch files; the search takes 4·D bytes per labelled image in memory and 8·D on the device.
     """
 
+    is_static = False  # copied labels change with every sweep
     neighbour: Tensor  # (N,) int64, the nearest labelled image, −1 for none
     similarity: Tensor  # (N,) float32
 

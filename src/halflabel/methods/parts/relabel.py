@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
@@ -9,7 +10,16 @@ from halflabel.labels.table import LabelTable
 from halflabel.system import distributed, memory
 from halflabel.types import Batch, DropoutPasses, Sweep, Targets, at_least_float32
 
-__all__ = ["AssumeNegative", "FewAbsent", "Ignore", "Relabeler", "check_size", "never_starts"]
+__all__ = [
+    "AssumeNegative",
+    "FewAbsent",
+    "Ignore",
+    "LabelSmoothing",
+    "Relabeler",
+    "SharedNegative",
+    "check_size",
+    "never_starts",
+]
 
 LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
 
@@ -78,6 +88,37 @@ class AssumeNegative(Relabeler):
         absent = (batch.labels < 0).to(dtype)
         unknown = (batch.labels == 0).to(dtype)
         return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)
+
+
+class LabelSmoothing(Relabeler):
+    """Unknown → absent, then (pos, neg) → ((1 − ε) pos + ε neg, (1 − ε) neg + ε pos).
+
+    All labels are smoothed if `known`, else only unknown ones.
+    """
+
+    is_static = True
+
+    def __init__(self, smoothing: float, known: bool) -> None:
+        super().__init__()
+        self.smoothing = smoothing
+        self.known = known
+        self.assume = AssumeNegative()
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        pos, neg = self.assume(batch, logits, epoch)
+        smoothed = torch.ones_like(pos) if self.known else (batch.labels == 0).to(pos.dtype)
+        share = self.smoothing * smoothed
+        return Targets((1 - share) * pos + share * neg, (1 - share) * neg + share * pos)
+
+
+class SharedNegative(Relabeler):
+    """Known + → (1, 0), known − → (0, 1), unknown → (0, 1/(C − 1))."""
+
+    is_static = True
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        targets: Targets = AssumeNegative(1 / max(logits.shape[1] - 1, 1))(batch, logits, epoch)
+        return targets
 
 
 class FewAbsent(Relabeler):

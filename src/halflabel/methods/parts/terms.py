@@ -12,7 +12,7 @@ from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
-__all__ = ["Entropy", "ExpectedPositives", "Term", "Transductive", "entropy", "estimate_positives"]
+__all__ = ["Entropy", "ExpectedPositives", "Term", "Transductive", "UnknownScores", "entropy", "estimate_positives"]
 
 
 class Term(nn.Module):
@@ -70,6 +70,19 @@ class ExpectedPositives(Term):
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
         return self.penalty(output.logits)
+
+
+class UnknownScores(Term):
+    """λ/(B·C) · Σ p^power over the unknown entries."""
+
+    def __init__(self, power: int, strength: float) -> None:
+        super().__init__()
+        self.power = power
+        self.strength = strength
+
+    def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
+        scores = torch.sigmoid(at_least_float32(output.logits)).pow(self.power)
+        return self.strength * (scores * (batch.labels == 0)).sum() / max(scores.numel(), 1)
 
 
 class Transductive(Term):
