@@ -30,7 +30,7 @@ from halflabel.review.questions import choose_questions
 from halflabel.system.rng import bits, hash_names
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
-from voc_frozen import features, read
+from voc_frozen import load_features, read_labels
 
 Entries = NDArray[np.int64]  # (K, 2) image and class numbers
 
@@ -79,8 +79,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "next.json")
     asked = parser.parse_args()
 
-    full, whole_test = read(asked.labels, "train"), read(asked.labels, "val")
-    train_features, test = (features(table, asked.photos, asked.cache, False) for table in (full, whole_test))
+    full, whole_test = read_labels(asked.labels, "train"), read_labels(asked.labels, "val")
+    train_features, test = (load_features(table, asked.photos, asked.cache, False) for table in (full, whole_test))
     source, test = (Features(torch.from_numpy(np.array(f.values)).float(), f.names) for f in (train_features, test))
     truth, hidden = full.dense(), torch.from_numpy(whole_test.dense())
     rows = []

@@ -1,12 +1,12 @@
-"""Methods side by side on VOC 2012 photos: a linear head on frozen EfficientNet-Lite0 features, learning rate chosen.
+"""Compare methods on VOC 2012: a linear head on frozen EfficientNet-Lite0 features, with a learning-rate search.
 
 python benchmarks/voc_frozen.py --labels labels.csv --photos DIR --cache DIR [--single single_positive.csv]
     [--protocol single-positive|partial] [--methods an,em,...] [--seeds 3] [--lrs 3e-4,1e-3,3e-3] [--select clean|known]
 
-`labels.csv` has the columns id, split and one per class (1 present, -1 absent, 0 difficult only). Training uses the
-split `train` with labels hidden by the protocol, 20 % of it held out; the learning rate and the epoch are chosen there,
-on its full labels (`--select clean`, as the single-positive literature does) or on what the protocol leaves known. The
-test is the split `val` with all labels. Difficult-only objects count as absent, as in that literature.
+`labels.csv` has the columns id, split and one per class (1 present, -1 absent, 0 only difficult objects). Training uses
+the split `train` with labels hidden by the protocol; 20 % of it is held out. The learning rate and the epoch are chosen
+there, by its full labels (`--select clean`, as in the single-positive literature) or by the labels that the protocol
+leaves known. The test set is the split `val` with all labels. Difficult objects count as absent, as in that literature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.sources import Features, Subset
+from halflabel.data.sources import Features, Subset, open_images
+from halflabel.data.views import make_views
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.split import assign_parts
@@ -34,19 +35,20 @@ from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import ValidationMetric
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import Config, Settings, make_views, open_images
+from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 
 
-def read(labels: Path, split: str) -> LabelTable:
-    stated = Policy(minus_one="absent", zero="absent", where={"split": split})
-    return formats.read(labels, stated, format="wide").table()
+def read_labels(labels: Path, split: str) -> LabelTable:
+    policy = Policy(minus_one="absent", zero="absent", where={"split": split})
+    return formats.read(labels, policy, format="wide").table()
 
 
-def features(table: LabelTable, photos: Path, cache: Path, maps: bool, copies: int = 0) -> Features:
+def load_features(table: LabelTable, photos: Path, cache: Path, maps: bool, copies: int = 0) -> Features:
     backbone = build_backbone()
-    views = make_views(backbone.preprocess.size, "squash", backbone)
-    source = open_images(table.images, photos, views, Config(workers=0))
+    preprocess = backbone.preprocess
+    views = make_views(preprocess.size, "squash", preprocess.interpolation, preprocess.crop_pct)
+    source = open_images(table.images, photos, views)
 
     def show(done: int, total: int) -> None:
         print(f"\rfeatures {done}/{total}", end="" if done < total else "\n", flush=True)
@@ -54,13 +56,13 @@ def features(table: LabelTable, photos: Path, cache: Path, maps: bool, copies: i
     return cache_features(backbone, source, cache, maps=maps, copies=copies, reporter=Reporter(show))
 
 
-def hide(full: LabelTable, protocol: str, single: Path | None, seed: int) -> LabelTable:
+def hide_labels(full: LabelTable, protocol: str, single: Path | None, seed: int) -> LabelTable:
     if protocol == "all":
         return full
     if protocol == "single-positive" and single is not None:
         with open(single, newline="") as file:
-            chosen = {row["id"]: int(row["class_index"]) for row in csv.DictReader(file)}
-        column = np.array([chosen[name] for name in full.images])
+            positive = {row["id"]: int(row["class_index"]) for row in csv.DictReader(file)}
+        column = np.array([positive[name] for name in full.images])
         ones = np.ones(len(column), np.int8)
         return LabelTable.from_entries(full.images, full.classes, np.arange(len(column)), column, ones)
     options = {
@@ -74,19 +76,19 @@ def hide(full: LabelTable, protocol: str, single: Path | None, seed: int) -> Lab
 
 def train_once(
     name: str, options: dict[str, object], lr: float, seed: int, known: LabelTable, full: LabelTable,
-    train: Features, test: Features, truth: torch.Tensor, asked: argparse.Namespace,
+    train: Features, test: Features, truth: torch.Tensor, args: argparse.Namespace,
 ) -> tuple[float, float, int]:  # fmt: skip
-    """(what the held-out part says, test mAP, best epoch)."""
-    how = recipe(name)
-    method = how.make(**options)
+    """(selection metric on the held-out images, test mAP, best epoch)."""
+    method_recipe = recipe(name)
+    method = method_recipe.make(**options)
     part = assign_parts(full, (0.8, 0.2), seed=seed)
     inside, outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
-    judged = (full if asked.select == "clean" else known).subset(outside)
+    validation = (full if args.select == "clean" else known).subset(outside)
     channels = int(train.values.shape[1])
     head = seeded(seed, lambda: method.head(channels, len(full.classes)))
     model = Model(None, head)
-    settings = Settings(epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, device="cpu")
-    settings = replace(settings, optimizer=asked.optimizer, batch_size=asked.batch_size)
+    settings = Settings(epochs=args.epochs, lr=lr, weight_decay=method_recipe.weight_decay, seed=seed, device="cpu")
+    settings = replace(settings, optimizer=args.optimizer, batch_size=args.batch_size)
     fitted = fit(
         model,
         method,
@@ -94,7 +96,7 @@ def train_once(
         known.subset(inside),
         settings,
         validation=Subset(train, outside),
-        judge=ValidationMetric(torch.from_numpy(judged.dense())),
+        judge=ValidationMetric(torch.from_numpy(validation.dense())),
     )
     best = max(line["select"] for line in fitted.log)
     logits = score_source(model, test, batch_size=512).logits
@@ -115,47 +117,47 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--select", choices=["clean", "known"], default="clean")
-    parser.add_argument("--copies", type=int, default=0, help="cached strong views, for methods that want two views")
-    parser.add_argument("--maps", action="store_true", help="cache maps, for heads that score places")
+    parser.add_argument(
+        "--copies", type=int, default=0, help="cached strong views per image, for methods with two views"
+    )
+    parser.add_argument("--maps", action="store_true", help="cache feature maps, for heads that score each place")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "voc_frozen.json")
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
-    full, whole_test = read(asked.labels, "train"), read(asked.labels, "val")
-    train = features(full, asked.photos, asked.cache, asked.maps, asked.copies)
-    test = features(whole_test, asked.photos, asked.cache, asked.maps)
-    if not asked.maps:  # small enough to keep in memory
+    full, whole_test = read_labels(args.labels, "train"), read_labels(args.labels, "val")
+    train = load_features(full, args.photos, args.cache, args.maps, args.copies)
+    test = load_features(whole_test, args.photos, args.cache, args.maps)
+    if not args.maps:  # small enough to keep in memory
         train, test = (Features(torch.from_numpy(np.array(f.values)).float(), f.names) for f in (train, test))
     truth = torch.from_numpy(whole_test.dense())
     rows = []
-    print(
-        f"{asked.protocol}, {asked.epochs} epochs, selection on {asked.select} labels, test: {len(whole_test)} images"
-    )
-    for item in asked.methods.split(","):
+    print(f"{args.protocol}, {args.epochs} epochs, selection on {args.select} labels, test: {len(whole_test)} images")
+    for item in args.methods.split(","):
         name, _, text = item.partition(":")
         options = recipe(name).parse(dict(pair.split("=") for pair in text.split(";") if pair))
-        known = [hide(full, asked.protocol, asked.single, seed) for seed in range(asked.seeds)]
-        began = time.perf_counter()
-        # The learning rate is chosen with the first seed and kept for the others.
-        found = {}
-        for lr in map(float, asked.lrs.split(",")):
-            found[lr] = train_once(name, options, lr, 0, known[0], full, train, test, truth, asked)
-        lr = max(found, key=lambda rate: found[rate][0])
-        results = [found[lr]]
-        for seed in range(1, asked.seeds):
-            results.append(train_once(name, options, lr, seed, known[seed], full, train, test, truth, asked))
+        known = [hide_labels(full, args.protocol, args.single, seed) for seed in range(args.seeds)]
+        started = time.perf_counter()
+        # The learning rate is chosen with the first seed and used for the others.
+        by_lr = {}
+        for lr in map(float, args.lrs.split(",")):
+            by_lr[lr] = train_once(name, options, lr, 0, known[0], full, train, test, truth, args)
+        lr = max(by_lr, key=lambda rate: by_lr[rate][0])
+        results = [by_lr[lr]]
+        for seed in range(1, args.seeds):
+            results.append(train_once(name, options, lr, seed, known[seed], full, train, test, truth, args))
         values = 100 * np.array([result[1] for result in results])
-        seconds = (time.perf_counter() - began) / (len(found) + asked.seeds - 1)
+        seconds = (time.perf_counter() - started) / (len(by_lr) + args.seeds - 1)
         rows.append(
             {"method": item, "lr": lr, "mAP": values.mean(), "std": values.std(), "seeds": values.tolist(),
-             "by_lr": {str(rate): 100 * value[1] for rate, value in found.items()}, "seconds": seconds}
+             "by_lr": {str(rate): 100 * value[1] for rate, value in by_lr.items()}, "seconds": seconds}
         )  # fmt: skip
-        tried = "  ".join(f"{rate:g}: {100 * value[1]:.2f}" for rate, value in found.items())
+        tried = "  ".join(f"{rate:g}: {100 * value[1]:.2f}" for rate, value in by_lr.items())
         print(
             f"{item:24} {values.mean():6.2f} ± {values.std():.2f}   lr {lr:g}   {seconds:5.1f} s   ({tried})",
             flush=True,
         )
-    asked.out.parent.mkdir(exist_ok=True)
-    asked.out.write_text(json.dumps({"protocol": vars(asked) | {}, "rows": rows}, indent=1, default=str) + "\n")
+    args.out.parent.mkdir(exist_ok=True)
+    args.out.write_text(json.dumps({"protocol": vars(args) | {}, "rows": rows}, indent=1, default=str) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
-"""Methods side by side on VOC 2012 photos, the whole network tuned on one GPU, all images held there as bytes.
+"""Compare methods on VOC 2012: the whole network is tuned on one GPU, which holds all images.
 
 python benchmarks/voc_tuned.py prepare --labels labels.csv --photos DIR --out voc.safetensors [--size 224]
 python benchmarks/voc_tuned.py run --labels labels.csv --images voc.safetensors --single single_positive.csv
     --jobs jobs.json --out results.jsonl [--workers 4] [--seconds 500]
 
-`labels.csv` and the splits are those of voc_frozen.py. `jobs.json` lists what to train, most important first. Each job
-names method, protocol, lr and seed, and may set options of the method and of `halflabel.training.loop.Settings`, the
-training view ("flip", "weak"), epochs of the head alone on frozen maps before all is tuned ("linear_init"), or the head
-alone for good ("frozen", with three fixed strong views per image for methods that want them), and by what the epoch is
-chosen: the clean labels of the held-out 20 % ("clean", as the single-positive literature does), what the protocol
-leaves known of them ("known"), or not at all ("last"). Several worker processes share the GPU, which one small network
-does not fill. Every finished job is one line of the results; jobs that are already there are not run again, none is
-started after --seconds.
+`labels.csv` and the splits are those of voc_frozen.py. `jobs.json` lists the runs, most important first. A job has:
+
+    method, protocol, lr, seed
+    options       of the method
+    settings      fields of `halflabel.training.config.Settings`
+    view          training view: "flip" or "weak"
+    linear_init   train the head alone on frozen feature maps before the whole network
+    frozen        train only the head, with three fixed strong views per image for methods with two views
+    select        labels of the held-out 20 % that choose the epoch: "clean" (all labels, as in the single-positive
+                  literature), "known" (labels that the protocol leaves known), or "last" (no choice)
+
+Several worker processes share the GPU, because one small network does not use it fully. Every finished job is one line
+of the results. Jobs that are already in the results are skipped. No job starts after --seconds.
 """
 
 from __future__ import annotations
@@ -27,8 +32,8 @@ import torch
 
 from halflabel import metrics
 from halflabel.data.gpu_views import DeviceImages, load_to_device
-from halflabel.data.sources import Features, Source, Subset, sequential_plan
-from halflabel.data.views import Plain, Strong, View, Weak
+from halflabel.data.sources import Features, Source, Subset, open_images, sequential_plan
+from halflabel.data.views import Plain, Strong, View, Weak, make_views
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
@@ -36,26 +41,25 @@ from halflabel.models.backbones import Backbone, Preprocess, build_backbone
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import ValidationMetric
-from halflabel.training.config import Config, Settings, make_views, open_images
+from halflabel.training.config import Settings
 from halflabel.training.loop import fit
-from voc_frozen import hide, read
+from voc_frozen import hide_labels, read_labels
 
 
-def prepare(asked: argparse.Namespace) -> None:
-    """Decode every photo once."""
+def prepare(args: argparse.Namespace) -> None:
+    """Decode every photo once and save the pixels."""
     from safetensors.torch import save_file
 
-    found = {}
+    images = {}
     for split in ("train", "val"):
-        table = read(asked.labels, split)
-        views = make_views(asked.size, "squash", build_backbone("tiny"))
-        files = open_images(table.images, asked.photos, views, Config(workers=asked.workers))
-        found[split] = load_to_device(files, "cpu").images
-    save_file(found, asked.out)
+        table = read_labels(args.labels, split)
+        files = open_images(table.images, args.photos, make_views(args.size), workers=args.workers)
+        images[split] = load_to_device(files, "cpu").images
+    save_file(images, args.out)
 
 
 def resnet50(weights: str, size: int) -> Backbone:
-    """ResNet-50 with the strides and the normalisation of the weights it is given (the original "v1")."""
+    """ResNet-50 with the strides and normalisation that belong to these weights (the original "v1")."""
     import timm
     from safetensors.torch import load_file
 
@@ -67,12 +71,12 @@ def resnet50(weights: str, size: int) -> Backbone:
             layer.eps = 1e-3
     state = {name: value.float() for name, value in load_file(weights).items() if not name.startswith("fc.")}
     net.load_state_dict(state, strict=False)
-    usual = Preprocess(size, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)
-    return Backbone("resnet50", net, 2048, usual)
+    preprocess = Preprocess(size, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)
+    return Backbone("resnet50", net, 2048, preprocess)
 
 
 def frozen_maps(backbone: Backbone, source: DeviceImages, copies: int = 0) -> Features:
-    """The maps of the plain views and of some strong ones, on the GPU: 1,280 · 7 · 7 · 2 bytes per image and view."""
+    """Feature maps of the plain and some strong views, on the GPU: 1,280 · 7 · 7 · 2 bytes per image and view."""
     backbone = backbone.to(source.images.device).eval()
 
     def maps(view: str, epoch: int) -> torch.Tensor:
@@ -83,11 +87,11 @@ def frozen_maps(backbone: Backbone, source: DeviceImages, copies: int = 0) -> Fe
     return Features(maps("plain", 0), source.names, strong=[maps("strong", copy) for copy in range(copies)])
 
 
-KEPT: dict[str, Features] = {}  # maps that the jobs of one worker share
+FROZEN_MAPS: dict[str, Features] = {}  # shared by the jobs of one worker
 
 
-class TwoJudges:
-    """Chooses by one set of labels, and notes what the others say."""
+class TwoMetrics:
+    """Selects the epoch by one set of labels and logs the metric of both."""
 
     def __init__(self, clean: torch.Tensor, known: torch.Tensor, select: str) -> None:
         self.clean, self.known, self.select = ValidationMetric(clean), ValidationMetric(known), select
@@ -100,11 +104,11 @@ class TwoJudges:
 
 
 def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[str, Any]) -> dict[str, Any]:
-    began = time.perf_counter()
-    how = recipe(job["method"])
-    method = how.make(**job.get("options", {}))
+    started = time.perf_counter()
+    method_recipe = recipe(job["method"])
+    method = method_recipe.make(**job.get("options", {}))
     seed = job.get("seed", 0)
-    known = hide(full, job["protocol"], single, seed)
+    known = hide_labels(full, job["protocol"], single, seed)
     part = assign_parts(full, (0.8, 0.2), seed=seed)
     inside, outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
     if job.get("all_images"):
@@ -120,48 +124,56 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     backbone = resnet50(job["weights"], size) if job.get("backbone") == "resnet50" else build_backbone()
     head = seeded(seed, lambda: method.head(backbone.channels, len(full.classes)))
     model = Model(backbone, head)
-    seen: Source = train
-    shown: Source = test
+    train_source: Source = train
+    test_source: Source = test
     if job.get("frozen"):
-        if not KEPT:
-            KEPT.update(train=frozen_maps(backbone, train, 3), test=frozen_maps(backbone, test))
-        model, seen, shown = Model(None, head), KEPT["train"], KEPT["test"]
-    first = job.get("linear_init")
-    if first:  # {"epochs", "lr"}: the head alone on frozen maps, before all is tuned
+        if not FROZEN_MAPS:
+            FROZEN_MAPS.update(train=frozen_maps(backbone, train, 3), test=frozen_maps(backbone, test))
+        model, train_source, test_source = Model(None, head), FROZEN_MAPS["train"], FROZEN_MAPS["test"]
+    linear_init = job.get("linear_init")
+    if linear_init:  # {"epochs", "lr"}
         maps = frozen_maps(backbone, train)
-        rest = {"weight_decay": how.weight_decay, "seed": seed, "device": device, "schedule": "cosine"}
-        fit(Model(None, head), method, Subset(maps, inside), known.subset(inside), Settings(**rest, **first))
+        rest = {"weight_decay": method_recipe.weight_decay, "seed": seed, "device": device, "schedule": "cosine"}
+        fit(Model(None, head), method, Subset(maps, inside), known.subset(inside), Settings(**rest, **linear_init))
     settings = Settings(
-        **{"weight_decay": how.weight_decay, "epochs": 10, "batch_size": 32, "backbone_lr": 1.0, "compile": "graph"}
+        **{
+            "weight_decay": method_recipe.weight_decay,
+            "epochs": 10,
+            "batch_size": 32,
+            "backbone_lr": 1.0,
+            "compile": "graph",
+        }
         | job.get("settings", {})
         | ({"epochs": 20, "compile": "no"} if job.get("frozen") else {})
         | {"lr": job["lr"], "seed": seed, "device": device}
         | ({"compile": "no", "precision": "no"} if device == "cpu" else {})
     )
-    held = torch.from_numpy(full.subset(outside).dense()), torch.from_numpy(known.subset(outside).dense())
+    labels = torch.from_numpy(full.subset(outside).dense()), torch.from_numpy(known.subset(outside).dense())
     fitted = fit(
         model,
         method,
-        Subset(seen, inside),
+        Subset(train_source, inside),
         known.subset(inside),
         settings,
-        validation=Subset(seen, outside),
-        judge=TwoJudges(*held, job.get("select", "clean")),
+        validation=Subset(train_source, outside),
+        judge=TwoMetrics(*labels, job.get("select", "clean")),
         truth=full.subset(inside),
     )
-    trained = time.perf_counter() - began
+    trained = time.perf_counter() - started
     truth = data["truth"]
-    found = {
-        "mAP": metrics.mean_average_precision(score_source(model, shown, device=device, batch_size=256).logits, truth)
+    scores = {
+        "mAP": metrics.mean_average_precision(
+            score_source(model, test_source, device=device, batch_size=256).logits, truth
+        )
     }
     if model.backbone is not None:
-        both = score_source(model, shown, device=device, batch_size=256, mirror=True).logits
-        found["mirror"] = metrics.mean_average_precision(both, truth)
+        mirrored = score_source(model, test_source, device=device, batch_size=256, mirror=True).logits
+        scores["mirror"] = metrics.mean_average_precision(mirrored, truth)
     rates = [line["images_per_s"] for line in fitted.log]
     extra = ("label_proportion", "tp_rate", "tn_rate")
     return {
         **job,
-        **{name: 100 * value for name, value in found.items()},
+        **{name: 100 * value for name, value in scores.items()},
         "best_epoch": fitted.best_epoch,
         "clean": max(line["clean"] for line in fitted.log),
         "known": max(line["known"] for line in fitted.log),
@@ -172,59 +184,62 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     }
 
 
-def work(number: int, jobs: Any, results: Any, asked: argparse.Namespace) -> None:
+def work(number: int, jobs: Any, results: Any, args: argparse.Namespace) -> None:
     from safetensors.torch import load_file
 
     torch.set_num_threads(1)
-    data: dict[str, Any] = load_file(asked.images, device="cuda" if torch.cuda.is_available() else "cpu")
-    full, test = read(asked.labels, "train"), read(asked.labels, "val")
+    data: dict[str, Any] = load_file(args.images, device="cuda" if torch.cuda.is_available() else "cpu")
+    full, test = read_labels(args.labels, "train"), read_labels(args.labels, "val")
     data |= {"test_names": test.images, "truth": torch.from_numpy(test.dense())}
-    while time.time() < asked.deadline:
+    while time.time() < args.deadline:
         try:
             job = jobs.get(timeout=1)
-        except Exception:  # empty: all is done or under way
+        except Exception:  # the queue is empty
             break
         try:
-            results.put(train_once(job, full, asked.single, data))
-        except Exception as error:  # one method must not end the others
+            results.put(train_once(job, full, args.single, data))
+        except Exception as error:  # one failure must not stop the other jobs
             results.put({**job, "error": f"{type(error).__name__}: {error}"})
     results.put(None)
 
 
-def run(asked: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     import torch.multiprocessing as mp
 
-    asked.deadline = time.time() + asked.seconds
+    args.deadline = time.time() + args.seconds
     context = mp.get_context("spawn")
     jobs, results = context.Queue(), context.Queue()
     done = set()
-    if asked.out.exists():
-        done = {json.loads(line)["id"] for line in asked.out.read_text().splitlines()}
-    listed = [{"id": json.dumps(job, sort_keys=True), **job} for job in json.loads(asked.jobs.read_text())]
-    for job in listed:
+    if args.out.exists():
+        done = {json.loads(line)["id"] for line in args.out.read_text().splitlines()}
+    all_jobs = [{"id": json.dumps(job, sort_keys=True), **job} for job in json.loads(args.jobs.read_text())]
+    for job in all_jobs:
         if job["id"] not in done:
             jobs.put(job)
-    workers = [context.Process(target=work, args=(n, jobs, results, asked)) for n in range(asked.workers)]
+    workers = [context.Process(target=work, args=(n, jobs, results, args)) for n in range(args.workers)]
     for worker in workers:
         worker.start()
     ended = 0
-    began = time.perf_counter()
-    with open(asked.out, "a") as file:
+    started = time.perf_counter()
+    with open(args.out, "a") as file:
         while ended < len(workers):
             try:
-                found = results.get(timeout=5)
+                result = results.get(timeout=5)
             except Exception:
                 if not any(worker.is_alive() for worker in workers):
                     break
                 continue
-            if found is None:
+            if result is None:
                 ended += 1
                 continue
-            file.write(json.dumps(found) + "\n")
+            file.write(json.dumps(result) + "\n")
             file.flush()
-            value = found.get("error") or f"{found['mAP']:.2f}  epoch {found['best_epoch']}  {found['seconds']:.0f} s"
-            print(f"{time.perf_counter() - began:5.0f}  {found.get('label', found['method']):40} {found['protocol']:20}"
-                  f" lr {found['lr']:g} seed {found.get('seed', 0)}  {value}", flush=True)  # fmt: skip
+            value = (
+                result.get("error") or f"{result['mAP']:.2f}  epoch {result['best_epoch']}  {result['seconds']:.0f} s"
+            )
+            seconds, label = time.perf_counter() - started, result.get("label", result["method"])
+            rate, seed = f"lr {result['lr']:g}", f"seed {result.get('seed', 0)}"
+            print(f"{seconds:5.0f}  {label:40} {result['protocol']:20} {rate} {seed}  {value}", flush=True)
     for worker in workers:
         worker.join(5)
         worker.kill()
@@ -233,23 +248,23 @@ def run(asked: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    first = commands.add_parser("prepare")
-    first.set_defaults(act=prepare)
-    first.add_argument("--photos", type=Path, required=True)
-    first.add_argument("--size", type=int, default=224)
-    first.add_argument("--workers", type=int, default=0)
-    second = commands.add_parser("run")
-    second.set_defaults(act=run)
-    second.add_argument("--images", type=Path, required=True)
-    second.add_argument("--single", type=Path, required=True)
-    second.add_argument("--jobs", type=Path, required=True)
-    second.add_argument("--workers", type=int, default=4)
-    second.add_argument("--seconds", type=float, default=1e9)
-    for command in (first, second):
+    prepare_parser = commands.add_parser("prepare")
+    prepare_parser.set_defaults(act=prepare)
+    prepare_parser.add_argument("--photos", type=Path, required=True)
+    prepare_parser.add_argument("--size", type=int, default=224)
+    prepare_parser.add_argument("--workers", type=int, default=0)
+    run_parser = commands.add_parser("run")
+    run_parser.set_defaults(act=run)
+    run_parser.add_argument("--images", type=Path, required=True)
+    run_parser.add_argument("--single", type=Path, required=True)
+    run_parser.add_argument("--jobs", type=Path, required=True)
+    run_parser.add_argument("--workers", type=int, default=4)
+    run_parser.add_argument("--seconds", type=float, default=1e9)
+    for command in (prepare_parser, run_parser):
         command.add_argument("--labels", type=Path, required=True)
         command.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    asked.act(asked)
+    args = parser.parse_args()
+    args.act(args)
 
 
 if __name__ == "__main__":
