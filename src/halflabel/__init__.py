@@ -19,11 +19,17 @@ __all__ = [
     "Term",
     "UserError",
     "__version__",
+    "compare",
     "drop",
+    "evaluate",
+    "fill_run",
     "fit",
+    "grow",
     "metrics",
+    "open_model",
     "read_labels",
     "recipes",
+    "study",
     "write_labels",
 ]
 
@@ -31,6 +37,9 @@ if TYPE_CHECKING:
     from halflabel import metrics
     from halflabel.errors import UserError
     from halflabel.estimator import HalfLabelClassifier
+    from halflabel.experiments.compare import compare
+    from halflabel.experiments.study import grow, study
+    from halflabel.fill.run import fill_run
     from halflabel.labels import drop
     from halflabel.labels.formats import read as read_labels
     from halflabel.labels.formats import write as write_labels
@@ -41,37 +50,45 @@ if TYPE_CHECKING:
     from halflabel.methods.parts.relabel import Relabeler
     from halflabel.methods.parts.terms import Term
     from halflabel.models.heads import Head
+    from halflabel.runs.predictor import evaluate_model as evaluate
+    from halflabel.runs.predictor import open_model
     from halflabel.training.config import Settings
     from halflabel.training.loop import fit
 
-# Name -> its module, and its name there ("" for the module itself). Imported when first asked for: torch takes seconds,
-# and most commands need none of it.
+# Exported name -> "module", "module:other name there", or "module:" for the module itself. Imported on
+# first use: torch takes seconds, and most commands do not need it.
 _HOMES = {
-    "HalfLabelClassifier": ("estimator", "HalfLabelClassifier"),
-    "Head": ("models.heads", "Head"),
-    "LabelTable": ("labels.table", "LabelTable"),
-    "Loss": ("methods.parts.losses", "Loss"),
-    "Method": ("methods.base", "Method"),
-    "Policy": ("labels.policy", "Policy"),
-    "Relabeler": ("methods.parts.relabel", "Relabeler"),
-    "Settings": ("training.config", "Settings"),
-    "Term": ("methods.parts.terms", "Term"),
-    "UserError": ("errors", "UserError"),
-    "drop": ("labels.drop", ""),
-    "fit": ("training.loop", "fit"),
-    "metrics": ("metrics", ""),
-    "read_labels": ("labels.formats", "read"),
-    "recipes": ("methods.base", "recipes"),
-    "write_labels": ("labels.formats", "write"),
+    "HalfLabelClassifier": "estimator",
+    "Head": "models.heads",
+    "LabelTable": "labels.table",
+    "Loss": "methods.parts.losses",
+    "Method": "methods.base",
+    "Policy": "labels.policy",
+    "Relabeler": "methods.parts.relabel",
+    "Settings": "training.config",
+    "Term": "methods.parts.terms",
+    "UserError": "errors",
+    "compare": "experiments.compare",
+    "drop": "labels.drop:",
+    "evaluate": "runs.predictor:evaluate_model",
+    "fill_run": "fill.run",
+    "fit": "training.loop",
+    "grow": "experiments.study",
+    "metrics": "metrics:",
+    "open_model": "runs.predictor",
+    "read_labels": "labels.formats:read",
+    "recipes": "methods.base",
+    "study": "experiments.study",
+    "write_labels": "labels.formats:write",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, inside = _HOMES[name]
-    module = import_module(f"{__name__}.{home}")
-    return getattr(module, inside) if inside else module
+    path, colon, inside = _HOMES[name].partition(":")
+    module = import_module(f"{__name__}.{path}")
+    return module if colon and not inside else getattr(module, inside or name)
 
 
 def __dir__() -> list[str]:

@@ -361,7 +361,7 @@ def test_positives_alone_are_judged_as_such(tmp_path: Path, folder: Path) -> Non
     run = RunFolder(tmp_path / "run")
     assert all("assumed_mAP" in line and "mAP" not in line for line in run.read_log())
     assert set(run.read_json("thresholds.json").values()) == {0.5}
-    assert "Nothing was known to be absent" in (run / "model_card.md").read_text()
+    assert "No label was known to be absent" in (run / "model_card.md").read_text()
 
 
 def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Path) -> None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["model_card"]
 
 
-def model_card(config: Mapping[str, Any], found: Evaluation, hidden: LabelTable) -> str:
-    """What the model is, how it was judged and where not to trust it: only what was measured."""
-    value = found.overall
-    size = f"{config['size']} px" if config["size"] else "images in the size the backbone was made for"
+def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: LabelTable) -> str:
+    """Describe the model, its evaluation on held-out labels and its limits; contains only measured values."""
+    value = evaluation.overall
+    size = f"{config['size']} px" if config["size"] else "images in the size the backbone was trained on"
     lines = [
         f"# {config['backbone']}, trained by `{config['method']}`",
         "",
-        f"Multi-label classifier for {len(hidden.classes)} classes, {size}, "
+        f"Multi-label classifier for {len(held_out.classes)} classes, {size}, "
         f"{'linear head on a frozen backbone' if config['tune'] == 'head' else 'fine-tuned'}.",
         "",
         "| measured on held-out images | |",
@@ -33,18 +33,18 @@ def model_card(config: Mapping[str, Any], found: Evaluation, hidden: LabelTable)
         f"| macro F1 | {points(value['macro_f1'])} |",
         f"| calibration error | {decimal(value['ECE'])} |",
         "",
-        f"Protocol: {found.protocol}.",
+        f"Protocol: {evaluation.protocol}.",
         "The thresholds and the calibration were fitted on the same held-out labels, so F1 and calibration error are "
-        "optimistic; mAP is chosen over epochs on them too.",
+        "optimistic; the epoch was selected by mAP on them too.",
     ]
-    if not bool((hidden.value < 0).any()):
-        lines += ["", "Nothing was known to be absent, so mAP on known labels says nothing here: get some negatives."]
-    unjudged = [row for row in found.per_class if np.isnan(row["AP"])]
-    for want, classes in (
-        ("positive", [row["class"] for row in unjudged if not row["present"]]),
-        ("negative", [row["class"] for row in unjudged if row["present"] and not row["absent"]]),
+    if not bool((held_out.value < 0).any()):
+        lines += ["", "No label was known to be absent, so mAP on known labels has no meaning: label some negatives."]
+    not_evaluated = [row for row in evaluation.per_class if np.isnan(row["AP"])]
+    for missing, classes in (
+        ("positive", [row["class"] for row in not_evaluated if not row["present"]]),
+        ("negative", [row["class"] for row in not_evaluated if row["present"] and not row["absent"]]),
     ):
         if classes:
             shown = ", ".join(classes[:20]) + (" …" if len(classes) > 20 else "")
-            lines += ["", f"Not judged, for want of a known {want} among the held-out images: {shown}."]
+            lines += ["", f"Not evaluated, because the held-out images have no known {missing}: {shown}."]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What may be passed on of a run's settings: pages and exported models go to others, folders of this machine do not."""
+"""Remove folders from settings, names and commands before they go into pages and exported models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from halflabel.training.config import Settings
 
 __all__ = ["shown_command", "shown_name", "shown_options", "shown_settings", "without_folders"]
 
-# Settings by name, not all but some: what is added later stays here until someone has asked whether it may leave.
+# An allow-list: a new setting is private until it is added here.
 _SHOWN = (
     "method",
     "backbone",
@@ -38,22 +38,22 @@ _SHOWN = (
     "select",
     *(field.name for field in dataclasses.fields(Settings)),
 )
-_VALUE = re.compile(r"(?<==)[^:]*")  # of an option, in METHOD:option=value:option=value
+_VALUE = re.compile(r"(?<==)[^:]*")  # the value of an option in METHOD:option=value:option=value
 _FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^/\\'\"\n]+[/\\])+")
 
 
 def shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run or a comparison that say nothing of this machine's folders, those of the loop too."""
+    """Return the settings of a run or a comparison that contain no folders, including those of the training loop."""
     loop = config.get("settings")
-    given = {**config, **(loop if isinstance(loop, Mapping) else {})}
-    found = {name: given[name] for name in _SHOWN if name in given}
-    if "options" in given:
-        found["options"] = shown_options(given["options"] or {})
-    return found
+    flat = {**config, **(loop if isinstance(loop, Mapping) else {})}
+    shown = {name: flat[name] for name in _SHOWN if name in flat}
+    if "options" in flat:
+        shown["options"] = shown_options(flat["options"] or {})
+    return shown
 
 
 def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a method, the last part alone of those that are paths.
+    """Return the options of a method; paths are reduced to their file names.
 
     >>> shown_options({"vectors": "/home/me/glove.txt", "graph": "cooccurrence", "alpha": 0.5})
     {'vectors': 'glove.txt', 'graph': 'cooccurrence', 'alpha': 0.5}
@@ -62,16 +62,16 @@ def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown_name(name: str) -> str:
-    """The name of what is compared, a method and its options, with the last part alone of paths.
+    """Return the name of a candidate (a method and its options); paths are reduced to their file names.
 
     >>> shown_name("sst:vectors=/home/me/glove.txt:vector_size=50"), shown_name("em:alpha=0.05")
     ('sst:vectors=glove.txt:vector_size=50', 'em:alpha=0.05')
     """
-    return _VALUE.sub(lambda found: _last_part(found[0]), name)
+    return _VALUE.sub(lambda match: _last_part(match[0]), name)
 
 
 def shown_command(words: Sequence[str]) -> str:
-    """A command as it is typed, with the last part alone of paths.
+    """Return a command line; paths are reduced to their file names.
 
     >>> shown_command(["halflabel", "study", "/home/me/my labels.csv", "photos/", "--weights=/home/me/w.pt"])
     "halflabel study 'my labels.csv' photos --weights=w.pt"
@@ -85,7 +85,7 @@ def shown_command(words: Sequence[str]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """A sentence in which the paths that begin at the root of a disk have lost their folders.
+    """Return a text in which absolute paths are reduced to their file names.
 
     >>> without_folders("'/home/me/my vectors/glove.txt' has 12 images/s")
     "'glove.txt' has 12 images/s"
@@ -94,7 +94,8 @@ def without_folders(text: str) -> str:
 
 
 def _last_part(text: str) -> str:
-    """The file's name where there are folders before it; "text:" before the name of an encoder stays."""
-    kind = "text:" if text.startswith("text:") else ""
-    rest = text.removeprefix(kind)
-    return kind + PureWindowsPath(rest).name if "/" in rest or "\\" in rest else text  # it takes both separators
+    """Return the file name of a path, and other text unchanged; the prefix "text:" of an encoder stays."""
+    prefix = "text:" if text.startswith("text:") else ""
+    path = text.removeprefix(prefix)
+    # PureWindowsPath accepts both separators.
+    return prefix + PureWindowsPath(path).name if "/" in path or "\\" in path else text
