@@ -231,17 +231,17 @@ class Bench:
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
     ) -> tuple[Trained, Fitted]:
         """Train a task from the weights of a start, if there is one; the start itself is only scored."""
-        how = recipe(task.candidate.method)
+        method_recipe = recipe(task.candidate.method)
         known, inside, outside = self._divided(task)
-        how.check_regime(known.stats().regime)
-        method = seeded(task.seed, lambda: how.make(**dict(task.options)))
-        judge = self._judge(known, outside)
+        method_recipe.check_regime(known.stats().regime)
+        method = seeded(task.seed, lambda: method_recipe.make(**dict(task.options)))
+        validation_metric = self._validation_metric(known, outside)
         settings = replace(self.config.settings, lr=task.lr, weight_decay=task.candidate.weight_decay, seed=task.seed)
         is_start = self._is_start(task)
         if self.start is not None and is_start:
             settings = replace(settings, epochs=self.start.epochs)
         backbone = self._backbone()
-        made = seeded(task.seed, lambda: method.head(backbone.channels, len(self.table.classes)))
+        head = seeded(task.seed, lambda: method.head(backbone.channels, len(self.table.classes)))
         copies = copies_for(method.views, self.config.copies)
         cached = self.config.tune == "head"
         training = known.subset(inside)
@@ -254,7 +254,7 @@ class Bench:
                 training,
                 settings,
                 validation=Subset(parts.rest, outside) if len(outside) else parts.validation,
-                judge=judge,
+                judge=validation_metric,
                 callback=callback,
                 truth=self.rest.subset(inside) if self.truth else None,
                 folder=folder,
@@ -263,9 +263,11 @@ class Bench:
 
         # Features are not timed: otherwise the first task that needs them would pay for all.
         try:
-            parts = self._features(made.needs_maps, copies) if cached else self._pictures()
-            linear = 0 if cached or not how.linear_init else self.config.linear_init or how.linear_init
-            first = self._features(made.needs_maps, copies) if linear else None
+            parts = self._features(head.needs_maps, copies) if cached else self._pictures()
+            linear = (
+                0 if cached or not method_recipe.linear_init else self.config.linear_init or method_recipe.linear_init
+            )
+            first = self._features(head.needs_maps, copies) if linear else None
         except UserError as error:
             raise DataError(error.message, error.fix) from error
         if not cached:  # memory of an earlier network in reference cycles would count for this one
@@ -276,8 +278,8 @@ class Bench:
                 rate = settings.lr if self.config.linear_lr is None else self.config.linear_lr
                 # Early stopping applies to the training afterwards; the head has a fixed number of epochs.
                 alone = replace(settings, epochs=linear, lr=rate, compile="no", patience=0)
-                before = fit_on(Model(None, made), first, alone, None).log
-            model = Model(None if cached else copy.deepcopy(backbone), made)
+                before = fit_on(Model(None, head), first, alone, None).log
+            model = Model(None if cached else copy.deepcopy(backbone), head)
             if start is not None and is_start:
                 model.load_state_dict(start.weights)
                 fitted = start
@@ -290,7 +292,7 @@ class Bench:
         best = fitted.log[fitted.best_epoch - 1]
         outcome = Outcome(
             select=float(best.get("select", math.nan)),
-            measure="" if judge is None else "assumed_mAP" if judge.assumes_absent else "mAP",
+            measure="" if validation_metric is None else "assumed_mAP" if validation_metric.assumes_absent else "mAP",
             best_epoch=fitted.best_epoch,
             known=training.known / max(len(training) * len(training.classes), 1),
             # From the log, which includes the time before an interruption, and excludes importing the engine.
@@ -302,7 +304,7 @@ class Bench:
         )
         return Trained(outcome, logits.numpy()), fitted
 
-    def _judge(self, known: LabelTable, outside: NDArray[np.int64]) -> ValidationMetric | None:
+    def _validation_metric(self, known: LabelTable, outside: NDArray[np.int64]) -> ValidationMetric | None:
         """Return the metric that selects the epoch, or None."""
         if self.data.validation is not None:
             return ValidationMetric(torch.from_numpy(self.data.validation.dense()))

@@ -26,10 +26,10 @@ __all__ = ["compare"]
 
 def compare(
     labels: LabelTable | Rows,
-    images: Path | Tensor,
+    images: str | Path | Tensor,
     methods: str | Sequence[str] = "auto",
     *,
-    out: Path,
+    out: str | Path,
     shares: Sequence[float] = (),
     protocols: Sequence[str] = (),
     seeds: int = 3,
@@ -49,6 +49,7 @@ def compare(
     Calling again with the same folder `out` continues. Methods, shares and seeds may then be added; everything else
     has to be the same.
     """
+    out = Path(out)
     label_masks = _label_masks(shares, protocols)
     _check(seeds, select, search, label_masks)
     table = without_model_labels(labels, options.get("reporter", SILENT))

@@ -138,8 +138,8 @@ class Comparison:
             "left_out": [left._asdict() for left in self.left_out],
             "auto": dict(self.chosen_by),
         }
-        found: dict[str, Any] = to_json_value(content)
-        return found
+        values: dict[str, Any] = to_json_value(content)
+        return values
 
     @property
     def columns(self) -> list[str]:

@@ -61,7 +61,7 @@ class FeatureProgress:
 
 def make_bench(
     table: LabelTable,
-    images: Path | Tensor,
+    images: str | Path | Tensor,
     out: Path,
     options: ExperimentOptions,
     *,
@@ -89,7 +89,7 @@ def make_bench(
     deadline = None if seconds is None else started + seconds
     data = split_data(
         table,
-        images,
+        images if isinstance(images, Tensor) else Path(images),
         test=None if test is None else without_model_labels(test, reporter),
         test_images=options.get("test_images"),
         test_share=test_share,

@@ -70,9 +70,9 @@ _ONE_SEED = "With one seed the spread over seeds is unknown: the interval is too
 
 def study(
     labels: LabelTable | Rows,
-    images: Path | Tensor,
+    images: str | Path | Tensor,
     *,
-    out: Path,
+    out: str | Path,
     method: str = "bn-bce",
     budgets: Sequence[float] = BUDGETS,
     strategies: Sequence[str] = STRATEGIES,
@@ -88,6 +88,7 @@ def study(
     noisy+, one positive per image and all other labels negative, which has one share only. `command` is stored for the
     page. Further `options`: see `ExperimentOptions`.
     """
+    out = Path(out)
     for name in strategies:
         if name not in STRATEGIES:
             raise UserError(f"no strategy is called {name!r}", f"use some of: {', '.join(STRATEGIES)}")
@@ -132,9 +133,9 @@ def study(
 
 def grow(
     labels: LabelTable | Rows,
-    images: Path | Tensor,
+    images: str | Path | Tensor,
     *,
-    out: Path,
+    out: str | Path,
     method: str = "bn-bce",
     shares: Sequence[float] = GROWTH,
     seeds: int = 3,
@@ -150,6 +151,7 @@ def grow(
     twice the labels. With config.held_out = 0, the default, the last epoch is evaluated. Further `options`: see
     `ExperimentOptions`.
     """
+    out = Path(out)
     shares = _check_shares(shares)
     if len(shares) < 3 or shares[-1] < 1:
         raise UserError("a curve needs three shares or more, and all labels", "use --budgets 0.125,0.25,0.5,1")
@@ -261,7 +263,7 @@ class _Runs:
 
 def _train(
     table: LabelTable,
-    images: Path | Tensor,
+    images: str | Path | Tensor,
     out: Path,
     method: str,
     label_masks: Sequence[LabelMask],
