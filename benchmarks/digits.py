@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.cli.demo import SIZE
 from halflabel.data.datasets.digits import scenes
 from halflabel.data.gpu_views import DeviceImages
 from halflabel.data.sources import Arrays, Source, Subset
 from halflabel.data.views import Plain, Strong, Weak
+from halflabel.experiments.demo import SIZE
 from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable

@@ -103,8 +103,8 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
 
 def digits(images: int, cache: Path) -> Data:
     """Features of the demo's scenes, computed once."""
-    from halflabel.cli.demo import SIZE
     from halflabel.data.datasets.digits import CLASSES, scenes
+    from halflabel.experiments.demo import SIZE
     from halflabel.models.backbones import build_backbone
     from halflabel.models.feature_cache import cache_features
     from halflabel.training.config import make_views

@@ -168,13 +168,18 @@ from halflabel.cli import labels as _labels  # noqa: E402, F401  # these registe
 from halflabel.cli import train as _training  # noqa: E402, F401
 
 # isort: split
-from halflabel.cli import predict as _models  # noqa: E402, F401
+from halflabel.cli import predict as _predict  # noqa: E402, F401
+
+# isort: split
+from halflabel.cli import methods as _methods  # noqa: E402, F401
+
+# isort: split
+from halflabel.cli import demo as _demo  # noqa: E402, F401
 
 # isort: split
 from halflabel.cli import cache as _cache  # noqa: E402, F401  # after the others: the order of `--help`
 from halflabel.cli import compare as _compare  # noqa: E402, F401
 from halflabel.cli import export as _export  # noqa: E402, F401
-from halflabel.cli import figures as _figures  # noqa: E402, F401
 from halflabel.cli import fill as _fill  # noqa: E402, F401
 from halflabel.cli import next as _next  # noqa: E402, F401
 from halflabel.cli import pack as _pack  # noqa: E402, F401

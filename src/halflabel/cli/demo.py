@@ -1,104 +1,54 @@
-"""The demo: scenes of handwritten digits, most labels hidden, and how much of the loss each method makes good."""
+"""The command `demo`."""
 
 from __future__ import annotations
 
-import csv
-import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
 
-import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
 
-from halflabel import metrics
-from halflabel.data.datasets.digits import CLASSES, scenes
-from halflabel.data.sources import Arrays
-from halflabel.data.views import make_views
-from halflabel.labels import drop
-from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
-from halflabel.methods.base import recipes
-from halflabel.models.backbones import build_backbone
-from halflabel.models.feature_cache import cache_features
-from halflabel.models.heads import Model
-from halflabel.models.scoring import score_source
-from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
-from halflabel.runs.train import train
-from halflabel.system.files import atomic_write
+from halflabel.cli import app
+from halflabel.cli.terminal import console
+from halflabel.errors import UserError
 from halflabel.system.format import points
-from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.config import Config, Settings
-
-__all__ = ["Row", "run_demo"]
-
-SIZE = 96  # pixels the scenes are enlarged to for the backbone: enough for the digits, a third of the time of 160
-ALL, TENTH, SINGLE = "all", "10 % of all", "one positive each"
+from halflabel.system.reporter import Reporter
 
 
-# One of each kind; the others by `every`.
-SELECTION = ("an", "bce", "bn-bce", "wan", "asl", "em", "em-apl", "role", "rml", "gr")
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder for the runs and the table.")] = Path("demo"),
+    images: Annotated[int, typer.Option(help="Number of training images to generate.", min=100)] = 1500,
+    every_method: Annotated[
+        bool, typer.Option("--every-method", help="Train every method that suits the labels, not a selection.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of the generated images.")] = 0,
+) -> None:
+    """Demonstrate all steps on generated images of handwritten digits with most labels hidden.
 
+    Hides labels in two ways (10 % kept; one positive per image), trains the methods that suit each, and reports how
+    much of the gap between "unknown means absent" and full labels each method closes.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file", "name a folder with --out")
+    from halflabel.cli.progress import Bar
+    from halflabel.experiments.demo import run_demo
 
-class Row(NamedTuple):
-    """One line of the demo's table; `gap` is the share closed of the gap between `an` and knowing all labels."""
-
-    known: str
-    method: str
-    mAP: float
-    gap: float | None
-    seconds: float
-
-
-def run_demo(
-    out: Path,
-    *,
-    images: int = 1500,
-    every: bool = False,
-    seed: int = 0,
-    reporter: Reporter = SILENT,
-) -> list[Row]:
-    """Make the scenes, hide labels, train methods that fit, measure on scenes with other digits."""
-    reporter.message(
-        f"Making {images} training scenes and {images // 2} test scenes from scikit-learn's handwritten digits"
+    with Bar("features") as bar:
+        rows = run_demo(out, images=images, every_method=every_method, seed=seed, reporter=Reporter(bar, console.print))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("labels known")
+    table.add_column("method")
+    for title in ("test mAP", "gap closed", "seconds"):
+        table.add_column(title, justify="right")
+    kinds = list(dict.fromkeys(row.known for row in rows))
+    for row in sorted(rows, key=lambda row: (kinds.index(row.known), -row.mAP)):
+        gap = "—" if row.gap is None else f"{100 * row.gap:.0f} %".replace("-", "−")
+        table.add_row(row.known, row.method, points(row.mAP), gap, f"{row.seconds:.1f}")
+    console.print()
+    console.print(table)
+    console.print(
+        f"\nWrote {escape(str(out))}: runs, demo.csv. Next, with your own labels:  halflabel inspect LABELS.csv",
+        soft_wrap=True,
     )
-    made, other = scenes(images, seed=seed), scenes(images // 2, seed=seed, split="test")
-    truth = LabelTable.from_dense(made.labels, made.names, CLASSES)
-
-    reporter.message("Computing the features of EfficientNet-Lite0 once: every method trains its head on them")
-    backbone = build_backbone()
-    preprocess = backbone.preprocess
-    views = make_views(SIZE, "squash", preprocess.interpolation, preprocess.crop_pct)
-    source = Arrays(other.images, Names(other.names), views)
-    test = cache_features(backbone, source, out / "cache", reporter=reporter)
-    hidden = torch.from_numpy(other.labels)
-
-    def measure(known: str, table: LabelTable, method: str) -> Row:
-        started = time.perf_counter()
-        run = RunFolder.create(out / f"{known.replace(' ', '-').replace('%', 'percent')}-{method}", force=True)
-        recipe = recipes()[method]
-        settings = Settings(epochs=20, lr=recipe.lr, weight_decay=recipe.weight_decay, seed=seed)
-        config = Config(method=method, size=SIZE, held_out=0, settings=settings)
-        train(table, made.images, config, run, cache=out / "cache", reporter=reporter)
-        logits = score_source(Model(None, Predictor.from_run(run).model.head), test).logits
-        value = metrics.mean_average_precision(logits, hidden)
-        row = Row(known, method, value, None, time.perf_counter() - started)
-        reporter.message(f"  {known}, {method}: test mAP {points(value)}")
-        return row
-
-    reporter.message("Training with all labels known (the oracle), then with most of them hidden")
-    oracle = measure(ALL, truth, "bce")
-    rows = [oracle]
-    for known, table in (
-        (TENTH, drop.partial(truth, 0.1, seed=seed)),
-        (SINGLE, drop.single_positive(truth, seed=seed)),
-    ):
-        regime = table.stats().regime
-        fit = [name for name, recipe in recipes().items() if regime in recipe.serves and (every or name in SELECTION)]
-        found = [measure(known, table, name) for name in fit]
-        base = next(row.mAP for row in found if row.method == "an")
-        rows += [row._replace(gap=(row.mAP - base) / (oracle.mAP - base)) for row in found]
-    with atomic_write(out / "demo.csv") as temporary, open(temporary, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows(rows)
-    return rows

@@ -1,4 +1,4 @@
-"""The command `reproduce`."""
+"""The commands `reproduce` and `figures`: published tables and figures."""
 
 from __future__ import annotations
 
@@ -284,3 +284,61 @@ def _number(value: float, spread: float) -> str:
     if math.isnan(value):
         return ""
     return f"{value:.2f}".replace("-", "−") + ("" if math.isnan(spread) else f"±{spread:.2f}")
+
+
+@app.command()
+def figures(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")],
+    out: Annotated[Path, typer.Option(help="The folder for the figures and their numbers.")],
+    photos: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PHOTOS", help="The folder with the images of the run, or a pack; some figures need it."
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Draw only these figures, such as densities,maps.", metavar="NAME,NAME")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another run whose maps are drawn beside those of RUN.", metavar="RUN2")
+    ] = None,
+    scan: Annotated[
+        int, typer.Option(help="Largest number of training images to score, for histograms and neighbours.", min=1)
+    ] = 2000,
+) -> None:
+    """Draw the figures of the papers for a run, as PNG files with their numbers as JSON or CSV.
+
+    densities: distributions of the scores of true positives and true negatives (Zhou 2022); best after train --truth.
+
+    histograms: present, absent and unknown entries by score (Wang 2023); with PHOTOS also of training images.
+
+    maps: where in the image the model finds a class (Wang 2023). Needs PHOTOS; with --against, two runs side by side.
+
+    neighbours: the similar labels and, with PHOTOS, similar images that the method imcl found (Huynh 2020).
+
+    Figures that are not possible for a run are skipped, with the reason.
+
+    Example: halflabel figures runs/first photos/ --out figures
+
+    Example: halflabel figures runs/srcr photos/ --only maps --against runs/bce --out figures
+    """
+    from halflabel.papers.figures.draw import FIGURES, draw_figures
+    from halflabel.runs.folder import RunFolder
+
+    names = FIGURES if only is None else tuple(name.strip() for name in only.split(",") if name.strip())
+    if not names:
+        raise UserError("--only names no figure", f"choose from {', '.join(FIGURES)}")
+    opened, other = RunFolder.open(run), RunFolder.open(against) if against is not None else None
+
+    from halflabel.cli.progress import Bar
+
+    with Bar("figures") as bar:
+        drawn = draw_figures(opened, out, photos=photos, only=names, against=other, scan=scan, reporter=Reporter(bar))
+    for figure in drawn:
+        if figure.files:
+            files = ", ".join(path.name for path in figure.files)
+            console.print(f"[bold]{figure.name}[/]: {escape(files)}. {escape(figure.remark)}", soft_wrap=True)
+        else:
+            console.print(f"[bold]{figure.name}[/]: skipped; {escape(figure.remark)}", soft_wrap=True)
+    if any(figure.files for figure in drawn):
+        console.print(f"Wrote [bold]{escape(str(out))}[/]", soft_wrap=True)
