@@ -208,5 +208,5 @@ def test_linear_init_is_the_default_of_role_li_alone():
 def test_large_tables_are_refused():
     nothing = np.zeros(0, np.int64)
     table = LabelTable.from_entries(Names.numbered(200_000), Names.numbered(1000), nothing, nothing, nothing)
-    with pytest.raises(UserError, match=r"role would remember 3\.2 GB"):
+    with pytest.raises(UserError, match=r"role would store 3\.2 GB"):
         recipe("role").make().start(table)

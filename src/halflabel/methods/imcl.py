@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.matching_pursuit import MOST, Solve
+from halflabel.methods.parts.matching_pursuit import MOST_ITEMS, Solve
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory
 from halflabel.methods.parts.similarity_method import SimilarityMethod, Use, has_smoothness, mix
 from halflabel.system.validate import at_least, between
@@ -118,7 +118,7 @@ def imcl(
             raise UserError(f"{name} cannot be {value!r}", "use off, fixed or learned")
     if solve not in ("clipped", "exact"):
         raise UserError(f"solve cannot be {solve!r}", "use clipped or exact")
-    between(1, MOST, k=k)
+    between(1, MOST_ITEMS, k=k)
     at_least(0, lambda_y=lambda_y, lambda_f=lambda_f, k_a=k_a, graph_rate=graph_rate, dictionary=dictionary)
     at_least(0, side_weight=side_weight)
     between(0, 1, logistic_share=logistic_share)

@@ -312,7 +312,7 @@ def test_large_tables_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**10))
     table = LabelTable.from_entries(Names.numbered(600_000), Names.numbered(1000), nothing, nothing, nothing)
-    with pytest.raises(UserError, match=r"would remember 2\.4 GB"):
+    with pytest.raises(UserError, match=r"would store 2\.4 GB"):
         Curriculum("d", snapshots=2).start(table)
     table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(5000), nothing, nothing, nothing)
     for strategy, size in (("a", "10.6"), ("e", "30.6")):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.methods.parts.matching_pursuit import MOST, Part, joint_omp
+from halflabel.methods.parts.matching_pursuit import MOST_ITEMS, Part, joint_omp
 
 _spec = importlib.util.spec_from_file_location("reference_omp", Path(__file__).parents[2] / "reference" / "omp.py")
 slow = importlib.util.module_from_spec(_spec)
@@ -147,6 +147,6 @@ def test_no_gradient_and_no_mistaken_k():
     given = [Part(torch.from_numpy(t).requires_grad_(), torch.from_numpy(i), w) for t, i, w, _ in parts]
     found = joint_omp(given, 2, allowed=torch.from_numpy(allowed))
     assert not found.weights[0].requires_grad
-    for k in (0, MOST + 1):
+    for k in (0, MOST_ITEMS + 1):
         with pytest.raises(ValueError, match=f"k is {k}"):
             joint_omp(given, k)

@@ -1,1 +1,1 @@
-"""Losses, relabelers, terms and other parts that methods are made of."""
+"""Losses, relabelers, terms, heads and other parts that methods are built from."""

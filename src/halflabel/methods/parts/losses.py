@@ -1,4 +1,4 @@
-"""Losses per entry, never reduced, and the ways to reduce them."""
+"""Losses of each entry, and the ways to reduce them to a scalar."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Reduce = Callable[[Tensor, Targets], Tensor]
 class Loss(nn.Module):
     """A pair loss: loss = pos · ℓ⁺(x) + neg · ℓ⁻(x), from logits, in float32 or wider.
 
-    A subclass gives `pair`. Memory: a few (B, C) tensors.
+    A subclass implements `pair`. Memory: a few (B, C) tensors.
     """
 
     def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(ℓ⁺, ℓ⁻) of each logit: (B, C) -> two (B, C)."""
+        """Return (ℓ⁺, ℓ⁻) of each logit: (B, C) -> two (B, C)."""
         raise TypeError(f"{type(self).__name__} has no pair form")
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:
-        """The loss of each entry: (B, C) -> (B, C)."""
+        """Return the loss of each entry, not reduced: (B, C) -> (B, C)."""
         present, absent = self.pair(at_least_float32(logits))
         return targets.pos * present + targets.neg * absent
 
@@ -54,7 +54,7 @@ class BCE(Loss):
 class Focal(Loss):
     """Focal loss: ℓ⁺ = α (1 − p)^γ · −log p, ℓ⁻ = (1 − α) p^γ · −log(1 − p). Lin 2017, eq. 4 and 5.
 
-    `alpha` 0 leaves both weights at 1. The gradient goes through the focusing weight.
+    With `alpha` 0 both weights are 1. The gradient includes the focusing weight.
     """
 
     def __init__(self, gamma: float = 2.0, alpha: float = 0.0) -> None:
@@ -71,8 +71,7 @@ class Focal(Loss):
 class ASL(Loss):
     """Asymmetric loss: ℓ⁺ = (1 − p)^γ⁺ · −log p, ℓ⁻ = q^γ⁻ · −log(1 − q) with q = max(p − m, 0). Ridnik 2021.
 
-    Absent entries with p ≤ m (the margin) cost nothing at all. `detach` holds the focusing weights fixed in the
-    gradient.
+    Absent entries with p ≤ m (the margin) have no loss. `detach` keeps the focusing weights out of the gradient.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class ASL(Loss):
         if self.margin:
             shifted = (torch.sigmoid(logits) - self.margin).clamp(min=0)
             absent = -torch.log1p(-shifted)
-            # 0^γ has an infinite gradient for γ < 1; where the shifted score is 0 the entry costs nothing anyway.
+            # 0^γ has an infinite gradient for γ < 1; where the shifted score is 0 the loss is 0 anyway.
             absent_weight = shifted.where(shifted > 0, 1).pow(self.gamma_neg)
         if self.detach:
             present_weight, absent_weight = present_weight.detach(), absent_weight.detach()
@@ -103,7 +102,7 @@ def _score_to(power: float, logits: Tensor) -> Tensor:
 
 
 def over_entries(loss: Tensor, targets: Targets) -> Tensor:
-    """Mean over all B·C entries, the unknown ones counted in the divisor."""
+    """Mean over all B·C entries, including unknown ones."""
     return loss.mean()
 
 
@@ -113,17 +112,17 @@ def over_images(loss: Tensor, targets: Targets) -> Tensor:
 
 
 def over_known(loss: Tensor, targets: Targets) -> Tensor:
-    """Sum divided by the number of entries of the batch that are charged at all (at least 1)."""
-    charged = ((targets.pos > 0) | (targets.neg > 0)).sum().clamp(min=1)
-    return loss.sum() / charged
+    """Sum divided by the number of entries of the batch with a target (at least 1)."""
+    entries = ((targets.pos > 0) | (targets.neg > 0)).sum().clamp(min=1)
+    return loss.sum() / entries
 
 
 @dataclass(frozen=True)
 class ByShare:
-    """1/B Σ_i g(p_i)/C Σ_c loss_ic, g(p) = α p^γ + β, p_i = the share of image i's entries charged at all.
+    """1/B Σ_i g(p_i)/C Σ_c loss_ic, g(p) = α p^γ + β, p_i = the share of image i's entries with a target.
 
     Durand 2019, eq. 1 and 2 (partial-BCE). α = 0, β = 1 is the mean over entries, α = 1, β = 0, γ = −1 the mean over
-    what each image knows. An image of which nothing is known costs nothing.
+    the known labels of each image. An image without known labels has no loss.
 
     >>> reduce = ByShare.through(0.1, 5.0)
     >>> round(reduce.alpha, 2), round(reduce.beta, 2)
@@ -136,10 +135,10 @@ class ByShare:
 
     @classmethod
     def through(cls, share: float, value: float, gamma: float = 1.0) -> ByShare:
-        """The g of this γ with g(share) = value and g(1) = 1: α = (value − 1)/(share^γ − 1), β = 1 − α."""
+        """Return the g with this γ, g(share) = value and g(1) = 1: α = (value − 1)/(share^γ − 1), β = 1 − α."""
         if not 0 < share < 1 or gamma == 0:
             raise UserError(
-                f"no g(p) = α·p^{gamma:g} + β is set by g({share:g}) = {value:g} and g(1) = 1",
+                f"no g(p) = α·p^{gamma:g} + β has g({share:g}) = {value:g} and g(1) = 1",
                 "use a share between 0 and 1, and a gamma other than 0",
             )
         alpha = (value - 1) / (share**gamma - 1)
@@ -153,21 +152,21 @@ class ByShare:
         return cls(alpha, beta, gamma) if alpha or beta else cls.through(g_share, g_value, gamma)
 
     def __post_init__(self) -> None:
-        # A negative g would reward mistakes. It rises or falls all the way from p = 0 to 1, so the two ends tell; at 0
-        # with γ < 0, α p^γ outgrows β.
-        at_none = self.beta if self.gamma > 0 or self.alpha == 0 else self.alpha if self.gamma < 0 else 0.0
-        if self.alpha + self.beta < 0 or at_none < 0:
+        # A negative g would reward mistakes. g is monotonic from p = 0 to 1, so it is enough to check the two ends; at
+        # 0 with γ < 0, α p^γ dominates β.
+        at_zero = self.beta if self.gamma > 0 or self.alpha == 0 else self.alpha if self.gamma < 0 else 0.0
+        if self.alpha + self.beta < 0 or at_zero < 0:
             raise UserError(
                 f"g(p) = {self.alpha:g}·p^{self.gamma:g} + {self.beta:g} is negative for some shares p",
                 "choose alpha, beta, gamma, or the value of g at one share, so that g(p) ≥ 0 from p = 0 to 1",
             )
 
     def __call__(self, loss: Tensor, targets: Targets) -> Tensor:
-        charged = ((targets.pos > 0) | (targets.neg > 0)).sum(1).clamp(min=1)  # of none, γ < 0 would make infinity
-        share = charged.to(loss.dtype) / max(loss.shape[1], 1)
+        entries = ((targets.pos > 0) | (targets.neg > 0)).sum(1).clamp(min=1)  # with 0, γ < 0 would give infinity
+        share = entries.to(loss.dtype) / max(loss.shape[1], 1)
         return ((self.alpha * share**self.gamma + self.beta) * loss.mean(1)).sum() / max(len(loss), 1)
 
 
 def total(loss: Tensor, targets: Targets) -> Tensor:
-    """Sum over all entries of the batch: it grows with the batch, so the learning rate depends on its size."""
+    """Sum over all entries of the batch; the learning rate then depends on the batch size."""
     return loss.sum()

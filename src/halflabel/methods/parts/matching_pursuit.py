@@ -1,6 +1,6 @@
-"""Joint non-negative orthogonal matching pursuit: few items that explain an image's labels and its features at once.
+"""Joint non-negative orthogonal matching pursuit: a few items that explain the labels and the features of an image.
 
-Huynh 2020, algorithm 2, for a whole batch at a time.
+Huynh 2020, algorithm 2, for a whole batch at a time (imcl).
 """
 
 from __future__ import annotations
@@ -14,51 +14,53 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from halflabel.types import at_least_float32
+
 __all__ = ["Part", "Similar", "Solve", "joint_omp"]
 
 Solve = Literal["clipped", "exact"]
-MOST = 8  # items per image: the exact solution looks at 2^k sets of them
+MOST_ITEMS = 8  # per image: the exact solution tries all 2^k sets of items
 
 
 class Part(NamedTuple):
-    """One of the things to be explained: its targets, and what each item would contribute to them."""
+    """One kind of vectors to be explained: the targets, and the vector of each item."""
 
     targets: Tensor  # (B, n), y_i or f_i
     items: Tensor  # (M, n), A y_i' or f_i'
     weight: float | Tensor  # λ
-    agree: Tensor | None = None  # (M, n), what step 5 compares residuals with: y_i'; None = `items`
+    agree: Tensor | None = None  # (M, n), the vectors that step 5 compares with residuals: y_i'; None = `items`
 
 
 @dataclass(frozen=True, slots=True)
 class Similar:
-    """The items chosen for each image, in the order of choice, and how much of each."""
+    """The items chosen for each image, in the order of choice, and their coefficients."""
 
-    index: Tensor  # (B, k) int64, item numbers; −1 for none, and none after that
-    weights: tuple[Tensor, ...]  # of each part (B, k) ≥ 0; 0 where there is no item
+    index: Tensor  # (B, k) int64, item numbers, then −1 for none
+    weights: tuple[Tensor, ...]  # one (B, k) per part, ≥ 0; 0 where there is no item
 
 
 @torch.no_grad()
 def joint_omp(parts: Sequence[Part], k: int, *, allowed: Tensor | None = None, solve: Solve = "clipped") -> Similar:
-    """At most k items per image, the same for all parts, whose sums come close to the targets of every part.
+    """Choose at most k items per image, the same for all parts, whose weighted sums are close to the targets.
 
         s = argmax_i' Σ_parts λ ⟨r, a_i'⟩² / ‖a_i'‖²         r = t_i − Σ_{i' ∈ S} c_i' a_i', at first the target t_i
-        stop if ⟨r, b_s⟩ ≤ 0 in any part, else S ← S ∪ {s}    b = a, or what `agree` gives (y for a = A y)
+        stop if ⟨r, b_s⟩ ≤ 0 in any part, else S ← S ∪ {s}    b = a, or `agree` (y for a = A y)
         c = max(0, argmin ‖t_i − Σ_{i' ∈ S} c_i' a_i'‖²)       for each part
 
-    Huynh 2020, algorithm 2. `solve` "clipped" cuts the least-squares solution off at 0, as step 9 says; "exact" is the
-    solution under the constraint c ≥ 0, the best of all 2^|S| sets of items that may be above 0. `allowed` (B, M) bool
-    says which items an image may get: not itself, say.
+    Huynh 2020, algorithm 2. `solve` "clipped" clips the least-squares solution at 0, as in step 9; "exact" is the
+    non-negative least-squares solution, the best over all 2^|S| sets of items. `allowed` (B, M) bool marks the items
+    that an image may get (not itself, say).
 
-    Where the paper is silent: of equal items the one with the lower number; an image stops when the best item is one it
-    has; zero vectors are never chosen; an item whose vector depends on those of earlier ones (the square of the sine of
-    the angle is at most √ε) gets 0 in that part; and ⟨r, b⟩ of at most √ε ‖t‖ ‖b‖ is 0. So rounding decides nothing: ε
-    is that of the numbers' type, which is float32 at least, under autocast too.
+    Not in the paper: of equal items the one with the lower number is chosen; an image stops if the best item is already
+    chosen; zero vectors are never chosen; an item that is linearly dependent on earlier ones (squared sine of the angle
+    at most √ε) gets 0 in that part; and ⟨r, b⟩ ≤ √ε ‖t‖ ‖b‖ counts as 0. So rounding does not affect the choice; ε is
+    that of the dtype, at least float32, under autocast too.
 
     Cost: k products of (B, n) by (n, M) per part, and work on k × k systems, all images together. Memory: (B, M) scores
     and (B, k, n) chosen vectors.
     """
-    if not 1 <= k <= MOST:
-        raise ValueError(f"k is {k}: use 1 … {MOST}")
+    if not 1 <= k <= MOST_ITEMS:
+        raise ValueError(f"k is {k}: use 1 … {MOST_ITEMS}")
     with torch.autocast(parts[0].targets.device.type, enabled=False):
         pursuits = [_Pursuit(part, k) for part in parts]
         (images, count), device = (len(parts[0].targets), len(parts[0].items)), parts[0].targets.device
@@ -83,13 +85,13 @@ def joint_omp(parts: Sequence[Part], k: int, *, allowed: Tensor | None = None, s
             gram = torch.stack([p.gram[:, : step + 1, : step + 1] for p in pursuits])
             right = torch.stack([p.right[:, : step + 1] for p in pursuits])
             coefficients[:, :, : step + 1] = _clipped(gram, right) if solve == "clipped" else _exact(gram, right)
-            for pursuit, found in zip(pursuits, coefficients, strict=True):
-                pursuit.leave(found[:, : step + 1])
+            for pursuit, solution in zip(pursuits, coefficients, strict=True):
+                pursuit.update_residual(solution[:, : step + 1])
     return Similar(index, tuple(coefficients))
 
 
 class _Pursuit:
-    """One part on its way: residuals, and the chosen vectors with their products."""
+    """The state of one part: residuals, and the chosen vectors with their inner products."""
 
     def __init__(self, part: Part, k: int) -> None:
         self.targets, self.items = _wide(part.targets), _wide(part.items)
@@ -105,18 +107,18 @@ class _Pursuit:
         self.right = self.targets.new_zeros(images, k)
 
     def score(self) -> Tensor:
-        """λ ⟨r, a⟩² / ‖a‖² of each image and item, (B, M)."""
-        found: Tensor = (self.residual @ self.items.T).square_().mul_(self.inverse * self.weight)
-        return found
+        """Return λ ⟨r, a⟩² / ‖a‖² of each image and item, (B, M)."""
+        scores: Tensor = (self.residual @ self.items.T).square_().mul_(self.inverse * self.weight)
+        return scores
 
     def agrees(self, pick: Tensor) -> Tensor:
-        """Whether the picked items point the way the residuals do, (B,) bool."""
+        """Whether the picked items have a positive inner product with the residuals, (B,) bool."""
         picked = self.agree[pick]
         least: Tensor = _tolerance(picked) * self.size.squeeze(1) * picked.norm(dim=1)
         return (self.residual * picked).sum(1) > least
 
     def take(self, step: int, pick: Tensor, active: Tensor) -> None:
-        """Add the picked items, with 0 for images that have stopped."""
+        """Add the picked items; zeros for images that have stopped."""
         self.rows[:, step] = self.items[pick] * active[:, None]
         new = self.rows[:, step]
         products = torch.bmm(self.rows[:, : step + 1], new[:, :, None]).squeeze(2)
@@ -124,8 +126,8 @@ class _Pursuit:
         self.gram[:, step, : step + 1] = products
         self.right[:, step] = (self.targets * new).sum(1)
 
-    def leave(self, coefficients: Tensor) -> None:
-        """The residual that these coefficients (B, steps) of the chosen items leave."""
+    def update_residual(self, coefficients: Tensor) -> None:
+        """Compute the residual for these coefficients (B, steps) of the chosen items."""
         explained = torch.bmm(coefficients[:, None], self.rows[:, : coefficients.shape[1]]).squeeze(1)
         self.residual = self.targets - explained
 
@@ -136,32 +138,32 @@ def _clipped(gram: Tensor, right: Tensor) -> Tensor:
 
 
 def _exact(gram: Tensor, right: Tensor) -> Tensor:
-    """argmin ‖t − Σ c a‖² over c ≥ 0: of all sets of items with a least-squares solution ≥ 0, the best one.
+    """argmin ‖t − Σ c a‖² over c ≥ 0: the best of all sets of items whose least-squares solution is ≥ 0.
 
-    That is exact, for the solution is the least-squares solution on the items where it is above 0. Of equally good sets
-    the smaller, and of these the one with the earlier items. Memory: 2^k systems per image.
+    This is exact, because the solution is the least-squares solution on the items where it is positive. Of equally good
+    sets the smaller one is taken, then the one with earlier items. Memory: 2^k systems per image.
     """
     k = right.shape[-1]
     mask = torch.tensor(_subsets(k), dtype=gram.dtype, device=gram.device)  # (2^k, k)
     within, rights = gram[..., None, :, :] * mask[:, :, None] * mask[:, None, :], right[..., None, :] * mask
-    found = _least_squares(within, rights)  # (…, 2^k, k)
-    gain = (found * rights).sum(-1).masked_fill((found < 0).any(-1), -torch.inf)  # how much less is left of ‖t‖²
+    solution = _least_squares(within, rights)  # (…, 2^k, k)
+    gain = (solution * rights).sum(-1).masked_fill((solution < 0).any(-1), -torch.inf)  # the decrease of ‖r‖²
     best = gain.amax(-1, keepdim=True)  # the empty set gains 0, so this is finite
     chosen = (gain >= best * (1 - 8 * torch.finfo(gain.dtype).eps)).to(torch.uint8).argmax(-1)
-    return found.take_along_dim(chosen[..., None, None], -2).squeeze(-2)
+    return solution.take_along_dim(chosen[..., None, None], -2).squeeze(-2)
 
 
 @cache
 def _subsets(k: int) -> list[list[int]]:
-    """All subsets of k things as rows of 0 and 1, small ones first."""
+    """Return all subsets of k things as rows of 0 and 1, small ones first."""
     members = [set(chosen) for size in range(k + 1) for chosen in combinations(range(k), size)]
     return [[int(thing in chosen) for thing in range(k)] for chosen in members]
 
 
 def _least_squares(gram: Tensor, right: Tensor) -> Tensor:
-    """x of gram x = right by elimination in the order given: (…, k, k), (…, k) -> (…, k).
+    """Solve gram x = right by elimination in the given order: (…, k, k), (…, k) -> (…, k).
 
-    A column that depends on earlier ones gets 0, and so does an empty one.
+    A column that depends on earlier ones, or is zero, gets 0.
     """
     square = gram.diagonal(dim1=-2, dim2=-1)
     scale = torch.where(square > 0, square.clamp(min=torch.finfo(gram.dtype).tiny).rsqrt(), 0)
@@ -172,7 +174,7 @@ def _least_squares(gram: Tensor, right: Tensor) -> Tensor:
         pivot = system[..., j, j]  # the square of the sine of the angle between column j and the span of earlier ones
         sound = pivot > _tolerance(gram)
         row = torch.where(sound, 1 / pivot.where(sound, 1), 0)[..., None] * system[..., j, :]
-        # Other rows lose their j-th column; row j itself, less (pivot − 1) times `row`, becomes `row`.
+        # Column j becomes 0 in the other rows; row j minus (pivot − 1) times `row` is `row`.
         system = system - (system[..., :, j] - unit[j])[..., :, None] * row[..., None, :]
         independent.append(sound)
     return torch.where(torch.stack(independent, -1), system[..., -1], 0) * scale
@@ -183,5 +185,5 @@ def _tolerance(values: Tensor) -> float:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Without gradient, in float32 at least."""
-    return values.detach().float() if values.element_size() < 4 else values.detach()
+    """Detach and convert to at least float32."""
+    return at_least_float32(values.detach())

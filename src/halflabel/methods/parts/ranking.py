@@ -1,4 +1,4 @@
-"""Ranking parts: sums over all pairs of a positive and a negative, ranks by sampling, and unknown labels in pairs."""
+"""Ranking losses: sums over all pairs of a positive and a negative, sampled ranks, and unknown labels in pairs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ __all__ = ["Ranking", "Sampling", "UnknownAs", "harmonic", "hinge_sums", "rank_o
 
 
 def hinge_sums(logits: Tensor, neg: Tensor, margin: float, *, closed: bool = False) -> Tensor:
-    """Σ_k w_k · max(0, margin − x_j + x_k) for every class j of each image, over its negatives k.
+    """Return Σ_k w_k · max(0, margin − x_j + x_k) for every class j of each image, over its negatives k.
 
-    logits (B, C) float; neg (B, C) ≥ 0 are the weights w_k, 0 for what is not a negative -> (B, C) float64. A pair at
-    the kink itself has a gradient only if `closed`.
+    logits (B, C) float; neg (B, C) ≥ 0 are the weights w_k, 0 for entries that are not negatives -> (B, C) float64. A
+    pair exactly at the kink has a gradient only if `closed`.
 
-    The negatives of an image are sorted once: those that count for j are the ones above x_j − margin, so their sum is a
-    difference from a running total. Memory O(B·C) and time O(B·C·log C) instead of B·C·C pairs; float64, because
-    running totals cancel.
+    The negatives of an image are sorted once; those with a loss for j are above x_j − margin, so their sum comes from a
+    cumulative sum. Memory O(B·C) and time O(B·C·log C) instead of B·C·C pairs; float64, because cumulative sums cancel.
     """
     x, weight = logits.double(), neg.double()
     key, order = _sorted(x, neg)
@@ -35,25 +34,25 @@ def hinge_sums(logits: Tensor, neg: Tensor, margin: float, *, closed: bool = Fal
 
 
 def violators(logits: Tensor, neg: Tensor) -> Tensor:
-    """How many negatives k violate 1 − x_j + x_k ≥ 0, for every class j: (B, C), (B, C) -> (B, C) int64."""
+    """Count the negatives k with 1 − x_j + x_k ≥ 0, for every class j: (B, C), (B, C) -> (B, C) int64."""
     x = logits.detach().double()
     key, _ = _sorted(x, neg)
     return key.shape[1] - torch.searchsorted(key, (x - 1).contiguous(), right=False)
 
 
 def trials(violating: Tensor, negatives: Tensor) -> Tensor:
-    """Draw q, the place of the first violator when n negatives, v of them violators, are tried in random order.
+    """Draw q, the position of the first violator if n negatives, v of them violators, are tried in random order.
 
     violating, negatives: integers of one shape -> the same shape; n + 1 where no negative violates.
 
     With a uniform key per negative the first violator has the smallest of v keys, U = 1 − u^(1/v), and each of the
-    other n − v comes before it with probability U: q = 1 + Binomial(n − v, U). Exactly the draw without replacement, at
-    the price of two random numbers instead of n. Random numbers come from torch's generator of the tensors' device.
+    other n − v comes before it with probability U: q = 1 + Binomial(n − v, U). This has exactly the distribution
+    of the draw without replacement, with two random numbers instead of n, from torch's generator of the device.
     """
-    others = (negatives - violating).double()
-    u = torch.rand(others.shape, dtype=torch.float64, device=others.device)
+    satisfied = (negatives - violating).double()
+    u = torch.rand(satisfied.shape, dtype=torch.float64, device=satisfied.device)
     smallest = -torch.expm1(u.log() / violating.clamp(min=1))
-    before = torch.binomial(others, torch.where(violating > 0, smallest.clamp(0, 1), 1.0))
+    before = torch.binomial(satisfied, torch.where(violating > 0, smallest.clamp(0, 1), 1.0))
     return before.long() + 1
 
 
@@ -69,15 +68,15 @@ def harmonic(rank: Tensor, classes: int) -> Tensor:
 
 
 def ranking(logits: Tensor, targets: Targets, rank: Tensor, *, s: float, leak: float, kappa: float) -> Tensor:
-    """The robust ranking loss with given ranks, each pair at its positive (Cevikalp 2019, eq. 1 and 6).
+    """Return the robust ranking loss for given ranks, in the columns of the positives (Cevikalp 2019, eq. 1, 6).
 
     L_j = Σ_k w_jk · L(r_j) · R(x_j − x_k) + κ (pos_j · R(x_j) + neg_j · R(−x_j))
     R(t) = max(0, 1 − t) − (1 − leak) · max(0, s − t),  w_jk = √(pos_j · neg_k)
 
-    With one weight per image, pos or neg = s_i, the pairs have the weight s_i too; mixed, the geometric mean. leak = 0
+    If all weights of an image are s_i, its pairs have weight s_i too; mixed pairs the geometric mean. leak = 0
     is the ramp min(1 − s, max(0, 1 − t)), flat below s; leak = 1 is the hinge.
 
-    logits, targets (B, C); rank (B, C) integers, read where pos > 0 -> (B, C).
+    logits, targets (B, C); rank (B, C) integers, used where pos > 0 -> (B, C).
     """
     x = logits.double()
 
@@ -110,7 +109,7 @@ class Ranking(Loss):
     ) -> None:
         super().__init__()
         if rank not in ("sampled", "exact"):
-            raise UserError(f"there is no rank {rank!r}", "use sampled or exact")
+            raise UserError(f"rank cannot be {rank!r}", "use sampled or exact")
         if not -1 < s <= 0:
             raise UserError(f"s is {s:g}", "give a number above −1 and up to 0, such as −0.8")
         if not 0 <= leak <= 1:
@@ -132,7 +131,7 @@ class Ranking(Loss):
 
 
 class Sampling(Method):
-    """A method whose loss draws random numbers: a step depends on the order of the images in the batch."""
+    """A method whose loss is random: a step depends on the order of the images in the batch."""
 
     samples = True
 
@@ -140,24 +139,23 @@ class Sampling(Method):
 class UnknownAs(Relabeler):
     """Known + → (1, 0), known − → (0, 1); unknown entries of images with a known label → (0, 0) or (0, 1).
 
-    how = "ignore" leaves them out, "negative" takes them as absent; "auto" takes them as absent where the training
-    labels hold no known absence at all (pairs need a negative), and leaves them out otherwise. Images without any known
-    label are left out always.
+    `policy` "ignore" leaves them out, "negative" takes them as absent; "auto" means "negative" if no training label is
+    known to be absent (pairs need a negative), else "ignore". Images without any known label are always left out.
     """
 
     is_static = True
 
     weight: Tensor
 
-    def __init__(self, how: str = "auto") -> None:
+    def __init__(self, policy: str = "auto") -> None:
         super().__init__()
-        if how not in ("auto", "ignore", "negative"):
-            raise UserError(f"unknown labels cannot be taken as {how!r}", "use auto, ignore or negative")
-        self.how = how
-        self.register_buffer("weight", torch.tensor(float(how == "negative")))
+        if policy not in ("auto", "ignore", "negative"):
+            raise UserError(f"unknown labels cannot be taken as {policy!r}", "use auto, ignore or negative")
+        self.policy = policy
+        self.register_buffer("weight", torch.tensor(float(policy == "negative")))
 
     def start(self, table: LabelTable) -> None:
-        if self.how == "auto":
+        if self.policy == "auto":
             self.weight.fill_(float(not (table.value < 0).any()))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
@@ -168,11 +166,11 @@ class UnknownAs(Relabeler):
 
 
 def _sorted(x: Tensor, neg: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of the negatives of each row in ascending order, after −∞ for what is no negative; and the order."""
+    """Return the logits of the negatives of each row in ascending order, with −∞ for other entries, and the order."""
     sort: tuple[Tensor, Tensor] = x.detach().masked_fill(neg <= 0, -torch.inf).sort(1)
     return sort
 
 
 def _from_right(values: Tensor) -> Tensor:
-    """Sums of each row from every place to its end: (B, C) -> (B, C + 1), the last 0."""
+    """Return the sums of each row from every column to the last: (B, C) -> (B, C + 1), the last 0."""
     return torch.nn.functional.pad(values.flip(1).cumsum(1).flip(1), (0, 1))

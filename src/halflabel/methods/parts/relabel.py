@@ -1,4 +1,4 @@
-"""Relabelers: from what is known to how much each entry is charged. The only parts of a method that remember."""
+"""Relabelers: from known labels to the weights of each entry in the loss; the only parts of a method with state."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ __all__ = [
     "never_starts",
 ]
 
-LARGEST = 2 * 10**9  # bytes that a method may remember about images × classes
+LARGEST = 2 * 10**9  # most bytes that a method may store in memory about images × classes
 
 
 class Relabeler(nn.Module):
-    """Gives (pos, neg) for a batch. State lives in buffers, so that checkpoint and resume need no code of their own."""
+    """Returns (pos, neg) for a batch. Its state is in buffers, so that checkpoints contain it."""
 
-    passes: DropoutPasses | None = None  # what a sweep is to add: passes with the head's dropout on
+    passes: DropoutPasses | None = None  # Monte-Carlo dropout passes that a sweep must include
     is_static = False  # whether targets depend on the known labels alone, not on scores or epoch
-    wants_features = True  # whether a sweep is to hold the images' features
+    wants_features = True  # whether a sweep must include the features of the images
 
     def plan(self, epochs: int) -> None:
-        """Called before `start` with the number of epochs to come, for schedules that end with them."""
+        """Set the number of training epochs, for schedules; called before `start`."""
 
     def idle(self, epochs: int) -> str:
-        """Why what it is there for will not happen in so many epochs, and what to change; "" if it will.
+        """Return a warning if training ends before the relabeler does anything, with a fix; "" if it does not.
 
-        Asked after `plan`; the user is told.
+        Called after `plan`.
         """
         return ""
 
     def start(self, table: LabelTable) -> None:
-        """Called once, before training, with the known training labels."""
+        """Receive the known training labels; called once, before training."""
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        """(B, C) detached logits and what is known -> how much each entry is charged. Epochs count from 1."""
-        raise TypeError(f"{type(self).__name__} does not say how to relabel")
+        """Return the loss weights of each entry, from known labels and (B, C) detached logits. Epochs count from 1."""
+        raise TypeError(f"{type(self).__name__} does not define forward")
 
     def wants_sweep(self, epoch: int) -> bool:
-        """Whether `absorb` is to be called after this epoch; every process must answer alike."""
+        """Whether `absorb` must be called after this epoch; the answer must be the same in every process."""
         return False
 
     def wants_sweep_first(self) -> bool:
-        """Whether `absorb` is to be called before the first epoch too, as of epoch 0: for features that stay."""
+        """Whether `absorb` must also be called before the first epoch, as epoch 0: for frozen features."""
         return False
 
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
-        """Learn from the scores of the whole training set; what it returns goes to the log."""
+        """Process the scores of the whole training set; returns numbers for the log."""
         return {}
 
     def guesses(self) -> Tensor | None:
-        """(N, C) int8: known labels and those it has made up (0 = neither); None if it keeps none per image."""
+        """Return known and pseudo-labels, (N, C) int8, 0 = unknown; None if it stores none per image."""
         return None
 
 
@@ -84,7 +84,7 @@ class AssumeNegative(Relabeler):
         self.weight = weight
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        dtype = at_least_float32(logits).dtype  # a small weight would lose digits in half precision
+        dtype = at_least_float32(logits).dtype  # in half precision a small weight would lose digits
         absent = (batch.labels < 0).to(dtype)
         unknown = (batch.labels == 0).to(dtype)
         return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)
@@ -145,9 +145,9 @@ class FewAbsent(Relabeler):
 
 
 def never_starts(what: str, first: int, epochs: int, earlier: str = "") -> str:
-    """A line for the user where training ends before epoch `first`, with which something begins; else "".
+    """Return a warning if training ends before epoch `first`, in which `what` starts; else "".
 
-    `earlier` names options with which it would begin in time.
+    `earlier` is an option with which it would start in time.
 
     >>> never_starts("labelling", 10, 4, "--relabel-at 2")
     'labelling never starts in 4 epochs: it begins with epoch 10; use --epochs 10 or more, or --relabel-at 2'
@@ -162,22 +162,21 @@ def never_starts(what: str, first: int, epochs: int, earlier: str = "") -> str:
 
 
 def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps: int = 0, stored: float = 0.0) -> None:
-    """Refuse a table about which a method would have to remember more than 2·10⁹ bytes in memory.
+    """Raise if a method would store more than 2·10⁹ bytes in memory, or if the temporary folder is too small.
 
-    And one for which the temporary folder has no room: a method that sweeps has the logits of all images at once, or
-    `sweeps` tables of 4 bytes per entry; `stored` bytes per entry are those of its own stores. Tables below 256 MB are
-    in memory and take no room there. Each process on this machine has tables of its own.
+    The temporary folder holds `sweeps` tables of logits of all images, 4 bytes per entry each, and the method's own
+    stores of `stored` bytes per entry; tables below 256 MB are in memory instead. Each process has its own tables.
     """
     images, classes = table.shape
     needed = images * classes * bytes_per_entry
     if needed > LARGEST:
         raise UserError(
-            f"{method} would remember {needed / 1e9:.1f} GB about {images} images × {classes} classes",
-            "use a method that remembers nothing per image, such as em or wan; or train on fewer images or classes",
+            f"{method} would store {needed / 1e9:.1f} GB about {images} images × {classes} classes",
+            "use a method that stores nothing per image, such as em or wan; or train on fewer images or classes",
         )
     tables = [stored * images * classes] + [4.0 * images * classes] * sweeps
     room = distributed.local_world_size() * sum(size for size in tables if memory.is_large(size))
-    if room:  # all ask before any of them takes its share
+    if room:  # all processes check before any of them allocates
         distributed.check_on_all(
             lambda: memory.check_scratch_space(
                 room, f"{method} would score {images} images × {classes} classes at once:"

@@ -1,4 +1,4 @@
-"""Terms: what a method adds to its loss that is not charged entry by entry."""
+"""Terms: scalars that a method adds to its loss."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Term(nn.Module):
     """A scalar added to the loss of a step."""
 
     def start(self, table: LabelTable) -> None:
-        """Called once, before training, with the known training labels."""
+        """Receive the known training labels; called once, before training."""
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
-        raise TypeError(f"{type(self).__name__} does not say what it adds")
+        raise TypeError(f"{type(self).__name__} does not define forward")
 
 
 def entropy(logits: Tensor) -> Tensor:
     """Binary entropy of each score: H = −p log p − (1 − p) log(1 − p), any shape, in nats.
 
-    From logits: H = softplus(a) − a·σ(a) with a = −|x|, for H is even and both parts are ≥ 0 there: no digit is lost at
-    either end, and dH/dx = −x p (1 − p) stays finite.
+    From logits: H = softplus(a) − a·σ(a) with a = −|x|, because H is even and both parts are ≥ 0 there: precise at
+    both ends, and dH/dx = −x p (1 − p) stays finite.
     """
     a = -logits.abs()
     return softplus(a) - a * torch.sigmoid(a)
 
 
 class Entropy(Term):
-    """weight/(B·C) · Σ H(p) over the entries that nothing is charged for (pos = neg = 0). Negative: maximise."""
+    """weight/(B·C) · Σ H(p) over the entries without a target (pos = neg = 0). A negative weight maximises entropy."""
 
     def __init__(self, weight: float) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class Entropy(Term):
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
         logits = at_least_float32(output.logits)
-        free = (targets.pos == 0) & (targets.neg == 0)
-        return self.weight * (entropy(logits) * free).sum() / max(logits.numel(), 1)
+        untargeted = (targets.pos == 0) & (targets.neg == 0)
+        return self.weight * (entropy(logits) * untargeted).sum() / max(logits.numel(), 1)
 
 
 class ExpectedPositives(Term):
@@ -100,11 +100,11 @@ class Transductive(Term):
 
 
 def estimate_positives(table: LabelTable) -> float:
-    """Positives per image, as far as known labels tell.
+    """Estimate the number of positives per image from the known labels.
 
-    Where labels are missing at random: Σ_c s_c, s_c = positives_c / known_c. Else, as with positives only, or with
-    single positives and some labels that were asked about afterwards: the mean number of known positives of a labelled
-    image, a lower bound (1 for single positives).
+    If labels are missing at random: Σ_c s_c, s_c = positives_c / known_c. Otherwise (positives only, or single
+    positives with some labels that were asked for later): the mean number of known positives of a labelled image, a
+    lower bound (1 for single positives).
     """
     stats = table.stats()
     if _at_random(table, stats):
@@ -117,19 +117,19 @@ def _shares(stats: Stats) -> NDArray[np.float64]:
 
 
 def _at_random(table: LabelTable, stats: Stats) -> bool:
-    """Whether labels may be missing at random: as many images know no positive as the classes' shares would make.
+    """Whether labels may be missing at random: the number of labelled images without a known positive must be
 
-        at least half of  Σ_i Π_(c known of i) (1 − s_c)
+        at least half of the expected  Σ_i Π_(c known of i) (1 − s_c)
 
-    Where these would be fewer than ten, which tells nothing: whether one in twenty known labels is negative.
+    If fewer than ten are expected, which is too few to decide: whether one in twenty known labels is negative.
     """
     if not stats.negatives.any():
         return False
     labelled = np.flatnonzero(np.diff(table.start))
     with np.errstate(divide="ignore"):
-        lacking = np.log1p(-_shares(stats))[table.column]
-    expected = float(np.exp(np.add.reduceat(lacking, table.start[labelled])).sum())
+        log_absent = np.log1p(-_shares(stats))[table.column]
+    expected = float(np.exp(np.add.reduceat(log_absent, table.start[labelled])).sum())
     if expected < 10:
         return bool(stats.negatives.sum() >= 0.05 * table.known)
-    seen = int((np.add.reduceat((table.value > 0).astype(np.int64), table.start[labelled]) == 0).sum())
-    return seen >= expected / 2
+    observed = int((np.add.reduceat((table.value > 0).astype(np.int64), table.start[labelled]) == 0).sum())
+    return observed >= expected / 2
