@@ -1,4 +1,4 @@
-"""replacing: the old file or the new one, never a part."""
+"""Atomic writes leave the old file or the new one, never a part; JSON values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every metric takes: scores and ternary labels of one shape, checked once, any device."""
+"""Input checks of all metrics: scores and labels in {-1, 0, +1} of one shape, on any device."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _ROW_BLOCK_ENTRIES = 1 << 23
 
 
 def as_tensor(array: ArrayLike) -> Tensor:
-    """The array as a tensor that shares its memory where it can, outside any gradient."""
+    """Convert to a tensor without gradient that shares the memory where possible."""
     if isinstance(array, np.ndarray) and any(stride < 0 for stride in array.strides):
         array = array.copy()
     with warnings.catch_warnings():
-        # A memory-mapped or Arrow array is read-only: torch warns of writes, and no metric writes to its inputs.
+        # Memory-mapped and Arrow arrays are read-only: torch warns about writes, but no metric writes to its inputs.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
         return torch.as_tensor(array).detach()
 
 
 def as_labels(labels: ArrayLike, what: str = "labels") -> Tensor:
-    """The labels as an integer tensor (N, C) that holds only -1, 0 and +1."""
+    """Convert labels to an integer tensor (N, C), and check that it holds only -1, 0 and +1."""
     table = as_tensor(labels)
     if table.ndim != 2:
         raise UserError(
@@ -51,10 +51,10 @@ def as_labels(labels: ArrayLike, what: str = "labels") -> Tensor:
 
 
 def as_pair(scores: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor]:
-    """Scores (N, C) floating, without NaN, and labels (N, C) in {-1, 0, +1} on the scores' device."""
+    """Check and convert: floating-point scores (N, C) without NaN, and labels (N, C) on the same device."""
     table = as_tensor(scores)
     if table.device.type == "mps":
-        table = table.cpu()  # no 64-bit floats there, and counts need them
+        table = table.cpu()  # MPS has no 64-bit floats, which counts need
     if not table.is_floating_point():
         table = table.to(torch.float64)
     known = as_labels(labels).to(table.device)
@@ -63,24 +63,24 @@ def as_pair(scores: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor]:
             f"scores have the shape {tuple(table.shape)} and labels {tuple(known.shape)}",
             "give one score per label: both images by classes, shape (N, C)",
         )
-    # The maximum is NaN if any score is, and needs no table of the scores' size as isnan() does.
+    # The maximum is NaN if any score is; isnan() would need a table of the size of the scores.
     if table.numel() and bool(table.max().isnan()):
-        image, cls = next(_nan_places(table))
+        image, cls = next(_nan_positions(table))
         raise UserError(
             f"the score of image {image} for class {cls} is NaN",
-            "look for a diverged training run or a division by zero; drop the image, or give it a number",
+            "check for a diverged training or a division by zero; remove the image, or give it a number",
         )
     return table, known
 
 
 def row_blocks(scores: Tensor) -> Iterator[slice]:
-    """Slices of images that keep the working memory of an (N, C) metric at some ten million entries."""
+    """Yield slices of images that limit the working memory of an (N, C) metric to about ten million entries."""
     step = max(1, _ROW_BLOCK_ENTRIES // max(1, scores.shape[1]))
     for start in range(0, scores.shape[0], step):
         yield slice(start, start + step)
 
 
-def _nan_places(scores: Tensor) -> Iterator[tuple[int, int]]:
+def _nan_positions(scores: Tensor) -> Iterator[tuple[int, int]]:
     for rows in row_blocks(scores):
         for image, cls in scores[rows].isnan().nonzero().tolist():
             yield rows.start + image, cls

@@ -1,4 +1,4 @@
-"""How good filled-in labels are, measured against the hidden truth."""
+"""Accuracy of filled-in labels, measured against the true labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Completion", "completion_rates"]
 
 
 class Completion(NamedTuple):
-    """Rates of filled-in labels, each in [0, 1], NaN where nothing can be counted."""
+    """Rates of filled-in labels, each in [0, 1]; NaN where nothing can be counted."""
 
     tp_rate: float
     tn_rate: float
@@ -29,10 +29,10 @@ def completion_rates(predicted: ArrayLike, truth: ArrayLike, given: ArrayLike | 
       tn_rate            of those in F that are truly -1, the share labelled -1
       accuracy           of F, the share labelled right
       label_proportion   of all entries, the share labelled: predicted != 0 or given != 0 ("clean + weak labels")
-    The paper does not spell the rates out. They cannot be shares of what was labelled +1 or -1 (precision): for the
-    strategy that fills in positives only it reports "the label accuracy instead of the TP rate", and there precision
-    and accuracy are the same, while the rate as read here is always 1. Nor are they shares of all truly +1 entries,
-    filled in or not: its TP rates reach 99 % with 27 % of the entries labelled.
+    The paper does not define the rates. They cannot be shares of the entries labelled +1 or -1 (precision): for the
+    strategy that fills in positives only it reports "the label accuracy instead of the TP rate", where precision and
+    accuracy are equal, while the rate as defined here is always 1. Nor are they shares of all truly +1 entries, filled
+    in or not: its TP rates reach 99 % with 27 % of the entries labelled.
 
     predicted, truth, given: (N, C) in {-1, 0, +1}; given are the clean labels, by default none.
 

@@ -1,8 +1,8 @@
-"""Average precision and what is built on it: the mean, the groups by number of annotations, the best thresholds.
+"""Average precision, its mean, its means over groups of classes, and the thresholds with the best F1.
 
-Everything follows from the *cuts* of a class: walk down its known entries by score, tied scores together, and note at
-each step where a positive enters how many entries (rank) and how many positives (hits) lie at or above that score.
-Steps without a new positive only lower the precision at the same recall, so that no metric here needs them.
+All are computed from the *cuts* of a class: go through its known entries by descending score, tied scores together, and
+at each step with a new positive note how many entries (rank) and how many positives (hits) have at least that score.
+Steps without a new positive only lower the precision at the same recall, and no metric here needs them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 
 Kind = Literal["sklearn", "voc07", "interpolated"]
 
-# Working memory of all class blocks together. An entry of a block takes up to some 100 bytes (keys, masks, and one
-# cut per entry where every entry is a positive).
+# Working memory of all class blocks together. An entry of a block takes up to about 100 bytes (keys, masks, and one
+# cut per entry if all entries are positive).
 _MEMORY = 1 << 30
 _ENTRY_BYTES = 100
-# Larger blocks leave the processor's cache; a GPU wants them larger, to have enough to do per launch.
+# Larger blocks exceed the processor's cache; a GPU needs larger ones to be busy.
 _CPU_ENTRIES = 1 << 20
 _GPU_ENTRIES = 1 << 23
 
 
 class Cuts(NamedTuple):
-    """The thresholds of c classes at which positives enter, flat: ordered by class, then from the highest score down.
+    """The thresholds of c classes at which positives enter, as flat arrays by class and descending score.
 
     row (K,) the class of each cut; hits, rank (K,) the positives and the known entries with score >= `score` (K,);
     before (K,) the hits of the class's previous cut, 0 at its first; positives (c,) all known positives.
@@ -66,14 +66,15 @@ class GroupMeans(NamedTuple):
 
 
 def average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklearn") -> Tensor:
-    """Average precision of each class over its known entries.
+    """Return the average precision of each class over its known entries.
 
     With hits h_k, rank r_k at the k-th distinct score from the top, P known positives, precision p_k = h_k / r_k,
     recall h_k / P and envelope e_k = max of p_j over j >= k:
       "sklearn"       sum over k of (h_k - h_(k-1)) / P * p_k     no interpolation, as average_precision_score
       "interpolated"  sum over k of (h_k - h_(k-1)) / P * e_k     area under the envelope, PASCAL VOC from 2010 on
       "voc07"         1/11 * sum over t = 0..10 of max of p_k over k with 10 h_k >= t P    11-point, PASCAL VOC 2007
-    Tied scores enter together, so the order of images never matters. Any monotone score will do.
+    Tied scores enter together, so that the order of images never matters. Any monotone transform of the scores gives
+    the same result.
 
     scores: (N, C) floating; labels: (N, C) in {-1, 0, +1}; 0 is skipped. Returns (C,) float64 on the scores' device,
     NaN where a class has no known positive. NaN scores raise UserError, also at unknown entries.
@@ -83,21 +84,21 @@ def average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklear
     tensor([0.8333,    nan], dtype=torch.float64)
     """
     if kind not in get_args(Kind):
-        raise UserError(f"average precision of the kind {kind!r} does not exist", f"use one of {get_args(Kind)}")
+        raise UserError(f"there is no average precision of the kind {kind!r}", f"use one of {get_args(Kind)}")
     return _per_class(*as_pair(scores, labels), partial(_area, kind=kind))
 
 
 def mean_average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklearn") -> float:
-    """Mean of `average_precision` over the classes that have a value; NaN if none has."""
+    """Return the mean of `average_precision` over the classes that have a value; NaN if none has."""
     return mean_known(average_precision(scores, labels, kind))
 
 
 def best_thresholds(scores: ArrayLike, labels: ArrayLike) -> Tensor:
-    """Per class the threshold t with the highest F1 of "present where score >= t" over known entries.
+    """Return per class the threshold t with the highest F1 of "present where score >= t" over known entries.
 
-    F1 at a cut = 2 hits / (rank + P). t is one of the class's scores; of equal F1 the highest t wins. A class without a
-    known positive or without a known negative has no best threshold and gets 0.5. Choose thresholds on data that is not
-    also used to report.
+    F1 at a cut = 2 hits / (rank + P). t is one of the class's scores; of equal F1 the highest t is taken. A class
+    without a known positive or without a known negative gets 0.5. Choose thresholds on other data than those that
+    metrics are reported on.
 
     scores, labels: (N, C) as in `average_precision`. Returns (C,) float64.
     """
@@ -106,7 +107,7 @@ def best_thresholds(scores: ArrayLike, labels: ArrayLike) -> Tensor:
 
 
 def group_means(values: ArrayLike, counts: ArrayLike, groups: int = 5) -> GroupMeans:
-    """Means of `values` over equal groups of classes, sorted by number of annotations (Huynh 2020, section 4.5).
+    """Return the means of `values` over equal groups of classes by number of annotations (Huynh 2020, section 4.5).
 
     Classes are sorted by `counts`, ascending and stable, and cut into groups whose sizes differ by at most one (larger
     ones first). NaN values are left out of their group's mean and of the mean over all.
@@ -123,19 +124,19 @@ def group_means(values: ArrayLike, counts: ArrayLike, groups: int = 5) -> GroupM
             "give one value and one count per class",
         )
     if groups < 1:
-        raise UserError(f"{groups} groups cannot be formed", "ask for at least one")
+        raise UserError(f"{groups} groups are not possible", "use at least 1")
     order = annotations.argsort(stable=True).to(per_class.device)
     means = [mean_known(part) for part in per_class[order].tensor_split(groups)]
     return GroupMeans(torch.tensor(means, dtype=torch.float64), mean_known(per_class))
 
 
 def mean_known(values: Tensor) -> float:
-    """Mean over the entries that are not NaN; NaN if there is none."""
+    """Return the mean over the entries that are not NaN; NaN if there are none."""
     return float(values.double().nanmean())
 
 
 def class_blocks(scores: Tensor, workers: int = 1) -> list[slice]:
-    """Slices of classes, each small enough that `workers` of them fit the memory budget at once."""
+    """Return slices of classes, small enough that `workers` of them fit into the memory budget at once."""
     images, classes = scores.shape
     entries = _CPU_ENTRIES if scores.device.type == "cpu" else _GPU_ENTRIES
     step = max(1, min(entries, _MEMORY // (_ENTRY_BYTES * workers)) // max(1, images))
@@ -143,7 +144,7 @@ def class_blocks(scores: Tensor, workers: int = 1) -> list[slice]:
 
 
 def sorted_cuts(scores: Tensor, labels: Tensor) -> tuple[Cuts, Tensor, Tensor]:
-    """Cuts of a class block by one sort that carries the image along; any type, any device.
+    """Compute the cuts of a class block by one sort with indices, for any type and device.
 
     scores, labels: (N, c). Returns the cuts, the images (c, N) from the highest score down, and their labels (c, N).
     """
@@ -165,18 +166,19 @@ def sorted_cuts(scores: Tensor, labels: Tensor) -> tuple[Cuts, Tensor, Tensor]:
 
 
 def _packed_cuts(scores: Tensor, labels: Tensor) -> Cuts:
-    """Cuts of a class block by sorting integers that hold score and label: float32 or narrower, on the CPU.
+    """Compute the cuts of a class block by sorting integers that pack score and label; float32 or narrower, CPU.
 
-    Sorting values is far faster than sorting with an index, and the label is all that has to travel with the score.
-    Read as an integer, a float's bits rise with it (the lower bits turned round if negative). The key is
+    Sorting values is far faster than sorting with indices, and only the label has to stay with the score. Read as an
+    integer, the bits of a float increase with it (with the lower bits inverted if negative). The key is
 
         2 (highest - bits) + [label = +1],     unknown: the largest even number
 
-    so ascending keys are descending scores, within ties positives come last (where the cut is), unknowns are at the end
-    and odd keys are the positives. Scores that span less than half of all floats, as probabilities do, fit 32 bits.
+    so that ascending keys are descending scores, positives come last within ties (where the cut is), unknown entries
+    are at the end, and odd keys are positives. Scores that span less than half of all floats, such as probabilities,
+    fit into 32 bits.
     """
     images, classes = scores.shape
-    # Adding 0 makes -0.0 and 0.0 the same bits, and writes classes by images in one go.
+    # Adding 0 gives -0.0 and 0.0 the same bits, and transposes to classes by images at the same time.
     floats = np.add(scores.float().numpy().T, np.float32(0), order="C")
     table = np.ascontiguousarray(labels.numpy().T)
     bits = floats.view(np.int32)
@@ -207,7 +209,7 @@ def _packed_cuts(scores: Tensor, labels: Tensor) -> Cuts:
 
 
 def _per_class(scores: Tensor, labels: Tensor, reduce: Callable[[Cuts], Tensor]) -> Tensor:
-    """`reduce` applied to the cuts of every class, block by block: (C,) float64."""
+    """Apply `reduce` to the cuts of every class, block by block: (C,) float64."""
     images, classes = scores.shape
     if images == 0 or classes == 0:
         none = torch.zeros(0, dtype=torch.int64, device=scores.device)
@@ -216,7 +218,7 @@ def _per_class(scores: Tensor, labels: Tensor, reduce: Callable[[Cuts], Tensor])
     if scores.device.type != "cpu" or scores.dtype == torch.float64:
         parts = [reduce(sorted_cuts(scores[:, block], labels[:, block])[0]) for block in class_blocks(scores)]
         return torch.cat(parts)
-    # NumPy sorts on one core but without the interpreter's lock.
+    # NumPy sorts on one core, but releases the interpreter's lock.
     workers = torch.get_num_threads()
     with ThreadPoolExecutor(workers) as pool:
         tasks = class_blocks(scores, workers)
@@ -224,7 +226,7 @@ def _per_class(scores: Tensor, labels: Tensor, reduce: Callable[[Cuts], Tensor])
 
 
 def _area(cuts: Cuts, kind: Kind) -> Tensor:
-    """Average precision (c,) from cuts: the precision, or its envelope, weighted by the recall that each cut adds."""
+    """Return average precision (c,): the precision of each cut, or its envelope, weighted by the recall it adds."""
     height = cuts.hits.double() / cuts.rank
     if kind != "sklearn":
         height = _envelope(height, cuts)
@@ -235,13 +237,13 @@ def _area(cuts: Cuts, kind: Kind) -> Tensor:
         weight, whole = 10 * cuts.hits // positives + 1 - levels_before, torch.full_like(cuts.positives, 11)
     else:
         weight, whole = cuts.hits - cuts.before, cuts.positives
-    # Divided once, at the end: sums of whole numbers are exact, so that a perfect ranking has 1 and not 1 + 2e-16.
+    # Divided once at the end: sums of whole numbers are exact, so that a perfect ranking gives 1, not 1 + 2e-16.
     area = torch.zeros_like(cuts.positives, dtype=torch.float64).index_add_(0, cuts.row, weight * height)
     return (area / whole).masked_fill_(cuts.positives == 0, torch.nan)
 
 
 def _envelope(precision: Tensor, cuts: Cuts) -> Tensor:
-    """The highest precision at this or any later cut of the same class: (K,)."""
+    """Return the highest precision at this or any later cut of the same class: (K,)."""
     if len(precision) == 0:
         return precision
     lengths = cuts.row.bincount(minlength=len(cuts.positives))
@@ -252,7 +254,7 @@ def _envelope(precision: Tensor, cuts: Cuts) -> Tensor:
 
 
 def _best_f1(cuts: Cuts) -> Tensor:
-    """The score (c,) of the cut with the highest F1, the first of equals; 0.5 for a class without positives."""
+    """Return the score (c,) of the first cut with the highest F1; 0.5 for a class without positives."""
     f1 = 2 * cuts.hits.double() / (cuts.rank + cuts.positives[cuts.row])
     best = torch.zeros_like(cuts.positives, dtype=torch.float64).scatter_reduce_(0, cuts.row, f1, "amax")
     first = cuts.score.masked_fill(f1 < best[cuts.row], -torch.inf)

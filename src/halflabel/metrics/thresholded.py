@@ -1,4 +1,4 @@
-"""Metrics of decisions: present or absent, by a threshold or as an image's top k, against the known labels."""
+"""Metrics of decisions against known labels: present or absent, by a threshold or by the top k of an image."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = [
 
 
 class Counts(NamedTuple):
-    """Known entries per class, each (C,) int64: present and decided so; decided present; present; absent.
+    """Counts of known entries per class, each (C,) int64: true positives, predicted positives, positives, negatives.
 
-    Shares of them are NaN for a class without a known positive or without a known negative: there is nothing to find,
-    or nothing that could be a false alarm, and calling every entry present would be perfect.
+    Rates are NaN for a class without a known positive or without a known negative: there is nothing to find, or no
+    possible false alarm, and predicting "present" everywhere would be perfect.
     """
 
     hits: Tensor
@@ -53,11 +53,11 @@ class Counts(NamedTuple):
 
     @property
     def judged(self) -> Tensor:
-        """Which classes have a known positive and a known negative: bool (C,)."""
+        """Classes with a known positive and a known negative: bool (C,)."""
         return (self.positives > 0) & (self.negatives > 0)
 
     def total(self) -> Counts:
-        """All classes taken together, as one class."""
+        """Return the counts of all classes together, as one class."""
         return Counts(*(column.sum(0, keepdim=True) for column in self))
 
     def _share(self, part: Tensor, whole: Tensor) -> Tensor:
@@ -91,10 +91,10 @@ def precision_recall_f1(
       CP, CR, macro_f1   means of P_c, R_c, F1_c over the classes with a known positive and a known negative
       CF1                2 CP CR / (CP + CR), which is not macro_f1
       OP, OR, OF1        the same from hits, predicted and positives summed over all classes; micro_f1 = OF1
-    Conventions: a class without a known positive is left out of CP, CR and macro_f1, but its false alarms count in OP;
-    so is one without a known negative, of which no decision "present" can be wrong, but its entries count in OP and OR.
-    A precision with nothing predicted is 0 (some papers leave such a class out, which rewards silence). CF1 is 0 where
-    CP and CR are. Without any known positive, or any known negative, every value is NaN.
+    Conventions: a class without a known positive is left out of CP, CR and macro_f1, but its false alarms count in OP.
+    A class without a known negative, for which "present" cannot be wrong, is left out too, but its entries count in OP
+    and OR. The precision of a class with nothing predicted is 0 (some papers leave such a class out, which rewards
+    predicting nothing). CF1 is 0 where CP and CR are. Without any known positive or any known negative, all are NaN.
 
     Arguments and decisions as in `decision_counts`.
     """
@@ -102,7 +102,7 @@ def precision_recall_f1(
 
 
 def rates(counts: Counts) -> PrecisionRecallF1:
-    """Precision, recall and F1 from the counts of each class: see `precision_recall_f1`."""
+    """Compute precision, recall and F1 from the counts of each class: see `precision_recall_f1`."""
     total = counts.total()
     cp, cr = mean_known(counts.precision), mean_known(counts.recall)
     of1 = float(total.f1)
@@ -122,12 +122,12 @@ def rates(counts: Counts) -> PrecisionRecallF1:
 def decision_counts(
     scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5, *, top_k: int | None = None
 ) -> Counts:
-    """Hits, predicted, positives and negatives of each class over known entries.
+    """Count hits, predicted, positives and negatives of each class over known entries.
 
-    scores, labels: (N, C); labels in {-1, 0, +1}, 0 skipped. An entry is decided present where score >= threshold, one
-    number or (C,), rounded to the scores' type; or, with `top_k`, where it is among the k highest scores of its image,
-    equal scores by lower class index. The top k is taken among all classes and only its known entries count, so there
-    (and only there) the score of an unknown entry matters: it can take a place.
+    scores, labels: (N, C); labels in {-1, 0, +1}, 0 skipped. An entry is predicted present where score >= threshold,
+    one number or (C,), rounded to the scores' type; or, with `top_k`, where it is among the k highest scores of its
+    image, equal scores by lower class index. The top k is taken among all classes, and only its known entries count:
+    with `top_k` alone the score of an unknown entry matters, because it can take one of the k places.
     """
     table, known = as_pair(scores, labels)
     counts = torch.zeros(len(Counts._fields), table.shape[1], dtype=torch.int64, device=table.device)
@@ -141,18 +141,10 @@ def decision_counts(
 def exact_match(
     scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5, *, top_k: int | None = None
 ) -> float:
-    """0-1 exact match: the share of images whose known entries are all decided right (Durand 2019, eq. 16).
+    """Return the 0-1 exact match: the share of images whose known entries are all right (Durand 2019, eq. 16).
 
     Images without a known entry are left out; NaN if none is left. Arguments and decisions as in `decision_counts`.
     """
-    right, images = matches(scores, labels, thresholds, top_k=top_k)
-    return right / images if images else float("nan")
-
-
-def matches(
-    scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5, *, top_k: int | None = None
-) -> tuple[int, int]:
-    """The images whose known entries are all decided right, and those that have any: the parts of `exact_match`."""
     table, known = as_pair(scores, labels)
     right = images = 0
     for rows, decided in _decisions(table, thresholds, top_k):
@@ -161,15 +153,15 @@ def matches(
         counted = labelled.any(1)
         images += int(counted.sum())
         right += int((counted & ~wrong.any(1)).sum())
-    return right, images
+    return right / images if images else float("nan")
 
 
 def accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Share of images whose highest score is that of their one positive; for single-label data.
+    """Return the share of images whose highest score is that of their one positive; for single-label data.
 
-    One positive says that all other classes are absent, so the highest score is taken among all classes, labelled -1 or
-    not; of equal scores the lower class index. Images without a positive are left out, NaN if none is left; an image
-    with two raises UserError.
+    One positive implies that all other classes are absent, so that the highest score is taken among all classes,
+    labelled -1 or not; of equal scores, that of the lower class index. Images without a positive are left out, NaN if
+    none is left; an image with two positives raises UserError.
 
     scores, labels: (N, C).
     """
@@ -193,22 +185,17 @@ def accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
-    """Expected calibration error of probabilities over known entries, in equal-width bins (Guo 2017, eq. 3).
+    """Return the expected calibration error of probabilities over known entries, in equal bins (Guo 2017, eq. 3).
 
     ECE = sum over bins b of n_b / n * | share of +1 in b - mean score in b |
 
-    Bin b holds b/bins <= score < (b+1)/bins, the last one also 1. NaN without a known entry. A known entry's score
-    outside [0, 1] raises UserError.
+    Bin b contains b/bins <= score < (b+1)/bins, the last one also 1. NaN without a known entry. A score of a known
+    entry outside [0, 1] raises UserError.
 
     scores, labels: (N, C).
     """
-    return error_of(calibration_sums(scores, labels, bins))
-
-
-def calibration_sums(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> Tensor:
-    """Of each bin the known entries, the sum of their scores and the number of +1: (3, bins) float64."""
     if bins < 1:
-        raise UserError(f"{bins} bins cannot be formed", "ask for at least one")
+        raise UserError(f"{bins} bins are not possible", "use at least 1")
     table, known = as_pair(scores, labels)
     sums = torch.zeros(3, bins, dtype=torch.float64, device=table.device)
     for rows in row_blocks(table):
@@ -223,17 +210,12 @@ def calibration_sums(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> Te
         present = (known[rows][labelled] > 0).double()
         for total, weight in zip(sums, (torch.ones_like(score), score, present), strict=True):
             total += torch.bincount(number, weight, minlength=bins)
-    return sums
-
-
-def error_of(sums: Tensor) -> float:
-    """The calibration error from the sums of its bins: see `calibration_error`."""
     entries, score_sum, present_sum = sums
     return float((present_sum - score_sum).abs().sum() / entries.sum())
 
 
 def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5) -> dict[str, float]:
-    """All single-number metrics of probabilities (N, C) against labels (N, C), over known entries.
+    """Return all single-number metrics of probabilities (N, C) against labels (N, C), over known entries.
 
     "classes" is the number of classes with a known positive, over which mAP, CP, CR and macro_f1 are averaged.
     """
@@ -246,7 +228,7 @@ def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike 
 
 
 def _decisions(scores: Tensor, thresholds: float | ArrayLike, top_k: int | None) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of images with their decisions, bool (n, C)."""
+    """Yield blocks of images with their decisions, bool (n, C)."""
     classes = scores.shape[1]
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k is {top_k}", "ask for at least 1 class per image")
@@ -260,14 +242,14 @@ def _decisions(scores: Tensor, thresholds: float | ArrayLike, top_k: int | None)
             f"thresholds have the shape {tuple(limits.shape)}", f"give one number, or one per class: ({classes},)"
         )
     if bool(limits.isnan().any()):
-        raise UserError("a threshold is NaN", "give every class a number, 0.5 where there is none better")
+        raise UserError("a threshold is NaN", "give every class a number, such as 0.5")
     limits = limits.reshape(-1).to(scores)
     for rows in row_blocks(scores):
         yield rows, scores[rows] >= limits if top_k is None else _top(scores[rows], top_k)
 
 
 def _top(scores: Tensor, k: int) -> Tensor:
-    """Which entries are among the k highest of their row, equal ones by lower class index: bool (n, C)."""
+    """Return which entries are among the k highest of their row, equal ones by lower class index: bool (n, C)."""
     if k >= scores.shape[1]:
         return torch.ones_like(scores, dtype=torch.bool)
     lowest = scores.topk(k, dim=1).values[:, -1:]

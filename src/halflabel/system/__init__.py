@@ -1,1 +1,1 @@
-"""Files, memory, signals, processes, random numbers and text formatting: what knows nothing of labels or models."""
+"""Files, memory, signals, processes, random numbers, text formatting and HTML, independent of labels and models."""

@@ -1,8 +1,7 @@
-"""Randomness that is a function of (seed, what it is for), never of a stream.
+"""Random numbers as a function of (seed, purpose, …), without a generator state.
 
-A number drawn for an image depends on the seed and on the image's name alone: not on its place in the file, the number
-of workers, or a restart. Plain 64-bit integer arithmetic, so that results are the same for ever, whatever NumPy's
-generators do.
+A number drawn for an image depends only on the seed and the image's name: not on its position in the file, the number
+of workers, or a restart. It is 64-bit integer arithmetic, so that results never change with NumPy's generators.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _FNV_PRIME = np.uint64(0x100000001B3)
 
 
 def _mix(x: U64) -> U64:
-    """The splitmix64 finaliser: every input bit reaches every output bit."""
+    """Apply the splitmix64 finaliser: every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def bits(seed: int | NDArray[Any], *parts: int | NDArray[Any]) -> U64:
-    """64 random bits per broadcast element of `parts` (integers or integer arrays; at least 1-d out).
+    """Return 64 random bits per broadcast element of `parts` (integers or integer arrays), at least 1-d.
 
     >>> int(bits(0, 1)[0]) == int(bits(0, np.array([1, 2]))[0])
     True
@@ -41,20 +40,20 @@ def bits(seed: int | NDArray[Any], *parts: int | NDArray[Any]) -> U64:
     state = _mix(state + _GOLDEN)
     for part in parts:
         word = np.atleast_1d(np.asarray(part & 0xFFFFFFFFFFFFFFFF if isinstance(part, int) else part))
-        # The product makes the order of parts count: plainly xor-ed, (1, 2) and (2, 1) would draw the same bits.
+        # The product makes the order of parts matter: with xor alone, (1, 2) and (2, 1) would give the same bits.
         state = _mix((state * _FNV_PRIME) ^ _mix(word.astype(np.uint64, copy=False) + _GOLDEN))
     return state
 
 
 def uniform(seed: int | NDArray[Any], *parts: int | NDArray[Any]) -> NDArray[np.float64]:
-    """Numbers in [0, 1) with 53 random bits, one per broadcast element of `parts`."""
+    """Return numbers in [0, 1) with 53 random bits, one per broadcast element of `parts`."""
     return (bits(seed, *parts) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def hash_names(names: Sequence[str] | Any) -> U64:
-    """A 64-bit hash of each string's UTF-8 bytes (FNV-1a, then mixed). Takes a list or a pyarrow string array.
+    """Return a 64-bit hash (FNV-1a, then mixed) of the UTF-8 bytes of each string in a list or pyarrow array.
 
-    Vectorised over names, one pass per byte position: about 24 bytes of working memory per name.
+    Vectorised over the names, one pass per byte position; about 24 bytes of working memory per name.
 
     >>> cat, dog, again = hash_names(["cat", "dog", "cat"])
     >>> bool(cat == again), bool(cat == dog)
