@@ -1,10 +1,10 @@
-"""How a label table of Open Images' size behaves: time and peak memory of what is done with one.
+"""Benchmark a label table of Open Images' size: time and peak memory of each operation.
 
     python benchmarks/label_table.py [--images 9000000] [--classes 5000] [--known 60000000] [--only NAME ...]
 
-Makes a random table, writes it in the binary form, and does each thing in a process of its own that opens that file, so
-that its peak is its own. `import` writes the Open Images CSV first and reads it. Files go to a temporary folder
-(--folder keeps them). Prints a table and writes benchmarks/out/label_table.json.
+Makes a random table, writes it in the binary format, and runs each operation in its own process that opens the file, so
+that peak memory is measured per operation. `import` first writes the Open Images CSV and reads it. Files are in a
+temporary folder (--folder keeps them). Prints a table and writes benchmarks/out/label_table.json.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from halflabel.labels.table import LabelTable
 HERE = Path(__file__).resolve()
 
 
-def make(images: int, classes: int, known: int, seed: int = 0) -> LabelTable:
-    """A random table with image ids of 16 hexadecimal digits, as Open Images has them; a few entries fall together."""
+def make_table(images: int, classes: int, known: int, seed: int = 0) -> LabelTable:
+    """A random table with image ids of 16 hexadecimal digits, as in Open Images; a few random entries coincide."""
     rng = np.random.default_rng(seed)
-    # Some classes are far more frequent than others: the density falls with the square root.
+    # Class frequencies are skewed: the density falls with the square root.
     key = np.sort(rng.integers(0, images, known) * classes + (classes * rng.random(known) ** 2).astype(np.int64))
     key = key[np.append(True, key[1:] != key[:-1])]
     start = np.searchsorted(key, np.arange(images + 1) * classes)
     column = (key % classes).astype(np.int16 if classes < 1 << 15 else np.int32)
     value = np.where(rng.random(len(key), dtype=np.float32) < 0.3, 1, -1).astype(np.int8)
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    number = np.arange(images, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # odd, so that all differ
+    number = np.arange(images, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # an odd factor, so that all ids differ
     text = digits[(number[:, None] >> np.arange(0, 64, 4, dtype=np.uint64)) & np.uint64(15)]
     offset = np.arange(0, 16 * images + 1, 16, dtype=np.int32)
     names = Names.from_parts(offset, np.ascontiguousarray(text).ravel())
@@ -60,7 +60,7 @@ def rows_of_256(table: LabelTable) -> str:
     return f"median {1e3 * np.median(seconds):.3f} ms, 90th {1e3 * np.quantile(seconds, 0.9):.3f} ms"
 
 
-def drop(protocol: str, **options: Any) -> Callable[[LabelTable], str]:
+def drop_operation(protocol: str, **options: Any) -> Callable[[LabelTable], str]:
     def run(table: LabelTable) -> str:
         from halflabel.labels.drop import apply
 
@@ -70,8 +70,8 @@ def drop(protocol: str, **options: Any) -> Callable[[LabelTable], str]:
 
 
 def stats(table: LabelTable) -> str:
-    found = table.stats()
-    return f"{found.regime}, {found.positives.sum():,} positives"
+    counts = table.stats()
+    return f"{counts.regime}, {counts.positives.sum():,} positives"
 
 
 def pairs(table: LabelTable) -> str:
@@ -87,12 +87,12 @@ def graph(table: LabelTable) -> str:
 
 
 def groups(table: LabelTable) -> str:
-    """G1–G5 of some values per class, by the number of known labels."""
+    """Group means G1–G5 of some values per class, by the number of known labels."""
     from halflabel.metrics import group_means
 
     known = table.stats()
-    found = group_means(np.linspace(0, 1, len(table.classes)), known.positives + known.negatives)
-    return " ".join(f"{value:.3f}" for value in found.groups.tolist())
+    means = group_means(np.linspace(0, 1, len(table.classes)), known.positives + known.negatives)
+    return " ".join(f"{value:.3f}" for value in means.groups.tolist())
 
 
 def subset(table: LabelTable) -> str:
@@ -113,43 +113,43 @@ def inspect(path: Path) -> str:
     return out.stdout.splitlines()[0]
 
 
-DO: dict[str, Callable[[LabelTable], str]] = {
+OPERATIONS: dict[str, Callable[[LabelTable], str]] = {
     "open": repr,
     "rows (256)": rows_of_256,
     "stats": stats,
     "groups": groups,
     "top 50 pairs": pairs,
     "graph, top 50": graph,
-    "drop partial 0.1": drop("partial", share=0.1),
-    "drop single-positive": drop("single-positive"),
-    "drop dense 0.1": drop("dense", share=0.1),
-    "drop per-class 20 + 20": drop("per-class", positives=20, negatives=20),
-    "drop corrupt 0.1": drop("corrupt", share=0.1),
+    "drop partial 0.1": drop_operation("partial", share=0.1),
+    "drop single-positive": drop_operation("single-positive"),
+    "drop dense 0.1": drop_operation("dense", share=0.1),
+    "drop per-class 20 + 20": drop_operation("per-class", positives=20, negatives=20),
+    "drop corrupt 0.1": drop_operation("corrupt", share=0.1),
     "subset": subset,
     "split 0.9 + 0.1": split,
     "digest": lambda table: table.digest()[:8],
 }
 
 
-def do(name: str, file: Path) -> dict[str, Any]:
-    """One thing done in this process: seconds without the opening, and the peak of all memory, opening included."""
+def run_operation(name: str, file: Path) -> dict[str, Any]:
+    """Run one operation in this process: seconds without opening the file, and the peak memory with it."""
     began = time.perf_counter()
     if name == "import":
         source = file.with_name("train-annotations-human-labels.csv")
         rows = formats.read(source).rows
-        said = f"{len(rows):,} rows, {len(rows) / (time.perf_counter() - began) / 1e6:.2f} M rows/s"
+        result = f"{len(rows):,} rows, {len(rows) / (time.perf_counter() - began) / 1e6:.2f} M rows/s"
     elif name == "convert":
         formats.write(
             formats.read(file.with_name("train-annotations-human-labels.csv")).rows, file.with_name("b.labels")
         )
-        said = f"{file.with_name('b.labels').stat().st_size / 1e6:,.0f} MB"
+        result = f"{file.with_name('b.labels').stat().st_size / 1e6:,.0f} MB"
     elif name == "inspect":
-        said = inspect(file)
+        result = inspect(file)
     else:
         table = binary.open_table(file)
         if name != "open":
             began = time.perf_counter()
-        said = DO[name](table)
+        result = OPERATIONS[name](table)
     seconds = time.perf_counter() - began
     used = resource.getrusage(resource.RUSAGE_CHILDREN if name == "inspect" else resource.RUSAGE_SELF)
     return {
@@ -157,13 +157,13 @@ def do(name: str, file: Path) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_seconds": used.ru_utime + used.ru_stime,
         "peak_gib": peak_gib(children=name == "inspect"),
-        "result": said,
+        "result": result,
     }
 
 
 def peak_gib(*, children: bool = False) -> float:
     status = Path("/proc/self/status")
-    if status.exists() and not children:  # what getrusage says also counts the process that started this one
+    if status.exists() and not children:  # getrusage also counts the parent process
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) / (1 << 20)
     who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
@@ -171,7 +171,7 @@ def peak_gib(*, children: bool = False) -> float:
 
 
 def write_csv(table: LabelTable, path: Path) -> None:
-    """The table as Open Images publishes labels."""
+    """Write the table as Open Images publishes labels."""
     import pyarrow.csv as pa_csv
 
     image, column, value = table.entries()
@@ -196,20 +196,20 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=9_000_000)
     parser.add_argument("--classes", type=int, default=5_000)
     parser.add_argument("--known", type=int, default=60_000_000)
-    parser.add_argument("--only", nargs="*", help="the things to do; all but import, convert and inspect otherwise")
-    parser.add_argument("--folder", type=Path, help="where to keep the files, used again where they are there")
+    parser.add_argument("--only", nargs="*", help="operations to run; default: all but import, convert and inspect")
+    parser.add_argument("--folder", type=Path, help="keep the files here and reuse existing ones")
     parser.add_argument("--do", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.do:
-        print(json.dumps(do(asked.do, asked.folder / "a.labels")))
+    arguments = parser.parse_args()
+    if arguments.do:
+        print(json.dumps(run_operation(arguments.do, arguments.folder / "a.labels")))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.folder or Path(temporary)
+        folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "a.labels"
         if not file.exists():
-            formats.write(make(asked.images, asked.classes, asked.known), file)
-        names = asked.only or list(DO)
+            formats.write(make_table(arguments.images, arguments.classes, arguments.known), file)
+        names = arguments.only or list(OPERATIONS)
         source = file.with_name("train-annotations-human-labels.csv")
         if {"import", "convert"} & set(names) and not source.exists():
             write_csv(binary.open_table(file), source)

@@ -1,7 +1,7 @@
-"""A method of one's own in one file: a loss, a decorated recipe, and the training loop on features.
+"""A new training method in one file: a loss, a registered method, and the training loop on features.
 
-In `src/halflabel/methods/` the same file would be found by itself and be an option of the command line; anywhere else
-the command line is told of it: `HALFLABEL_METHODS=new_method.py halflabel train labels.csv photos/ --method bounded-an`
+In `src/halflabel/methods/` the file would be found automatically and become an option of the command line. Anywhere
+else, name it: `HALFLABEL_METHODS=new_method.py halflabel train labels.csv photos/ --method bounded-an`
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from halflabel.models.scoring import score_source
 
 
 class Bounded(Loss):
-    """ℓ⁺ = −log p, ℓ⁻ = (1 − (1 − p)^q) / q: never above 1/q, so that no wrong negative weighs too much."""
+    """ℓ⁺ = −log p, ℓ⁻ = (1 − (1 − p)^q) / q: at most 1/q, so that a wrong negative has a limited effect."""
 
     def __init__(self, q: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Bounded(Loss):
 
 @method(serves=("positives-only", "single-positive"), paper="an example; ℓ⁻ of Zhang & Sabuncu 2018")
 def bounded_an(q: float = 0.7) -> Method:
-    """Unknown is taken as absent, at a bounded charge."""
+    """Treat unknown labels as absent, with a bounded loss."""
     return Method(Bounded(q), AssumeNegative())
 
 

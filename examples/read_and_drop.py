@@ -1,4 +1,4 @@
-"""Read a label file, see how its values were read, hide some labels, and count what is left."""
+"""Read a label file, show how its values were read, hide some labels, and count what is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from halflabel import Policy, UserError, read_labels, write_labels
 from halflabel.labels import drop
 
-# A wide table as annotation tools export it: 1 present, 0 absent, blank unknown, and a word of its own.
+# A wide table as annotation tools export it: 1 present, 0 absent, blank unknown, and a word that needs a stated meaning.
 TABLE = """\
 image,cat,dog,grass
 1.jpg,1,0,1
@@ -25,15 +25,15 @@ def main() -> None:
 
         try:
             read_labels(file)
-        except UserError as error:  # nothing is guessed: the error says where, and what to state
+        except UserError as error:  # nothing is guessed: the error names the place and the option to add
             print(str(error).replace(folder, "…"))
 
-        found = read_labels(file, Policy(values={"maybe": "unknown"}))
-        print(f"\nread as {found.audit.format!r}:")
-        for raw, meaning, entries in found.audit.value_counts:
+        result = read_labels(file, Policy(values={"maybe": "unknown"}))
+        print(f"\nread as {result.audit.format!r}:")
+        for raw, meaning, entries in result.audit.value_counts:
             print(f"  {raw:6} -> {meaning:8} {entries} entries")
 
-        table = found.table()
+        table = result.table()
         for name, labels in (
             ("as read", table),
             ("half of each image", drop.partial(table, 0.5, seed=0)),

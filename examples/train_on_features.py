@@ -1,4 +1,4 @@
-"""Train on an array of features with a label array that has NaN where nobody has looked, as any scikit-learn model."""
+"""Train on an array of features and a label array with NaN for unknown labels, like any scikit-learn model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main(images: int = 1000, epochs: int = 20) -> None:
     print(f"{len(X_train)} rows to train on, {len(X_test)} to test on, {y_train.shape[1]} classes; test mAP:")
 
     for share in (1.0, 0.3, 0.1):
-        # Hidden labels become NaN, so 0 can only mean absent. Without any NaN that has to be said.
+        # Hidden labels become NaN, so 0 can only mean absent. Without any NaN that must be stated.
         known = np.where(random.random(y_train.shape) < share, y_train, np.nan)
         classifier = HalfLabelClassifier("bn-bce", epochs=epochs, lr=0.01, zero="absent")
         pipeline = make_pipeline(StandardScaler(), classifier).fit(X_train, known)

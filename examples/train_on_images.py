@@ -1,4 +1,4 @@
-"""Train on image files: features of a frozen, pretrained network, kept in a folder, and a head in a second."""
+"""Train on image files: cached features of a frozen, pretrained network, and a head trained in seconds."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from halflabel.labels import drop
 def main(images: int = 300, backbone: str = "efficientnet-lite0") -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        # Scenes with one to five handwritten digits each; the test scenes show digits of other hands.
+        # Scenes with one to five handwritten digits each; the test scenes have digits of other writers.
         truth = read_labels(write_folder(folder, images)).table()
         test = read_labels(write_folder(folder, images // 2, split="test")).table()
         files = [folder / "images" / name for name in truth.images]
-        others = [folder / "images" / name for name in test.images]
-        print(f"{len(files)} images to train on, {len(others)} to test on; test mAP:")
+        test_files = [folder / "images" / name for name in test.images]
+        print(f"{len(files)} images to train on, {len(test_files)} to test on; test mAP:")
 
         for text, table in (("all labels known", truth), ("30 % of them", drop.partial(truth, 0.3, seed=0))):
             classifier = HalfLabelClassifier("bn-bce", backbone=backbone, size=96, lr=0.01, cache=folder / "features")
             classifier.fit(files, table)
-            print(f"  {text}: {classifier.score(others, test):.3f}")
+            print(f"  {text}: {classifier.score(test_files, test):.3f}")
 
-        scores = classifier.predict_proba(others[:1])[0]
-        shown = [name for name, value in zip(test.classes, test.rows([0])[0], strict=True) if value > 0]
-        print(f"\n{others[0].name} shows {', '.join(shown)}; the likeliest digits:")
+        scores = classifier.predict_proba(test_files[:1])[0]
+        present = [name for name, value in zip(test.classes, test.rows([0])[0], strict=True) if value > 0]
+        print(f"\n{test_files[0].name} shows {', '.join(present)}; the likeliest digits:")
         for c in scores.argsort()[::-1][:3]:
             print(f"  {classifier.classes_[c]}: {scores[c]:.2f}")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import ValueCount
@@ -18,7 +19,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "cub" / "CUB_200_2011"
+GOLDEN = GOLDEN_FILES / "cub" / "CUB_200_2011"
 ALBATROSS = "001.Black_footed_Albatross/Black_Footed_Albatross_"
 IMAGES = [f"{ALBATROSS}0046_18.jpg", f"{ALBATROSS}0009_34.jpg", "002.Laysan_Albatross/Laysan_Albatross_0002_1027.jpg"]
 CLASSES = ["has_bill_shape::curved_(up_or_down)", "has_wing_color::blue", "has_wing_color::NA"]
@@ -30,13 +31,6 @@ def base(tmp_path: Path) -> Path:
     """A copy of the golden folder, to break; attributes.txt lies beside it, as in the public archive."""
     shutil.copytree(GOLDEN.parent, tmp_path / "cub")
     return tmp_path / "cub" / GOLDEN.name
-
-
-def refusal(path: Path, policy: Policy | None = None) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        cub.read(path, policy or Policy())
-    assert caught.value.fix
-    return caught.value
 
 
 def test_golden() -> None:
@@ -122,7 +116,7 @@ def test_blocks_of_a_large_file_join_without_a_seam(base: Path) -> None:
     assert len(rows) == count + 1
     assert rows.resolve().dense().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
     (base / LABELS).write_bytes(b"1 1 1 4 0\n\n" + line * count + b"2 x 1 4 0\n")
-    assert refusal(base).line == count + 3
+    assert label_error(cub.read, base).line == count + 3
 
 
 def test_a_pair_said_twice_is_noted(base: Path) -> None:
@@ -154,7 +148,7 @@ def test_a_pair_said_twice_is_noted(base: Path) -> None:
 )
 def test_faults_in_the_labels(base: Path, content: str, line: int | None, words: str) -> None:
     (base / LABELS).write_text(content, newline="")
-    error = refusal(base)
+    error = label_error(cub.read, base)
     assert error.file.endswith("image_attribute_labels.txt")
     assert error.line == line
     assert words in error.message
@@ -178,7 +172,7 @@ def test_faults_in_the_labels(base: Path, content: str, line: int | None, words:
 )
 def test_faults_in_the_lists(base: Path, name: str, content: str, line: int | None, words: str) -> None:
     (base / name).write_text(content)
-    error = refusal(base)
+    error = label_error(cub.read, base)
     assert Path(error.file).name == Path(name).name
     assert (error.line, words in error.message) == (line, True)
 
@@ -195,21 +189,21 @@ def test_faults_in_the_lists(base: Path, name: str, content: str, line: int | No
 )
 def test_faults_in_the_split(base: Path, content: str, line: int | None, words: str) -> None:
     (base / "train_test_split.txt").write_text(content)
-    error = refusal(base, Policy(split="train"))
+    error = label_error(cub.read, base, Policy(split="train"))
     assert (error.line, words in error.message) == (line, True)
 
 
 def test_missing_files_and_splits(base: Path) -> None:
-    assert "'val'" in str(refusal(base, Policy(split="val")))
+    assert "'val'" in str(label_error(cub.read, base, Policy(split="val")))
     (base / "train_test_split.txt").unlink()
-    assert "no such file" in str(refusal(base, Policy(split="test")))
+    assert "no such file" in str(label_error(cub.read, base, Policy(split="test")))
     (base.parent / "attributes.txt").unlink()
-    assert "attributes.txt" in str(refusal(base))
+    assert "attributes.txt" in str(label_error(cub.read, base))
     (base / "images.txt").unlink()
-    assert "images.txt" in str(refusal(base))
+    assert "images.txt" in str(label_error(cub.read, base))
     (base / LABELS).unlink()
-    assert "image_attribute_labels.txt" in str(refusal(base))
-    assert "no such" in str(refusal(base / "nowhere"))
+    assert "image_attribute_labels.txt" in str(label_error(cub.read, base))
+    assert "no such" in str(label_error(cub.read, base / "nowhere"))
 
 
 def test_round_trip_of_the_golden_folder(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import fiftyone
 from halflabel.labels.names import Names
@@ -19,7 +20,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "fiftyone"
+GOLDEN = GOLDEN_FILES / "fiftyone"
 UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
 
 
@@ -30,13 +31,6 @@ def golden_rows() -> Rows:
     score = np.array([np.nan, np.nan, np.nan, 0.7, np.nan, np.nan])
     names = Names(["sub/a.v2.jpg", "b.png", "c.jpg"]), Names(["cat", "dog", "cow"])
     return Rows.build(*names, image, column, value, source, score, ["", "person", "model"])
-
-
-def refusal(path: Path, policy: Policy = Policy()) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        fiftyone.read(path, policy)
-    assert caught.value.fix
-    return caught.value
 
 
 def labels(folder: Path, **content: Any) -> Path:
@@ -69,7 +63,7 @@ def test_golden_folder_is_written_and_read(tmp_path: Path) -> None:
 def test_golden_targets_of_every_kind() -> None:
     path = GOLDEN / "foreign"
     assert formats.detect_format(path) == formats.detect_format(path / "labels.json") == "fiftyone"
-    assert "--unlisted" in refusal(path).fix
+    assert "--unlisted" in label_error(fiftyone.read, path).fix
     unknown = fiftyone.read(path, UNKNOWN)
     assert list(unknown.rows.images) == ["u1", "u2", "u3", "u4", "u5"]
     assert unknown.table().dense().tolist() == [[0, 1], [1, 1], [0, 0], [1, 0], [0, 0]]
@@ -104,7 +98,7 @@ def test_faults(tmp_path: Path) -> None:
         ({"classes": ["cat"], "labels": {"a": [{}]}}, "null or missing", "labels['a']"),
         ({"labels": {"a": [0.5]}}, "number 0.5", "labels['a']"),
     ):
-        error = refusal(labels(tmp_path, **content), UNKNOWN)
+        error = label_error(fiftyone.read, labels(tmp_path, **content), UNKNOWN)
         assert message in error.message
         assert error.column == place
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from label_files import GOLDEN_FILES
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
@@ -14,7 +15,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = GOLDEN_FILES
 
 # Where in tests/golden/<format> the things a user would name are, and what has to be stated to read them.
 PLACES: dict[str, tuple[str, Policy]] = {

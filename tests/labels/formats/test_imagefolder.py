@@ -14,15 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, is_readable, label_error
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import imagefolder
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "imagefolder"
+GOLDEN = GOLDEN_FILES / "imagefolder"
 UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
 COLUMNS = [[1, -1, 0], [1, 0, -1], [0, 0, 1]]
 
@@ -31,24 +32,6 @@ def jsonl(folder: Path, *records: Any) -> Path:
     path = folder / "metadata.jsonl"
     path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records), encoding="utf-8")
     return path
-
-
-def refusal(path: Path, policy: Policy = Policy()) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        imagefolder.read(path, policy)
-    assert caught.value.fix
-    return caught.value
-
-
-def passes_or_explains(path: Path, policy: Policy) -> bool:
-    """Whether a file can be read; any failure but one with a fix escapes."""
-    fault = None
-    try:
-        imagefolder.read(path, policy)
-    except LabelError as error:
-        fault = error
-    assert fault is None or fault.fix
-    return fault is None
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
@@ -83,7 +66,7 @@ def test_an_image_without_a_list_stays_unknown() -> None:
 
 
 def test_lists_alone_need_a_word_about_the_unlisted() -> None:
-    error = refusal(GOLDEN / "lists")
+    error = label_error(imagefolder.read, GOLDEN / "lists")
     assert error.column == "labels"
     assert "--unlisted unknown" in error.fix
 
@@ -157,7 +140,7 @@ def test_images_the_metadata_forgets_are_added(tmp_path: Path) -> None:
 
 def test_minus_one_is_never_guessed(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"file_name": "a", "cat": 1}, {"file_name": "b", "cat": -1})
-    error = refusal(path)
+    error = label_error(imagefolder.read, path)
     assert (error.line, error.column) == (2, "cat")
     assert "--minus-one" in error.fix
     assert imagefolder.read(path, Policy(minus_one="unknown")).table().dense().tolist() == [[1], [0]]
@@ -165,7 +148,7 @@ def test_minus_one_is_never_guessed(tmp_path: Path) -> None:
 
 def test_a_value_that_is_no_label_can_be_stated_or_its_column_ignored(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"file_name": "a", "cat": 1, "mood": "maybe"})
-    error = refusal(path)
+    error = label_error(imagefolder.read, path)
     assert (error.line, error.column) == (1, "mood")
     assert "--ignore mood" in error.fix
     assert imagefolder.read(path, Policy(values={"maybe": "absent"})).table().dense().tolist() == [[1, -1]]
@@ -175,14 +158,14 @@ def test_a_value_that_is_no_label_can_be_stated_or_its_column_ignored(tmp_path: 
 
 
 def test_options_without_meaning_are_refused() -> None:
-    assert "--unlisted" in refusal(GOLDEN / "jsonl", ABSENT).fix
-    assert "--zero" in refusal(GOLDEN / "lists", Policy(unlisted="absent", zero="absent")).fix
-    assert "--ignore" in refusal(GOLDEN / "jsonl", Policy(ignore=("cow",))).fix
+    assert "--unlisted" in label_error(imagefolder.read, GOLDEN / "jsonl", ABSENT).fix
+    assert "--zero" in label_error(imagefolder.read, GOLDEN / "lists", Policy(unlisted="absent", zero="absent")).fix
+    assert "--ignore" in label_error(imagefolder.read, GOLDEN / "jsonl", Policy(ignore=("cow",))).fix
 
 
 def test_one_value_per_class_is_not_taken_for_names(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"file_name": "a", "labels": [1, 0]}, {"file_name": "b", "labels": [1, 1]})
-    error = refusal(path, UNKNOWN)
+    error = label_error(imagefolder.read, path, UNKNOWN)
     assert (error.line, error.column) == (2, "labels")
     assert "one value per class" in error.message
 
@@ -197,10 +180,10 @@ def test_latin_1(tmp_path: Path) -> None:
     for path in (tmp_path / "metadata.csv", tmp_path / "metadata.jsonl"):
         text = "file_name,été\na,1\n" if path.suffix == ".csv" else '{"file_name": "a",\t"été": 1}\n'
         path.write_text(text, encoding="latin-1")
-        assert "--encoding" in refusal(path).fix
+        assert "--encoding" in label_error(imagefolder.read, path).fix
         assert list(imagefolder.read(path, Policy(encoding="latin-1")).rows.classes) == ["été"]
-        assert "encoding" in refusal(path, Policy(encoding="klingon")).message
-    assert refusal(tmp_path / "metadata.jsonl").line == 1
+        assert "encoding" in label_error(imagefolder.read, path, Policy(encoding="klingon")).message
+    assert label_error(imagefolder.read, tmp_path / "metadata.jsonl").line == 1
 
 
 def test_byte_order_mark_and_crlf(tmp_path: Path) -> None:
@@ -223,7 +206,7 @@ LINES = {
 @pytest.mark.parametrize("message", LINES)
 def test_fault_has_its_line(message: str, tmp_path: Path) -> None:
     line, column = LINES[message]
-    error = refusal(jsonl(tmp_path, {"file_name": "a", "cat": 1}, "", line))
+    error = label_error(imagefolder.read, jsonl(tmp_path, {"file_name": "a", "cat": 1}, "", line))
     assert message in error.message
     assert (error.line, error.column) == (3, column)
 
@@ -231,35 +214,40 @@ def test_fault_has_its_line(message: str, tmp_path: Path) -> None:
 def test_faults_in_lists(tmp_path: Path) -> None:
     for item in ("cat", 3, ["cat", None], [["cat"]], [True], [""], {"cat": 1}):
         path = jsonl(tmp_path, {"file_name": "a", "labels": ["cat"]}, {"file_name": "b", "labels": item})
-        error = refusal(path, UNKNOWN)
+        error = label_error(imagefolder.read, path, UNKNOWN)
         assert (error.line, error.column) == (2, "labels")
     path = jsonl(tmp_path, {"file_name": "a", "labels": ["cat"], "tags": ["x"]})
-    assert "--ignore" in refusal(path, UNKNOWN).fix
+    assert "--ignore" in label_error(imagefolder.read, path, UNKNOWN).fix
     assert list(imagefolder.read(path, Policy(unlisted="unknown", ignore=("tags",))).rows.classes) == ["cat"]
-    assert "no classes" in refusal(jsonl(tmp_path, {"file_name": "a", "labels": []}), UNKNOWN).message
+    assert (
+        "no classes"
+        in label_error(imagefolder.read, jsonl(tmp_path, {"file_name": "a", "labels": []}), UNKNOWN).message
+    )
     pq.write_table(pa.table({"file_name": ["a", "b"], "labels": [["x"], ["x", None]]}), tmp_path / "m.parquet")
-    assert refusal(tmp_path / "m.parquet", UNKNOWN).line == 2
+    assert label_error(imagefolder.read, tmp_path / "m.parquet", UNKNOWN).line == 2
 
 
 def test_other_faults(tmp_path: Path) -> None:
-    assert "no such file" in refusal(tmp_path / "not there").message
-    assert "no metadata.csv" in refusal(tmp_path).message
+    assert "no such file" in label_error(imagefolder.read, tmp_path / "not there").message
+    assert "no metadata.csv" in label_error(imagefolder.read, tmp_path).message
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "metadata.csv").touch()
-    assert refusal(tmp_path).fix == "name the folder to read: train"
-    assert "empty" in refusal(tmp_path / "train").message
-    assert "'file_name'" in refusal(jsonl(tmp_path, {"image": "a", "cat": 1})).message
-    assert "no column is left" in refusal(jsonl(tmp_path, {"file_name": "a"})).message
-    assert "half a character" in refusal(jsonl(tmp_path, {"file_name": "\ud800", "cat": 1})).message
-    assert "half a character" in refusal(jsonl(tmp_path, {"file_name": "a", "\ud800": 1})).message
-    assert "has no name" in refusal(jsonl(tmp_path, {"file_name": "a", "": 1})).message
-    assert "no rows" in refusal(jsonl(tmp_path, "", " ")).message
+    assert label_error(imagefolder.read, tmp_path).fix == "name the folder to read: train"
+    assert "empty" in label_error(imagefolder.read, tmp_path / "train").message
+    assert "'file_name'" in label_error(imagefolder.read, jsonl(tmp_path, {"image": "a", "cat": 1})).message
+    assert "no column is left" in label_error(imagefolder.read, jsonl(tmp_path, {"file_name": "a"})).message
+    assert (
+        "half a character" in label_error(imagefolder.read, jsonl(tmp_path, {"file_name": "\ud800", "cat": 1})).message
+    )
+    assert "half a character" in label_error(imagefolder.read, jsonl(tmp_path, {"file_name": "a", "\ud800": 1})).message
+    assert "has no name" in label_error(imagefolder.read, jsonl(tmp_path, {"file_name": "a", "": 1})).message
+    assert "no rows" in label_error(imagefolder.read, jsonl(tmp_path, "", " ")).message
     (tmp_path / "metadata.csv").write_text("file_name,cat\na,1\n")
-    assert "metadata.csv and metadata.jsonl" in refusal(tmp_path).message
+    assert "metadata.csv and metadata.jsonl" in label_error(imagefolder.read, tmp_path).message
     (tmp_path / "metadata.json").write_text("{}")
-    assert ".jsonl" in refusal(tmp_path / "metadata.json").message
+    assert ".jsonl" in label_error(imagefolder.read, tmp_path / "metadata.json").message
     pq.write_table(pa.table({"file_name": ["a"], "image": [{"bytes": b"x"}]}), tmp_path / "m.parquet")
-    assert "--ignore image" in refusal(tmp_path / "m.parquet").fix
+    assert "--ignore image" in label_error(imagefolder.read, tmp_path / "m.parquet").fix
 
 
 def test_sniff_wants_the_word_file_name(tmp_path: Path) -> None:
@@ -333,4 +321,4 @@ def test_damaged_files_raise_only_label_errors(kind: str, tmp_path: Path) -> Non
         path.write_bytes(damaged[: random.integers(len(raw) // 2, 2 * len(raw))])
         assert imagefolder.sniff(path) in (True, False)
         for policy in (Policy(), ABSENT):
-            passes_or_explains(path, policy)
+            is_readable(imagefolder.read, path, policy)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import imagefolder_lists
 from halflabel.labels.names import Names
@@ -19,7 +20,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "imagefolder_lists"
+GOLDEN = GOLDEN_FILES / "imagefolder_lists"
 
 
 def golden_rows() -> Rows:
@@ -42,13 +43,6 @@ def told(rows: Rows) -> set[tuple[str, str, int, str, float | None]]:
         )
         for k in last
     }
-
-
-def refusal(path: Path) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        imagefolder_lists.read(path, Policy())
-    assert caught.value.fix
-    return caught.value
 
 
 def lines(folder: Path, *records: dict[str, Any]) -> Path:
@@ -100,12 +94,20 @@ def test_faults(tmp_path: Path) -> None:
         ({"file_name": ""}, "no name", "file_name"),
         ({"file_name": "a"}, "occurs twice", "file_name"),
     ):
-        error = refusal(lines(tmp_path, fine, {**fine, "file_name": "b", **change}))
+        error = label_error(imagefolder_lists.read, lines(tmp_path, fine, {**fine, "file_name": "b", **change}))
         assert message in error.message
         assert (error.line, error.column) == (2, column)
-    assert "'absent'" in refusal(lines(tmp_path, {"file_name": "a", "labels": ["x"], "labels_score": [1]})).message
-    assert "no classes" in refusal(lines(tmp_path, {**fine, "labels": [], "labels_score": []})).message
-    assert "--format imagefolder" in refusal(tmp_path / "metadata.csv").fix
+    assert (
+        "'absent'"
+        in label_error(
+            imagefolder_lists.read, lines(tmp_path, {"file_name": "a", "labels": ["x"], "labels_score": [1]})
+        ).message
+    )
+    assert (
+        "no classes"
+        in label_error(imagefolder_lists.read, lines(tmp_path, {**fine, "labels": [], "labels_score": []})).message
+    )
+    assert "--format imagefolder" in label_error(imagefolder_lists.read, tmp_path / "metadata.csv").fix
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

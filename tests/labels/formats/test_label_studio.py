@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, is_readable, label_error
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import label_studio
 from halflabel.labels.names import Names
@@ -23,7 +24,7 @@ from halflabel.labels.provenance import is_model_made
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "label_studio"
+GOLDEN = GOLDEN_FILES / "label_studio"
 CLASSES = ["cat", '$5 <note> & "coin"', "dôme"]
 IMAGES = ["a b#1.jpg", "https://example.org/x/%C3%A9.png"]
 
@@ -48,24 +49,6 @@ def tasks(folder: Path, content: Any) -> Path:
     path = folder / "export.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
-
-
-def refusal(path: Path, policy: Policy = Policy()) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        label_studio.read(path, policy)
-    assert caught.value.fix
-    return caught.value
-
-
-def passes_or_explains(path: Path) -> bool:
-    """Whether a file can be read; any failure but one with a fix escapes."""
-    fault = None
-    try:
-        label_studio.read(path, Policy())
-    except LabelError as error:
-        fault = error
-    assert fault is None or fault.fix
-    return fault is None
 
 
 def answer(task: dict[str, Any], **answers: str) -> dict[str, Any]:
@@ -202,7 +185,7 @@ def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known
 def test_other_projects_name_the_classes_present() -> None:
     path = GOLDEN / "foreign" / "choices.json"
     assert formats.detect_format(path) == "label-studio"
-    assert "--unlisted" in refusal(path).fix
+    assert "--unlisted" in label_error(label_studio.read, path).fix
     unknown = label_studio.read(path, Policy(unlisted="unknown")).table()
     assert list(unknown.images) == ["beach.jpg", "street.jpg", "skipped.jpg", "dune one.jpg"]
     assert unknown.dense().tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
@@ -210,13 +193,13 @@ def test_other_projects_name_the_classes_present() -> None:
     absent = label_studio.read(path, Policy(unlisted="absent"))
     assert absent.table().dense().tolist() == [[1, 1], [-1, -1], [0, 0], [-1, 1]]
     assert ("not chosen", "absent", 3) in [tuple(line) for line in absent.audit.value_counts]
-    assert "--unlisted" in refusal(GOLDEN / "answers.json", Policy(unlisted="absent")).fix
+    assert "--unlisted" in label_error(label_studio.read, GOLDEN / "answers.json", Policy(unlisted="absent")).fix
 
 
 def test_the_field_of_the_image_can_be_named(tmp_path: Path) -> None:
     result = [{"from_name": "class_cat", "type": "choices", "value": {"choices": ["yes"]}}]
     path = tasks(tmp_path, [{"data": {"scan": "https://x.org/d/a%2Bb.png"}, "annotations": [{"result": result}]}])
-    assert "--image-column" in refusal(path).fix
+    assert "--image-column" in label_error(label_studio.read, path).fix
     assert list(label_studio.read(path, Policy(image_column="scan")).rows.images) == ["a+b.png"]
 
 
@@ -258,7 +241,7 @@ FAULTS: dict[str, tuple[Any, str | None]] = {
 @pytest.mark.parametrize("message", FAULTS)
 def test_fault_has_its_place(message: str, tmp_path: Path) -> None:
     content, place = FAULTS[message]
-    error = refusal(tasks(tmp_path, content))
+    error = label_error(label_studio.read, tasks(tmp_path, content))
     assert message in error.message
     assert error.column == place
 
@@ -267,8 +250,8 @@ def test_files_that_are_no_json(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for raw, message in ((b'[{"data":\n tru}]', "not JSON"), (b'["\xff"]', "UTF-8"), (b"[" * 100_000, "JSON")):
         path.write_bytes(raw)
-        assert message in refusal(path).message
-    assert "no such file" in refusal(tmp_path / "nowhere.json").message
+        assert message in label_error(label_studio.read, path).message
+    assert "no such file" in label_error(label_studio.read, tmp_path / "nowhere.json").message
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -304,5 +287,5 @@ def test_damaged_files_raise_only_label_errors(tmp_path: Path) -> None:
             damaged[at] = random.choice([*b'\n\0",{}[]\\:tn1', *random.integers(0, 256, 4)])
         path.write_bytes(damaged)
         assert label_studio.sniff(path) in (True, False)
-        fine += passes_or_explains(path)
+        fine += is_readable(label_studio.read, path)
     assert 0 < fine < 200

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import ValueCount
@@ -19,7 +20,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "long"
+GOLDEN = GOLDEN_FILES / "long"
 UNKNOWN = Policy(unlisted="unknown")
 HEADER = "image,class,value,source,score\n"
 
@@ -31,10 +32,7 @@ def file(tmp_path: Path) -> Path:
 
 def refusal(path: Path, content: str | bytes, policy: Policy | None = None) -> LabelError:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(LabelError) as caught:
-        long.read(path, policy or Policy())
-    assert caught.value.fix
-    return caught.value
+    return label_error(long.read, path, policy)
 
 
 def source_of(rows: Rows) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import ValueCount
@@ -18,7 +19,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "nus_wide"
+GOLDEN = GOLDEN_FILES / "nus_wide"
 IMAGES = ["actor/0001_2124494179.jpg", "actor/0002_174174086.jpg", "zebra/0003_2347354.jpg"]
 SKY = "Groundtruth/AllLabels/Labels_sky.txt"
 LIST = "ImageList/Imagelist.txt"
@@ -29,13 +30,6 @@ def base(tmp_path: Path) -> Path:
     """A copy of the golden folder, to break."""
     shutil.copytree(GOLDEN, tmp_path / "nus")
     return tmp_path / "nus"
-
-
-def refusal(path: Path, policy: Policy | None = None) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        nus_wide.read(path, policy or Policy())
-    assert caught.value.fix
-    return caught.value
 
 
 @pytest.mark.parametrize("split", [None, "all", "ALL"])
@@ -69,10 +63,10 @@ def test_other_case_of_names(base: Path) -> None:
 def test_without_all_labels_the_split_must_be_stated(base: Path) -> None:
     shutil.rmtree(base / "Groundtruth" / "AllLabels")
     assert nus_wide.sniff(base)
-    assert "--split Train" in refusal(base).fix
+    assert "--split Train" in label_error(nus_wide.read, base).fix
     assert nus_wide.read(base, Policy(split="test")).table().shape == (1, 3)
-    assert "AllLabels" in str(refusal(base, Policy(split="all")))
-    assert "'val'" in str(refusal(base, Policy(split="val")))
+    assert "AllLabels" in str(label_error(nus_wide.read, base, Policy(split="all")))
+    assert "'val'" in str(label_error(nus_wide.read, base, Policy(split="val")))
 
 
 @pytest.mark.parametrize("content", ["1\r0\r1\r", "\ufeff1\n0\n1\n", "1\t\n 0\n1\n\n\n", "1\n0\n1"])
@@ -96,14 +90,14 @@ def test_unusual_but_clear_lines(base: Path, content: str) -> None:
 )
 def test_faults_in_a_class_file(base: Path, content: str, line: int | None, words: str) -> None:
     (base / SKY).write_text(content)
-    error = refusal(base)
+    error = label_error(nus_wide.read, base)
     assert error.file.endswith("Labels_sky.txt")
     assert (error.line, words in error.message) == (line, True)
 
 
 def test_misaligned_files_name_the_pitfall(base: Path) -> None:
     (base / SKY).write_text("1\n0\n")
-    assert "lost images" in refusal(base).fix
+    assert "lost images" in label_error(nus_wide.read, base).fix
 
 
 @pytest.mark.parametrize(
@@ -117,29 +111,29 @@ def test_misaligned_files_name_the_pitfall(base: Path) -> None:
 )
 def test_faults_in_the_image_list(base: Path, content: str, line: int | None, words: str) -> None:
     (base / LIST).write_text(content)
-    error = refusal(base)
+    error = label_error(nus_wide.read, base)
     assert error.file.endswith("Imagelist.txt")
     assert (error.line, words in error.message) == (line, True)
 
 
 def test_bytes_that_are_not_text(base: Path) -> None:
     (base / LIST).write_bytes(b"a.jpg\nb\xe9.jpg\nc.jpg\n")
-    assert refusal(base).line == 2
+    assert label_error(nus_wide.read, base).line == 2
     (base / SKY).write_bytes(b"1\n\xff\n1\n")
     (base / LIST).write_bytes(b"a\nb\nc\n")
-    assert refusal(base).line == 2
+    assert label_error(nus_wide.read, base).line == 2
 
 
 def test_missing_parts(base: Path) -> None:
     (base / LIST).unlink()
-    assert "ImageList/Imagelist.txt" in str(refusal(base))
+    assert "ImageList/Imagelist.txt" in str(label_error(nus_wide.read, base))
     for file in (base / "Groundtruth" / "AllLabels").iterdir():
         file.unlink()
-    assert "Labels_<class>.txt" in str(refusal(base))
-    assert "_Train" not in str(refusal(base))
+    assert "Labels_<class>.txt" in str(label_error(nus_wide.read, base))
+    assert "_Train" not in str(label_error(nus_wide.read, base))
     shutil.rmtree(base / "Groundtruth")
-    assert "Groundtruth" in str(refusal(base))
-    assert "no such" in str(refusal(base / "nowhere"))
+    assert "Groundtruth" in str(label_error(nus_wide.read, base))
+    assert "no such" in str(label_error(nus_wide.read, base / "nowhere"))
 
 
 def test_round_trip_of_the_golden_folder(tmp_path: Path) -> None:

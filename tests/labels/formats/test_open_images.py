@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
@@ -20,18 +21,11 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "open_images"
+GOLDEN = GOLDEN_FILES / "open_images"
 VERIFIED = GOLDEN / "verified" / "validation-annotations-human-imagelabels.csv"
 MIXED = GOLDEN / "mixed" / "train-annotations-mixed-imagelabels.csv"
 BOXES = GOLDEN / "boxes" / "train-annotations-bbox.csv"
 HEADER = "ImageID,Source,LabelName,Confidence\n"
-
-
-def refusal(path: Path, policy: Policy | None = None) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        open_images.read(path, policy or Policy())
-    assert caught.value.fix
-    return caught.value
 
 
 def source_of(rows: Rows) -> list[str]:
@@ -74,7 +68,7 @@ def test_guesses_from_the_stated_confidence_on_are_present_but_never_beat_a_pers
     assert np.isnan(rows.score[3:]).all()
     assert ValueCount("a machine's guess of 0.7 or more", "present", 3) in audit.value_counts
     assert ValueCount("a machine's guess below 0.7", "unknown", 1) in audit.value_counts
-    assert any(note.startswith("1 entries were called both") for note in audit.notes)
+    assert any(note.startswith("1 entries are both") for note in audit.notes)
 
 
 @pytest.mark.parametrize("machine", [0.0, 70.0, float("nan")])
@@ -201,7 +195,7 @@ def test_many_blocks_agree_with_the_obvious_loop(
 def test_faults(tmp_path: Path, content: str, line: int | None, column: str | None, words: str) -> None:
     file = tmp_path / "x.csv"
     file.write_text(content, encoding="utf-8", errors="surrogateescape")
-    error = refusal(file)
+    error = label_error(open_images.read, file)
     assert (error.line, error.column) == (line, column)
     assert words in error.message
 
@@ -213,23 +207,23 @@ def test_faults(tmp_path: Path, content: str, line: int | None, column: str | No
 def test_faults_in_the_descriptions(tmp_path: Path, content: str, line: int, words: str) -> None:
     (tmp_path / "x.csv").write_text(HEADER + "a,v,/m/1,1\n")
     (tmp_path / "class-descriptions.csv").write_text(content)
-    error = refusal(tmp_path / "x.csv")
+    error = label_error(open_images.read, tmp_path / "x.csv")
     assert (Path(error.file).name, error.line) == ("class-descriptions.csv", line)
     assert words in error.message
 
 
 def test_folders(tmp_path: Path) -> None:
-    assert "name the label file" in str(refusal(tmp_path))
-    assert "no such" in str(refusal(tmp_path / "nowhere"))
+    assert "name the label file" in str(label_error(open_images.read, tmp_path))
+    assert "no such" in str(label_error(open_images.read, tmp_path / "nowhere"))
     for name in ("a-annotations-labels.csv", "b-annotations-labels.csv"):
         (tmp_path / name).write_text(HEADER)
-    assert "a-annotations-labels.csv, b-annotations-labels.csv" in str(refusal(tmp_path))
+    assert "a-annotations-labels.csv, b-annotations-labels.csv" in str(label_error(open_images.read, tmp_path))
 
 
 def test_more_sources_than_there_is_room_for(tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text(HEADER + "".join(f"a,s{number},/m/1,1\n" for number in range(40000)))
-    assert refusal(file).column == "Source"
+    assert label_error(open_images.read, file).column == "Source"
 
 
 @pytest.mark.parametrize(("path", "policy"), [(VERIFIED, Policy()), (BOXES, Policy())])

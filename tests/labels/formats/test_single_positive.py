@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, is_readable, label_error
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import single_positive
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "single_positive"
+GOLDEN = GOLDEN_FILES / "single_positive"
 TRAIN, VAL = Policy(split="train"), Policy(split="val")
 IMAGES = ["2008_000008.jpg", "2008_000015.jpg", "été.jpg"]
 
@@ -28,24 +29,6 @@ def save(folder: Path, **arrays: Any) -> Path:
     for name, array in arrays.items():
         np.save(folder / f"formatted_train_{name}.npy", array)
     return folder
-
-
-def refusal(path: Path, policy: Policy = Policy()) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        single_positive.read(path, policy)
-    assert caught.value.fix
-    return caught.value
-
-
-def passes_or_explains(path: Path, policy: Policy) -> bool:
-    """Whether a file can be read; any failure but one with a fix escapes."""
-    fault = None
-    try:
-        single_positive.read(path, policy)
-    except LabelError as error:
-        fault = error
-    assert fault is None or fault.fix
-    return fault is None
 
 
 def test_golden_observed() -> None:
@@ -78,9 +61,9 @@ def test_the_complete_file_can_be_named_although_an_observed_one_is_there() -> N
 
 
 def test_split_must_be_chosen() -> None:
-    assert refusal(GOLDEN).fix == "add --split train or --split val"
-    assert "found: train, val" in refusal(GOLDEN, Policy(split="test")).message
-    assert "split 'train'" in refusal(GOLDEN / "formatted_train_labels.npy", VAL).message
+    assert label_error(single_positive.read, GOLDEN).fix == "add --split train or --split val"
+    assert "found: train, val" in label_error(single_positive.read, GOLDEN, Policy(split="test")).message
+    assert "split 'train'" in label_error(single_positive.read, GOLDEN / "formatted_train_labels.npy", VAL).message
 
 
 def test_recognised() -> None:
@@ -118,7 +101,7 @@ def test_the_way_of_observing_may_stand_in_the_name(tmp_path: Path) -> None:
     assert single_positive.read(tmp_path, TRAIN).table().dense().tolist() == [[1, 0]]
     assert single_positive.read(tmp_path, Policy(split="train_extra")).table().dense().tolist() == [[0, -1]]
     np.save(tmp_path / "formatted_train_size_labels_obs.npy", np.array([[0, 1]]))
-    assert "name the file" in refusal(tmp_path, TRAIN).fix
+    assert "name the file" in label_error(single_positive.read, tmp_path, TRAIN).fix
     named = single_positive.read(tmp_path / "formatted_train_size_labels_obs.npy", Policy())
     assert named.table().dense().tolist() == [[0, 1]]
 
@@ -137,12 +120,12 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     np.save(tmp_path / "formatted_train_images.npy", np.array([Trap(trap), "b"], dtype=object))
     np.save(tmp_path / "formatted_train_labels.npy", np.eye(2))
-    error = refusal(tmp_path)
+    error = label_error(single_positive.read, tmp_path)
     assert "np.array(names, dtype=str)" in error.fix
     assert not trap.exists()
     np.save(tmp_path / "formatted_train_images.npy", np.array(["a", "b"]))
     np.save(tmp_path / "formatted_train_labels.npy", np.array([[1, None]], dtype=object))
-    assert "Python objects" in refusal(tmp_path).message
+    assert "Python objects" in label_error(single_positive.read, tmp_path).message
 
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -166,35 +149,37 @@ FAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", FAULTS)
 def test_fault(message: str, tmp_path: Path) -> None:
     save(tmp_path, **{"images": np.array(["a", "b"]), "labels": np.eye(2), **FAULTS[message]})
-    assert message in refusal(tmp_path).message
+    assert message in label_error(single_positive.read, tmp_path).message
 
 
 def test_a_wrong_label_has_its_place(tmp_path: Path) -> None:
     save(tmp_path, images=np.array(["a", "b"]), labels=np.array([[1, 0, 1], [0, 7, 9]]))
-    assert refusal(tmp_path).column == "[1, 1]"
+    assert label_error(single_positive.read, tmp_path).column == "[1, 1]"
 
 
 def test_faults_of_files(tmp_path: Path) -> None:
-    assert "no such file" in refusal(tmp_path / "not there").message
-    assert "no formatted_<split>_images.npy" in refusal(tmp_path).message
+    assert "no such file" in label_error(single_positive.read, tmp_path / "not there").message
+    assert "no formatted_<split>_images.npy" in label_error(single_positive.read, tmp_path).message
     save(tmp_path, images=np.array(["a", "b"]))
-    assert "neither formatted_train_labels.npy" in refusal(tmp_path).message
+    assert "neither formatted_train_labels.npy" in label_error(single_positive.read, tmp_path).message
     labels = save(tmp_path, labels=np.eye(2)) / "formatted_train_labels.npy"
     (tmp_path / "classes.txt").write_text("cat\n")
-    assert "1 names for 2 classes" in refusal(tmp_path).message
+    assert "1 names for 2 classes" in label_error(single_positive.read, tmp_path).message
     (tmp_path / "classes.txt").write_text("cat\ncat\n")
-    assert "same name 'cat'" in refusal(tmp_path).message
+    assert "same name 'cat'" in label_error(single_positive.read, tmp_path).message
     (tmp_path / "classes.txt").write_bytes(b"\xff\n\xfe\n")
-    assert "not UTF-8" in refusal(tmp_path).message
+    assert "not UTF-8" in label_error(single_positive.read, tmp_path).message
     labels.write_bytes(labels.read_bytes()[:-1])
-    assert "ends before" in refusal(tmp_path).message
+    assert "ends before" in label_error(single_positive.read, tmp_path).message
     labels.write_bytes(b"")
-    assert "empty" in refusal(tmp_path).message
+    assert "empty" in label_error(single_positive.read, tmp_path).message
     np.savez(tmp_path / "a.npz", np.eye(2))
     labels.write_bytes((tmp_path / "a.npz").read_bytes())
-    assert "cannot be read as .npy" in refusal(tmp_path).message
+    assert "cannot be read as .npy" in label_error(single_positive.read, tmp_path).message
     np.save(tmp_path / "formatted_val_labels.npy", np.eye(2))
-    assert "none of the splits train" in refusal(tmp_path / "formatted_val_labels.npy").message
+    assert (
+        "none of the splits train" in label_error(single_positive.read, tmp_path / "formatted_val_labels.npy").message
+    )
 
 
 def test_round_trip_of_golden(tmp_path: Path) -> None:
@@ -262,4 +247,4 @@ def test_damaged_files_raise_only_label_errors(name: str, tmp_path: Path) -> Non
         for at in random.integers(0, len(raw), random.integers(1, 4)):
             damaged[at] = random.choice([*b"\0\n ,()'{}<>OUSf90", *random.integers(0, 256, 8)])
         (folder / name).write_bytes(damaged[: random.integers(len(raw) // 2, 4 * len(raw))])
-        passes_or_explains(folder, TRAIN)
+        is_readable(single_positive.read, folder, TRAIN)

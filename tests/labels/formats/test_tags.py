@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 from typer.testing import CliRunner
 
 from halflabel.cli import app
@@ -20,7 +22,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "tags"
+GOLDEN = GOLDEN_FILES / "tags"
 UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
 
 
@@ -36,10 +38,7 @@ def made(path: Path, content: str, policy: Policy = UNKNOWN) -> LabelImport:
 
 def refusal(path: Path, content: str, policy: Policy = UNKNOWN, format: str = "tags") -> LabelError:
     path.write_text(content, encoding="utf-8", newline="")
-    with pytest.raises(LabelError) as caught:
-        formats.read(path, policy, format=format)
-    assert caught.value.fix
-    return caught.value
+    return label_error(partial(formats.read, format=format), path, policy)
 
 
 def listed(found: LabelImport) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import ValueCount
@@ -18,7 +19,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "voc" / "VOC2007"
+GOLDEN = GOLDEN_FILES / "voc" / "VOC2007"
 TRAINVAL = Policy(split="trainval")
 
 
@@ -30,10 +31,7 @@ def main(tmp_path: Path) -> Path:
 
 
 def refusal(path: Path, policy: Policy = TRAINVAL) -> LabelError:
-    with pytest.raises(LabelError) as caught:
-        voc.read(path, policy)
-    assert caught.value.fix
-    return caught.value
+    return label_error(voc.read, path, policy)
 
 
 def test_golden_difficult_is_unknown() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
@@ -18,7 +19,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "wide"
+GOLDEN = GOLDEN_FILES / "wide"
 
 
 @pytest.fixture
@@ -29,10 +30,7 @@ def file(tmp_path: Path) -> Path:
 def refusal(path: Path, policy: Policy | None = None, content: str | None = None) -> LabelError:
     if content is not None:
         path.write_text(content)
-    with pytest.raises(LabelError) as caught:
-        wide.read(path, policy or Policy())
-    assert caught.value.fix
-    return caught.value
+    return label_error(wide.read, path, policy)
 
 
 def test_plain() -> None:
