@@ -129,13 +129,18 @@ class ReaderProcess:
                     return True
             if time.monotonic() - shown > 15:
                 shown = time.monotonic()
-                print(f"{sum(map(Counter.total, self.outcomes.values()))} cases, {len(self.failures)} failed", flush=True)
+                print(
+                    f"{sum(map(Counter.total, self.outcomes.values()))} cases, {len(self.failures)} failed", flush=True
+                )
 
     def _count(self, message: dict[str, Any]) -> None:
         self.outcomes.setdefault(message["name"], Counter())[message["end"]] += 1
         if message["end"] not in OUTCOMES[:2]:
             self.failures.append(message)
-            print(f"{message['end']}: {message['name']} {message['number']} ({message['done']}): {message['why']}", flush=True)
+            print(
+                f"{message['end']}: {message['name']} {message['number']} ({message['done']}): {message['why']}",
+                flush=True,
+            )
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from halflabel import Policy, UserError, read_labels, write_labels
 from halflabel.labels import drop
 
-# A wide table as annotation tools export it: 1 present, 0 absent, blank unknown, and a word that needs a stated meaning.
+# A wide table as annotation tools export it: 1 present, 0 absent, blank unknown; "maybe" must be stated.
 TABLE = """\
 image,cat,dog,grass
 1.jpg,1,0,1
