@@ -97,7 +97,7 @@ QUICK = [  # the words, and what is said
     (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv is no file"),
     (["review", "RUN", "nowhere"], "nowhere is not a folder"),
     (["export", "onnx", "FOLDER"], "is not a run"),
-    (["export", "onnx", "RUN", "--out", "LABELS"], "is there already"),
+    (["export", "onnx", "RUN", "--out", "LABELS"], "already exists"),
     (["export", "onnx", "RUN", "--out", "model.txt"], "does not end in .onnx"),
     (["export", "hub", "RUN", "--out", "LABELS"], "is a file"),
     (["serve", "FOLDER"], "is not a run"),
@@ -172,7 +172,7 @@ def test_version() -> None:
     ("words", "says"),
     [
         (["drop", "L", "OUT", "--protocol", "half"], "no protocol is called 'half'"),
-        (["drop", "L", "OUT", "--spoil", "0.1"], "--spoil means nothing for partial"),
+        (["drop", "L", "OUT", "--spoil", "0.1"], "--spoil cannot be used with partial"),
         (["drop", "L", "OUT", "--keep", "2"], "2"),
         (["drop", "L", "OUT"], "partial needs --keep"),
         (["drop", "L", "OUT", "--protocol", "single-positive", "--spoil", "0.1"], "leave --spoil out"),
@@ -257,7 +257,7 @@ def test_a_full_device_under_the_output_is_an_error_with_a_fix(tmp_path: Path, d
             said = subprocess.run([*MAIN, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
         assert said.returncode == 2, said.stderr
         assert flat(said.stderr) == (
-            "error: the output cannot be written: No space left on device fix: make room, or write to another place"
+            "error: the output cannot be written: No space left on device fix: free disk space, or write to another folder"
         )
 
 

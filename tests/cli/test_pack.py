@@ -103,7 +103,7 @@ def test_pack_says_what_it_wrote_and_what_comes_next(data: Path, tmp_path: Path)
 
 def test_faults_of_packing(data: Path, tmp_path: Path) -> None:
     assert "is not a folder" in refused("pack", tmp_path / "none", tmp_path / "p")
-    assert "--file-size 'lots' is no number of bytes" in refused(
+    assert "--file-size 'lots' is not a number of bytes" in refused(
         "pack", data / "images", tmp_path / "p", "--file-size", "lots"
     )
     assert "add --force" in refused("pack", data / "images", data / "pack")

@@ -72,7 +72,7 @@ def test_evaluate_shows_a_dash_for_classes_that_the_labels_do_not_name(
             assert [mine[key] for key in ("present", "absent", "AP", "precision")] == [0, 0, None, None]
     (tmp_path / "other.csv").write_text("image,cat,dog\ntest-000000.png,1,0\n")
     said = refused("evaluate", trained, tmp_path / "other.csv", pictures)
-    assert "other.csv names none of the run's 10 classes: it has 'cat', 'dog' …, the run '0', '1', '2' …" in said
+    assert "other.csv has none of the model's 10 classes: it has 'cat', 'dog' …, the model '0', '1', '2' …" in said
 
 
 def test_evaluate_overwrites_an_earlier_evaluation_and_nothing_else(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_evaluate_overwrites_an_earlier_evaluation_and_nothing_else(trained: Pat
     done(*words, tmp_path / "m.json")
     for precious in ("image,cat\na,1\n", '{"images": []}', "[1]"):
         (tmp_path / "precious").write_text(precious)
-        assert "holds no evaluation" in refused(*words, tmp_path / "precious")
+        assert "is not an evaluation" in refused(*words, tmp_path / "precious")
         assert (tmp_path / "precious").read_text() == precious
     done(*words, tmp_path / "precious", "--force")
     assert "per_class" in json.loads((tmp_path / "precious").read_text())
@@ -130,7 +130,7 @@ def test_predict_names_the_images_it_cannot_read(
     result = run("predict", trained, bad, "--format", "json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)[0]["error"]
-    assert "not one image could be read" in result.stderr
+    assert "no image could be read" in result.stderr
     (tmp_path / "none").mkdir()
     assert "there are no images" in refused("predict", trained, tmp_path / "none")
     assert "there are no images" in refused("predict", trained, "-", stdin="\n")

@@ -249,7 +249,7 @@ def test_work_for_one_process_is_refused_to_several(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RANK", "0")
     result = CliRunner().invoke(app, ["methods"])
     assert result.exit_code == 2
-    assert "methods is work for one process, not for 2" in result.stderr
+    assert "methods runs in one process, not in 2" in result.stderr
 
 
 def test_graphs_are_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,7 +256,7 @@ def test_command_takes_runs_and_comparisons(made: Path, tmp_path: Path) -> None:
     assert is_comparison(made)
     assert not is_comparison(tmp_path)
     for words, said in (
-        ([str(made), "--images", str(tmp_path)], "has no photos"),
+        ([str(made), "--images", str(tmp_path)], "shows no images"),
         ([str(made), "--out", str(tmp_path / "x.pdf")], "end it in .html"),
         ([str(tmp_path)], "is not a run"),
     ):

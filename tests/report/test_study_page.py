@@ -210,7 +210,7 @@ def test_command_makes_it(made: Path, tmp_path: Path, kind: str) -> None:
     assert not is_comparison(made / kind)
     assert not is_study(tmp_path)
     result = CliRunner().invoke(app, ["report", str(made / kind), "--images", str(tmp_path)])
-    assert (result.exit_code, "the page of a study has no photos" in result.stderr) == (2, True)
+    assert (result.exit_code, "the page of a study shows no images" in result.stderr) == (2, True)
 
 
 def test_a_study_that_has_not_ended_is_named(made: Path, tmp_path: Path) -> None:

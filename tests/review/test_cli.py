@@ -87,7 +87,7 @@ def test_export_overwrites_an_earlier_export_and_nothing_else(project, tmp_path)
         before = out.read_bytes()
         found = call("review", project.run.folder, "--export", out, *more)
         assert found.exit_code == 2
-        assert "is no export of these answers" in found.output.replace("\n", " ")
+        assert "is not an export of these answers" in found.output.replace("\n", " ")
         assert "--force" in found.output
         assert out.read_bytes() == before
     for name, more in (("answers.csv", []), ("all.csv", ["--with-labels"]), ("all.parquet", ["--with-labels"])):
@@ -120,7 +120,7 @@ def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
     ("words", "says"),
     [
         (["--export", "x.csv"], "no answers yet"),
-        (["--force"], "--force means nothing without --export"),
+        (["--force"], "--force needs --export"),
         (["--with-labels"], "without --export"),
         ([], "IMAGES is missing"),
     ],

@@ -1,4 +1,4 @@
-"""The command line: it parses, calls the function of the same name, and prints. Heavy imports wait until needed."""
+"""The `halflabel` command. Commands parse options, call library functions and print; heavy imports are delayed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from halflabel.system.memory import keep_freed_memory
 
 __all__ = ["app", "main"]
 
-_TOGETHER = ("train", "evaluate", "predict", "fill")  # what several processes can do as one
+_TOGETHER = ("train", "evaluate", "predict", "fill")  # commands that several processes can run together
 
 
 class Commands(TyperGroup):
-    """Errors that are the user's to fix are printed in one message and end with exit code 2: no traceback."""
+    """Prints a UserError as one message, without a traceback, and exits with code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         from halflabel.cli.terminal import show_error
@@ -32,7 +32,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            if distributed.claim("error"):  # each process may have met it
+            if distributed.claim("error"):  # every process may have raised it
                 show_error(error)
         except RuntimeError as error:
             if not (why := distributed.lost_connection(error)):
@@ -44,9 +44,9 @@ class Commands(TyperGroup):
                 typer.echo("Stopped", err=True)
             return ctx.exit(130)
         except BrokenPipeError:
-            raise  # `halflabel ... | head`: the reader has seen enough, and typer ends quietly
+            raise  # `halflabel ... | head`: the reader closed the pipe, and typer exits quietly
         except OSError as error:
-            show_error(_of_the_system(error))
+            show_error(_system_error(error))
         return ctx.exit(2)
 
 
@@ -70,7 +70,9 @@ def _version(asked: bool) -> None:
 @app.callback(invoke_without_command=True)
 def start(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Multi-label image classifiers from labels that are only partly known."""
     if ctx.invoked_subcommand is None:
@@ -79,16 +81,16 @@ def start(
         show_next_step(Path())
     elif distributed.is_distributed() and ctx.invoked_subcommand not in _TOGETHER:
         raise UserError(
-            f"{ctx.invoked_subcommand} is work for one process, not for {distributed.world_size()}",
-            f"start it without torchrun; together they can {', '.join(_TOGETHER)}",
+            f"{ctx.invoked_subcommand} runs in one process, not in {distributed.world_size()}",
+            f"start it without torchrun; these run with several processes: {', '.join(_TOGETHER)}",
         )
 
 
 def main() -> None:
     """The `halflabel` command."""
     for stream in (sys.stdout, sys.stderr):
-        # Bars and dashes are not ASCII, and file names may not be UTF-8: a terminal that cannot show them gets question
-        # marks, not a crash; in UTF-8 such names go out as the bytes they are.
+        # Bars and dashes are not ASCII, and file names may not be UTF-8. A terminal that cannot show them gets question
+        # marks; with UTF-8, such names are written as their original bytes.
         is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     keep_freed_memory()
@@ -98,49 +100,49 @@ def main() -> None:
         else:
             app()
     except Exception as error:
-        if isinstance(error, OSError) and not _is_interruption(error):  # before any command begins, as by --help
+        if isinstance(error, OSError) and not _is_interruption(error):  # before a command starts, such as in --help
             from halflabel.cli.terminal import show_error
 
-            show_error(_of_the_system(error))
+            show_error(_system_error(error))
             sys.exit(2)
         if not _is_interruption(error):
             raise
-        # From a library: Ctrl-C while it was being imported comes out as its failure to be imported.
+        # Ctrl-C during the import of a library is raised as an ImportError.
         typer.echo("Stopped", err=True)
         sys.exit(130)
 
 
-def _of_the_system(error: OSError) -> UserError:
-    """A full disk, a file without permission: the system's own words say it best."""
-    said = error.strerror or str(error)
-    message = f"{error.filename}: {said}" if error.filename else f"the output cannot be written: {said}"
+def _system_error(error: OSError) -> UserError:
+    """The UserError for an error of the operating system, such as a full disk, with the message of the system."""
+    reason = error.strerror or str(error)
+    message = f"{error.filename}: {reason}" if error.filename else f"the output cannot be written: {reason}"
     if error.errno in DISK_FULL:
-        return UserError(message, "make room, or write to another place")
+        return UserError(message, "free disk space, or write to another folder")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return UserError(message, "choose a place that you may read and write")
+        return UserError(message, "choose a path that you may read and write")
     return UserError(message, "check the path, or choose another")
 
 
 def _is_interruption(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is what an error comes from."""
+    """Whether Ctrl-C is the cause of an error."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, KeyboardInterrupt):
+        cause = waiting.pop()
+        if isinstance(cause, KeyboardInterrupt):
             return True
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            waiting += [one.__cause__, one.__context__]
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            waiting += [cause.__cause__, cause.__context__]
     return False
 
 
 def _join() -> None:
-    """Be one of several processes: the first one alone prints results; all end when one does."""
+    """Run as one of several processes: only the main one prints results, and all end when one does."""
     from halflabel.cli.terminal import show_error
 
     def stop(*_: object) -> None:
-        if distributed.claim("error"):  # else another has said why all end
+        if distributed.claim("error"):  # otherwise another process has printed the reason
             show_error(UserError("stopped: another process of this job ended, or all were told to", "start again"))
         os._exit(143)
 
@@ -161,10 +163,10 @@ def _join() -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)  # not by way of libraries that wait for the others
+    os._exit(code if isinstance(code, int) else 1)  # exit handlers of libraries would wait for the other processes
 
 
-from halflabel.cli import labels as _labels  # noqa: E402, F401  # these register their commands on `app`
+from halflabel.cli import labels as _labels  # noqa: E402, F401  # importing a module registers its commands
 from halflabel.cli import train as _training  # noqa: E402, F401
 
 # isort: split

@@ -1,4 +1,4 @@
-"""Commands that hand a model on: export onnx, export hub."""
+"""The commands `export onnx` and `export hub`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from halflabel.system.format import counted
 
 __all__ = ["hub", "onnx"]
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
-export = typer.Typer(name="export", no_args_is_help=True, help="Hand a trained model on: as ONNX, or for the Hub.")
+export = typer.Typer(
+    name="export", no_args_is_help=True, help="Export a trained model as an ONNX file or for the Hugging Face Hub."
+)
 app.add_typer(export)
 
 
@@ -28,21 +30,21 @@ def onnx(
     out: Annotated[Path, typer.Option(help="The .onnx file to write.")] = Path("model.onnx"),
     force: Force = False,
 ) -> None:
-    """Write one ONNX file: resized uint8 images in, calibrated probabilities out.
+    """Export an ONNX model that maps resized uint8 images to calibrated probabilities.
 
-    Classes, thresholds and how to resize stand in the file's metadata. The file is kept only if ONNX Runtime
-    gives what PyTorch gives.
+    The metadata of the file hold the classes, the thresholds and the resizing. The file is written only if ONNX Runtime
+    and PyTorch give the same results.
 
     Example: halflabel export onnx runs/first --out birds.onnx
     """
     if out.exists() and not force:
-        raise UserError(f"{out} is there already", "choose another --out, or add --force to overwrite it")
+        raise UserError(f"{out} already exists", "choose another --out, or add --force to overwrite it")
     if out.suffix != ".onnx":
         raise UserError(f"{out.name} does not end in .onnx", "name the file model.onnx")
     from halflabel.runs.folder import model_kind
 
     if model_kind(run) == "onnx":
-        raise UserError("this is an ONNX file already", "name the run, or the folder that was exported for the Hub")
+        raise UserError("RUN is already an ONNX file", "name the run, or the folder that was exported for the Hub")
 
     from halflabel.runs.export.onnx import export_onnx
     from halflabel.runs.predictor import open_model
@@ -70,17 +72,17 @@ def hub(
     push: Annotated[
         str | None, typer.Option(help="Also upload it to the Hugging Face Hub.", metavar="USER/NAME")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push: a private repository.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="With --push: make the repository private.")] = False,
     force: Force = False,
 ) -> None:
-    """Write a folder for the Hugging Face Hub: weights, settings and a model card of what was measured.
+    """Write a folder for the Hugging Face Hub: weights, settings and a model card with the evaluation.
 
-    Nothing is sent anywhere without --push.
+    Nothing is uploaded without --push.
 
     Example: halflabel export hub runs/first --out birds --push me/birds
     """
     if private and push is None:
-        raise UserError("--private means nothing without --push", "add --push user/name, or leave --private out")
+        raise UserError("--private needs --push", "add --push user/name, or leave --private out")
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)

@@ -1,11 +1,10 @@
-"""Commands that complete labels: fill, and rules that fills respect."""
+"""The commands `fill`, `rules suggest` and `rules check`."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import takes_label_options
+from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options
 from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console
 from halflabel.errors import UserError
 from halflabel.system import distributed
@@ -28,55 +27,58 @@ if TYPE_CHECKING:
 @app.command()
 @takes_label_options
 def fill(
-    read: Callable[[Path], Any],
-    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")] = None,
+    read: ReadLabels,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder of `train`.")] = None,
     images: Annotated[Path | None, typer.Argument(metavar="IMAGES", help="The folder with the image files.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write: .csv or .parquet (default: RUN/filled.csv).")
+        Path | None, typer.Option(help="The file to write: .csv or .parquet (default: RUN/filled.csv).")
     ] = None,
     precision: Annotated[
-        float, typer.Option(help="The share of fills that must be right, present and absent each.", min=0.5, max=0.999)
+        float, typer.Option(help="Share of fills that must be right, for present and absent each.", min=0.5, max=0.999)
     ] = 0.95,
-    confidence: Annotated[float, typer.Option(help="How sure to be of that.", min=0.5, max=0.999)] = 0.9,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence that --precision is reached.", min=0.5, max=0.999)
+    ] = 0.9,
     labels: Annotated[
-        Path | None, typer.Option(help="Complete these labels, not those the run was trained on.")
+        Path | None, typer.Option(help="Fill these labels instead of those the run was trained on.")
     ] = None,
     rules: Annotated[
-        Path | None, typer.Option(help="Rules to respect: CSV class,rule,class or an Open Images hierarchy (.json).")
+        Path | None,
+        typer.Option(help="Rules that the labels follow: CSV class,rule,class or an Open Images hierarchy (.json)."),
     ] = None,
     folds: Annotated[
-        int | None, typer.Option(help="Train the head so many times for honest scores (default: 5, tuned runs: none).")
+        int | None, typer.Option(help="Folds of cross-fitting, for unbiased scores (default: 5; none for --tune all).")
     ] = None,
-    complete: Annotated[bool, typer.Option("--complete", help="Write the known labels too: a whole new file.")] = False,
-    undo: Annotated[Path | None, typer.Option(help="Take back what was filled into this file.", metavar="FILE")] = None,
+    complete: Annotated[bool, typer.Option("--complete", help="Also write the known labels.")] = False,
+    undo: Annotated[Path | None, typer.Option(help="Remove the filled labels from this file.", metavar="FILE")] = None,
     source: Annotated[
-        str | None, typer.Option(help="With --undo: whose rows, such as model:bn-bce:runs/first, or rule.")
+        str | None, typer.Option(help="With --undo: the source of the rows, such as model:bn-bce:runs/first, or rule.")
     ] = None,
     retract: Annotated[
-        bool, typer.Option("--retract", help="With --undo: add rows that retract, and remove none.")
+        bool, typer.Option("--retract", help="With --undo: add rows that retract labels instead of removing rows.")
     ] = False,
-    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 30,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it is there.")] = False,
+    top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 30,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
 ) -> None:
-    """Fill in unknown labels where the model is sure enough; known ones are never touched.
+    """Fill in unknown labels where the model is confident enough; known labels are never changed.
 
-    Thresholds are set per class so that, with the stated confidence, the stated share of all fills is right. That is
-    judged on known labels by models that did not learn them. What cannot be decided stays unknown.
+    Thresholds are set per class so that, with the given confidence, the given share of all fills is right. This is
+    estimated on known labels with models that were not trained on them. Uncertain labels stay unknown.
 
-    Filled rows have the source model:METHOD:RUN. What --rules make of known labels has the source rule where a person's
-    label leads to it, and that model's source where only a model's does: such labels judge nothing later.
+    Filled rows have the source model:METHOD:RUN. Labels that follow from --rules have the source rule if they follow
+    from a person's label, and the model's source if not: labels of a model are never used for evaluation.
 
     Example: halflabel fill runs/first photos/ --precision 0.95 --out filled.csv
 
-    To take it back: halflabel fill runs/first --undo labels.csv
+    To undo: halflabel fill runs/first --undo labels.csv
     """
     if undo is not None:
         if distributed.is_main():
             _undo(undo, source, run, retract)
         return
-    for flag, given in (("--source", source is not None), ("--retract", retract)):
-        if given:
-            raise UserError(f"{flag} means nothing without --undo", f"leave {flag} out, or add --undo FILE")
+    for flag, is_set in (("--source", source is not None), ("--retract", retract)):
+        if is_set:
+            raise UserError(f"{flag} needs --undo", f"leave {flag} out, or add --undo FILE")
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
@@ -88,11 +90,10 @@ def fill(
     path = out or opened.filled
     check_output_name(path)
     if path.exists() and not force:
-        raise UserError(f"{path} is there already", "choose another --out, or add --force to overwrite it")
+        raise UserError(f"{path} already exists", "choose another --out, or add --force to overwrite it")
     if labels is not None and path.resolve() == labels.resolve():
         raise UserError("--out is the label file itself", "write another file, then append it or use it instead")
-    if not images.is_dir():
-        raise UserError(f"{images} is not a folder", "name the folder with the images")
+    check_image_folder(images)
     if rules is not None:
         existing_path(rules)
     rows = read(labels).rows if labels is not None else None
@@ -225,7 +226,7 @@ def _class_precision(filling: FillPlan, which: int, c: int) -> str:
     return f"{100 * side.estimate[c]:.1f} %{own}"
 
 
-rules_app = typer.Typer(name="rules", help="Rules between labels: a dog is an animal, day is not night.")
+rules_app = typer.Typer(name="rules", help="Rules between labels, such as: a dog is an animal; day is not night.")
 app.add_typer(rules_app)
 
 
@@ -233,13 +234,15 @@ app.add_typer(rules_app)
 @takes_label_options
 def suggest_rules(
     labels: Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")],
-    read: Callable[[Path], Any],
-    out: Annotated[Path | None, typer.Option(help="Also write them as a rules file, to be edited.")] = None,
-    bound: Annotated[float, typer.Option(help="How often a rule must hold at least.", min=0.5, max=0.9999)] = 0.95,
-    top: Annotated[int, typer.Option(help="How many to show.", min=1)] = 30,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it is there.")] = False,
+    read: ReadLabels,
+    out: Annotated[Path | None, typer.Option(help="Also write the rules to this file, to be edited.")] = None,
+    bound: Annotated[
+        float, typer.Option(help="Smallest share of cases in which a rule must hold.", min=0.5, max=0.9999)
+    ] = 0.95,
+    top: Annotated[int, typer.Option(help="Number of rules to show.", min=1)] = 30,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
 ) -> None:
-    """Show rules that the known labels speak for; nothing is applied before you put it into a rules file.
+    """Suggest rules that the known labels support; no rule is applied unless a rules file lists it.
 
     Example: halflabel rules suggest labels.csv --out rules.csv
     """
@@ -247,11 +250,11 @@ def suggest_rules(
     from halflabel.system.files import atomic_write
 
     if out is not None and out.exists() and not force:
-        raise UserError(f"{out} is there already", "choose another name, or add --force to overwrite it")
+        raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
     found: list[RuleSuggestion] = suggest_rules(read(labels).table(), bound=bound, top=top)
     if not found:
         console.print(
-            "No rule is borne out by the known labels. Pairs of known labels, present and absent, are needed."
+            "The known labels support no rule. That needs images with several known labels, present and absent."
         )
         return
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -269,7 +272,7 @@ def suggest_rules(
         with atomic_write(out) as temporary:
             temporary.write_text(format_suggestions(found), encoding="utf-8")
         console.print(
-            f"Wrote [bold]{escape(str(out))}[/]. Remove what is not always so, then:  "
+            f"Wrote [bold]{escape(str(out))}[/]. Remove rules that do not always hold, then:  "
             f"halflabel fill RUN IMAGES --rules {escape(shlex.quote(str(out)))}",
             soft_wrap=True,
         )
@@ -279,10 +282,10 @@ def suggest_rules(
 @takes_label_options
 def check_rules(
     rules: Annotated[Path, typer.Argument(metavar="RULES", help="CSV class,rule,class or a hierarchy (.json).")],
-    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="The labels they are about.")],
-    read: Callable[[Path], Any],
+    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="The labels to check.")],
+    read: ReadLabels,
 ) -> None:
-    """Read rules, and say how often the known labels break them.
+    """Check how often the known labels contradict the rules.
 
     Example: halflabel rules check rules.csv labels.csv
     """

@@ -1,10 +1,9 @@
-"""Commands on label files: inspect, import, convert, drop."""
+"""The commands `inspect`, `import`, `convert` and `drop`."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import LabelFile, takes_label_options
+from halflabel.cli.options import LabelFile, ReadLabels, takes_label_options
 from halflabel.cli.terminal import console, show_advice, show_audit, show_counts, show_stats
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -21,30 +20,30 @@ from halflabel.system.format import counted
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
 
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 
 @app.command()
 @takes_label_options
 def inspect(
     labels: LabelFile,
-    read: Callable[[Path], Any],
-    top: Annotated[int, typer.Option(help="How many classes and pairs to show.", min=1)] = 30,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    read: ReadLabels,
+    top: Annotated[int, typer.Option(help="Number of classes and pairs to show.", min=1)] = 30,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(help="Also write an HTML page with charts of the labels and of which classes occur together."),
     ] = None,
 ) -> None:
-    """Show what is known: per class, per image, together; and which method fits.
+    """Show how many labels are known, per class and per image, and recommend a method.
 
     Example: halflabel inspect labels.csv --minus-one absent --zero unknown
     """
     from halflabel.labels.stats import top_pairs
     from halflabel.methods.advice import advise
 
-    found: LabelImport = read(labels)
-    table = found.table()
+    label_import = read(labels)
+    table = label_import.table()
     stats = table.stats()
     advice = advise(stats)
     if plot is not None:
@@ -52,9 +51,9 @@ def inspect(
 
         write_labels_page(table, plot)
     if as_json:
-        typer.echo(json.dumps(_as_json(found, advice), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(_as_json(label_import, advice), indent=1, ensure_ascii=False))
         return
-    show_audit(found.audit, table)
+    show_audit(label_import.audit, table)
     console.print()
     show_stats(stats, top_pairs(table, min(top, 10)), most=top)
     show_advice(advice)
@@ -66,25 +65,25 @@ def inspect(
 @takes_label_options
 def import_labels(
     labels: LabelFile,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write: .csv, .parquet or .labels.")],
-    read: Callable[[Path], Any],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .csv, .parquet or .labels.")],
+    read: ReadLabels,
     images: Annotated[Path | None, typer.Option(help="Also check that each image has a file in this folder.")] = None,
     force: Force = False,
 ) -> None:
-    """Read labels of any format into halflabel's own long rows, with an audit of how each raw value was read.
+    """Convert labels of any format to halflabel's long format, and report how each raw value was read.
 
     Example: halflabel import instances_train.json labels.csv --unlisted absent
     """
     from halflabel.labels import formats
 
     _check_free(out, force)
-    found: LabelImport = read(labels)
-    table = found.table()
+    label_import = read(labels)
+    table = label_import.table()
     if images is not None:
         _check_files(table.images, images)
-    formats.write(found.rows, out)
-    show_audit(found.audit, table)
-    _say_written(out, f" ({counted(len(found.rows), 'row')})")
+    formats.write(label_import.rows, out)
+    show_audit(label_import.audit, table)
+    _print_written(out, f" ({counted(len(label_import.rows), 'row')})")
 
 
 @app.command()
@@ -92,16 +91,14 @@ def import_labels(
 def convert(
     labels: LabelFile,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
-    read: Callable[[Path], Any],
-    to: Annotated[str, typer.Option(help="The format to write; see below. auto: by the ending of OUT.")] = "auto",
-    image_url: Annotated[
-        str | None, typer.Option(help="label-studio: what stands before an image's path in its address.")
-    ] = None,
+    read: ReadLabels,
+    to: Annotated[str, typer.Option(help="The format to write; see above. auto: by the extension of OUT.")] = "auto",
+    image_url: Annotated[str | None, typer.Option(help="label-studio: the URL before the image paths.")] = None,
     force: Force = False,
 ) -> None:
-    """Turn labels from one format into another; what the other cannot hold is refused, never lost.
+    """Convert labels from one format to another; labels that the format cannot hold are an error, never lost.
 
-    Formats: binary (.labels: opened in place, for millions of images), long (all other endings), wide, tags, coco,
+    Formats: binary (.labels: memory-mapped, for millions of images), long (all other extensions), wide, tags, coco,
     lvis, open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive, label-studio, fiftyone.
 
     Example: halflabel convert labels.csv labels.json --to lvis
@@ -110,34 +107,36 @@ def convert(
 
     _check_free(out, force)
     to = formats.default_format(out) if to == "auto" else to
-    found: LabelImport = read(labels)
-    formats.write(found.rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
-    show_audit(found.audit, found.table())
+    label_import = read(labels)
+    formats.write(label_import.rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
+    show_audit(label_import.audit, label_import.table())
     console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
     if to == "label-studio":
         config = escape(str(out.with_suffix(".config.xml")))
-        console.print(f"First paste {config} into the project's labelling interface, as code.", soft_wrap=True)
+        console.print(f"First paste {config} into the labelling interface of the project, as code.", soft_wrap=True)
 
 
 @app.command()
 @takes_label_options
 def drop(
     labels: LabelFile,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write what is left: .csv, .parquet, .labels.")],
-    read: Callable[[Path], Any],
-    protocol: Annotated[str, typer.Option(help="How to hide or spoil labels; see below.")] = "partial",
-    keep: Annotated[float | None, typer.Option(help="The share to keep: partial, dense, positives.")] = None,
-    spoil: Annotated[float | None, typer.Option(help="The share to make wrong: noisy, corrupt.")] = None,
-    hide: Annotated[float | None, typer.Option(help="The share of images to hide: semi-supervised.")] = None,
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The file for the remaining labels: .csv, .parquet, .labels.")
+    ],
+    read: ReadLabels,
+    protocol: Annotated[str, typer.Option(help="How to hide or corrupt labels; see above.")] = "partial",
+    keep: Annotated[float | None, typer.Option(help="Share to keep: partial, dense, positives.")] = None,
+    spoil: Annotated[float | None, typer.Option(help="Share to make wrong: noisy, corrupt.")] = None,
+    hide: Annotated[float | None, typer.Option(help="Share of images to hide: semi-supervised.")] = None,
     count: Annotated[int | None, typer.Option("--number", help="A number instead of a share.")] = None,
-    positives: Annotated[int | None, typer.Option(help="per-class: positives to keep.")] = None,
-    negatives: Annotated[int | None, typer.Option(help="per-class: negatives to keep.")] = None,
+    positives: Annotated[int | None, typer.Option(help="per-class: number of positives to keep.")] = None,
+    negatives: Annotated[int | None, typer.Option(help="per-class: number of negatives to keep.")] = None,
     keep_negatives: Annotated[bool | None, typer.Option(help="positives: keep the known negatives.")] = None,
-    exact: Annotated[bool | None, typer.Option(help="partial, noisy: the exact share of each image.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same labels, for ever.")] = 0,
+    exact: Annotated[bool | None, typer.Option(help="partial, noisy: apply the exact share to each image.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed. The same seed gives the same labels.")] = 0,
     force: Force = False,
 ) -> None:
-    """Hide or spoil known labels as the papers do, to see what a method makes of the rest.
+    """Hide or corrupt known labels by a protocol of the papers, to test methods on the remaining labels.
 
     Protocols: partial, dense, noisy, noisy+, single-positive, positives, 1-positive+negatives, per-class, corrupt,
     semi-supervised.
@@ -149,7 +148,7 @@ def drop(
 
     if protocol not in protocols.PROTOCOLS:
         raise UserError(f"no protocol is called {protocol!r}", f"use one of: {', '.join(protocols.PROTOCOLS)}")
-    given: dict[str, Any] = {
+    flags: dict[str, Any] = {
         "--keep": keep,
         "--spoil": spoil,
         "--hide": hide,
@@ -159,20 +158,20 @@ def drop(
         "--keep-negatives": keep_negatives,
         "--exact": exact,
     }
-    options = _protocol_options(protocol, {flag: value for flag, value in given.items() if value is not None})
+    options = _protocol_options(protocol, {flag: value for flag, value in flags.items() if value is not None})
     _check_free(out, force)
-    found: LabelImport = read(labels)
-    before = found.table()
+    label_import = read(labels)
+    before = label_import.table()
     after = protocols.apply(protocol, before, seed=seed, **options)
     formats.write(after, out)
-    show_audit(found.audit, before)
+    show_audit(label_import.audit, before)
     console.print(f"\n{protocols.protocol_summaries()[protocol]} (seed {seed})")
     show_counts(after)
-    _say_written(out)
+    _print_written(out)
 
 
 def _protocol_options(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
-    """What a protocol takes, from the flags that were given; a wrong or missing one is named as it is written."""
+    """The arguments of a protocol from the given flags; a wrong or missing flag is a UserError."""
     from halflabel.labels.drop import PROTOCOLS
 
     share = {"noisy": "--spoil", "corrupt": "--spoil", "semi-supervised": "--hide"}.get(protocol, "--keep")
@@ -182,30 +181,30 @@ def _protocol_options(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
         for parameter in takes
         if parameter.name != "seed"
     }
-    own = ", ".join(flags.values())
+    allowed = ", ".join(flags.values())
     for flag in given:
         if flag not in flags.values():
-            fix = f"it takes {own}" if own else f"leave {flag} out"
-            raise UserError(f"{flag} means nothing for {protocol}", fix)
+            fix = f"it takes {allowed}" if allowed else f"leave {flag} out"
+            raise UserError(f"{flag} cannot be used with {protocol}", fix)
     for parameter in takes:
         if parameter.default is parameter.empty and flags[parameter.name] not in given:
             flag = flags[parameter.name]
             example = "0.1" if parameter.name == "share" else "20"
-            raise UserError(f"{protocol} needs {flag}", f"say how much, such as {flag} {example}")
+            raise UserError(f"{protocol} needs {flag}", f"add {flag}, such as {flag} {example}")
     if {"share", "number"} <= flags.keys() and (share in given) == ("--number" in given):
         raise UserError(f"{protocol} needs either {share} or --number", f"give one of them, such as {share} 0.5")
     return {name: given[flag] for name, flag in flags.items() if flag in given}
 
 
-def _say_written(out: Path, what: str = "") -> None:
-    """What was written, and the command to look at it: on one line, to be copied."""
+def _print_written(out: Path, what: str = "") -> None:
+    """Print what was written and the command that shows it, on one line to copy."""
     step = shlex.join(["halflabel", "inspect", str(out)])
     console.print(f"Wrote [bold]{escape(str(out))}[/]{what}. Next:  {escape(step)}", soft_wrap=True)
 
 
 def _check_free(out: Path, force: bool) -> None:
     if out.exists() and not force:
-        raise UserError(f"{out} is there already", "choose another name, or add --force to overwrite it")
+        raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
 
 
 def _check_files(images: Any, folder: Path) -> None:
@@ -220,17 +219,17 @@ def _check_files(images: Any, folder: Path) -> None:
         )
 
 
-def _as_json(found: LabelImport, advice: Any) -> dict[str, Any]:
-    table = found.table()
+def _as_json(label_import: LabelImport, advice: Any) -> dict[str, Any]:
+    table = label_import.table()
     stats = table.stats()
     return {
-        "format": found.audit.format,
+        "format": label_import.audit.format,
         "images": stats.images,
         "classes": stats.classes,
         "known": stats.known,
         "regime": stats.regime,
-        "became": [item._asdict() for item in found.audit.value_counts],
-        "notes": found.audit.notes,
+        "became": [item._asdict() for item in label_import.audit.value_counts],
+        "notes": label_import.audit.notes,
         "per_class": {
             name: {"present": int(p), "absent": int(n), "unknown": int(u)}
             for name, p, n, u in zip(table.classes, stats.positives, stats.negatives, stats.unknown, strict=True)

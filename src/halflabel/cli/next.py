@@ -1,4 +1,4 @@
-"""The command that says what to label next."""
+"""The command `next`."""
 
 from __future__ import annotations
 
@@ -20,27 +20,32 @@ from halflabel.system.reporter import Reporter
 
 @app.command("next")
 def next_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")],
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
-    count: Annotated[int, typer.Option(help="How many questions.", min=1)] = 200,
-    out: Annotated[Path, typer.Option(help="The CSV to write: image,class,probability,why.")] = Path("questions.csv"),
-    wrong: Annotated[bool, typer.Option("--wrong", help="Known labels that look wrong, instead of unknown ones.")] = (
-        False
+    count: Annotated[int, typer.Option(help="Number of questions.", min=1)] = 200,
+    out: Annotated[Path, typer.Option(help="The CSV file to write: image,class,probability,why.")] = Path(
+        "questions.csv"
     ),
+    wrong: Annotated[
+        bool, typer.Option("--wrong", help="Ask about known labels that look wrong instead of unknown labels.")
+    ] = (False),
     control: Annotated[
-        float, typer.Option(help="The share drawn at random, for estimates that are unbiased.", min=0, max=1)
+        float, typer.Option(help="Share of questions drawn at random, for unbiased estimates.", min=0, max=1)
     ] = 0.1,
-    per_image: Annotated[int, typer.Option(help="At most so many questions about one image.", min=1)] = 2,
+    per_image: Annotated[int, typer.Option(help="Largest number of questions about one image.", min=1)] = 2,
     folds: Annotated[
         int,
-        typer.Option(help="--wrong: judge labels by heads trained without them, in so many folds; 0 = no.", min=0),
+        typer.Option(
+            help="With --wrong: folds of cross-fitting, which scores each label by a head trained without it; 0: none.",
+            min=0,
+        ),
     ] = 3,
-    seed: Annotated[int, typer.Option(help="Of the random share.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
-    """Say which labels to ask a person for next: those likely to teach the model most.
+    """Choose the labels to ask a person for next: those that are likely to improve the model most.
 
-    Likely missing labels first, rare classes before common ones, no near-duplicates, and a random share for honest
-    estimates. Entries answered in `halflabel review` are left out.
+    Likely missing labels come first, rare classes before common ones, without near-duplicates; a random share gives
+    unbiased estimates. Entries that were answered in `halflabel review` are left out.
 
     Example: halflabel next runs/first photos/ --count 500
     """

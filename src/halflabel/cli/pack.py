@@ -1,10 +1,9 @@
-"""The command that packs images for quick reading."""
+"""The command `pack`."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +12,13 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import takes_label_options
+from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
 if TYPE_CHECKING:
-    from halflabel.labels.audit import LabelImport
+    pass
 
 __all__ = ["pack"]
 
@@ -33,43 +32,42 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 @app.command()
 @takes_label_options
 def pack(
-    read: Callable[[Path], Any],
+    read: ReadLabels,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write the pack to.")],
-    size: Annotated[
-        int, typer.Option(help="Pixels of the shorter side; smaller images stay as they are.", min=8)
-    ] = 448,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the pack.")],
+    size: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images keep their size.", min=8)] = 448,
     resize: Annotated[
-        Resize, typer.Option(help="short: the shape is kept; squash: a square of SIZE × SIZE.")
+        Resize, typer.Option(help="short: keep the aspect ratio; squash: a square of SIZE × SIZE.")
     ] = Resize.short,
     store: Annotated[
-        Store, typer.Option(help="jpeg: small; png: nothing is lost; raw: nothing to decode, 10 times as large.")
+        Store, typer.Option(help="jpeg: small; png: lossless; raw: needs no decoding, 10 times as large.")
     ] = Store.jpeg,
-    quality: Annotated[int, typer.Option(help="Of the JPEGs.", min=1, max=100)] = 90,
+    quality: Annotated[int, typer.Option(help="JPEG quality.", min=1, max=100)] = 90,
     file_size: Annotated[str, typer.Option(help="Bytes per file, such as 256M or 1G.", metavar="BYTES")] = "256M",
-    labels: Annotated[Path | None, typer.Option(help="Only the images that this label file names.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Pack only the images of this label file.")] = None,
     shuffle: Annotated[
         Shuffle,
-        typer.Option(help="blocks: for disks that are slow to seek, training reads blocks of neighbours in turn."),
+        typer.Option(help="blocks: for disks with slow seeks, training shuffles blocks of neighbouring images."),
     ] = Shuffle.all,
-    workers: Annotated[int, typer.Option(help="Processes that decode and encode.", min=0)] = 2,
-    max_bad: Annotated[float, typer.Option(help="Stop above this share of unreadable images.", min=0, max=1)] = 0.01,
-    force: Annotated[bool, typer.Option("--force", help="Begin again in a folder that holds a pack.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes that decode and encode images.", min=0)] = 2,
+    max_bad: Annotated[
+        float, typer.Option(help="Stop if more than this share of the images cannot be read.", min=0, max=1)
+    ] = 0.01,
+    force: Annotated[bool, typer.Option("--force", help="Replace a pack that the folder already holds.")] = False,
 ) -> None:
-    """Make images small once and put them into a few large files: every later pass over them is quicker.
+    """Resize images once and store them in a few large files, so that later passes over them are faster.
 
-    Wherever a command takes a folder of images, it takes the pack, and images go by the same names. Choose --size as
-    large as the largest --size you will train with, a seventh more where you will use `train --resize crop`. With
-    --labels, what is not labelled is left out.
+    Every command that takes an image folder also takes a pack; the names of the images stay the same. Choose --size as
+    large as the largest --size you will train with, and a seventh larger for `train --resize crop`. With --labels,
+    images without labels are left out.
 
-    Packing that is interrupted goes on when the same command is given again. The originals are only read.
+    The same command resumes an interrupted packing. The original images are not changed.
 
     Example: halflabel pack photos/ photos.pack --size 448 --workers 8
 
     Example: halflabel train labels.csv photos.pack --tune all --size 448 --views-on device
     """
-    if not images.is_dir():
-        raise UserError(f"{images} is not a folder", "name the folder with the images")
+    check_image_folder(images)
     shard_bytes = _bytes(file_size)
     from halflabel.data.pack.read import PackSettings
 
@@ -78,8 +76,7 @@ def pack(
     stored = PackSettings(size=size, quality=quality, **choices)
     ids = None
     if labels is not None:
-        found: LabelImport = read(labels)
-        ids = found.table().images
+        ids = read(labels).table().images
 
     from halflabel.cli.progress import Bar
     from halflabel.data.pack.write import pack_images
@@ -98,7 +95,7 @@ def pack(
                 progress=bar,
             )
     except KeyboardInterrupt:
-        typer.echo("Stopped; the same command goes on from here.", err=True)
+        typer.echo("Stopped; the same command resumes.", err=True)
         raise typer.Exit(130) from None
     count, bad = about["images"], about["bad"]
     per_image = about["bytes"] / count / 1e3
@@ -123,5 +120,5 @@ def _bytes(text: str) -> int:
     """256M, 1G or 100000 as a number of bytes."""
     match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
-        raise UserError(f"--file-size {text!r} is no number of bytes", "write it as 256M or 1G")
+        raise UserError(f"--file-size {text!r} is not a number of bytes", "write it as 256M or 1G")
     return int(match[1]) * _UNITS[match[2]]

@@ -1,4 +1,4 @@
-"""The command that makes the page of a run, of a comparison, or of a study."""
+"""The command `report`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from halflabel.system.reporter import Reporter
 
 @app.command()
 def report(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder that `train`, `compare` or `study` wrote (its --out).")
-    ],
-    images: Annotated[
-        Path | None, typer.Option(help="The folder with the photos: adds galleries of labels to look at.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The page to write (default: RUN/report.html).")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The output folder of `train`, `compare` or `study`.")],
+    images: Annotated[Path | None, typer.Option(help="The image folder: adds galleries of labels to check.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The HTML file to write (default: RUN/report.html).")] = None,
     scan: Annotated[
         int,
-        typer.Option(help="Score at most so many training images for the galleries; 0 = held-out ones only.", min=0),
+        typer.Option(
+            help="Largest number of training images to score for the galleries; 0: only held-out images.", min=0
+        ),
     ] = 20_000,
 ) -> None:
-    """Show a run as one HTML page: what was known, how it learned, what it is worth, and which labels to look at.
+    """Write an HTML report of a run: the known labels, the training, the evaluation and labels to check.
 
-    Of a comparison it shows how the methods were judged, who does best with how many labels, and at what cost; of a
-    study how labels are best spent, or what more of them would bring, and how sure that is. The file needs no network,
-    and holds no folder names of this machine. With --images it holds small copies of some photos.
+    For a comparison, the report shows the evaluation, the best method for each share of labels, and the costs; for a
+    study, how to spend labels or what more labels would give, with confidence intervals. The page needs no network and
+    contains no folder names of this machine. With --images it contains small copies of some images.
 
     Example: halflabel report runs/first --images photos/
 
@@ -53,9 +51,9 @@ def report(
     if not (run / "config.yaml").exists() and (of_study or is_comparison(run)):
         if images is not None:
             raise UserError(
-                f"the page of a {'study' if of_study else 'comparison'} has no photos", "leave --images out"
+                f"the page of a {'study' if of_study else 'comparison'} shows no images", "leave --images out"
             )
-        # These bring torch along.
+        # These modules import torch.
         if of_study:
             from halflabel.report.study_page import write_study as write
         else:

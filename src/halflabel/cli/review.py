@@ -1,4 +1,4 @@
-"""The command that opens the review page, and that turns its answers into label rows."""
+"""The command `review`: serve the review page, or export its answers as labels."""
 
 from __future__ import annotations
 
@@ -23,28 +23,33 @@ if TYPE_CHECKING:
 
 @app.command()
 def review(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `train --out` wrote.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")],
     images: Annotated[Path | None, typer.Argument(metavar="IMAGES", help="The folder with the image files.")] = None,
     questions: Annotated[
-        Path | None, typer.Option(help="What to ask, from `halflabel next` (default: 200 chosen now).")
+        Path | None, typer.Option(help="Questions from `halflabel next` (default: 200 that are chosen now).")
     ] = None,
-    answers: Annotated[Path | None, typer.Option(help="Where answers go (default: RUN/answers.sqlite).")] = None,
-    who: Annotated[str | None, typer.Option(help="Who answers (default: your login name).")] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; others than 127.0.0.1 can be reached from outside.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int | None, typer.Option(help="The port (default: 8765, or any).", min=0, max=65535)] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="The file for the answers (default: RUN/answers.sqlite).")
+    ] = None,
+    who: Annotated[str | None, typer.Option(help="Name of the person who answers (default: your login name).")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 can be reached from other machines.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int | None, typer.Option(help="Port (default: 8765, or a free one).", min=0, max=65535)] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Write the answers as label rows (.csv or .parquet) and open no page.")
+        Path | None,
+        typer.Option(help="Write the answers to this label file (.csv or .parquet) instead of serving the page."),
     ] = None,
     with_labels: Annotated[
-        bool, typer.Option("--with-labels", help="--export: the run's own labels too, ready for `train`.")
+        bool, typer.Option("--with-labels", help="With --export: also write the labels of the run, ready for `train`.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="--export: overwrite the file whatever it holds.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --export: overwrite the file even if it is not an export.")
+    ] = False,
 ) -> None:
-    """Answer questions about images in the browser: y, n, u, and z takes back. Nothing leaves this machine.
+    """Answer questions about images in the browser with the keys y, n, u, and z to undo. All data stay on this machine.
 
-    Answers are stored as they are given. Then: halflabel review RUN --export all.csv --with-labels
+    Answers are saved at once. To use them: halflabel review RUN --export all.csv --with-labels
 
     Example: halflabel review runs/first photos/ --questions questions.csv
     """
@@ -55,9 +60,9 @@ def review(
     if export is not None:
         _export(opened, place, export, with_labels, force)
         return
-    for flag, given in (("--with-labels", with_labels), ("--force", force)):
-        if given:
-            raise UserError(f"{flag} means nothing without --export", "add --export FILE")
+    for flag, is_set in (("--with-labels", with_labels), ("--force", force)):
+        if is_set:
+            raise UserError(f"{flag} needs --export", "add --export FILE")
     if images is None:
         raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/")
     _serve(opened, images, questions, place, who or _login(), host, port)
@@ -83,7 +88,7 @@ def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bo
     try:
         if out.exists() and not force and not store.is_export(out, labels):
             raise UserError(
-                f"{out} is there already and is no export of these answers",
+                f"{out} exists and is not an export of these answers",
                 "choose another name, or add --force to overwrite it",
             )
         rows = store.label_rows(labels.images, labels.classes)
@@ -116,7 +121,7 @@ def _serve(
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
     from halflabel.system.sockets import open_socket
 
-    # Whatever can be refused is refused before images are scored, which may take long.
+    # Scoring images may take long: mistakes are reported before.
     if not images.is_dir():
         raise UserError(f"{images} is not a folder", "name the folder with the images")
     run.check_finished()
@@ -148,7 +153,7 @@ def _serve(
             shown = f"[{host}]" if ":" in host else host
             # Plain print: no line break and no markup in an address that people click on or copy.
             print(f"{counted(len(found), 'question')}. Open  http://{shown}:{number}/#{token}", flush=True)
-            console.print(f"Answers go to {escape(str(place))} as you give them. Ctrl-C ends the page.", soft_wrap=True)
+            console.print(f"Answers are saved to {escape(str(place))}. Ctrl-C stops the server.", soft_wrap=True)
             server.serve(app, listening)
         finally:
             store.close()

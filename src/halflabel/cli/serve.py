@@ -1,4 +1,4 @@
-"""The command that puts a model behind HTTP."""
+"""The command `serve`."""
 
 from __future__ import annotations
 
@@ -23,38 +23,43 @@ LIMITS = "Limits"
 @app.command()
 def serve(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, an exported folder or an .onnx file.")],
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
-    max_mb: Annotated[float, typer.Option(help="Megabytes per file.", min=0.001, rich_help_panel=LIMITS)] = 20,
-    max_files: Annotated[int, typer.Option(help="Files per request.", min=1, rich_help_panel=LIMITS)] = 16,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all networks of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
+    max_mb: Annotated[float, typer.Option(help="Largest file, in megabytes.", min=0.001, rich_help_panel=LIMITS)] = 20,
+    max_files: Annotated[int, typer.Option(help="Most files per request.", min=1, rich_help_panel=LIMITS)] = 16,
     max_megapixels: Annotated[
-        float, typer.Option(help="Pixels per image, in millions.", min=0.001, rich_help_panel=LIMITS)
+        float, typer.Option(help="Largest image, in millions of pixels.", min=0.001, rich_help_panel=LIMITS)
     ] = 50,
     timeout: Annotated[
         float,
         typer.Option(
-            help="Seconds to send a request, and again to be answered.", min=0.1, max=86_400, rich_help_panel=LIMITS
+            help="Seconds to receive a request, and again to answer it.", min=0.1, max=86_400, rich_help_panel=LIMITS
         ),
     ] = 30,
     queue: Annotated[
-        int, typer.Option(help="Requests at a time; more get 503 with Retry-After.", min=1, rich_help_panel=LIMITS)
+        int,
+        typer.Option(
+            help="Most requests at a time; further ones get status 503 with Retry-After.", min=1, rich_help_panel=LIMITS
+        ),
     ] = 64,
-    batch: Annotated[int, typer.Option(help="Images that are scored together.", min=1, rich_help_panel=LIMITS)] = 16,
+    batch: Annotated[int, typer.Option(help="Images per batch.", min=1, rich_help_panel=LIMITS)] = 16,
     wait_ms: Annotated[
         float,
         typer.Option(
-            help="How long an image waits for others, to be scored together.",
+            help="Milliseconds that an image waits for others to fill a batch.",
             min=0,
             max=10_000,
             rich_help_panel=LIMITS,
         ),
     ] = 5,
 ) -> None:
-    """Answer over HTTP what is in images: POST /predict gives labels with calibrated probabilities, as JSON.
+    """Serve predictions over HTTP: POST /predict returns labels with calibrated probabilities, as JSON.
 
-    Requests that come together are scored together. Bad images are refused with 400, 413 or 415 and a reason. Ctrl-C or
-    SIGTERM finishes what is under way, then ends. There is no password and no encryption: keep it on this machine, or
-    behind a server that has them.
+    Simultaneous requests are scored in one batch. Bad images get status 400, 413 or 415 with a reason. Ctrl-C or
+    SIGTERM finishes running requests, then stops. There is no password and no encryption: use it on this machine only,
+    or behind a server that adds them.
 
     Example: halflabel serve runs/first
 
@@ -63,11 +68,16 @@ def serve(
     from halflabel.runs.folder import model_kind
     from halflabel.system.sockets import open_socket
 
-    # What can be refused is refused before torch and the model are loaded, which takes seconds.
-    given = {"--max-mb": max_mb, "--max-megapixels": max_megapixels, "--timeout": timeout, "--wait-ms": wait_ms}
-    for flag, value in given.items():
+    # Loading torch and the model takes seconds: mistakes are reported before.
+    limits_by_flag = {
+        "--max-mb": max_mb,
+        "--max-megapixels": max_megapixels,
+        "--timeout": timeout,
+        "--wait-ms": wait_ms,
+    }
+    for flag, value in limits_by_flag.items():
         if not math.isfinite(value):
-            raise UserError(f"{flag} {value:g} is no limit", f"use a number, or leave {flag} out")
+            raise UserError(f"{flag} {value:g} is not a limit", f"use a number, or leave {flag} out")
     model_kind(model)
     with open_socket(host, port) as listening:
         from halflabel.runs import serve as server
@@ -94,8 +104,10 @@ def serve(
             highlight=False,
         )
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-            console.print("[yellow]Others can reach it[/]: there is no password and no encryption.", soft_wrap=True)
+            console.print(
+                "[yellow]Other machines can reach it[/]: there is no password and no encryption.", soft_wrap=True
+            )
         console.print(f"Try:  curl -F files=@photo.jpg http://{escape(shown)}:{taken}/predict", soft_wrap=True)
-        console.print("Ctrl-C ends it.")
+        console.print("Ctrl-C stops the server.")
         server.serve(made, listening, patience=timeout)
     console.print("Stopped.")
