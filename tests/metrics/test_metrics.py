@@ -447,7 +447,7 @@ def test_bad_input_says_what_to_do():
         metrics.average_precision(scores, labels > 0)
     with pytest.raises(UserError, match="the value 2"):
         metrics.average_precision(scores, labels * np.int8(2) + (labels < 0).astype(np.int8))
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="of the kind"):
         metrics.average_precision(scores, labels, "coco")
     with pytest.raises(UserError, match="one per class"):
         metrics.exact_match(scores, labels, np.zeros(3))
