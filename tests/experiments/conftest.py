@@ -1,4 +1,4 @@
-"""Small comparisons that tests may ask for."""
+"""Fixtures for small comparisons."""
 
 from __future__ import annotations
 

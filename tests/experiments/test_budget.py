@@ -1,4 +1,4 @@
-"""The budget: what is started, what is left out, and what is said about the time left."""
+"""The time budget: which tasks are started or left out, and the estimated time left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`halflabel compare` at the prompt."""
+"""The command `halflabel compare`."""
 
 from __future__ import annotations
 

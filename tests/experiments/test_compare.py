@@ -1,4 +1,4 @@
-"""Whole comparisons on small pictures: complete, resumable, honest about what they were judged by."""
+"""Whole comparisons on small images: complete, resumable, with a correct protocol."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_grid_is_complete_and_written(go: Any, tmp_path: Path, trained: list
     assert [row.known for row in found.rows] == pytest.approx([0.5, 0.5, 1, 1], abs=0.01)
 
 
-def test_the_numbers_are_those_of_the_scores_that_are_kept(go: Any, digits: Any, tmp_path: Path) -> None:
+def test_the_table_matches_the_stored_scores(go: Any, digits: Any, tmp_path: Path) -> None:
     found = go(names=["em"], seeds=2)
     store = Store(tmp_path / "out")
     part = parts_of(tmp_path / "out")

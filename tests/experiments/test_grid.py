@@ -1,4 +1,4 @@
-"""What is compared, and in which order."""
+"""Candidates, label masks, and the order of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals from images and seeds together."""
+"""Intervals over images and seeds together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is ranked by which seeds, and what the table shows of it."""
+"""Ranking by common seeds, and the table."""
 
 from __future__ import annotations
 

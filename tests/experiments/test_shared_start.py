@@ -1,4 +1,4 @@
-"""A start that tasks share: trained once per seed and hiding, and put into heads of every kind it fits."""
+"""The shared start: trained once per seed and label mask, and copied into heads of several kinds."""
 
 from __future__ import annotations
 

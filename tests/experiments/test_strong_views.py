@@ -1,4 +1,4 @@
-"""Methods of weak and strong views get both on cached features, also when these are read into memory."""
+"""Methods with weak and strong views get both from cached features, in memory or mapped."""
 
 from __future__ import annotations
 

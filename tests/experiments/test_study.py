@@ -1,4 +1,4 @@
-"""`halflabel study`: labels spent in several ways, and the learning curve with what twice the labels would give."""
+"""`halflabel study`: strategies for spending labels, and the extrapolated learning curve."""
 
 from __future__ import annotations
 

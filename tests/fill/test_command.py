@@ -67,7 +67,7 @@ def test_a_whole_file_and_other_labels(frozen: RunFolder, pictures: Path, digits
     assert table.known > digits.subset(list(range(30))).known
 
 
-def test_what_a_model_filled_before_is_no_evidence(
+def test_earlier_model_labels_are_not_used_for_evaluation(
     pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Labels that came back from an earlier fill stay as they are, keep their source, and judge nothing."""
@@ -95,7 +95,7 @@ def test_what_a_model_filled_before_is_no_evidence(
     assert (table.dense()[digits.dense() != 0] == digits.dense()[digits.dense() != 0]).all()
 
 
-def test_rows_of_rules_are_counted_by_whose_label_they_follow_from(
+def test_derived_labels_are_counted_by_the_source_of_their_premise(
     frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person's 0 in ten images and a model's in five others; all is told, and can be taken back."""
@@ -127,7 +127,7 @@ def scored(table: LabelTable) -> Scores:
 
 
 @pytest.mark.parametrize("name", ["f.labels", "f.json", "f", "f.csv.gz"])
-def test_only_names_that_say_what_is_written(frozen: RunFolder, pictures: Path, tmp_path: Path, name: str) -> None:
+def test_output_names_must_end_in_csv_or_parquet(frozen: RunFolder, pictures: Path, tmp_path: Path, name: str) -> None:
     answer = refused("fill", frozen.folder, pictures / "images", "--out", tmp_path / name)
     assert "end the name in .csv or .parquet" in answer
     assert list(tmp_path.iterdir()) == []
@@ -149,7 +149,7 @@ def test_faults(frozen: RunFolder, pictures: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_a_run_that_was_interrupted_fills_nothing(frozen: RunFolder, pictures: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_refused(frozen: RunFolder, pictures: Path, tmp_path: Path) -> None:
     begun = RunFolder(shutil.copytree(frozen.folder, tmp_path / "run"))
     begun.weights.unlink()
     out = tmp_path / "filled.csv"

@@ -1,4 +1,4 @@
-"""Scores of heads that saw none of an image's labels: whole folds at a time, unreadable images and all."""
+"""Cross-fitted scores: by folds, also with unreadable images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fills as rows: known labels stay, rules are respected, odd samples are said, and a run is filled end to end."""
+"""Tests of plan_fill and fill_run: known labels, rules, sampling warnings, and whole runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_known_labels_have_no_row_and_scores_are_probabilities() -> None:
         assert right[inside].mean() == pytest.approx(rows.score[inside].mean(), abs=0.03)
 
 
-def test_the_tally_counts_every_unknown_entry_once() -> None:
+def test_fill_counts_cover_every_unknown_entry_once() -> None:
     world = worlds.make_world(1)
     filling = plan_fill(world.scores, world.table)
     tally = filling.empty_counts()
@@ -70,7 +70,7 @@ def test_unreadable_images_stay_unknown() -> None:
     assert rows.image.min() >= 500
 
 
-def test_images_that_were_trained_on_judge_nothing() -> None:
+def test_training_images_are_not_used_for_evaluation() -> None:
     """Half of the images carry scores that know the answer; as evidence they would promise far too much."""
     world = worlds.make_world(4, sharp=0.3)
     logits, part = world.scores.logits.copy(), world.scores.part.copy()
@@ -90,7 +90,7 @@ def test_a_model_that_knows_nothing_fills_no_positive() -> None:
     assert any("the model fills nothing as present" in warning for warning in filling.warnings)
 
 
-def test_labels_filled_before_are_kept_and_are_no_evidence() -> None:
+def test_earlier_fills_stay_and_are_not_used_for_evaluation() -> None:
     world = worlds.make_world(6)
     first = plan_fill(world.scores, world.table)
     again = plan_fill(world.scores, Rows.from_table(world.table, "person").append(first.rows()))
@@ -98,7 +98,7 @@ def test_labels_filled_before_are_kept_and_are_no_evidence() -> None:
     assert len(again.rows()) < len(first.rows()) / 20
 
 
-def test_positives_alone_cannot_be_judged() -> None:
+def test_positives_only_cannot_be_evaluated() -> None:
     world = worlds.make_world(7)
     with pytest.raises(UserError, match="known to be absent") as caught:
         plan_fill(world.scores, world.table.keep(world.table.value > 0))
@@ -110,7 +110,7 @@ def test_positives_alone_cannot_be_judged() -> None:
         plan_fill(Scores(world.scores.logits, np.full(4000, -1, np.int8), ""), world.table)
 
 
-def test_a_class_with_positives_only_is_left_alone() -> None:
+def test_a_class_with_positives_only_is_not_filled() -> None:
     world = worlds.make_world(8)
     table = world.table.keep((world.table.value > 0) | (world.table.column != 2))
     filling = plan_fill(world.scores, table)
@@ -164,7 +164,7 @@ def test_rules_fill_what_follows_from_known_labels(tmp_path: Path) -> None:
     assert tally.clashes.sum() > 0
 
 
-def test_what_follows_from_a_fill_is_the_models_with_its_probability(tmp_path: Path) -> None:
+def test_labels_derived_from_a_fill_have_its_source_and_probability(tmp_path: Path) -> None:
     world, filling = ruled(tmp_path, "5,implies,0\n")
     rows = filling.rows()
     plain = plan_fill(world.scores, world.table, source="model:m:r").rows()
@@ -224,7 +224,7 @@ def score_run_with_parts(run: RunFolder, pictures: Path, table: LabelTable, part
         return score_run(run, pictures / "images", table, folds=3)
 
 
-def test_a_tuned_run_is_judged_on_what_it_held_out(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
+def test_a_tuned_run_is_evaluated_on_held_out_images(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
     import pyarrow.parquet as pq
 
     scores = score_run(tuned, pictures / "images", digits)
@@ -236,7 +236,7 @@ def test_a_tuned_run_is_judged_on_what_it_held_out(tuned: RunFolder, pictures: P
     assert "overestimated" in refit.protocol
 
 
-def test_other_labels_join_those_of_the_run(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
+def test_other_labels_are_added_to_those_of_the_run(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
     some = Rows.from_table(digits.subset(np.arange(10)), "person")
     filling = fill_run(frozen, pictures / "images", labels=some, precision=0.6, confidence=0.6, folds=2)
     assert filling.images_to_fill.tolist() == list(range(10))
@@ -262,7 +262,7 @@ def test_a_retraction_in_other_labels_counts(frozen: RunFolder, pictures: Path, 
     assert filling.table.known == digits.known - 1
 
 
-def test_what_follows_from_a_models_label_is_no_evidence_later(
+def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
     frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model's 0 on one image, and people's on all others: by the rule 0 → 1 only the others' 1 is people's."""
@@ -330,9 +330,7 @@ def slow_derived(
 
 
 @pytest.mark.parametrize("block", [1 << 21, 8 * 7])
-def test_what_rules_derive_is_as_good_as_what_it_was_derived_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Against a slow loop over every chain: the value, the source and the score of each derived row."""
     monkeypatch.setattr("halflabel.fill.plan._BLOCK_ENTRIES", block)
     rng = np.random.default_rng(0)

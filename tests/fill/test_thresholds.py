@@ -1,4 +1,4 @@
-"""Probabilities and thresholds: calibrated, and as precise as asked on truth that was hidden."""
+"""Calibration and thresholds of fills, tested for their precision on hidden labels."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ def test_counts_are_those_of_a_slow_loop() -> None:
         assert np.allclose(mine, theirs)
 
 
-def test_the_bound_is_clopper_and_pearsons() -> None:
+def test_the_bound_is_that_of_clopper_and_pearson() -> None:
     assert _lower(59, 59, 0.05) == pytest.approx(0.05 ** (1 / 59))
     assert _lower(0, 10, 0.05) == 0
     assert _lower(50, 60, 0.1) == pytest.approx(beta.ppf(0.1, 50, 11))
 
 
-def test_weights_let_known_entries_stand_for_the_unknown_ones() -> None:
+def test_weighted_known_entries_represent_the_unknown_ones() -> None:
     unknown, known = np.zeros((2, BINS)), np.zeros((2, BINS))
     unknown[0, 300:] = 10
     unknown[1, 300:] = 1000
@@ -160,7 +160,7 @@ def test_a_useful_share_is_filled_and_more_for_a_lower_precision() -> None:
     assert shares[1] > 0.25
 
 
-def test_absent_is_not_the_easy_answer_for_a_rare_class() -> None:
+def test_positives_of_a_rare_class_are_not_filled_as_absent() -> None:
     """Of a class that 2 % have, all entries as absent would be 98 % right. Its likely positives still stay out."""
     rng = np.random.default_rng(5)
     z = rng.normal(-6, 2.5, (20_000, 1))
@@ -176,7 +176,7 @@ def test_absent_is_not_the_easy_answer_for_a_rare_class() -> None:
     assert p[filled].max() < 0.06
 
 
-def test_a_class_whose_labels_speak_against_it_is_tightened() -> None:
+def test_a_class_whose_labels_contradict_the_target_is_tightened() -> None:
     """One class's probabilities are far too high, which the pooled precision would hide among nine good ones."""
     counts = BinCounts.zeros(10)
     high = int(bin_of(np.array([0.97]))[0])

@@ -1,4 +1,4 @@
-"""Taking fills back: exactly those rows, and no answer that came later."""
+"""Undo of fills: exactly their rows, and no later answer."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def value(path: Path, image: str, name: str) -> int:
     return int(table.dense()[list(table.images).index(image), list(table.classes).index(name)])
 
 
-def test_what_was_appended_is_gone_and_the_file_as_before(tmp_path: Path) -> None:
+def test_undo_restores_the_file_before_the_fill(tmp_path: Path) -> None:
     path = file(tmp_path, BEFORE + FILLED)
     done = undo(path, source="model:em:runs/one")
     assert (done.rows, done.answered_since) == (2, 0)
     assert path.read_text() == BEFORE
 
 
-def test_answers_since_stay_and_other_models_too(tmp_path: Path) -> None:
+def test_undo_keeps_later_answers_and_other_models(tmp_path: Path) -> None:
     path = file(tmp_path, BEFORE + FILLED + OTHER + SINCE)
     done = undo(path, run="runs/one")
     assert (done.sources, done.rows, done.answered_since) == (("model:em:runs/one",), 2, 1)

@@ -1,4 +1,4 @@
-"""Evaluation: known entries only, unreadable images left out, nothing measured said to be 0."""
+"""Evaluation: known entries only, without unreadable images, NaN where nothing is measured."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_nothing_known_or_nothing_readable_is_no_crash(images: int) -> None:
     assert all(blind(row) for row in found.per_class)
 
 
-def test_the_judge_measures_known_entries() -> None:
+def test_validation_metric_uses_known_entries() -> None:
     logits, labels = case()
     found = ValidationMetric(labels)(logits)
     assert found.keys() == {"mAP", "select"}
@@ -120,7 +120,7 @@ def test_the_judge_measures_known_entries() -> None:
     )
 
 
-def test_with_positives_alone_the_judge_takes_unknown_as_absent_and_says_so() -> None:
+def test_validation_metric_with_positives_only_assumes_absent() -> None:
     logits, labels = case()
     labels = labels.clamp(min=0)
     found = ValidationMetric(labels)(logits)
@@ -129,7 +129,7 @@ def test_with_positives_alone_the_judge_takes_unknown_as_absent_and_says_so() ->
     assert found["select"] == pytest.approx(np.mean(by_scikit_learn(logits, assumed)))
 
 
-def test_without_any_readable_image_the_judge_has_no_verdict() -> None:
+def test_validation_metric_without_readable_images_is_nan() -> None:
     _, labels = case()
     assert math.isnan(ValidationMetric(labels)(torch.full((N, C), math.nan))["select"])
 

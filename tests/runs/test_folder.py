@@ -1,4 +1,4 @@
-"""The run directory: refused or cleared, never mixed; labels kept and checked; logs that read back."""
+"""The run folder: creating, overwriting, reading and writing its files."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     assert run.read_config() == {"new": 1}
 
 
-def test_a_file_is_no_place_for_a_run(tmp_path: Path) -> None:
+def test_a_file_is_refused_as_run_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is a file"):
         RunFolder.create(tmp_path / "file")
 
 
-def test_opening_what_is_no_run(tmp_path: Path) -> None:
+def test_opening_a_folder_that_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run"):
         RunFolder.open(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"- 1", b""], ids=["broken", "no text", "list", "empty"])
-def test_a_damaged_config_is_the_users_to_know(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_config_is_a_user_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content)
     with pytest.raises(UserError, match=r"config\.yaml"):
         RunFolder.open(tmp_path).read_config()
@@ -187,7 +187,7 @@ def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
     ],
     ids=["no table", "no part", "twice", "neither", "no name", "other types"],
 )
-def test_a_damaged_split_is_the_users_to_know(tmp_path: Path, content: Any) -> None:
+def test_a_damaged_split_is_a_user_error(tmp_path: Path, content: Any) -> None:
     run = RunFolder(tmp_path)
     if isinstance(content, bytes):
         run.split.write_bytes(content)
@@ -208,7 +208,7 @@ def test_an_empty_split_has_no_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "method"), [("metrics", "read_metrics"), ("env", "read_env"), ("made", "read_completion")]
 )
-def test_what_should_be_an_object_is(tmp_path: Path, file: str, method: str) -> None:
+def test_json_files_must_hold_objects(tmp_path: Path, file: str, method: str) -> None:
     run = RunFolder(tmp_path)
     assert getattr(run, method)() == {}
     run.write_json(f"{file}.json", [1])
@@ -216,7 +216,7 @@ def test_what_should_be_an_object_is(tmp_path: Path, file: str, method: str) -> 
         getattr(run, method)()
 
 
-def test_paths_that_are_no_utf8_go_out_as_they_came_in(tmp_path: Path) -> None:
+def test_paths_that_are_not_utf8_are_written_unchanged(tmp_path: Path) -> None:
     run, odd = RunFolder(tmp_path), b"ph\xff".decode(errors="surrogateescape")
     run.write_repro_script(f"echo {odd}\n")
     assert (tmp_path / "repro.sh").read_bytes() == b"echo ph\xff\n"
@@ -224,7 +224,7 @@ def test_paths_that_are_no_utf8_go_out_as_they_came_in(tmp_path: Path) -> None:
     assert run.read_config() == {"images": odd}
 
 
-def test_a_run_says_when_it_was_made_and_keeps_that(tmp_path: Path) -> None:
+def test_the_completion_time_is_written_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
     run.write_completion()

@@ -1,4 +1,4 @@
-"""From labels and image files to a run directory, and back from it to scores."""
+"""Training a run from labels and image files, and predictions from the run."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def rows_of(made: np.ndarray) -> Rows:
     return Rows.build(TABLE.images, TABLE.classes, image, column, said, made.astype(int), None, sources)
 
 
-def test_labels_of_a_model_are_trained_on_but_judge_nothing(tmp_path: Path, folder: Path) -> None:
+def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Path, folder: Path) -> None:
     made = np.arange(TABLE.known) % 3 == 0
     lines: list[str] = []
     found = go(tmp_path / "run", folder, table=rows_of(made), reporter=Reporter(message=lines.append))

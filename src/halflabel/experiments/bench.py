@@ -264,9 +264,8 @@ class Bench:
         # Features are not timed: otherwise the first task that needs them would pay for all.
         try:
             parts = self._features(head.needs_maps, copies) if cached else self._pictures()
-            linear = (
-                0 if cached or not method_recipe.linear_init else self.config.linear_init or method_recipe.linear_init
-            )
+            own_epochs = method_recipe.linear_init
+            linear = 0 if cached or not own_epochs else self.config.linear_init or own_epochs
             first = self._features(head.needs_maps, copies) if linear else None
         except UserError as error:
             raise DataError(error.message, error.fix) from error

@@ -1,4 +1,4 @@
-"""Folders for the Hugging Face Hub, and predictors from whatever was exported."""
+"""Export to Hugging Face Hub folders, and predictors of all three kinds of models."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_hub_folder_exports_to_onnx(
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 
-def test_the_mean_it_was_trained_with_counts(run: RunFolder, copied: Path) -> None:
+def test_the_normalisation_of_training_is_used(run: RunFolder, copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text(encoding="utf-8"))
     config["preprocess"]["mean"] = [0.1, 0.2, 0.3]
     (copied / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -259,7 +259,7 @@ def secretive(pictures: Path, table: LabelTable, run: RunFolder, tmp_path_factor
 
 
 @pytest.mark.parametrize("kind", ["hub", "onnx"])
-def test_of_paths_the_last_part_alone_is_exported(
+def test_only_the_file_name_of_paths_is_exported(
     secretive: RunFolder, pictures: Path, tmp_path: Path, kind: str
 ) -> None:
     out = tmp_path / ("model" if kind == "hub" else "model.onnx")

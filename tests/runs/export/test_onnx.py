@@ -1,4 +1,4 @@
-"""ONNX files: they compute what PyTorch computes, for any batch, carry all a user needs, and are refused otherwise."""
+"""ONNX export: parity with PyTorch for any batch size, metadata, and refused files."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_faults_of_use(run: RunFolder, exported: Path, tmp_path: Path) -> None:
     assert result.exit_code == 2
 
 
-def test_probes_are_images_of_two_kinds() -> None:
+def test_parity_images_are_noise_and_scenes() -> None:
     noise, scene = parity_images(32, 3).values()
     assert noise.shape == scene.shape == (3, 3, 32, 32)
     assert noise.dtype == scene.dtype == torch.uint8
