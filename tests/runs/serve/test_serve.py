@@ -113,11 +113,11 @@ def test_what_is_wrong_is_refused_with_a_reason(client: TestClient, bench: Any, 
         (415, "0.jpg: not an image", {"files": files(b"<html>")}),
         (413, "over the limit of 200000", {"content": bench.png_of_nothing(30_000, 30_000, rows=1)}),
         (413, "65535 × 65535 pixels", {"files": files(bench.png_of_nothing(65_535, 65_535, rows=1))}),
-        (413, "0.2 MB is the most", {"content": bytes(200_001)}),
+        (413, "the limit is 0.2 MB", {"content": bytes(200_001)}),
         (413, "0.jpg: larger than 0.2 MB", {"files": files(bytes(200_001))}),
-        (413, "0.5 MB is the most", {"files": files(*[bytes(150_000)] * 4)}),
+        (413, "the limit is 0.5 MB", {"files": files(*[bytes(150_000)] * 4)}),
         (413, "Too many files", {"files": files(*[good] * 5)}),
-        (400, "holds no file", {"data": {"a": "b"}, "files": {"c": (None, "text")}}),
+        (400, "has no file", {"data": {"a": "b"}, "files": {"c": (None, "text")}}),
         (400, "boundary", {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
         (400, "nvalid", {"content": b"--y\r\n--y--", "headers": {"content-type": form}}),
         (400, ".", {"content": odd + b"z\r\n--x--", "headers": {"content-type": form + "; charset=punycode"}}),
@@ -218,11 +218,11 @@ def test_the_form_is_answered_with_a_page(client: TestClient, photo: Path) -> No
     (shown,) = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)"', page.text)
     with Image.open(photo) as sent_one, Image.open(io.BytesIO(base64.b64decode(shown))) as shown_one:
         assert shown_one.size == sent_one.size  # small as it is, it is not made smaller
-    assert "picture" not in expected[0]
+    assert "photo" not in expected[0]
     assert "<script" not in page.text
     refused = client.post("/try", files=files(b"x"))
     assert refused.status_code == 415
-    assert "Not answered" in refused.text
+    assert "Refused" in refused.text
     assert client.get("/try").text == client.get("/").text
 
 
@@ -251,7 +251,7 @@ def test_batches_gather_what_comes_together() -> None:
         sizes.append(len(images))
         return images.float().mean((2, 3))
 
-    batcher = Batcher(score, most=4, wait=0.3)
+    batcher = Batcher(score, max_batch=4, wait=0.3)
     images = [torch.full((3, 2, 2), value, dtype=torch.uint8) for value in range(10)]
     waiting = [batcher.submit(image) for image in images]
     waiting[5].cancel()
@@ -268,7 +268,7 @@ def test_a_batch_that_fails_does_not_end_the_others() -> None:
             raise RuntimeError("no")
         return images.float().mean((2, 3))
 
-    batcher = Batcher(score, most=1, wait=0)
+    batcher = Batcher(score, max_batch=1, wait=0)
     batcher.start()
     bad, good = (batcher.submit(torch.full((3, 1, 1), value, dtype=torch.uint8)) for value in (9, 2))
     assert isinstance(bad.exception(5), RuntimeError)
@@ -279,7 +279,7 @@ def test_a_batch_that_fails_does_not_end_the_others() -> None:
 def test_an_idle_batcher_rests_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halflabel.runs.serve.batches._IDLE", 0.02)
     rested = threading.Event()
-    batcher = Batcher(lambda images: images.float().mean((2, 3)), most=2, wait=0, rest=rested.set)
+    batcher = Batcher(lambda images: images.float().mean((2, 3)), max_batch=2, wait=0, on_idle=rested.set)
     batcher.start()
     assert rested.wait(5)
     assert batcher.submit(torch.ones(3, 1, 1)).result(5).tolist() == [1, 1, 1]
@@ -290,14 +290,14 @@ def test_a_model_without_numbers_is_refused_at_once(model: Path) -> None:
     broken = open_model(model)
     for weight in broken.model.parameters():
         torch.nn.init.constant_(weight, torch.nan)
-    with pytest.raises(UserError, match="gives no numbers"):
+    with pytest.raises(UserError, match="not finite"):
         make_app(broken)
 
 
 FAULTS: dict[str, tuple[Exception | None, int, str]] = {
     "any": (RuntimeError("secret"), 500, "the model failed (RuntimeError)"),
-    "memory": (torch.OutOfMemoryError("secret"), 503, "no memory for so much at a time"),
-    "no numbers": (None, 500, "the model gives no numbers for this"),
+    "memory": (torch.OutOfMemoryError("secret"), 503, "not enough memory for this batch"),
+    "no numbers": (None, 500, "the model returns scores that are not finite"),
 }
 
 

@@ -1,15 +1,14 @@
-"""A model behind HTTP: images in, labels with calibrated probabilities out. Concurrent requests share batches.
+"""Serve a model over HTTP: images in, labels with calibrated probabilities out. Concurrent requests share batches.
 
-What a client sends is hostile until proven otherwise: sizes are checked before anything is kept, pixels before any is
-decoded, and whatever is wrong with an image is answered with a status below 500 and a reason. Above it there are 503
-with Retry-After, when more comes than can be served, and 500, when the model itself fails; they have a reason too, as
-JSON of the same form.
+Requests are not trusted: sizes are checked before anything is stored, pixels before anything is decoded, and a bad image
+gets a status below 500 and a reason. 503 with Retry-After means that there are too many requests, 500 that the model
+failed; both have a reason as JSON too.
 
-limits.py    how much a client may ask for
-uploads.py   the files of a request, counted as they come in
-batches.py   one thread that scores what waits together
+limits.py    limits on requests
+uploads.py   the files of a request
+batches.py   the thread that scores images in batches
 app.py       the application, and the server that runs it
-page.py      the page at /docs
+page.py      the page to try photos
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ try:
 except ImportError as error:
     raise missing_package(error, "web") from None
 from halflabel.runs.serve.batches import Batcher
-from halflabel.runs.serve.limits import Limits, Refused
+from halflabel.runs.serve.limits import Limits, RequestRefused
 from halflabel.system.sockets import open_socket
 
-__all__ = ["Batcher", "Limits", "Refused", "make_app", "open_socket", "serve"]
+__all__ = ["Batcher", "Limits", "RequestRefused", "make_app", "open_socket", "serve"]

@@ -1,4 +1,4 @@
-"""One thread that alone uses the model, and scores together what waits together."""
+"""A thread that scores images of concurrent requests together, in batches."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from torch import Tensor
 
 __all__ = ["Batcher"]
 
-_IDLE = 1.0  # seconds without work after which it rests
+_IDLE_SECONDS = 1.0  # without work, until `on_idle` is called
 
 
 class Batcher:
-    """A thread that alone uses the model: it scores what waits together, at most `most` images at a time.
+    """The only thread that uses the model: scores waiting images together, at most `max_batch` at a time.
 
-    The first image waits at most `wait` seconds for company. `score` takes (B, 3, S, S) uint8 and gives (B, C). `rest`
-    is called when there was nothing to do for a while.
+    The first image of a batch waits at most `wait` seconds for others. `score` maps (B, 3, S, S) uint8 to (B, C).
+    `on_idle` is called after a second without work.
     """
 
     def __init__(
         self,
         score: Callable[[Tensor], Tensor],
         *,
-        most: int,
+        max_batch: int,
         wait: float,
-        rest: Callable[[], None] = lambda: None,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
-        self.score, self.most, self.wait, self.rest = score, most, wait, rest
+        self.score, self.max_batch, self.wait, self.on_idle = score, max_batch, wait, on_idle
         self.images = self.batches = 0
         self._queue: queue.Queue[tuple[Tensor, Future[Tensor]] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._work, name="halflabel-batches", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="halflabel-batches", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what waits, then end."""
+        """Score the waiting images, then end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -53,44 +53,44 @@ class Batcher:
         return self._queue.qsize()
 
     def submit(self, image: Tensor) -> Future[Tensor]:
-        """The scores (C,) of one image (3, S, S), when its batch is done. Cancelling it takes it out of the queue."""
+        """Queue one image (3, S, S); the future gets its scores (C,). A cancelled future is not scored."""
         future: Future[Tensor] = Future()
         self._queue.put((image, future))
         return future
 
-    def _work(self) -> None:
-        while (first := self._first()) is not None:
-            batch, due, last = [first], time.monotonic() + self.wait, False
-            while len(batch) < self.most:
+    def _run(self) -> None:
+        while (first := self._wait_for_first()) is not None:
+            batch, deadline, is_last = [first], time.monotonic() + self.wait, False
+            while len(batch) < self.max_batch:
                 try:
-                    item = self._queue.get(timeout=max(due - time.monotonic(), 0))
+                    item = self._queue.get(timeout=max(deadline - time.monotonic(), 0))
                 except queue.Empty:
                     break
                 if item is None:
-                    last = True
+                    is_last = True
                     break
                 batch.append(item)
-            self._answer(batch)
-            if last:
+            self._score_batch(batch)
+            if is_last:
                 break
 
-    def _first(self) -> tuple[Tensor, Future[Tensor]] | None:
+    def _wait_for_first(self) -> tuple[Tensor, Future[Tensor]] | None:
         try:
-            return self._queue.get(timeout=_IDLE)
+            return self._queue.get(timeout=_IDLE_SECONDS)
         except queue.Empty:
-            self.rest()
+            self.on_idle()
             return self._queue.get()
 
-    def _answer(self, batch: Sequence[tuple[Tensor, Future[Tensor]]]) -> None:
-        live = [(image, future) for image, future in batch if future.set_running_or_notify_cancel()]
-        if not live:
+    def _score_batch(self, batch: Sequence[tuple[Tensor, Future[Tensor]]]) -> None:
+        active = [(image, future) for image, future in batch if future.set_running_or_notify_cancel()]
+        if not active:
             return
         try:
-            scores = self.score(torch.stack([image for image, _ in live]))
-        except Exception as error:  # whatever the model raises is the answer; the next batch is another matter
-            for _, future in live:
+            scores = self.score(torch.stack([image for image, _ in active]))
+        except Exception as error:  # passed on to the waiting requests; the thread goes on
+            for _, future in active:
                 future.set_exception(error)
             return
-        self.images, self.batches = self.images + len(live), self.batches + 1
-        for (_, future), row in zip(live, scores, strict=True):
+        self.images, self.batches = self.images + len(active), self.batches + 1
+        for (_, future), row in zip(active, scores, strict=True):
             future.set_result(row)
