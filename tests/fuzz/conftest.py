@@ -1,4 +1,4 @@
-"""The modules of this folder are found by name, by the tests here and by benchmarks/fuzz.py alike."""
+"""Make the modules of this folder importable by name, for the tests here as for benchmarks/fuzz.py."""
 
 import sys
 from pathlib import Path

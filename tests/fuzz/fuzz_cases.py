@@ -1,4 +1,4 @@
-"""One case: the files of a reader, one of them damaged, read in a folder of its own, and how that ended."""
+"""One fuzz case: the files of a reader with one of them damaged, read in an empty folder, and the outcome."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["ENDS", "End", "limit", "play", "prepare"]
 
 ENDS = ("read", "refused", "fault", "hang", "memory")
 SECONDS = 10.0
-BYTES = 600 << 20  # that one case may take beyond what was there before it
+BYTES = 600 << 20  # additional memory that one case may take
 
 
 class End(NamedTuple):
-    """How a case ended: one of ENDS, what was done to which file, and for a fault where it came from."""
+    """The outcome of a case: one of ENDS, the damage that was done, and for a failure the reason."""
 
     kind: str
     done: str
@@ -33,33 +33,33 @@ class End(NamedTuple):
         return self.kind in ENDS[:2]
 
 
-class _Late(BaseException):
-    """The time of a case is over; no `except Exception` on the way stops it."""
+class _TimeLimit(BaseException):
+    """The time limit of a case; a BaseException, so that no `except Exception` catches it."""
 
 
 def prepare(reader: Any, folder: Path, seed: int, number: int) -> tuple[str, random.Random]:
-    """Write the reader's files into an empty folder, and damage one or two: what was done, and the random rest."""
+    """Write the files of a reader into an empty folder and damage one or two; returns the damage and the rng."""
     rng = random.Random(f"{seed} {reader.name} {number}")
     files = dict(reader.files)
-    said = []
-    odd = None
+    damages = []
+    spoiled = None
     for name in rng.sample(reader.targets, min(len(reader.targets), 1 if rng.random() < 0.85 else 2)):
         if rng.random() < 0.08:
-            odd = name
+            spoiled = name
             continue
-        what, files[name] = damage(files[name], rng, name, reader.others)
-        said.append(f"{name}: {what}")
+        damage_done, files[name] = damage(files[name], rng, name, reader.others)
+        damages.append(f"{name}: {damage_done}")
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    if odd is not None:
-        said.append(f"{odd}: {spoil_path(folder / odd, rng)}")
-    return ", ".join(said), rng
+    if spoiled is not None:
+        damages.append(f"{spoiled}: {spoil_path(folder / spoiled, rng)}")
+    return ", ".join(damages), rng
 
 
-def play(reader: Any, folder: Path, seed: int, number: int, right: tuple[type[BaseException], ...]) -> End:
-    """Prepare a case, read it, and clear the folder."""
+def play(reader: Any, folder: Path, seed: int, number: int, refusals: tuple[type[BaseException], ...]) -> End:
+    """Prepare a case, read it, and remove its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     done, rng = prepare(reader, folder, seed, number)
     before = _reset_peak()
@@ -67,25 +67,31 @@ def play(reader: Any, folder: Path, seed: int, number: int, right: tuple[type[Ba
         with limit(SECONDS):
             reader.read(folder, rng)
         end = End("read", done)
-    except _Late:
+    except _TimeLimit:
         end = End("hang", done, f"over {SECONDS:g} s at {_place(sys.exc_info()[1])}")
-    except right as error:
-        said = str(error)
-        # A refusal is for a person: it must be words, and few enough to be read.
-        odd = not said.strip() or len(said) > 200_000
-        end = End("fault", done, f"a refusal of {len(said)} characters") if odd else End("refused", done, said[:300])
+    except refusals as error:
+        text = str(error)
+        # A refusal is for a person: it must have text, and not too much of it.
+        is_unreadable = not text.strip() or len(text) > 200_000
+        end = (
+            End("fault", done, f"a refusal of {len(text)} characters")
+            if is_unreadable
+            else End("refused", done, text[:300])
+        )
     except Exception as error:
         end = End("fault", done, f"{type(error).__name__}: {str(error)[:200]} at {_place(error)}")
-    if end.is_right and (more := _peak() - before) > BYTES:
-        end = End("memory", done, f"{more >> 20} MiB more")
+    if end.is_right and (extra := _peak() - before) > BYTES:
+        end = End("memory", done, f"{extra >> 20} MiB more")
     shutil.rmtree(folder, ignore_errors=True)
     return end
 
 
 @contextmanager
 def limit(seconds: float) -> Any:
+    """Raise _TimeLimit after some seconds."""
+
     def late(*_: Any) -> None:
-        raise _Late
+        raise _TimeLimit
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -97,15 +103,15 @@ def limit(seconds: float) -> Any:
 
 
 def _place(error: BaseException | None) -> str:
-    """The last place in our own code, and the last of all."""
+    """The last lines of our code in the traceback, and the last line of all."""
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    own = [f for f in frames if f"{os.sep}halflabel{os.sep}" in f.filename]
-    return " … ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in (*own[-2:], *frames[-1:]))
+    ours = [f for f in frames if f"{os.sep}halflabel{os.sep}" in f.filename]
+    return " … ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in (*ours[-2:], *frames[-1:]))
 
 
 def _reset_peak() -> int:
-    """Begin to count the peak of this process's memory anew; what it holds now."""
-    with suppress(OSError):  # not Linux: the peak is never seen to rise
+    """Reset the peak memory of this process; returns the current memory."""
+    with suppress(OSError):  # not Linux: the peak is not measured
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 

@@ -1,4 +1,4 @@
-"""What all readers under fire share: the good files they begin from, and the way they are read."""
+"""Shared by all fuzzed readers: the good files they start from, and how they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "Refusal",
     "Rng",
     "gather",
-    "load",
+    "load_module",
     "refusals",
     "small_table",
 ]
@@ -35,10 +35,11 @@ Files = dict[str, bytes]
 
 
 class Refusal(Exception):
-    """An answer of status 4xx: a refusal that is no exception of its own."""
+    """A response with status 4xx: a refusal that does not raise."""
 
 
 def refusals() -> tuple[type[Exception], ...]:
+    """The exceptions with which a reader may refuse a file."""
     from halflabel.review.thumbnails import ImageUnavailable
 
     return UserError, BadImage, ImageUnavailable, Refusal
@@ -46,7 +47,7 @@ def refusals() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True)
 class Reader:
-    """Good files by name, and `read`, which is given the folder they lie in and may choose among its options."""
+    """Good files by name, and `read(folder, rng)`, which reads them from a folder and may choose options at random."""
 
     name: str
     files: Files
@@ -64,17 +65,18 @@ def gather(folder: Path) -> Files:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def load(name: str, path: Path) -> Any:
-    """A module that is in no package."""
+def load_module(name: str, path: Path) -> Any:
+    """Import a module that is not in a package."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def small_table() -> Any:
+    """A table of 4 images × 3 classes."""
     from halflabel.labels.table import LabelTable
 
     labels = [[1, -1, 0], [0, 1, 1], [-1, 0, -1], [1, 1, 0]]

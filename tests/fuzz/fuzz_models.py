@@ -1,4 +1,4 @@
-"""Models and servers: what is read of a run, of an exported model, and of a request."""
+"""Fuzzed readers of models and servers: run folders, exported models and requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_kit import CLASSES, TESTS, Reader, Refusal, Rng, gather, load, small_table
+from fuzz_kit import CLASSES, TESTS, Reader, Refusal, Rng, gather, load_module, small_table
 
 __all__ = ["models", "pages"]
 
@@ -29,7 +29,9 @@ def models(place: Path) -> Iterator[Reader]:
     from halflabel.training.checkpoint import Checkpoint, save, save_tensors
     from halflabel.training.config import Config, Settings
 
-    made = load("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "digits.py").scenes(12, size=32)
+    made = load_module("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "datasets" / "digits.py").scenes(
+        12, size=32
+    )
     table = LabelTable.from_dense(made.labels[:, :3], made.names, CLASSES)
     run = RunFolder(place / "runs" / "run")
     settings = Settings(epochs=1, batch_size=4, device="cpu")
@@ -167,7 +169,7 @@ def pages(place: Path) -> Iterator[Reader]:
     photo = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(photo, "JPEG")
     yield Reader("serve body", {"photo.jpg": photo.getvalue()}, partial(read_served, service, "photo.jpg"))
-    bench = load("fuzz_serve", TESTS.parent / "benchmarks" / "serve.py")
+    bench = load_module("fuzz_serve", TESTS.parent / "benchmarks" / "serve.py")
     form, _ = bench.form(("a.jpg", photo.getvalue()), ("b.txt", b"no image"))
     yield Reader("serve form", {"form.bin": form}, partial(read_served, service, "form.bin"))
 

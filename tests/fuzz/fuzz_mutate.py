@@ -1,4 +1,4 @@
-"""Hostile bytes from good ones: every mutation is a function of a seeded random.Random, so a case can be made again."""
+"""Damage good files: every mutation depends only on a seeded random.Random, so that a case can be repeated."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_kit import CLASSES, IMAGES, TESTS, Reader, Rng, gather, load, small_table
+from fuzz_kit import CLASSES, IMAGES, TESTS, Reader, Rng, gather, load_module, small_table
 from fuzz_models import models, pages
 
 from halflabel.errors import UserError
@@ -27,53 +27,57 @@ GOLDEN = TESTS / "golden"
 
 
 def all_readers() -> list[Reader]:
-    """Every reader; the files are made once, in a folder of their own."""
+    """All readers; their good files are made once, in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        found = [*labels(place), *datasets(place), *pictures(), *lists(place), *models(place), *pages(place)]
-    contents = tuple(data[:20_000] for reader in found for data in reader.files.values())
-    return [Reader(r.name, r.files, r.read, r.fixed, contents) for r in found]
+        readers = [*labels(place), *datasets(place), *pictures(), *lists(place), *models(place), *pages(place)]
+    contents = tuple(data[:20_000] for reader in readers for data in reader.files.values())
+    return [Reader(r.name, r.files, r.read, r.fixed, contents) for r in readers]
 
 
 # ---- label files
 
 
 def labels(place: Path) -> Iterator[Reader]:
-    """The golden files of each format, and what its writer makes of a small table."""
+    """The golden files of each label format, and the files that its writer makes of a small table."""
     from halflabel.labels import formats
 
     for name in formats.FORMATS:
-        found: dict[tuple[bytes, ...], Path] = {}  # each content once
+        folders: dict[tuple[bytes, ...], Path] = {}  # each content only once
         for folder in _golden(name, place):
-            found.setdefault(tuple(sorted(gather(folder).values())), folder)
+            folders.setdefault(tuple(sorted(gather(folder).values())), folder)
         for ending in ("", ".csv", ".json", ".parquet", f".{name}"):
-            made = place / f"{name}{ending}-made"
-            made.mkdir()
-            path = made / ("labels" + ending if name != "imagefolder" or not ending else f"metadata{ending}")
+            written_folder = place / f"{name}{ending}-made"
+            written_folder.mkdir()
+            path = written_folder / ("labels" + ending if name != "imagefolder" or not ending else f"metadata{ending}")
             with contextlib.suppress(UserError):
                 formats.write(small_table(), path, format=name)
                 if formats.detect_format(path) == name:
-                    found.setdefault(tuple(sorted(gather(made).values())), made)
-        for number, folder in enumerate(found.values()):
+                    folders.setdefault(tuple(sorted(gather(written_folder).values())), written_folder)
+        for number, folder in enumerate(folders.values()):
             ways = list(_ways(name, folder))
             if ways:
                 yield Reader(f"labels {name} {number}", gather(folder), partial(read_labels, name, ways))
 
 
 def _golden(name: str, place: Path) -> Iterator[Path]:
-    """Folders of golden files that are read by themselves; tables are single files."""
-    own = GOLDEN / name.replace("-", "_")
-    if not own.is_dir():
+    """Folders of golden files; for tables, each file in its own folder."""
+    golden_folder = GOLDEN / name.replace("-", "_")
+    if not golden_folder.is_dir():
         return
     if name in ("long", "wide"):
-        for path in sorted(own.iterdir()):
+        for path in sorted(golden_folder.iterdir()):
             (place / f"{name}-{path.name}").mkdir()
             shutil.copy(path, place / f"{name}-{path.name}")
             yield place / f"{name}-{path.name}"
-    elif any(path.is_file() for path in own.iterdir()):
-        yield own
+    elif any(path.is_file() for path in golden_folder.iterdir()):
+        yield golden_folder
     else:
-        yield from [path for path in sorted(own.iterdir()) if path.is_dir()] if name != "nus-wide" else [own]
+        yield from (
+            [path for path in sorted(golden_folder.iterdir()) if path.is_dir()]
+            if name != "nus-wide"
+            else [golden_folder]
+        )
 
 
 _POLICIES: tuple[dict[str, Any], ...] = (
@@ -93,14 +97,14 @@ _POLICIES: tuple[dict[str, Any], ...] = (
 
 
 def _ways(name: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Which paths below a folder can be read as a format, and with what stated."""
+    """The paths below a folder that can be read as a format, with the policies that allow it."""
     from halflabel.labels import formats
     from halflabel.labels.policy import Policy
 
     uses = formats._module(name).USES
-    stated = [choice for choice in _POLICIES if set(choice) <= set(uses)]
+    choices = [choice for choice in _POLICIES if set(choice) <= set(uses)]
     for path in [folder, *sorted(folder.rglob("*"))]:
-        for choice in stated:
+        for choice in choices:
             with contextlib.suppress(UserError):
                 formats.read(path, Policy(**choice), format=name)
                 yield path.relative_to(folder).as_posix(), choice
@@ -110,15 +114,15 @@ def read_labels(name: str, ways: list[tuple[str, dict[str, Any]]], folder: Path,
     from halflabel.labels import formats
     from halflabel.labels.policy import Policy
 
-    place, stated = rng.choice(ways)
+    place, policy_options = rng.choice(ways)
     if rng.random() < 0.1:
         place = rng.choice([".", *(path.name for path in sorted(folder.iterdir()))])
-    found = formats.read(folder / place, Policy(**stated), format=rng.choice((name, name, "auto")))
-    table = found.table()
+    result = formats.read(folder / place, Policy(**policy_options), format=rng.choice((name, name, "auto")))
+    table = result.table()
     table.stats()
     table.digest()
-    said = [found.audit.notes, found.audit.value_counts, list(table.images), list(table.classes)]
-    json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    texts = [result.audit.notes, result.audit.value_counts, list(table.images), list(table.classes)]
+    json.dumps(texts, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
 # ---- public data sets
@@ -127,16 +131,16 @@ def read_labels(name: str, ways: list[tuple[str, dict[str, Any]]], folder: Path,
 def datasets(place: Path) -> Iterator[Reader]:
     from halflabel.data.datasets import DATASETS
 
-    written = load("fuzz_datasets", TESTS / "datasets" / "test_datasets.py")
+    dataset_tests = load_module("fuzz_datasets", TESTS / "data" / "datasets" / "test_datasets.py")
     writers = {
-        "voc2007": partial(written.write_voc, year=2007),
-        "coco2017": partial(written.write_coco, year=2017),
-        "nus-wide": written.write_nus,
-        "cub": written.write_cub,
-        "open-images": written.write_open_images,
-        "vg200": written.write_vg,
-        "cifar10": written.write_cifar,
-        "stl10": written.write_stl,
+        "voc2007": partial(dataset_tests.write_voc, year=2007),
+        "coco2017": partial(dataset_tests.write_coco, year=2017),
+        "nus-wide": dataset_tests.write_nus,
+        "cub": dataset_tests.write_cub,
+        "open-images": dataset_tests.write_open_images,
+        "vg200": dataset_tests.write_vg,
+        "cifar10": dataset_tests.write_cifar,
+        "stl10": dataset_tests.write_stl,
     }
     for name in DATASETS:
         if name in writers:
@@ -175,7 +179,7 @@ def pictures() -> Iterator[Reader]:
     colour = Image.fromarray(rng.integers(0, 256, (40, 52, 3), dtype=np.uint8))
     exif = Image.Exif()
     exif[0x0112] = 6
-    makes: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
+    images: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
         "photo.jpg": (colour, "JPEG", {"exif": exif, "quality": 60}),
         "progressive.jpg": (colour, "JPEG", {"progressive": True}),
         "grey.png": (colour.convert("L"), "PNG", {}),
@@ -190,11 +194,11 @@ def pictures() -> Iterator[Reader]:
         "several.mpo": (colour, "MPO", {"save_all": True, "append_images": [colour]}),
     }
     Image.init()
-    for name, (image, form, more) in makes.items():
-        if form not in Image.SAVE:  # AVIF, of which older or smaller builds of Pillow know nothing
+    for name, (image, image_format, options) in images.items():
+        if image_format not in Image.SAVE:  # some builds of Pillow do not support AVIF
             continue
         stream = io.BytesIO()
-        image.save(stream, form, **more)
+        image.save(stream, image_format, **options)
         yield Reader(f"image {name}", {name: stream.getvalue()}, partial(read_picture, name))
 
 
