@@ -1,12 +1,12 @@
-"""Images per second of tuning a whole network on one GPU, against the same network fed with one random tensor.
+"""Images per second when a whole network is tuned on one GPU, compared with the same network on one random batch.
 
 python benchmarks/gpu_speed.py [--images voc.safetensors] [--backbones efficientnet-lite0,resnet50] [--batches 32,128]
     [--compile no,graph,full] [--size 224] [--precision no]
 
-The loop is `halflabel.training.loop.fit` on images held on the GPU with crops and mirror images made there (view
-"weak"), and with two views where a method asks for them. The ceiling is forward, backward and the optimizer's step on
-the same random batch again and again, compiled in the same way. Both are medians of epochs after the first.
-`voc.safetensors` is what `voc_tuned.py prepare` writes; without it the images are noise.
+The loop is `halflabel.training.loop.fit` on images in GPU memory, with crops and mirror images made there (view
+"weak"), and with two views if a method uses two. The ceiling is forward pass, backward pass and optimizer step,
+repeated on the same random batch and compiled in the same way. The loop's rate is the median of the epochs after the
+first. `voc_tuned.py prepare` writes `voc.safetensors`; without it the images are noise.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from halflabel.training.loop import fit
 CLASSES = 20
 
 
-def model_of(name: str, method: Any) -> Model:
+def make_model(name: str, method: Any) -> Model:
     backbone = build_backbone(name, pretrained=False)
     head = seeded(0, lambda: method.head(backbone.channels, CLASSES))
     return Model(backbone, head)
 
 
-def ceiling(name: str, size: int, batch: int, how: Any, precision: str, steps: int = 60) -> float:
+def ceiling(name: str, size: int, batch: int, mode: Any, precision: str, steps: int = 60) -> float:
     """Images per second on one random batch."""
     device = torch.device("cuda")
-    model = model_of(name, recipe("bce").make()).to(device).to(memory_format=torch.channels_last)
+    model = make_model(name, recipe("bce").make()).to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 2, (batch, CLASSES), device=device).float()
-    quick = compile_model(model, how, batch, device).train()
+    compiled = compile_model(model, mode, batch, device).train()
     amp = torch.autocast(
-        "cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=how not in ("graph", "full")
+        "cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=mode not in ("graph", "full")
     )
 
     def step() -> None:
         with amp:
-            loss = binary_cross_entropy_with_logits(quick(images).logits, labels)
+            loss = binary_cross_entropy_with_logits(compiled(images).logits, labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -71,7 +71,7 @@ def ceiling(name: str, size: int, batch: int, how: Any, precision: str, steps: i
     return batch * steps / (time.perf_counter() - began)
 
 
-def loop(name: str, images: torch.Tensor, batch: int, how: Any, precision: Any, method: str, ema: float) -> float:
+def loop(name: str, images: torch.Tensor, batch: int, mode: Any, precision: Any, method: str, ema: float) -> float:
     """Images per second of the training loop."""
     size = images.shape[-1]
     names = Names.numbered(len(images))
@@ -79,9 +79,9 @@ def loop(name: str, images: torch.Tensor, batch: int, how: Any, precision: Any, 
     table = LabelTable.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (len(images), CLASSES)))
     views = {"plain": Plain(size), "weak": Weak(size), "strong": Strong(size)}
     source = DeviceImages(images, names, views)
-    made = recipe(method).make()
-    settings = Settings(epochs=4, batch_size=batch, compile=how, precision=precision, ema=ema, lr=1e-4, device="cuda")
-    log = fit(model_of(name, made), made, source, table, settings).log
+    training_method = recipe(method).make()
+    settings = Settings(epochs=4, batch_size=batch, compile=mode, precision=precision, ema=ema, lr=1e-4, device="cuda")
+    log = fit(make_model(name, training_method), training_method, source, table, settings).log
     return float(np.median([line["images_per_s"] for line in log[1:]]))
 
 
@@ -97,30 +97,33 @@ def main() -> None:
     parser.add_argument("--precision", default="no")
     parser.add_argument("--ema", type=float, default=0.0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "gpu_speed.json")
-    asked = parser.parse_args()
-    if asked.images is None:
-        images = torch.randint(0, 256, (asked.count, 3, asked.size, asked.size), dtype=torch.uint8, device="cuda")
+    arguments = parser.parse_args()
+    if arguments.images is None:
+        images = torch.randint(
+            0, 256, (arguments.count, 3, arguments.size, arguments.size), dtype=torch.uint8, device="cuda"
+        )
     else:
         from safetensors import safe_open
 
-        with safe_open(asked.images, "pt", device="cuda") as file:
-            images = file.get_slice("train")[: asked.count]
-    if images.shape[-1] != asked.size:
-        images = torch.nn.functional.interpolate(images.float(), (asked.size, asked.size), mode="bilinear")
+        with safe_open(arguments.images, "pt", device="cuda") as file:
+            images = file.get_slice("train")[: arguments.count]
+    if images.shape[-1] != arguments.size:
+        images = torch.nn.functional.interpolate(images.float(), (arguments.size, arguments.size), mode="bilinear")
         images = images.to(torch.uint8)
     rows = []
-    for name in asked.backbones.split(","):
-        for batch in map(int, asked.batches.split(",")):
-            for how in asked.compile.split(","):
-                most = ceiling(name, asked.size, batch, how, asked.precision)
-                for method in asked.methods.split(","):
-                    got = loop(name, images, batch, how, asked.precision, method, asked.ema)
-                    row = {"backbone": name, "batch": batch, "compile": how, "precision": asked.precision}
-                    rows.append({**row, "method": method, "loop": got, "ceiling": most, "share": got / most})
-                    print(f"{name} {asked.size} px batch {batch:3} compile {how:8} {method:6} {asked.precision}: "
-                          f"{got:6.0f} images/s, ceiling {most:6.0f}, {got / most:.0%}", flush=True)  # fmt: skip
-    asked.out.parent.mkdir(exist_ok=True)
-    asked.out.write_text(json.dumps(rows, indent=1) + "\n")
+    for name in arguments.backbones.split(","):
+        for batch in map(int, arguments.batches.split(",")):
+            for mode in arguments.compile.split(","):
+                limit = ceiling(name, arguments.size, batch, mode, arguments.precision)
+                for method in arguments.methods.split(","):
+                    rate = loop(name, images, batch, mode, arguments.precision, method, arguments.ema)
+                    row = {"backbone": name, "batch": batch, "compile": mode, "precision": arguments.precision}
+                    rows.append({**row, "method": method, "loop": rate, "ceiling": limit, "share": rate / limit})
+                    setting = f"{name} {arguments.size} px batch {batch:3} compile {mode:8} {method:6}"
+                    speed = f"{rate:6.0f} images/s, ceiling {limit:6.0f}, {rate / limit:.0%}"
+                    print(f"{setting} {arguments.precision}: {speed}", flush=True)
+    arguments.out.parent.mkdir(exist_ok=True)
+    arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

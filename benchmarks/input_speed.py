@@ -1,21 +1,20 @@
-"""How fast images reach the model: images/s of four ways to feed it, in turns in one run, without any model.
+"""Images per second of several ways to feed a model, timed alternately in one run, without a model.
 
 python benchmarks/input_speed.py --photos DIR [--size 448] [--images 512] [--workers 2] [--batch 64] [--device cpu]
     [--train resnet50 --compile graph]
 
-a) torchvision: a plain Dataset and DataLoader: open, resize, mirror, to float, normalise
+a) torchvision: a plain Dataset and DataLoader: open, resize, mirror, to float, normalize
 b) folder: halflabel's source of image files, weak view
 c) pack: the same images packed at this size, weak view made by the workers
 d) pack, views on the device: the workers decode, the weak view of a batch is made on the device
-e) pack, decoded on the device: a GPU decodes the JPEGs too (left out without one)
+e) pack, decoded on the device: a GPU decodes the JPEGs too (left out without a GPU)
 
-b) to e) end as bytes, (a) as normalised floats: in halflabel the model normalises, and what is sent is a quarter as
-large. That step is added to b) to e) on the device, so that all end with the same kind of tensor in the same place.
-Every number is the median of --repeats passes; the first pass of each, which starts the workers, does not count.
-Packing itself is timed once.
+b) to e) yield bytes, a) normalized floats: in halflabel the model normalizes, and a quarter of the data is sent. So
+that all end with the same tensor in the same place, b) to e) are normalized on the device here. Every number is the
+median of --repeats passes; the first pass of each, which starts the workers, does not count. Packing is timed once.
 
-With `--train BACKBONE` a network of that name is then tuned on each of b) to e), two epochs in bf16: what
-of its images/s on one random batch is left shows whether the images come quickly enough to keep the GPU busy.
+With `--train BACKBONE`, that network is then tuned on each of b) to e) for two epochs in bf16. Its images/s in percent
+of those on one random batch show whether the images come fast enough to keep the GPU busy.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from gpu_speed import CLASSES, ceiling, model_of
+from gpu_speed import CLASSES, ceiling, make_model
 from halflabel.data.decode import find_images
 from halflabel.data.pack.read import PackSettings
 from halflabel.data.pack.source import DeviceViews, open_packed_images
@@ -51,8 +50,8 @@ from halflabel.training.loop import fit
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Plainly(Dataset[Tensor]):
-    """What most training scripts do."""
+class TorchvisionDataset(Dataset[Tensor]):
+    """The data set of a typical training script."""
 
     def __init__(self, paths: list[Path], size: int) -> None:
         from torchvision.transforms import v2
@@ -75,38 +74,44 @@ class Plainly(Dataset[Tensor]):
         from PIL import Image
 
         with Image.open(self.paths[number]) as image:
-            made: Tensor = self.transform(image.convert("RGB"))
-        return made
+            transformed: Tensor = self.transform(image.convert("RGB"))
+        return transformed
 
 
-def tune(asked: argparse.Namespace, source: Source) -> float:
-    """Images per second of the second epoch of training on them."""
+def tune(arguments: argparse.Namespace, source: Source) -> float:
+    """Images per second in the second epoch of training on a source."""
     table = LabelTable.from_dense(
         np.random.default_rng(0).choice(np.array([-1, 0, 1], np.int8), (len(source), CLASSES)), images=source.names
     )
     method = recipe("bce").make()
-    settings = Settings(epochs=2, batch_size=asked.batch, compile=asked.compile, precision="bf16", device=asked.device)
-    log = fit(model_of(asked.train, method), method, source, table, settings).log
+    settings = Settings(
+        epochs=2, batch_size=arguments.batch, compile=arguments.compile, precision="bf16", device=arguments.device
+    )
+    log = fit(make_model(arguments.train, method), method, source, table, settings).log
     return float(log[-1]["images_per_s"])
 
 
-def show(asked: argparse.Namespace, took: dict[str, list[float]], photos: int, packing: float, about: Any) -> None:
-    rates = {name: statistics.median(found) for name, found in took.items()}
+def show(
+    arguments: argparse.Namespace, speeds: dict[str, list[float]], photos: int, packing: float, about: Any
+) -> None:
+    rates = {name: statistics.median(values) for name, values in speeds.items()}
     print(
-        f"{photos} photos, {asked.size} px, {asked.view} view, {asked.workers} workers, batch {asked.batch}, "
-        f"{asked.device}, torch {torch.__version__}"
+        f"{photos} photos, {arguments.size} px, {arguments.view} view, {arguments.workers} workers, "
+        f"batch {arguments.batch}, {arguments.device}, torch {torch.__version__}"
     )
     print(f"packing {packing:.0f} images/s, {about['bytes'] / about['images'] / 1e3:.1f} kB per image\n")
     print(f"{'':30}{'images/s':>10}{'ratio':>8}{'least':>10}{'most':>10}")
     for name, rate in rates.items():
-        print(f"{name:30}{rate:10.0f}{rate / rates['torchvision']:8.2f}{min(took[name]):10.0f}{max(took[name]):10.0f}")
+        print(
+            f"{name:30}{rate:10.0f}{rate / rates['torchvision']:8.2f}{min(speeds[name]):10.0f}{max(speeds[name]):10.0f}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--size", type=int, default=448)
-    parser.add_argument("--images", type=int, default=512, help="How many photos, repeated where there are fewer.")
+    parser.add_argument("--images", type=int, default=512, help="Number of photos; fewer are repeated.")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
@@ -114,91 +119,97 @@ def main() -> None:
     parser.add_argument("--store", choices=["jpeg", "png", "raw"], default="jpeg")
     parser.add_argument("--resize", choices=["short", "squash"], default="squash")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--train", default="", help="A backbone to tune on what comes.")
+    parser.add_argument("--train", default="", help="A backbone to tune on the images.")
     parser.add_argument("--compile", choices=["no", "graph", "full"], default="graph")
     parser.add_argument("--out", type=Path, help="Also write the numbers as JSON.")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
 
-    paths = find_images(asked.photos)[: asked.images]
+    paths = find_images(arguments.photos)[: arguments.images]
     if not paths:
-        parser.error(f"there is no image in {asked.photos}")
-    if asked.train and asked.device == "cpu":
-        parser.error("--train compares with a GPU's own speed: it needs --device cuda")
-    device = torch.device(asked.device)
+        parser.error(f"{arguments.photos} contains no image")
+    if arguments.train and arguments.device == "cpu":
+        parser.error("--train needs --device cuda")
+    device = torch.device(arguments.device)
     views: dict[str, View] = {
-        "plain": Plain(asked.size),
-        "weak": Weak(asked.size),
-        "strong": Strong(asked.size),
+        "plain": Plain(arguments.size),
+        "weak": Weak(arguments.size),
+        "strong": Strong(arguments.size),
     }
-    names = Names(str(path.relative_to(asked.photos)) for path in paths)
-    # Fewer photos than asked for are gone through several times, so that starting and ending weigh little.
-    rounds = max(1, round(asked.images / len(paths)))
+    names = Names(str(path.relative_to(arguments.photos)) for path in paths)
+    # Fewer photos than arguments for are repeated, so that start and end have little weight.
+    rounds = max(1, round(arguments.images / len(paths)))
     rng = np.random.default_rng(0)
     order = np.concatenate([rng.permutation(len(paths)) for _ in range(rounds)])
-    plan = [order[first : first + asked.batch] for first in range(0, len(order), asked.batch)]
+    plan = [order[first : first + arguments.batch] for first in range(0, len(order), arguments.batch)]
     mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
 
-    def normalised(images: Tensor) -> Tensor:
+    def normalize(images: Tensor) -> Tensor:
         return (images.to(device, non_blocking=True).float() / 255 - mean) / std
 
     def from_source(source: Source) -> Callable[[int], Iterator[Tensor]]:
         return lambda epoch: (
-            normalised(batch.views[0])
-            for batch in source.fetch(plan, (asked.view,), seed=0, epoch=epoch)
+            normalize(batch.views[0])
+            for batch in source.fetch(plan, (arguments.view,), seed=0, epoch=epoch)
             if batch.views
         )
 
     with tempfile.TemporaryDirectory() as temporary:
         pack = Path(temporary) / "pack"
         began = time.perf_counter()
-        stored = PackSettings(size=asked.size, resize=asked.resize, store=asked.store)
+        stored = PackSettings(size=arguments.size, resize=arguments.resize, store=arguments.store)
         about = pack_images(
-            asked.photos, pack, stored, ids=list(names), workers=asked.workers, max_bad=1.0, shard_bytes=64 << 20
+            arguments.photos,
+            pack,
+            stored,
+            ids=list(names),
+            workers=arguments.workers,
+            max_bad=1.0,
+            shard_bytes=64 << 20,
         )
         packing = len(paths) / (time.perf_counter() - began)
-        more: dict[str, Any] = {"workers": asked.workers, "max_bad": 1.0}
-        plainly: DataLoader[Tensor] = DataLoader(
-            Plainly(paths, asked.size),
+        options: dict[str, Any] = {"workers": arguments.workers, "max_bad": 1.0}
+        loader: DataLoader[Tensor] = DataLoader(
+            TorchvisionDataset(paths, arguments.size),
             batch_sampler=[batch.tolist() for batch in plan],
-            num_workers=asked.workers,
-            persistent_workers=asked.workers > 0,
+            num_workers=arguments.workers,
+            persistent_workers=arguments.workers > 0,
             pin_memory=device.type == "cuda",
         )
         sources: dict[str, Source] = {
-            "folder": Images(paths, names, views, **more),
-            "pack": open_packed_images(names, pack, views, **more),
-            "pack, views on the device": DeviceViews(open_packed_images(names, pack, views, **more), device),
+            "folder": Images(paths, names, views, **options),
+            "pack": open_packed_images(names, pack, views, **options),
+            "pack, views on the device": DeviceViews(open_packed_images(names, pack, views, **options), device),
         }
         if device.type == "cuda":
-            packed = open_packed_images(names, pack, views, **more)
+            packed = open_packed_images(names, pack, views, **options)
             sources["pack, decoded on the device"] = DeviceViews(packed, device, decode=True)
         ways: dict[str, Callable[[int], Iterator[Tensor]]] = {
-            "torchvision": lambda epoch: (images.to(device, non_blocking=True) for images in plainly),
+            "torchvision": lambda epoch: (images.to(device, non_blocking=True) for images in loader),
             **{name: from_source(source) for name, source in sources.items()},
         }
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for repeat in range(asked.repeats + 1):
+        speeds: dict[str, list[float]] = {name: [] for name in ways}
+        for repeat in range(arguments.repeats + 1):
             for name, way in ways.items():
                 began = time.perf_counter()
                 seen = sum(len(images) for images in way(repeat))
                 if device.type == "cuda":
                     torch.cuda.synchronize()
                 if repeat:
-                    took[name].append(seen / (time.perf_counter() - began))
-        show(asked, took, len(paths), packing, about)
+                    speeds[name].append(seen / (time.perf_counter() - began))
+        show(arguments, speeds, len(paths), packing, about)
         trained = {}
-        if asked.train:
-            most = ceiling(asked.train, asked.size, asked.batch, asked.compile, "bf16")
-            print(f"\n{asked.train} on one random batch: {most:.0f} images/s", flush=True)
+        if arguments.train:
+            limit = ceiling(arguments.train, arguments.size, arguments.batch, arguments.compile, "bf16")
+            print(f"\n{arguments.train} on one random batch: {limit:.0f} images/s", flush=True)
             for name, source in sources.items():
-                trained[name] = tune(asked, source)
-                print(f"{name:30}{trained[name]:10.0f}{trained[name] / most:8.0%}", flush=True)
-    if asked.out is not None:
-        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(asked).items()}
+                trained[name] = tune(arguments, source)
+                print(f"{name:30}{trained[name]:10.0f}{trained[name] / limit:8.0%}", flush=True)
+    if arguments.out is not None:
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
         settings.pop("out")
         settings.pop("photos")
-        asked.out.write_text(
-            json.dumps({"settings": settings, "packing": packing, "images_per_s": took, "trained": trained}, indent=1)
+        arguments.out.write_text(
+            json.dumps({"settings": settings, "packing": packing, "images_per_s": speeds, "trained": trained}, indent=1)
             + "\n"
         )
 

@@ -1,4 +1,4 @@
-"""What the training loop costs over a hand-written torch loop that does the same, measured in turns in one run.
+"""The cost of the training loop compared with a hand-written torch loop, measured alternately in one run.
 
 python benchmarks/loop.py [--steps 12] [--features-only]
 
@@ -33,8 +33,8 @@ from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 
 
-class Ready:
-    """Images that lie in memory: what is timed is the loop, not the decoding."""
+class InMemoryImages:
+    """Images in memory, so that the loop is timed and not the decoding."""
 
     def __init__(self, images: Tensor) -> None:
         self.images = images
@@ -58,52 +58,54 @@ def plain_loop(model: nn.Module, batches: list[tuple[Tensor, Tensor]], optimizer
         optimizer.zero_grad(set_to_none=True)
 
 
-def network(steps: int, batch: int = 32, classes: int = 20) -> dict[str, float]:
+def time_network(steps: int, batch: int = 32, classes: int = 20) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     count = steps * batch
     images = torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8, generator=generator)
     present = torch.rand(count, classes, generator=generator) < 0.1
     table = LabelTable.from_dense(torch.where(present, 1, -1).numpy())
-    source, targets = Ready(images), present.float()
+    source, targets = InMemoryImages(images), present.float()
 
-    def fresh() -> Model:
+    def new_model() -> Model:
         head = seeded(0, lambda: Linear(1280, classes))
         assert isinstance(head, Linear)
         return Model(build_backbone(), head).to(memory_format=torch.channels_last)
 
     settings = Settings(epochs=1, batch_size=batch, schedule="constant", device="cpu", backbone_lr=1.0)
-    ours, theirs = [], []
+    fit_seconds, plain_seconds = [], []
     for _ in range(3):
-        model = fresh()
+        model = new_model()
         began = time.perf_counter()
         fit(model, recipe("bce").make(), source, table, settings)
-        ours.append(time.perf_counter() - began)
-        model = fresh()
+        fit_seconds.append(time.perf_counter() - began)
+        model = new_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
         began = time.perf_counter()
         plain_loop(model, list(zip(images.split(batch), targets.split(batch), strict=True)), optimizer)
-        theirs.append(time.perf_counter() - began)
+        plain_seconds.append(time.perf_counter() - began)
     return {
-        "ours_s_per_step": min(ours) / steps,
-        "plain_s_per_step": min(theirs) / steps,
-        "ratio": min(ours) / min(theirs),
+        "ours_s_per_step": min(fit_seconds) / steps,
+        "plain_s_per_step": min(plain_seconds) / steps,
+        "ratio": min(fit_seconds) / min(plain_seconds),
     }
 
 
-def cached(epochs: int = 10, batch: int = 32, channels: int = 1280, classes: int = 20) -> dict[str, float]:
+def time_cached_features(
+    epochs: int = 10, batch: int = 32, channels: int = 1280, classes: int = 20
+) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     features, weight = (
         torch.randn(5717, channels, generator=generator),
         torch.randn(channels, classes, generator=generator),
     )
     present = features @ weight > 40
-    held, truth = features[:1143], torch.where(present[:1143], 1, -1).to(torch.int8)
+    held_out, truth = features[:1143], torch.where(present[:1143], 1, -1).to(torch.int8)
     table = LabelTable.from_dense(torch.where(present, 1, -1).numpy())
     source = Features(features, Names.numbered(len(features)))
-    validation = Features(held, Names.numbered(len(held)))
+    validation = Features(held_out, Names.numbered(len(held_out)))
     targets = present.float()
 
-    def theirs() -> float:
+    def run_plain() -> float:
         model = nn.Linear(channels, classes)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
         began = time.perf_counter()
@@ -115,18 +117,18 @@ def cached(epochs: int = 10, batch: int = 32, channels: int = 1280, classes: int
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             with torch.inference_mode():
-                metrics.mean_average_precision(model(held), truth)
+                metrics.mean_average_precision(model(held_out), truth)
         return time.perf_counter() - began
 
-    def ours() -> float:
+    def run_fit() -> float:
         model = Model(None, Linear(channels, classes))
         settings = Settings(epochs=epochs, batch_size=batch, schedule="constant", device="cpu")
         began = time.perf_counter()
         fit(model, recipe("bce").make(), source, table, settings, validation=validation, judge=ValidationMetric(truth))
         return time.perf_counter() - began
 
-    ours(), theirs()  # the first run of each pays for imports and allocation
-    pairs = np.array([(ours(), theirs()) for _ in range(3)]).min(0)
+    run_fit(), run_plain()  # the first run of each includes imports and allocation
+    pairs = np.array([(run_fit(), run_plain()) for _ in range(3)]).min(0)
     return {"ours_s": float(pairs[0]), "plain_s": float(pairs[1]), "ratio": float(pairs[0] / pairs[1])}
 
 
@@ -134,11 +136,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--features-only", action="store_true")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     keep_freed_memory()  # for both loops
-    result = {"cached features": cached()}
-    if not asked.features_only:
-        result["network"] = network(asked.steps)
+    result = {"cached features": time_cached_features()}
+    if not arguments.features_only:
+        result["network"] = time_network(arguments.steps)
     for name, values in result.items():
         print(name, "  ".join(f"{key} {value:.4g}" for key, value in values.items()))
     out = Path(__file__).parent / "out"

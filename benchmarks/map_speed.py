@@ -2,9 +2,10 @@
 
     python benchmarks/map_speed.py [--torchmetrics DIR] [--large]
 
-torchmetrics is no dependency of halflabel: where it is not installed, `--torchmetrics` names a folder that holds it
-(`pip install --no-deps --target DIR torchmetrics lightning-utilities`). Contestants take turns, so that other work on
-the machine hits all alike; the best of the repeats counts. Prints a table and writes benchmarks/out/map_speed.json.
+torchmetrics is not a dependency of halflabel: if it is not installed, `--torchmetrics` names a folder that contains it
+(`pip install --no-deps --target DIR torchmetrics lightning-utilities`). The implementations are timed alternately, so
+that other work on the machine affects all alike; the best of the repeats counts. Prints a table and writes
+benchmarks/out/map_speed.json.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--classes", type=int, default=1_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, help="threads of all contestants; by default torch's")
-    parser.add_argument("--torchmetrics", help="folder that holds torchmetrics, if it is not installed")
+    parser.add_argument("--threads", type=int, help="threads of all implementations; default: torch's")
+    parser.add_argument("--torchmetrics", help="folder that contains torchmetrics, if it is not installed")
     parser.add_argument("--large", action="store_true", help="measure memory on 125,000 x 5,000 scores instead")
     options = parser.parse_args()
     if options.torchmetrics:
@@ -59,31 +60,31 @@ def main() -> None:
 
 
 def speed(images: int, classes: int, unknown: float, repeats: int) -> dict[str, object]:
-    """Time every contestant on one table of scores; about 5 % of the entries are positive."""
+    """Time every implementation on one table of scores; about 5 % of the entries are positive."""
     rng = np.random.default_rng(0)
     scores = rng.random((images, classes), dtype=np.float32)
     labels = np.where(rng.random((images, classes)) < 0.05, 1, -1).astype(np.int8)
     labels[rng.random((images, classes)) < unknown] = 0
 
-    contestants: dict[str, Callable[[], np.ndarray]] = {
+    implementations: dict[str, Callable[[], np.ndarray]] = {
         "halflabel": lambda: average_precision(scores, labels).numpy(),
         "scikit-learn loop": lambda: sklearn_loop(scores, labels),
     }
     if importlib.util.find_spec("torchmetrics"):
-        contestants["torchmetrics"] = torchmetrics_ap(scores, labels)
+        implementations["torchmetrics"] = torchmetrics_ap(scores, labels)
     else:
         print("torchmetrics is missing: not compared (see --torchmetrics)")
 
     seconds: dict[str, float] = {}
     values = {}
     for _ in range(repeats):
-        for name, run in contestants.items():
+        for name, run in implementations.items():
             start = time.perf_counter()
             values[name] = run()
             seconds[name] = min(seconds.get(name, np.inf), time.perf_counter() - start)
 
     print(f"\n{images:,} images x {classes:,} classes, {unknown:.0%} unknown, {torch.get_num_threads()} threads")
-    print(f"{'':20}{'seconds':>10}{'ours is':>12}{'mAP':>12}{'largest difference of AP':>28}")
+    print(f"{'':20}{'seconds':>10}{'ratio':>12}{'mAP':>12}{'largest difference of AP':>28}")
     rows = []
     for name, best in seconds.items():
         ratio = best / seconds["halflabel"]
@@ -102,7 +103,7 @@ def sklearn_loop(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def torchmetrics_ap(scores: np.ndarray, labels: np.ndarray) -> Callable[[], np.ndarray]:
-    """Its function on inputs in the form it asks for; making that form is not timed."""
+    """The function of torchmetrics on inputs in its form; the conversion is not timed."""
     from torchmetrics.functional.classification import multilabel_average_precision
 
     preds = torch.from_numpy(scores)
