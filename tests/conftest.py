@@ -2,7 +2,7 @@
 
 import os
 
-# Two test processes on two cores are quickest when each stays on one; results do not depend on it.
+# Two test processes on two cores are fastest with one thread each; results do not depend on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# A process that a shell starts in the background ignores Ctrl-C, and so would all that is started by tests.
+# A process that a shell starts in the background ignores Ctrl-C, and so would all processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -24,8 +24,8 @@ settings.register_profile("halflabel", deadline=None, derandomize=True, print_bl
 settings.load_profile("halflabel")
 
 
-def _stays_here(host: Any) -> bool:
-    """Whether an address is this machine's own."""
+def _is_local(host: Any) -> bool:
+    """Return whether an address belongs to this machine."""
     text = host.decode() if isinstance(host, bytes) else host
     if text in (None, "", "localhost"):
         return True
@@ -36,36 +36,36 @@ def _stays_here(host: Any) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _outside(what: str) -> None:
-    # No Exception, so that no `except Exception` on the way can make an ordinary fault of it.
+def _fail(what: str) -> None:
+    # pytest.fail raises no Exception: an `except Exception` in the tested code cannot hide it.
     pytest.fail(f"a test tried to reach the network: {what}")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
-    """Only this machine can be reached from a test: other addresses fail, and so do names that one would ask for."""
-    look_up, patch = socket.getaddrinfo, pytest.MonkeyPatch()
+    """Let tests reach this machine only: other addresses and name look-ups fail the test."""
+    original, patch = socket.getaddrinfo, pytest.MonkeyPatch()
 
     def guarded(call: Any) -> Any:
-        def checked(self: socket.socket, *given: Any) -> Any:
-            if self.family in (socket.AF_INET, socket.AF_INET6) and not _stays_here(given[-1][0]):
-                _outside(f"{call.__name__} to {given[-1]}")
-            return call(self, *given)
+        def checked(self: socket.socket, *args: Any) -> Any:
+            if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(args[-1][0]):
+                _fail(f"{call.__name__} to {args[-1]}")
+            return call(self, *args)
 
         return checked
 
-    def getaddrinfo(host: Any, *given: Any, **more: Any) -> Any:
-        if isinstance(host, str) and host.endswith(".invalid"):  # no such name exists, by RFC 2606
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(host, str) and host.endswith(".invalid"):  # reserved by RFC 2606: never resolves
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        if not _stays_here(host):
-            _outside(f"getaddrinfo of {host!r}")
-        return look_up(host, *given, **more)
+        if not _is_local(host):
+            _fail(f"getaddrinfo of {host!r}")
+        return original(host, *args, **kwargs)
 
     for name in ("connect", "connect_ex", "sendto"):
         patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
     patch.setattr(socket, "getaddrinfo", getaddrinfo)
     for name in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr"):
-        patch.setattr(socket, name, lambda host: _outside(f"a look-up of {host!r}"))
+        patch.setattr(socket, name, lambda host: _fail(f"a look-up of {host!r}"))
     yield
     patch.undo()
 

@@ -1,4 +1,4 @@
-"""Tables beyond main memory: the same in memory and in a file, without a name, and refused where there is no room."""
+"""Scratch tables: equal in memory and in a file, without a file name, and refused without disk space."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary folder of its own, in which every table is a file's pages."""
+    """A temporary folder in which every table goes to a scratch file."""
     monkeypatch.setattr(memory, "_SCRATCH_BYTES", 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # wanted there, whatever kind of disk it is
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def open_files(folder: Path) -> list[str]:
-    """The files of a folder whose pages this process holds, by what the system says."""
+    """Return the files of a folder that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [line for line in lines if str(folder) in line]
 

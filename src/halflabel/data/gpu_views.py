@@ -168,15 +168,15 @@ def _strong_parameters(view: Strong, u: NDArray[np.float64]) -> NDArray[np.float
 
     moves = _box(view, u)
     # Each maps a point of the result to the point of the input, in coordinates −1 … 1.
-    one = np.ones(len(u))
+    ones, zeros = np.ones(len(u)), np.zeros(len(u))
     shear_x, shear_y = 0.3 * level * times("ShearX"), 0.3 * level * times("ShearY")
     # Sheared about the upper left corner: the shift keeps that corner in place.
-    moves = moves @ _affine(one, shear_x, shear_x, 0 * one, one, 0 * one)
-    moves = moves @ _affine(one, 0 * one, 0 * one, shear_y, one, shear_y)
+    moves = moves @ _affine(ones, shear_x, shear_x, zeros, ones, zeros)
+    moves = moves @ _affine(ones, zeros, zeros, shear_y, ones, shear_y)
     shift = 2 * 150 / 331 * level
-    moves = moves @ _affine(one, 0 * one, -shift * times("TranslateX"), 0 * one, one, -shift * times("TranslateY"))
+    moves = moves @ _affine(ones, zeros, -shift * times("TranslateX"), zeros, ones, -shift * times("TranslateY"))
     angle = np.radians(30 * level * times("Rotate"))
-    moves = moves @ _affine(np.cos(angle), -np.sin(angle), 0 * one, np.sin(angle), np.cos(angle), 0 * one)
+    moves = moves @ _affine(np.cos(angle), -np.sin(angle), zeros, np.sin(angle), np.cos(angle), zeros)
     change = 1 + 0.9 * level * sign  # multiplied where an operation is drawn twice
     factors = [np.where(which == names.index(name), change, 1.0).prod(1) for name in _FACTORS]
     switches = [(which == names.index(name)).any(1) for name in _SWITCHES]

@@ -616,13 +616,13 @@ def test_packs_travel_to_other_processes_and_close_their_files(tmp_path: Path, m
 
 
 def test_a_cache_of_features_goes_stale_with_the_pack(tmp_path: Path) -> None:
-    from halflabel.models.feature_cache import _stamp
+    from halflabel.models.feature_cache import _images_digest
 
     folder = write_photos(tmp_path / "a", 3)
     names = Names(["00", "01", "02"])
 
     def stamp() -> str:
-        return _stamp(open_packed_images(names, tmp_path / "p", VIEWS))
+        return _images_digest(open_packed_images(names, tmp_path / "p", VIEWS))
 
     pack_images(folder, tmp_path / "p", PNG)
     first = stamp()

@@ -32,8 +32,8 @@ def read(folder: Path, *, year: int, unannotated: Literal["keep", "drop"] = "kee
         file = expected.require(folder / "annotations" / f"instances_{part}.json")
         images = expected.require(folder / part, folder / "images" / part)
         split = Split(reader.read(file, Policy(unlisted="absent")).table(), images)
-        kept = split.with_positives() if unannotated == "drop" else split
-        if dropped := len(split) - len(kept):
+        used = split.with_positives() if unannotated == "drop" else split
+        if dropped := len(split) - len(used):
             notes.append(f"{role}: {dropped} images without annotation are dropped")
-        splits[role] = kept
+        splits[role] = used
     return Dataset.build(f"coco{year}", splits, tuple(notes))
