@@ -20,7 +20,7 @@ BOXABLE = 8  # of the classes of Open Images
 
 @pytest.fixture(autouse=True)
 def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about power cuts; waiting for the disk is most of the time otherwise."""
+    """Skip fsync: these tests do not test power failures, and waiting for the disk would take most of the time."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 

@@ -1,4 +1,4 @@
-"""Published training labels in place of drawn ones, and tables on other data sets than the paper's."""
+"""`reproduce --labels` with published training labels, and `--dataset` with another data set than the paper's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def full(voc2012: Path) -> LabelTable:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], LabelTable]:
-    """What each run knew of the images that are not for the test, by row and seed."""
+    """The known labels of the non-test images in each run, by row and seed."""
     found: dict[tuple[str, int], LabelTable] = {}
     original = Bench.train
 
@@ -64,7 +64,7 @@ def test_a_list_is_read_by_name_or_number(full: LabelTable, tmp_path: Path, numb
     assert read_given_labels(path, full).labels == drawn
 
 
-def test_a_list_without_a_head_keeps_its_first_line(full: LabelTable, tmp_path: Path) -> None:
+def test_a_list_without_header_keeps_its_first_line(full: LabelTable, tmp_path: Path) -> None:
     drawn = drop.single_positive(full, seed=7)
     for numbers in (True, False):
         path = write_list(drawn, tmp_path / "list.csv", numbers=numbers)
@@ -83,7 +83,7 @@ def test_a_list_without_a_head_keeps_its_first_line(full: LabelTable, tmp_path: 
             read_given_labels(path, full)
 
 
-def test_a_list_is_to_be_about_the_data_set(voc2012: Path, full: LabelTable, tmp_path: Path) -> None:
+def test_a_list_about_other_images_is_refused(voc2012: Path, full: LabelTable, tmp_path: Path) -> None:
     test = open_dataset("voc2012", voc2012, difficult="absent").test
     path = write_list(drop.single_positive(full, seed=7), tmp_path / "list.csv")
     four = path.read_text().splitlines()[1:5]
@@ -113,7 +113,7 @@ def test_a_list_is_to_be_about_the_data_set(voc2012: Path, full: LabelTable, tmp
         found.describe_coverage(full.subset(np.array([40, 41])))
 
 
-def test_other_forms_of_label_files_are_read_too(full: LabelTable, tmp_path: Path) -> None:
+def test_other_label_formats_are_read(full: LabelTable, tmp_path: Path) -> None:
     drawn = drop.single_positive(full, seed=7)
     formats.write(drawn, tmp_path / "long.csv")
     assert read_given_labels(tmp_path / "long.csv", full).labels == drawn
@@ -121,7 +121,7 @@ def test_other_forms_of_label_files_are_read_too(full: LabelTable, tmp_path: Pat
     assert read_given_labels(tmp_path / "published", full).labels == drawn
 
 
-def test_the_one_positive_comes_with_all_negatives_where_the_protocol_says_so(full: LabelTable) -> None:
+def test_given_positives_are_joined_with_all_negatives(full: LabelTable) -> None:
     drawn = drop.single_positive(full, seed=7)
     given = GivenMask("1-positive+negatives", (), drawn)
     assert given.apply(full, 0) == given.apply(full, 1) == drop.one_positive_all_negatives(full, seed=7)
@@ -129,7 +129,7 @@ def test_the_one_positive_comes_with_all_negatives_where_the_protocol_says_so(fu
     assert GivenMask("single-positive", (), drawn).apply(full.subset(some), 0) == drawn.subset(some)
 
 
-def test_what_is_no_such_list_is_refused(full: LabelTable, tmp_path: Path) -> None:
+def test_invalid_lists_are_refused(full: LabelTable, tmp_path: Path) -> None:
     drawn = drop.single_positive(full, seed=7)
     path = write_list(drawn, tmp_path / "list.csv")
     lines = path.read_text().splitlines()
@@ -152,7 +152,7 @@ def test_what_is_no_such_list_is_refused(full: LabelTable, tmp_path: Path) -> No
         read_given_labels(tmp_path / "nothing.csv", full)
 
 
-def test_a_published_list_at_the_prompt(
+def test_published_list_on_the_command_line(
     voc2012: Path, full: LabelTable, tmp_path: Path, seen: dict[tuple[str, int], LabelTable]
 ) -> None:
     drawn = drop.single_positive(full, seed=7)
@@ -192,7 +192,7 @@ def test_one_file_of_labels_is_for_one_column(coco2014: Path, full: LabelTable, 
         reproduce("S4-table1", coco2014, out=tmp_path, rows=["CSL"], conditions=["COCO"], labels=path, overrides=HEAD)
 
 
-def test_rows_that_learn_from_different_labels_are_named(
+def test_rows_with_different_masks_are_named(
     coco2014: Path, full: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_list(drop.single_positive(full, seed=7), tmp_path / "list.csv")
@@ -203,21 +203,21 @@ def test_rows_that_learn_from_different_labels_are_named(
         reproduce(table.id, coco2014, out=tmp_path, conditions=["10 %"], labels=path, overrides=HEAD)
 
 
-def test_rows_that_are_trained_in_different_ways_share_the_labels(
+def test_rows_with_different_settings_share_the_labels(
     coco2014: Path, tmp_path: Path, seen: dict[tuple[str, int], LabelTable]
 ) -> None:
-    """S2-table4 tunes all but for its first row: two groups of one column."""
+    """All rows of S2-table4 except the first tune the whole network: two groups for one column."""
     truth = open_dataset("coco2014", coco2014).train
     drawn = drop.partial(truth, 0.2, seed=5)
     formats.write(drawn, tmp_path / "some.csv")
     overrides = Overrides(backbone="tiny", size=32, epochs=1, device="cpu", workers=0)
     rows = ["BCE, not fine-tuned", "partial-BCE"]
-    found = reproduce(
+    result = reproduce(
         "S2-table4", coco2014, out=tmp_path / "out", rows=rows, labels=tmp_path / "some.csv", overrides=overrides
     )
     assert len(list((tmp_path / "out").glob("*/config.json"))) == 2
     assert seen == dict.fromkeys([("BCE, not fine-tuned", 0), ("partial-BCE", 0)], drawn)
-    said = [line for line in found.protocol["10 %"] if "some.csv" in line]
+    said = [line for line in result.protocol["10 %"] if "some.csv" in line]
     assert said[0] == (
         f"some.csv: {drawn.known} labels of 50 of 50 training images; "
         "50 images in the file, 0 in other splits, 0 not in the data set"
@@ -226,13 +226,13 @@ def test_rows_that_are_trained_in_different_ways_share_the_labels(
 
 
 def test_a_table_on_another_data_set(voc2012: Path, tmp_path: Path, seen: dict[tuple[str, int], LabelTable]) -> None:
-    found = reproduce(
+    result = reproduce(
         "S4-table2", voc2012, out=tmp_path, rows=["S-BCE"], conditions=["10 %"], dataset="voc2012", overrides=HEAD
     )
-    assert "the data set is voc2012 instead of coco2014" in found.differs
-    assert "objects marked difficult are absent" in " ".join(found.protocol["10 %"])
-    assert not found.on_hidden
-    one = next(one for one in found.figures if one.measure == "mAP")
+    assert "the data set is voc2012 instead of coco2014" in result.differs
+    assert "objects marked difficult are absent" in " ".join(result.protocol["10 %"])
+    assert not result.on_hidden
+    one = next(one for one in result.figures if one.measure == "mAP")
     assert one.published == 61.7
     assert not math.isnan(one.ours)
     assert math.isnan(one.difference)
@@ -251,7 +251,7 @@ def test_a_table_on_another_data_set_shows_no_difference(voc2012: Path, tmp_path
     assert "last epoch" in result.stdout
 
 
-def test_what_another_data_set_lacks(voc2012: Path, tmp_path: Path) -> None:
+def test_missing_parts_of_another_data_set(voc2012: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no data set 'voc1999'"):
         reproduce("S4-table2", voc2012, out=tmp_path, dataset="voc1999", overrides=HEAD)
     with pytest.raises(UserError, match="voc2012 has no validation images"):
@@ -272,7 +272,7 @@ def test_a_table_alone_shows_its_protocol() -> None:
     assert "exact=" not in shares.stdout
 
 
-def test_what_a_reader_wants_stated_is_stated_to_import(tmp_path: Path, full: LabelTable) -> None:
+def test_a_format_that_needs_an_option_points_to_import(tmp_path: Path, full: LabelTable) -> None:
     wide = tmp_path / "my list.csv"
     wide.write_text("image," + ",".join(full.classes) + f"\n{full.images[0]}" + ",-1" * len(full.classes) + "\n")
     with pytest.raises(UserError, match=r"halflabel import '.*my list\.csv' OUT\.csv .*--minus-one"):

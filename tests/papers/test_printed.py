@@ -1,4 +1,4 @@
-"""The printed tables hold together: what the papers' texts say of them, and what one table repeats of another."""
+"""The printed numbers agree with the papers' texts and with numbers repeated in other tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_all_tables_of_the_five_papers() -> None:
     assert all(paper_of(id) in PAPERS.values() for id in PRINTED)
 
 
-def test_figures_are_percent_and_rows_fit_their_columns() -> None:
+def test_numbers_are_percent_and_rows_fit_their_columns() -> None:
     for found in PRINTED.values():
         for row, cells in found.rows.items():
             assert cells, (found.id, row)
@@ -31,7 +31,7 @@ def test_figures_are_percent_and_rows_fit_their_columns() -> None:
                 assert number.spread is None or 0 < number.spread < 6
 
 
-def test_the_average_over_groups_is_the_figure_for_all_classes() -> None:
+def test_the_mean_over_groups_is_the_number_for_all_classes() -> None:
     for id in ("S1-table1", "S1-table3", "S4-table4"):
         found = find_printed(id)
         *groups, everything = dict.fromkeys(column.measure for column in found.columns)
@@ -42,7 +42,7 @@ def test_the_average_over_groups_is_the_figure_for_all_classes() -> None:
                 assert value(id, row, condition, everything) == pytest.approx(mean, abs=0.08), (row, condition)
 
 
-def test_wang_2023_says_the_same_in_table_and_text() -> None:
+def test_wang_2023_table_agrees_with_text() -> None:
     shares = ("10 %", "30 %", "50 %", "70 %", "90 %")
 
     def gains(row: str, over: str, measure: str = "mAP") -> list[float]:
@@ -79,7 +79,7 @@ def test_durand_2019_repeats_itself() -> None:
         assert value(*first) == value(*second)
 
 
-def test_huynh_2020_says_the_same_in_table_and_text() -> None:
+def test_huynh_2020_table_agrees_with_text() -> None:
     gain = value("S1-table1", "IMCL", "end to end", "All classes") - value(
         "S1-table1", "Curriculum Labeling", "end to end", "All classes"
     )
@@ -98,7 +98,7 @@ def test_overall_f1_is_the_harmonic_mean_of_precision_and_recall() -> None:
             assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=0.16), (id, row)
 
 
-def test_reading_a_table() -> None:
+def test_read_printed() -> None:
     found = read_printed("S0-table1", "", {"x": "a | 1.0 –\nb | 2.50±0.10 3"}, ("p", "q"), "a note")
     assert found.columns == (Column("x", "p"), Column("x", "q"))
     assert found.number("b", "x", "p") == (2.5, 0.1, "2.50±0.10")

@@ -1,4 +1,4 @@
-"""Rows that are trained on other images, from other weights, or with a file that is to be given."""
+"""Rows with other training images, other initial weights, or a label graph file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(*words: object) -> Result:
 
 @pytest.fixture
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six labelled images of one batch in place of 4,000 of each of five."""
+    """Six labelled images of one batch instead of 4,000 of each of five batches."""
     table = TABLES["S3-table1"]
     conditions = tuple(
         replace(one, dataset_options={"labelled": 6}, trials=({"batch": 1},)) for one in table.conditions
@@ -43,18 +43,16 @@ def small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_cifar")
-def test_s3_supervised_rows_are_trained_on_the_labelled_images_alone(
-    cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]]
-) -> None:
+def test_s3_supervised_rows_use_only_labelled_images(cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     rows, overrides = ["RML-CNN", "WARP", "Softmax"], replace(SMALL, epochs=1, batch_size=8)
-    found = reproduce("S3-table1", cifar10, out=tmp_path, rows=rows, conditions=["random init."], overrides=overrides)
-    assert not found.failures
+    result = reproduce("S3-table1", cifar10, out=tmp_path, rows=rows, conditions=["random init."], overrides=overrides)
+    assert not result.failures
     train = open_dataset("cifar10", cifar10, labelled=6, batch=1).train
     labelled = np.flatnonzero(np.diff(train.start))
     assert len(labelled) == 6 < len(train) == 60
     assert [list(fit["table"].images) for fit in fits] == [list(train.subset(labelled).images)] * 3
-    assert not any("unlabelled" in line for line in found.differs)
-    words = " ".join(found.protocol["random init."])
+    assert not any("unlabelled" in line for line in result.differs)
+    words = " ".join(result.protocol["random init."])
     assert "images without a known label are not used for training (RML-CNN; WARP; Softmax)" in words
     assert "RML-CNN; WARP; Softmax: images without a known label" in " ".join(
         run("reproduce", "S3-table1").stdout.split()
@@ -63,13 +61,13 @@ def test_s3_supervised_rows_are_trained_on_the_labelled_images_alone(
 
 @pytest.mark.parametrize("tune", [None, "head"])
 @pytest.mark.usefixtures("small_cifar")
-def test_s3_ss_rml_begins_with_a_model_of_the_labelled_images(
+def test_s3_ss_rml_starts_from_a_model_of_the_labelled_images(
     tune: Any, cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]]
 ) -> None:
     overrides = replace(SMALL, epochs=1, batch_size=8, tune=tune)
     words = {"out": tmp_path / "out", "rows": ["SS-RML-CNN", "RML-CNN"], "conditions": ["random init."]}
-    found = reproduce("S3-table1", cifar10, **words, overrides=overrides)  # type: ignore[arg-type]
-    assert not found.failures
+    result = reproduce("S3-table1", cifar10, **words, overrides=overrides)  # type: ignore[arg-type]
+    assert not result.failures
     # What the row RML-CNN is, is what SS-RML begins with; all images are in its own epochs.
     first, start, then = sorted(fits, key=lambda fit: len(fit["table"]))
     assert [len(fit["table"]) for fit in (first, start, then)] == [6, 6, 60]
@@ -77,23 +75,23 @@ def test_s3_ss_rml_begins_with_a_model_of_the_labelled_images(
     assert all(torch.equal(value, start["fitted"][name]) for name, value in then["weights"].items())
     # Labels were passed on before its only epoch.
     assert int((then["method"].relabel.neighbour >= 0).sum()) == 54
-    told = " ".join(found.protocol["random init."])
+    told = " ".join(result.protocol["random init."])
     assert "from the weights of the model rml after 1 epoch on the labelled images only (SS-RML-CNN)" in told
-    assert "the initial model rml has 1 instead of 10 epochs" in found.differs
+    assert "the initial model rml has 1 instead of 10 epochs" in result.differs
 
 
-def test_s5_linear_init_has_a_rate_of_its_own_and_all_its_epochs(
+def test_s5_linear_init_has_its_own_learning_rate_and_epochs(
     voc2012: Path, tmp_path: Path, fits: list[dict[str, Any]]
 ) -> None:
     overrides = replace(SMALL, epochs=2)
-    found = reproduce("S5-table", voc2012, out=tmp_path, rows=["ROLE+LI"], conditions=["VOC"], overrides=overrides)
-    assert not found.failures
+    result = reproduce("S5-table", voc2012, out=tmp_path, rows=["ROLE+LI"], conditions=["VOC"], overrides=overrides)
+    assert not result.failures
     head, whole = fits
     assert not any(name.startswith("backbone") for name in head["weights"])
     settings = [(fit["settings"].epochs, fit["settings"].lr, fit["settings"].patience) for fit in fits]
     assert settings == [(5, 1e-3, 0), (2, 1e-5, 1)]
     assert torch.equal(whole["weights"]["head.linear.weight"], head["fitted"]["head.linear.weight"])
-    assert "after 5 epochs of the head alone (ROLE+LI)" in " ".join(found.protocol["VOC"])
+    assert "after 5 epochs of the head alone (ROLE+LI)" in " ".join(result.protocol["VOC"])
     # Others of the table are trained as before.
     table = TABLES["S5-table"]
     role = next(row for row in table.rows if row.name == "ROLE")
@@ -101,7 +99,7 @@ def test_s5_linear_init_has_a_rate_of_its_own_and_all_its_epochs(
     assert (config.linear_init, config.linear_lr) == (0, None)
 
 
-def test_what_rows_of_huynh_2020_are_and_are_not() -> None:
+def test_options_and_deviations_of_huynh_2020() -> None:
     for id in ("S1-table1", "S4-table4"):
         rows = {row.name: row for row in TABLES[id].rows}
         assert rows["CNN-RNN"].options == {"unknown": "negative"}
@@ -112,7 +110,7 @@ def test_what_rows_of_huynh_2020_are_and_are_not() -> None:
 
 @pytest.fixture
 def wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A WordNet that knows the first two classes."""
+    """A WordNet that contains only the first two classes."""
 
     def edges(classes: Names, k: int) -> Edges:
         return Edges(np.array([0, 1]), np.array([1, 0]), np.array([0.5, 0.5]))
@@ -121,7 +119,7 @@ def wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_graph(path: Path, data: Path, weight: float = 1.0) -> Path:
-    """From each class to the third after it."""
+    """A graph with an edge from each class to the third after it."""
     classes = list(open_dataset("open-images", data).classes)
     edges = zip(classes, classes[3:] + classes[:3], strict=True)
     path.write_text("".join(f"{one},{other},{weight}\n" for one, other in edges))
@@ -129,9 +127,7 @@ def write_graph(path: Path, data: Path, weight: float = 1.0) -> Path:
 
 
 @pytest.mark.usefixtures("wordnet")
-def test_s1_rows_with_a_label_graph_run_when_it_is_given(
-    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]
-) -> None:
+def test_s1_rows_with_a_label_graph_need_a_file(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     graph, out = write_graph(tmp_path / "wiki.csv", open_images), tmp_path / "out"
     words = ["reproduce", "S1-table3", open_images, "--out", out, *WORDS]
     without = run(*words)
@@ -164,7 +160,7 @@ def test_s1_rows_with_a_label_graph_run_when_it_is_given(
     assert not math.isnan(four.figures[0].ours)
 
 
-def test_a_graph_that_cannot_be_used_is_refused_before_anything_is_written(open_images: Path, tmp_path: Path) -> None:
+def test_an_invalid_graph_is_refused_before_anything_is_written(open_images: Path, tmp_path: Path) -> None:
     graph, out = write_graph(tmp_path / "wiki.csv", open_images), tmp_path / "out"
     with pytest.raises(UserError, match="no row of S1-table1 takes a label graph"):
         reproduce("S1-table1", open_images, out=out, graph=graph, overrides=SMALL)
@@ -176,7 +172,9 @@ def test_a_graph_that_cannot_be_used_is_refused_before_anything_is_written(open_
     assert not out.exists()
 
 
-def test_a_row_of_two_views_trains_on_both(coco2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_with_two_views_trains_on_both(
+    coco2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[bool] = []
     original = bench.fit
 

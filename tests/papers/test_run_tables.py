@@ -1,4 +1,4 @@
-"""Tables with a start, with labels by condition, tested on another split, or with measures of the labels themselves."""
+"""Tables with an initial model, masks by condition, another test split, or measures of the labels."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
 
 
-def figure(found: Reproduction, row: str, measure: str, condition: str | None = None) -> TableFigure:
-    (one,) = [
-        one for one in found.figures if one.row == row and one.measure == measure and condition in (None, one.condition)
+def figure(result: Reproduction, row: str, measure: str, condition: str | None = None) -> TableFigure:
+    (match,) = [
+        each
+        for each in result.figures
+        if each.row == row and each.measure == measure and condition in (None, each.condition)
     ]
-    return one
+    return match
 
 
-def test_s1_rows_begin_with_the_logistic_model(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
-    """Two epochs of logistic once per seed; then one of each row, from its weights; its own row is that model."""
+def test_s1_rows_start_from_the_logistic_model(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    """Logistic is trained for two epochs per seed; each row continues for one; the row Logistic is that model."""
     rows = ["LSEP", "Wsabie", "Latent Noise (visual)", "Logistic"]
-    found = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=rows, seeds=2, overrides=SMALL)
-    assert not found.failures
+    result = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=rows, seeds=2, overrides=SMALL)
+    assert not result.failures
     epochs = [fit["settings"].epochs for fit in fits]
     assert epochs == [2, 1, 1, 1] * 2 * 2  # two columns, two seeds
     for tuned in (True, False):
@@ -67,13 +69,13 @@ def test_s1_rows_begin_with_the_logistic_model(open_images: Path, tmp_path: Path
                 if "head.images" in weights:
                     product = weights["head.labels"] @ weights["head.images"]
                     assert torch.allclose(product, start["head.linear.weight"], atol=1e-5)
-    words = " ".join(found.protocol["fixed features"])
+    words = " ".join(result.protocol["fixed features"])
     assert "1 epoch of rmsprop, batches of 32, from the weights of the model logistic after 2 epochs" in words
     # The same start for another table, and for the same one again in another folder.
     fits.clear()
     again = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["not used"], seeds=2, overrides=SMALL)
     assert not fits
-    logistic = figure(found, "Logistic", "Group 5", "fixed features")
+    logistic = figure(result, "Logistic", "Group 5", "fixed features")
     assert again.figures[0].per_seed == logistic.per_seed
     # Where training is longer, so is that of the start.
     row = next(row for row in TABLES["S1-table1"].rows if row.name == "LSEP")
@@ -84,7 +86,9 @@ def test_s1_rows_begin_with_the_logistic_model(open_images: Path, tmp_path: Path
     assert "the initial model logistic has 6 instead of 2 epochs" in made.differs
 
 
-def test_s1_settings_on_the_validation_images(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+def test_s1_table2_is_tested_on_validation_images(
+    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]
+) -> None:
     rows = ["λ_y=1 λ_f=0.5 k=3", "λ_y=0 λ_f=0.5 k=5"]
     result = run("reproduce", "S1-table2", open_images, "--rows", ",".join(rows), "--out", tmp_path / "out", *WORDS)
     assert result.exit_code == 0, result.output
@@ -108,14 +112,14 @@ def test_s1_settings_on_the_validation_images(open_images: Path, tmp_path: Path,
     assert "tested: the images of the split validation; on the split validation, the epoch" in needs
 
 
-def test_s1_graphs_that_are_not_here(open_images: Path, tmp_path: Path) -> None:
-    found = reproduce("S1-table3", open_images, out=tmp_path / "out", overrides=SMALL)
-    assert [line.partition(":")[0] for line in found.skipped] == ["wiki", "wiki+wordnet"]
-    assert all("Wikipedia" in line for line in found.skipped)
-    assert figure(found, "wiki", "All classes").published == 76.74
-    assert math.isnan(figure(found, "wiki", "All classes").ours)
-    assert figure(found, "co-occurrence", "Group 5").published == 86.23
-    assert not math.isnan(figure(found, "co-occurrence", "Group 5").ours)
+def test_s1_rows_without_graph_are_skipped(open_images: Path, tmp_path: Path) -> None:
+    result = reproduce("S1-table3", open_images, out=tmp_path / "out", overrides=SMALL)
+    assert [line.partition(":")[0] for line in result.skipped] == ["wiki", "wiki+wordnet"]
+    assert all("Wikipedia" in line for line in result.skipped)
+    assert figure(result, "wiki", "All classes").published == 76.74
+    assert math.isnan(figure(result, "wiki", "All classes").ours)
+    assert figure(result, "co-occurrence", "Group 5").published == 86.23
+    assert not math.isnan(figure(result, "co-occurrence", "Group 5").ours)
     assert "Wikipedia" in run("reproduce", "S1-table3").stdout
 
 
@@ -127,9 +131,9 @@ def test_s2_open_images_of_the_boxable_classes(open_images: Path, tmp_path: Path
     alone = "0" * 16  # an image of which only a class that is not in the list is known
     lines = [line for line in lines if not line.startswith(alone) or "/m/9," in line or "/m/8," in line]
     file.write_text("".join(lines))
-    found = reproduce("S2-table3", data, out=tmp_path / "out", overrides=replace(SMALL, epochs=2))
-    assert not found.failures
-    assert [figure(found, row.name, "MAP").published for row in TABLES["S2-table3"].rows] == [79.01, 83.05, 83.36]
+    result = reproduce("S2-table3", data, out=tmp_path / "out", overrides=replace(SMALL, epochs=2))
+    assert not result.failures
+    assert [figure(result, row.name, "MAP").published for row in TABLES["S2-table3"].rows] == [79.01, 83.05, 83.36]
     opened = open_dataset("open-images", data, classes="class-descriptions-boxable.csv")
     assert len(opened.classes) == BOXABLE
     for fit in fits:
@@ -203,16 +207,16 @@ def test_s2_shares_of_clean_and_noisy_labels(nus_wide: Path, coco2014: Path, tmp
     data.mkdir()
     (data / "nus-wide").symlink_to(nus_wide)
     (data / "coco2014").symlink_to(coco2014)
-    found = reproduce("S2-table7", data, out=tmp_path / "out", overrides=replace(SMALL, epochs=1))
-    assert set(found.missing) == {"VOC 2007"}
+    result = reproduce("S2-table7", data, out=tmp_path / "out", overrides=replace(SMALL, epochs=1))
+    assert set(result.missing) == {"VOC 2007"}
     for condition, name in (("NUS-WIDE", "nus-wide"), ("MS COCO", "coco2014")):
         truth = open_dataset(name, data / name).train.dense()
         positives = (truth > 0).sum(1)
         wrong = 100 * np.maximum(positives - 1, 0).sum() / truth.size
         for row, clean, noisy in (("clean", 100, 0), ("noisy+", 100 - wrong, wrong), ("partial 10%", 10, 0)):
-            assert figure(found, row, "clean label", condition).ours == pytest.approx(clean)
-            assert figure(found, row, "noisy label", condition).ours == pytest.approx(noisy)
-    assert figure(found, "noisy+", "noisy label", "NUS-WIDE").published == 1.4
-    assert figure(found, "noisy+", "OV-R", "NUS-WIDE").published == 17.19
-    assert not math.isnan(figure(found, "noisy+", "OV-R", "NUS-WIDE").ours)
-    assert any(line.startswith("NUS-WIDE: the paper draws 150,000") for line in found.differs)
+            assert figure(result, row, "clean label", condition).ours == pytest.approx(clean)
+            assert figure(result, row, "noisy label", condition).ours == pytest.approx(noisy)
+    assert figure(result, "noisy+", "noisy label", "NUS-WIDE").published == 1.4
+    assert figure(result, "noisy+", "OV-R", "NUS-WIDE").published == 17.19
+    assert not math.isnan(figure(result, "noisy+", "OV-R", "NUS-WIDE").ours)
+    assert any(line.startswith("NUS-WIDE: the paper draws 150,000") for line in result.differs)

@@ -1,4 +1,4 @@
-"""The recipes say nothing that the library does not know, and cover what the papers print."""
+"""The table protocols only use settings and options that the library has, and cover all printed rows and columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names(fields: type) -> set[str]:
 
 
 @ALL
-def test_training_is_in_the_words_of_the_library(table: PaperTable) -> None:
+def test_training_uses_fields_of_the_library(table: PaperTable) -> None:
     for condition in table.conditions:
         training = condition.training
         assert set(training.config) <= names(Config)
@@ -42,7 +42,7 @@ def test_training_is_in_the_words_of_the_library(table: PaperTable) -> None:
 
 
 @ALL
-def test_data_sets_and_hidings_take_their_options(table: PaperTable) -> None:
+def test_data_sets_and_masks_accept_their_options(table: PaperTable) -> None:
     small = LabelTable.from_dense([[1, -1], [-1, 1], [1, 1], [-1, -1]] * 10)
     for condition in table.conditions:
         entry = DATASETS[condition.dataset]
@@ -58,7 +58,7 @@ def test_data_sets_and_hidings_take_their_options(table: PaperTable) -> None:
 
 
 @ALL
-def test_methods_take_their_options(table: PaperTable) -> None:
+def test_methods_accept_their_options(table: PaperTable) -> None:
     known = recipes()
     for row in table.rows:
         if row.method is None:
@@ -114,8 +114,8 @@ def test_rows_columns_and_measures_are_those_published(table: PaperTable) -> Non
             assert set(row.masks_by_condition) == {column.condition for column in printed.rows[row.name]}
 
 
-def test_f1_is_the_harmonic_mean_where_the_print_is() -> None:
-    """S3 quotes rows of other papers, whose F1-C is another measure than its own: what is printed shows which."""
+def test_f1_is_defined_as_in_the_quoted_paper() -> None:
+    """S3 quotes rows of other papers with another definition of F1-C; the printed numbers show which one."""
     for id, condition in (("S3-table3", "NUS-WIDE"), ("S3-table4", "MS-COCO")):
         table = TABLES[id]
         for row in table.rows:
@@ -126,7 +126,7 @@ def test_f1_is_the_harmonic_mean_where_the_print_is() -> None:
                 assert (row.measured_as.get("F1-C", "macro_f1") == "CF1") == harmonic, row.name
 
 
-def test_dropout_is_for_strategy_e_alone() -> None:
+def test_only_strategy_e_uses_dropout() -> None:
     for id, table in TABLES.items():
         if id.startswith("S2-"):
             for row in table.rows:
@@ -136,14 +136,14 @@ def test_dropout_is_for_strategy_e_alone() -> None:
                 assert not wet or (row.options["dropout"], row.options["passes"]) == (0.2, 50), (id, row.name)
 
 
-def test_every_row_without_a_method_of_huynh_2020_says_what_it_needs() -> None:
+def test_skipped_rows_of_huynh_2020_state_what_they_need() -> None:
     for id in ("S1-table1", "S1-table2", "S1-table3", "S1-table4"):
         skipped = TABLES[id].skipped(recipes())
         assert all("no --graph FILE; it needs " in line and "Wikipedia" in line for line in skipped.values())
         assert len(skipped) == {"S1-table3": 2, "S1-table4": 1}.get(id, 0)
 
 
-def test_the_strategies_of_durand_2019_spend_as_many_clean_labels() -> None:
+def test_strategies_of_durand_2019_use_equally_many_clean_labels() -> None:
     table = TABLES["S2-table6"]
     full = LabelTable.from_dense([[1, -1] * 5, [-1, 1] * 5] * 50)
     for row in table.rows:
@@ -155,7 +155,7 @@ def test_the_strategies_of_durand_2019_spend_as_many_clean_labels() -> None:
             assert (f"{shares['clean_labels']:g} %", shares["wrong_labels"]) == (condition.name, pytest.approx(wrong))
 
 
-def test_a_note_about_a_data_set_stays_with_it() -> None:
+def test_notes_about_a_data_set_belong_to_it() -> None:
     (condition,) = TABLES["S2-table4"].conditions
     assert condition.notes == ("trained on train2014, tested on val2014",)
     assert condition.on_dataset("coco2014").notes
@@ -164,7 +164,7 @@ def test_a_note_about_a_data_set_stays_with_it() -> None:
         assert not any("train2014" in note for note in table.notes)
 
 
-def test_the_tables_that_were_asked_for() -> None:
+def test_all_tables_are_present() -> None:
     assert {"S5-table", "S4-table2", "S1-table1", "S3-noise"} <= set(TABLES)
     for paper in ("S1", "S2", "S3", "S5"):
         assert {id for id in PRINTED if id.startswith(paper)} <= set(TABLES)
@@ -172,7 +172,7 @@ def test_the_tables_that_were_asked_for() -> None:
         find_table("S2-table9")
 
 
-def test_cells_and_what_is_skipped() -> None:
+def test_cells_and_skipped_rows() -> None:
     training = PaperTraining({"tune": "all", "size": 448}, {"epochs": 3})
     table = PaperTable(
         "S0-table1",
@@ -214,8 +214,8 @@ def test_the_hyper_parameters_of_zhou_2022() -> None:
     }
 
 
-def test_role_is_told_the_positives_per_image_in_the_table_of_zhou_2022() -> None:
-    """One positive per image is all that its labels show: 31 times too few on CUB."""
+def test_role_gets_the_positives_per_image_in_zhou_2022() -> None:
+    """The labels only show one positive per image, 31 times too few on CUB."""
     table = TABLES["S5-table"]
     for row in (row for row in table.rows if row.method in ("role", "role-li")):
         found = {condition.name: table.cell(row, condition).options for condition in table.conditions}

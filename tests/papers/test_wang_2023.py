@@ -1,4 +1,4 @@
-"""The recipes of Wang 2023: what the text says of each table, and the two that repeat others, run."""
+"""The tables of Wang 2023 agree with its text, and the two that repeat other tables run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from halflabel.papers.tables import TABLES, find_printed
 TINY = Overrides(backbone="tiny", size=32, epochs=2, batch_size=16, device="cpu", workers=0)
 
 
-def test_every_table_has_a_recipe() -> None:
+def test_every_table_has_a_protocol() -> None:
     assert {id for id in TABLES if id.startswith("S4-")} == {f"S4-table{number}" for number in (1, 2, 3, 4)}
 
 
-def test_ours_has_the_hyper_parameters_of_the_text() -> None:
+def test_ours_has_the_hyperparameters_of_the_text() -> None:
     table = TABLES["S4-table1"]
     (ours,) = (row for row in table.rows if row.name == "Ours")
     defaults = {name: option.default for name, option in recipe("srcr").options.items()}
@@ -30,14 +30,14 @@ def test_ours_has_the_hyper_parameters_of_the_text() -> None:
     assert {"lr", "epochs", "weak", "strong"} <= set(table.conditions[0].training.unsaid)
 
 
-def test_heads_of_other_papers_have_none_of_the_librarys_dropout() -> None:
+def test_heads_of_other_papers_have_no_dropout() -> None:
     for row in TABLES["S4-table1"].rows:
         if row.method in ("ssgrl", "sst", "hst", "sarb", "sarb*"):
             assert row.options["dropout"] == 0, row.name
 
 
-def test_k_is_that_of_saliency_alone() -> None:
-    """The figure of the default is that of SR in table 2, rounded, not that of SR + CR."""
+def test_k_belongs_to_saliency_only() -> None:
+    """The number of the default equals that of SR in table 2, rounded, not that of SR + CR."""
     at_5 = find_printed("S4-table3").number("k=5", "50 %", "mAP")
     alone = find_printed("S4-table2").number("BN-BCE + SR", "50 %", "mAP")
     both = find_printed("S4-table2").number("BN-BCE + SR + CR (w/ SR)", "50 %", "mAP")
@@ -65,13 +65,13 @@ def test_rows_of_huynh_2020_are_repeated() -> None:
 
 
 def test_saliency_by_k_runs(coco2014: Path, tmp_path: Path) -> None:
-    found = reproduce("S4-table3", coco2014, out=tmp_path, rows=["k=1", "k=5"], conditions=["20 %"], overrides=TINY)
-    assert [figure.row for figure in found.figures] == ["k=1", "k=5"]
-    assert len({figure.ours for figure in found.figures}) == 2
+    result = reproduce("S4-table3", coco2014, out=tmp_path, rows=["k=1", "k=5"], conditions=["20 %"], overrides=TINY)
+    assert [figure.row for figure in result.figures] == ["k=1", "k=5"]
+    assert len({figure.ours for figure in result.figures}) == 2
 
 
 def test_open_images_runs(open_images: Path, tmp_path: Path) -> None:
-    found = reproduce("S4-table4", open_images, out=tmp_path, rows=["Latent Noise", "CSL", "Ours"], overrides=TINY)
-    assert not found.failures
-    assert len(found.figures) == 3 * 6
-    assert all(figure.ours is not None and 0 <= figure.ours <= 100 for figure in found.figures)
+    result = reproduce("S4-table4", open_images, out=tmp_path, rows=["Latent Noise", "CSL", "Ours"], overrides=TINY)
+    assert not result.failures
+    assert len(result.figures) == 3 * 6
+    assert all(figure.ours is not None and 0 <= figure.ours <= 100 for figure in result.figures)
