@@ -41,7 +41,7 @@ def ask(data: Path, out: Path, *words: str) -> Result:
 
 def test_help_teaches() -> None:
     text = run("compare", "--help").stdout
-    for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget", "hidden truth"):
+    for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget", "hidden"):
         assert part in text
     assert "compare" in run("--help").stdout
 
@@ -72,7 +72,7 @@ def test_hidden_truth_is_said_in_so_many_words(data: Path, tmp_path: Path) -> No
     test = ["--test", str(data / "test" / "test.csv"), "--test-images", str(data / "test" / "images")]
     result = ask(data, tmp_path, "--methods", "em", "--protocol", "single-positive", "--select", "hidden", *test)
     assert result.exit_code == 0, result.output
-    assert "Chosen on hidden truth" in result.stdout
+    assert "Chosen by hidden labels" in result.stdout
     assert "16 images, labels of their own" in result.stdout
     assert json.loads((tmp_path / "comparison.json").read_text())["selected_on_hidden_truth"] is True
 
@@ -83,12 +83,12 @@ def test_failures_and_what_was_left_out_are_shown(data: Path, tmp_path: Path) ->
     assert "failed: bce (labels single-positive): the method 'bce' cannot learn" in " ".join(failed.stdout.split())
     none = ask(data, tmp_path / "b", "--methods", "bce", "--protocol", "single-positive")
     assert none.exit_code == 2
-    assert "not one run could be finished" in none.stderr
+    assert "no run could be finished" in none.stderr
     short = ask(data, tmp_path / "c", "--methods", "bn-bce,em", "--budget", "0.001s")
     assert short.exit_code == 2
-    assert "left out for want of time: 2 runs" in " ".join(short.output.split())
-    assert "To go on:  halflabel" in short.stdout
-    assert "the budget ended before one run was finished" in short.stderr
+    assert "not run within the time limit: 2 runs" in " ".join(short.output.split())
+    assert "To resume:  halflabel" in short.stdout
+    assert "the time limit was reached before the first run was finished" in short.stderr
 
 
 def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +101,8 @@ def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, mon
     monkeypatch.setattr("sys.argv", ["halflabel", "compare", "a file.csv", "--force", "--budget", "1s"])
     result = ask(data, tmp_path / "out", "--methods", "bn-bce", "--budget", "1h")
     assert result.exit_code == 2
-    assert "To go on:  halflabel compare 'a file.csv' --budget 1s\n" in result.stdout
-    assert "the budget ended while features were computed (16 of 40 images done)" in result.stderr
+    assert "To resume:  halflabel compare 'a file.csv' --budget 1s\n" in result.stdout
+    assert "the time limit was reached while features were computed (16 of 40 images done)" in result.stderr
 
 
 def test_next_trains_what_was_compared(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,4 +173,4 @@ def test_interrupting_says_how_to_go_on(data: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Bench, "train", train)
     result = ask(data, tmp_path / "out", "--methods", "em")
     assert result.exit_code == 130
-    assert "the same command goes on" in result.stderr
+    assert "the same command resumes" in result.stderr

@@ -122,6 +122,6 @@ def test_no_figure_is_ever_cut(monkeypatch: pytest.MonkeyPatch, terminal: bool, 
     assert "another_option=12345" in text
     assert "3 of 5" in " ".join(text.split())
     said = re.sub(r"\s+", " ", text)
-    assert "cannot be told from the best; with fewer than 3 seeds the interval says most about the seeds" in said
+    assert "not significantly different from the best; more than 2 seeds narrow the interval" in said
     if terminal and width == 80:
         assert max(map(len, text.splitlines())) <= 80

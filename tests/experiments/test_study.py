@@ -358,8 +358,8 @@ def test_nothing_finished_is_no_finding(tmp_path: Path) -> None:
             "study", tmp_path / "train.csv", tmp_path / "images", *TINY, *words, "--out", out, "--budget", "0.001s"
         )
         assert result.exit_code == 2, result.output
-        assert "the budget ended before one run was finished" in result.stderr
-        assert "To go on:" in result.stdout
+        assert "the time limit was reached before the first run was finished" in result.stderr
+        assert "To resume:" in result.stdout
         for word in ("cannot be told", "Control", "Wrote"):
             assert word not in result.stdout
 

@@ -168,7 +168,7 @@ def test_published_list_on_the_command_line(
         "1-positive+negatives (1 P. & All N.: BCE loss); those of list.csv with every seed"
     ) in text
     assert "list.csv: 49 labels of 49 of 49 training images; 49 images in the file" in text
-    assert "Epochs chosen on hidden truth (VOC), as the paper does" in text
+    assert "Epochs chosen by hidden labels (VOC), as the paper does" in text
     assert "features 49/49" in text  # no bar where there is no terminal
     shown = drawn.subset(drawn.images.index(seen["AN loss", 0].images.array))
     assert seen["AN loss", 0] == seen["AN loss", 1] == shown

@@ -76,7 +76,7 @@ def test_s5_on_the_command_line_and_resumed(voc2012: Path, tmp_path: Path, train
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "85.89±0.38" in text
-    assert "not here: COCO:" in text  # no condition was asked for by name, so the others are left out
+    assert "not available: COCO:" in text  # no condition was asked for by name, so the others are left out
     assert "backbone tiny instead of resnet50.tv_in1k" in text
     assert "the backbone is frozen" in text
     assert "epochs 2 instead of 10" in text

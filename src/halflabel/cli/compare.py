@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
+from halflabel.cli.grid import (
+    UNLIMITED_WIDTH,
+    GridBar,
+    no_result_error,
+    parse_shares,
+    print_table,
+    rerun_command,
+    resumable_grid,
+    show_unfinished_features,
+    split_words,
+)
 from halflabel.cli.options import (
     COMMON,
     GroupedCommand,
@@ -33,21 +38,16 @@ from halflabel.cli.options import (
     takes_label_options,
     takes_training_options,
 )
-from halflabel.cli.terminal import console, show_audit, warnings_in_a_line
-from halflabel.errors import UserError
-from halflabel.system.format import counted, group_digits, points
+from halflabel.cli.terminal import console, show_audit
+from halflabel.system.format import counted, points
 from halflabel.system.reporter import Reporter
-from halflabel.training.callbacks import Callback, EpochLog
 
 if TYPE_CHECKING:
-    from halflabel.experiments import Comparison, ComparisonRow, Task
-    from halflabel.experiments.grid import Outcome
-    from halflabel.labels.audit import LabelImport
+    from halflabel.experiments import Comparison, ComparisonRow
 
 EVALUATION = "Evaluation"
 
-_NO_EDGE = 10_000  # columns
-_OWN = {"labels", "images", "out", "force", "lr"}  # what means another thing to `train`, or what is said anyway
+_NOT_SHARED = {"labels", "images", "out", "force", "lr"}  # options with another meaning in `train`, or printed anyway
 
 Select = StrEnum("Select", ["known", "hidden"])
 Search = StrEnum("Search", ["small", "none"])
@@ -104,11 +104,11 @@ def compare(
         Select, panel(EVALUATION, "The labels that choose the epoch and the settings: known, or hidden.")
     ] = Select.known,
 ) -> None:
-    """Compare methods on your own data: seeds, intervals, paired differences, time and memory.
+    """Compare methods on your data, with confidence intervals, paired differences, time and memory.
 
-    Images are divided into those to learn from, those to choose epochs and settings by, and those to judge by. Labels
-    are hidden (--shares, --protocol) from the first two only. Every finished run is kept: the same command goes on
-    where it stopped, also after --budget is spent, and methods, shares and seeds may be added to it.
+    Images are split into training, validation and test images. Labels are hidden (--shares, --protocol) only from
+    training and validation. Finished runs are saved: the same command resumes, also after the time limit of --budget,
+    and methods, shares and seeds can be added.
 
     Example: halflabel compare labels.csv photos/ --methods bce,em,asl --budget 30m
 
@@ -117,14 +117,14 @@ def compare(
     Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
     """
     check_image_folder(images, test_images)
-    kept_shares = shares_in(shares or "", "--shares")
-    for name in _words(methods):
+    kept_shares = parse_shares(shares or "", "--shares")
+    for name in split_words(methods):
         if name != "auto":
             check_method(name.partition(":")[0])
-    found: LabelImport = read(labels)
+    label_import = read(labels)
     test_rows = read(test).rows if test is not None else None
-    table = found.table()
-    show_audit(found.audit, table)
+    table = label_import.table()
+    show_audit(label_import.audit, table)
 
     from halflabel.experiments import compare as compare_methods
     from halflabel.methods.auto import epochs_for
@@ -136,11 +136,11 @@ def compare(
     from halflabel.cli.progress import Bar
 
     where = escape(str(out))
-    with kept(out), GridBar() as task_bar, Bar("features") as bar:
+    with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
         result = compare_methods(
-            found.rows,
+            label_import.rows,
             images,
-            _words(methods),
+            split_words(methods),
             out=out,
             shares=kept_shares,
             protocols=protocol or (),
@@ -158,15 +158,23 @@ def compare(
         )
     show_comparison(result)
     if result.left_out:
-        show_waiting(result.waiting)
-        console.print(f"To go on:  {escape(again())}", soft_wrap=True)
+        show_unfinished_features(result.waiting)
+        console.print(f"To resume:  {escape(rerun_command())}", soft_wrap=True)
     if not result.rows:
-        raise nothing_finished(result.waiting, bool(result.left_out))
+        raise no_result_error(result.waiting, bool(result.left_out))
     console.print(f"Wrote [bold]{where}[/]: comparison.csv, comparison.json", soft_wrap=True)
+    _show_next_step(ctx, result, labels, images)
+
+
+def _show_next_step(ctx: typer.Context, result: Comparison, labels: Path, images: Path) -> None:
+    """Print the command that trains the best method."""
     best = next((row for row in result.rows if row.labels == "all"), None)
     if best is None:
-        said = "labels were hidden from all of these. To choose a method for the labels as they are, compare without"
-        console.print(f"Next:  {said} --protocol and --shares, or with --shares 1", soft_wrap=True)
+        console.print(
+            "Next:  labels were hidden from all of these. To choose a method for all labels, compare without "
+            "--protocol and --shares, or with --shares 1",
+            soft_wrap=True,
+        )
         return
     words = ["halflabel", "train", str(labels), str(images), "--method", best.method.partition(":")[0]]
     words += ["--lr", f"{best.lr:.6g}"]
@@ -176,160 +184,65 @@ def compare(
 
 
 def _shared_options(ctx: typer.Context) -> list[str]:
-    """The options given to this command that `train` takes too, so that it reads and trains alike."""
+    """The options of this call that `train` takes too, so that it reads and trains in the same way."""
     group: Any = ctx.find_root().command
     takes = {flag for parameter in group.commands["train"].params for flag in parameter.opts}
     words: list[str] = []
     for parameter in ctx.command.params:
         name, flag = parameter.name or "", parameter.opts[0]
         source = ctx.get_parameter_source(name)
-        if name in _OWN or flag not in takes or source is None or source.name != "COMMANDLINE":
+        if name in _NOT_SHARED or flag not in takes or source is None or source.name != "COMMANDLINE":
             continue
         value = ctx.params[name]
-        for one in value if isinstance(value, list | tuple) else [value]:
-            words += [flag, str(one)]
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += [flag, str(item)]
     return words
 
 
-def show_waiting(waiting: tuple[int, int] | None) -> None:
-    """Say that it was not the runs that took the time."""
-    if waiting is not None:
-        done, total = (group_digits(part) for part in waiting)
-        console.print(f"The budget ended while features were computed: {done} of {total} images done, which are kept.")
-
-
-def nothing_finished(waiting: tuple[int, int] | None, out_of_time: bool) -> UserError:
-    """What to say where there is no result."""
-    if waiting is not None:
-        done, total = (group_digits(part) for part in waiting)
-        return UserError(
-            f"the budget ended while features were computed ({done} of {total} images done)",
-            "the same command goes on from there; a longer --budget gets further",
-        )
-    if out_of_time:
-        return UserError("the budget ended before one run was finished", "give the same command a longer --budget")
-    return UserError("not one run could be finished", "see the reasons above")
-
-
-def print_table(table: Table) -> None:
-    """A table as wide as it is where it goes to a file or a pipe: these have no right edge."""
-    if console.is_terminal:
-        console.print(table)
-    else:
-        Console(file=console.file, width=_NO_EDGE, highlight=False).print(table)
-
-
-@contextmanager
-def kept(place: Path) -> Iterator[None]:
-    """Let Ctrl-C end a grid of runs with one line: what is finished is kept. Warnings take one line too."""
-    try:
-        with warnings_in_a_line():
-            yield
-    except KeyboardInterrupt:
-        typer.echo(f"Stopped; what is finished is in {place}: the same command goes on", err=True)
-        raise typer.Exit(130) from None
-
-
-class GridBar(Callback):
-    """A bar over the whole grid with the time left, and a line for each finished run."""
-
-    def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("run {task.fields[number]}/{task.total:.0f}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._number, self._due, self._note, self._epochs = 0, math.nan, "", 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
-        self._progress.stop()  # it may have to wait for features, which have a bar of their own
-        self._number, self._note = number, task.describe()
-        self._due = math.nan if seconds_left is None else time.monotonic() + seconds_left
-        if not self._progress.task_ids:
-            self._progress.add_task("", total=total, number=number, left="", note="")
-        self._show(0.0)
-
-    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
-        self._epochs = epochs
-
-    def on_epoch_end(self, log: EpochLog) -> None:
-        self._progress.start()
-        self._show(log["epoch"] / self._epochs)
-
-    def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-        what = f"[bright_black]{number:>{len(str(total))}}/{total}[/]  {escape(task.describe())}"
-        if outcome.error:
-            console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}", soft_wrap=True)
-        else:
-            kind = "mAP (unknown = absent)" if outcome.measure == "assumed_mAP" else "mAP"
-            judged = f"validation {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
-            console.print(f"{what}: {judged}  {_time(outcome.seconds)}", soft_wrap=True)
-        self._show(1.0)
-        if number == total:
-            self._progress.stop()
-
-    def _show(self, part: float) -> None:
-        left = "" if math.isnan(self._due) else f"{_time(max(self._due - time.monotonic(), 0))} left"
-        self._progress.update(
-            self._progress.task_ids[0],
-            completed=self._number - 1 + part,
-            number=self._number,
-            left=left,
-            note=self._note,
-        )
-
-
-def show_comparison(found: Comparison) -> None:
-    """The table, what failed, what was left out, and how it was judged."""
+def show_comparison(comparison: Comparison) -> None:
+    """Print the table, the failures, the runs that are left, and the protocol."""
     console.print()
-    if found.select == "hidden":
-        console.print("[bold red]Chosen on hidden truth:[/] too good for anyone who lacks those labels.\n")
-    if found.rows:
-        table = _wide(found)
-        if console.is_terminal and console.measure(table, options=console.options.update(width=_NO_EDGE)).maximum > (
-            console.width
-        ):
-            _show_narrow(found)
+    if comparison.select == "hidden":
+        console.print("[bold red]Chosen by hidden labels:[/] better than what is possible without them.\n")
+    if comparison.rows:
+        table = _wide_table(comparison)
+        if console.is_terminal and console.measure(
+            table, options=console.options.update(width=UNLIMITED_WIDTH)
+        ).maximum > (console.width):
+            _show_narrow(comparison)
         else:
             print_table(table)
-        unsure = [row for row in found.rows if "≈" in _behind(row, row is found.best(row.labels))]
+        unsure = [row for row in comparison.rows if "≈" in _difference(row, row is comparison.best(row.labels))]
         if unsure:
             few = any(row.seeds < 3 for row in unsure)
-            more = "; with fewer than 3 seeds the interval says most about the seeds: more of them narrow it"
-            console.print(f"[bright_black]≈: cannot be told from the best{more if few else ''}[/]")
-        if found.memory_kind:
-            console.print(f"[bright_black]memory: {found.memory_kind} during a run; tried: settings, with seed 0[/]")
-    for failure in found.failures:
+            more = "; more than 2 seeds narrow the interval"
+            console.print(f"[bright_black]≈: not significantly different from the best{more if few else ''}[/]")
+        if comparison.memory_kind:
+            console.print(
+                f"[bright_black]memory: {comparison.memory_kind} during a run; tried: settings, with seed 0[/]"
+            )
+    for failure in comparison.failures:
         what = failure.method if failure.what == "all" else failure.what
         console.print(
             f"[red]failed:[/] {escape(what)} (labels {escape(failure.labels)}): {escape(failure.reason)}",
             soft_wrap=True,
         )
-    if found.left_out:
-        parts = [f"{left.method} at {left.labels}: {left.runs}" for left in found.left_out]
-        runs = sum(left.runs for left in found.left_out)
+    if comparison.left_out:
+        parts = [f"{left.method} at {left.labels}: {left.runs}" for left in comparison.left_out]
+        runs = sum(left.runs for left in comparison.left_out)
         console.print(
-            f"[yellow]left out for want of time:[/] {counted(runs, 'run')} ({escape('; '.join(parts))})", soft_wrap=True
+            f"[yellow]not run within the time limit:[/] {counted(runs, 'run')} ({escape('; '.join(parts))})",
+            soft_wrap=True,
         )
-    for sentence in found.protocol:
+    for sentence in comparison.protocol:
         console.print(f"[bright_black]{escape(sentence)}[/]")
 
 
 def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
-    """What a row shows, by title."""
+    """The cells of a row by column title."""
     return {
         "test mAP (95 %)": f"{points(row.mAP)} ({points(row.mAP_low)} – {points(row.mAP_high)})",
-        "to the best (95 %)": _behind(row, best),
+        "to the best (95 %)": _difference(row, best),
         "seeds": f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds),
         "s/run": f"{row.seconds:.3g}",
         "memory": "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB",
@@ -339,14 +252,14 @@ def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
     }
 
 
-def _wide(found: Comparison) -> Table:
-    """One line per row."""
-    shown = [_cells(row, row is found.best(row.labels)) for row in found.rows]
+def _wide_table(comparison: Comparison) -> Table:
+    """A table with one line per row."""
+    shown = [_cells(row, row is comparison.best(row.labels)) for row in comparison.rows]
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("labels", "method", *shown[0]):
         rows.add_column(title, justify="left" if title in ("labels", "method", "options") else "right", no_wrap=True)
     before = ""
-    for row, cells in zip(found.rows, shown, strict=True):
+    for row, cells in zip(comparison.rows, shown, strict=True):
         if row.labels != before and before:
             rows.add_row()
         first = row.labels if row.labels != before else ""
@@ -355,14 +268,14 @@ def _wide(found: Comparison) -> Table:
     return rows
 
 
-def _show_narrow(found: Comparison) -> None:
-    """Two lines per row, in columns by hand: a table that is too wide would be cut, and figures with it."""
-    shown = [_cells(row, row is found.best(row.labels)) for row in found.rows]
+def _show_narrow(comparison: Comparison) -> None:
+    """Print two lines per row: a table that is too wide would be cut."""
+    shown = [_cells(row, row is comparison.best(row.labels)) for row in comparison.rows]
     first = list(shown[0])[:3]
     widths = [max(len(cells[title]) for cells in [*shown, {t: t for t in first}]) for title in first]
-    name = max(len(row.method) for row in found.rows)
+    name = max(len(row.method) for row in comparison.rows)
     before = ""
-    for row, cells in zip(found.rows, shown, strict=True):
+    for row, cells in zip(comparison.rows, shown, strict=True):
         if row.labels != before:
             console.print(f"{'' if not before else chr(10)}[bold]labels {escape(row.labels)}[/]", soft_wrap=True)
             heads = "  ".join(title.rjust(width) for title, width in zip(first, widths, strict=True))
@@ -374,7 +287,7 @@ def _show_narrow(found: Comparison) -> None:
         console.print(Padding(Text(rest, "bright_black"), (0, 0, 0, 4)))
 
 
-def _behind(row: ComparisonRow, best: bool) -> str:
+def _difference(row: ComparisonRow, best: bool) -> str:
     if best:
         return "best"
     if math.isnan(row.behind):
@@ -382,31 +295,3 @@ def _behind(row: ComparisonRow, best: bool) -> str:
     mean, low, high = (points(gap, 2, signed=True) for gap in (row.behind, row.behind_low, row.behind_high))
     value = f"{mean} ({low} to {high})"
     return value if row.behind_high < 0 else f"{value} ≈"
-
-
-def _time(seconds: float) -> str:
-    """
-    >>> _time(4.2), _time(75), _time(8000)
-    ('4.2 s', '1 min 15 s', '2 h 13 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def shares_in(text: str, option: str) -> list[float]:
-    """Shares written with commas, as an option gives them."""
-    try:
-        return [float(word) for word in _words(text)]
-    except ValueError:
-        raise UserError(f"{text!r} are no shares", f"write them with commas, such as {option} 0.1,0.3,1") from None
-
-
-def again() -> str:
-    """This very command, without what would start from nothing again."""
-    return shlex.join(["halflabel", *(word for word in sys.argv[1:] if word != "--force")])

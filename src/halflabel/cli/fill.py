@@ -116,33 +116,38 @@ def fill(
     with Bar("writes") as writing:
         tally = distributed.run_on_main(lambda: write_filled(filling, path, base=base, progress=writing))
     _show(filling, tally, top)
-    where, of = shlex.quote(str(path)), shlex.quote(str(run))
-    known = "the known labels and the filled ones" if complete else "rows to append to the label file"
-    ruled, passed_on = int(tally.by_rule.sum()), int(tally.by_model.sum())
-    fills = int((tally.present + tally.absent).sum()) - ruled - passed_on
+    _show_next_step(filling, tally, run, path, complete)
+
+
+def _show_next_step(filling: FillPlan, tally: FillCounts, run: Path, path: Path, complete: bool) -> None:
+    """Print what was written, the next command, and how to undo."""
+    quoted_path, quoted_run = shlex.quote(str(path)), shlex.quote(str(run))
+    content = "the known labels and the filled ones" if complete else "rows to append to the label file"
+    ruled, by_model = int(tally.by_rule.sum()), int(tally.by_model.sum())
+    fills = int((tally.present + tally.absent).sum()) - ruled - by_model
     sources = " and ".join(name for name, count in ((filling.source, fills), ("rule", ruled)) if count)
     console.print(
-        f"\nWrote [bold]{escape(where)}[/]: {known}{escape(sources and f', source {sources}')}", soft_wrap=True
+        f"\nWrote [bold]{escape(quoted_path)}[/]: {content}{escape(sources and f', source {sources}')}", soft_wrap=True
     )
-    if not fills + ruled + passed_on:
+    if not fills + ruled + by_model:
         return
     if complete:
-        console.print(f"Next:  halflabel inspect {escape(where)}", soft_wrap=True)
-        _show_undo(of, where, fills, ruled)
+        console.print(f"Next:  halflabel inspect {escape(quoted_path)}", soft_wrap=True)
+        _show_undo(quoted_run, quoted_path, fills, ruled)
     elif path.suffix != ".parquet":
-        console.print(f"Next:  tail -n +2 {escape(where)} >> LABELS.csv", soft_wrap=True)
-        _show_undo(of, "LABELS.csv", fills, ruled)
+        console.print(f"Next:  tail -n +2 {escape(quoted_path)} >> LABELS.csv", soft_wrap=True)
+        _show_undo(quoted_run, "LABELS.csv", fills, ruled)
         console.print(
-            "(where LABELS.csv has the columns image,class,value,source,score; for other files, fill with --complete)",
+            "(if LABELS.csv has the columns image,class,value,source,score; for other files, fill with --complete)",
             soft_wrap=True,
         )
 
 
 def _show_undo(run: str, file: str, fills: int, ruled: int) -> None:
     if fills:
-        console.print(f"Take it back:  halflabel fill {escape(run)} --undo {escape(file)}", soft_wrap=True)
+        console.print(f"Undo:  halflabel fill {escape(run)} --undo {escape(file)}", soft_wrap=True)
     if ruled:
-        what = "Take back what follows from people's labels" if fills else "Take it back"
+        what = "Undo labels that follow from people's labels" if fills else "Undo"
         console.print(f"{what}:  halflabel fill --undo {escape(file)} --source rule", soft_wrap=True)
 
 
@@ -155,7 +160,9 @@ def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> No
         f"{counted(done.rows, 'row')} {what} in [bold]{escape(str(path))}[/]: {escape(', '.join(done.sources))}"
     )
     if done.answered_since:
-        console.print(f"{group_digits(done.answered_since)} of their entries were answered since: those answers stay")
+        console.print(
+            f"{group_digits(done.answered_since)} of these entries were answered since then: the answers stay"
+        )
 
 
 def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
@@ -179,39 +186,41 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     if len(order) > top:
         rest = counted(len(order) - top, "more class", "more classes")
         console.print(f"  … and {rest} (--top {len(order)} shows all)")
-    console.print("[bright_black]* shown by the class's own known labels; others lean on all classes together[/]")
+    console.print(
+        "[bright_black]* estimated from the known labels of the class; otherwise from all classes together[/]"
+    )
     filled = [int(part.sum()) for part in (tally.present, tally.absent)]
     unknown = int(tally.unknown.sum())
     for word, side, count in zip(("present", "absent"), sides, filled, strict=True):
         line = f"filled {word} [bold]{group_digits(count)}[/]"
         if side.filled.any():
             line += (
-                f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels like these are so; "
-                f"at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
+                f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels with such scores are "
+                f"right; at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
             )
         console.print(line, soft_wrap=True)
     console.print(f"left unknown [bold]{group_digits(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
     if ruled := int(tally.by_rule.sum()):
         console.print(
-            f"{group_digits(ruled)} of the filled ones follow by the rules from what people said (source rule)"
+            f"{group_digits(ruled)} of the filled labels follow by the rules from people's labels (source rule)"
         )
     if guessed := int(tally.by_model.sum()):
         console.print(
-            f"{group_digits(guessed)} of the filled ones follow by the rules from what a model had said, and no person"
-            ": they have that model's source and score",
+            f"{group_digits(guessed)} of the filled labels follow by the rules from labels of a model only: "
+            "they have the source and score of that model",
             soft_wrap=True,
         )
     if clashes := int(tally.clashes.sum()):
         console.print(
-            f"{counted(clashes, 'likely label was', 'likely labels were')} not filled: the rules forbid them together"
+            f"{counted(clashes, 'likely label was', 'likely labels were')} not filled: the rules exclude them together"
         )
     if tally.contradictions:
         shown = "; ".join(tally.examples)
         by_model = tally.contradictions_by_model
         fault = f" ({group_digits(by_model)} because of a model's labels)" if by_model else ""
         console.print(
-            f"[yellow]warning:[/] {counted(tally.contradictions, 'entry', 'entries')} where known labels break the "
-            f"rules{fault}, such as {escape(shown)}. Known labels stay, and nothing was filled there.",
+            f"[yellow]warning:[/] {counted(tally.contradictions, 'entry', 'entries')} where known labels contradict "
+            f"the rules{fault}, such as {escape(shown)}. Known labels are unchanged, and nothing was filled there.",
             soft_wrap=True,
         )
     for warning in filling.warnings:
@@ -222,8 +231,8 @@ def _class_precision(filling: FillPlan, which: int, c: int) -> str:
     side = (filling.present, filling.absent)[which]
     if not side.filled[c]:
         return "—"
-    own = "*" if side.low[c] >= filling.precision else " "
-    return f"{100 * side.estimate[c]:.1f} %{own}"
+    mark = "*" if side.low[c] >= filling.precision else " "
+    return f"{100 * side.estimate[c]:.1f} %{mark}"
 
 
 rules_app = typer.Typer(name="rules", help="Rules between labels, such as: a dog is an animal; day is not night.")

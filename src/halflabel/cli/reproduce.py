@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.compare import GridBar, kept
+from halflabel.cli.grid import GridBar, resumable_grid
 from halflabel.cli.options import COMMON, GroupedCommand, panel, takes_training_options
 from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console
@@ -24,7 +24,7 @@ from halflabel.system.reporter import Reporter
 if TYPE_CHECKING:
     from halflabel.papers.result import Reproduction, TableFigure
 
-_EVERY = 60  # seconds between lines where no bar can be shown
+_LINE_INTERVAL = 60  # seconds between lines where no bar is shown
 _AS_IN_THE_PAPER = dict.fromkeys(("backbone", "size", "tune", "epochs", "batch_size", "lr"))
 DATA = "Data"
 
@@ -108,53 +108,62 @@ def reproduce(
     if table is None:
         _show_tables()
         return
-    find_table(table)  # a wrong name is refused before torch is imported, which takes seconds
+    find_table(table)  # a wrong name is an error before torch is imported, which takes seconds
     if data is None:
-        _show_recipe(table)
+        _show_table(table)
         return
 
+    folder = out if out is not None else Path("runs") / "reproduce" / table
+    _run_table(
+        table,
+        data,
+        folder,
+        training,
+        cache,
+        rows=rows or (),
+        conditions=conditions or (),
+        dataset=dataset,
+        labels=labels,
+        graph=graph,
+        seeds=seeds,
+        budget=budget,
+        force=force,
+    )
+
+
+def _run_table(
+    table: str, data: Path, folder: Path, training: dict[str, Any], cache: Path | None, **options: Any
+) -> None:
+    """Run the cells of a table, and print the published numbers beside the measured ones."""
     from halflabel.papers.run import default_cache
     from halflabel.papers.run import reproduce as run_table
     from halflabel.papers.settings import Overrides
 
     overrides = Overrides(**{**training, "tune": "head" if training["tune"] == "head" else None})
-    place = out if out is not None else Path("runs") / "reproduce" / table
-    features = cache if cache is not None else default_cache(place)
+    features = cache if cache is not None else default_cache(folder)
     if features.exists() and not features.is_dir():
         raise UserError(f"{features} is a file", "name a folder for features and models with --cache")
-    with kept(place), GridBar() as task_bar, _Features() as bar:
-        found = run_table(
-            table,
-            data,
-            out=place,
-            rows=rows or (),
-            conditions=conditions or (),
-            dataset=dataset,
-            labels=labels,
-            graph=graph,
-            overrides=overrides,
-            seeds=seeds,
-            budget=budget,
-            cache=features,
-            force=force,
-            reporter=Reporter(bar, console.print, task_bar),
+    with resumable_grid(folder), GridBar() as task_bar, _FeatureProgress() as bar:
+        reporter = Reporter(bar, console.print, task_bar)
+        reproduction = run_table(
+            table, data, out=folder, overrides=overrides, cache=features, reporter=reporter, **options
         )
-    _show(found)
-    console.print(f"Wrote [bold]{escape(str(place))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)
+    _show(reproduction)
+    console.print(f"Wrote [bold]{escape(str(folder))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)
     if features.is_dir():
         console.print(
-            f"Features and models to begin with, for other tables too: {escape(str(features))}", soft_wrap=True
+            f"Cached features and starting models, also for other tables: {escape(str(features))}", soft_wrap=True
         )
-    if not found.finished and found.failures:
-        raise UserError("not one figure could be measured", "see the reasons above")
+    if not reproduction.finished and reproduction.failures:
+        raise UserError("no number could be measured", "see the reasons above")
 
 
-class _Features:
-    """How far the features are: a bar in a terminal, elsewhere a line now and then, for it may take an hour."""
+class _FeatureProgress:
+    """Progress of the features: a bar in a terminal, otherwise a line every minute."""
 
     def __init__(self) -> None:
         self._bar = Bar("features")
-        self._said = 0.0
+        self._last_line = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -165,9 +174,9 @@ class _Features:
     def __call__(self, done: int, total: int) -> None:
         self._bar(done, total)
         now = time.monotonic()
-        if not console.is_terminal and (done >= total or now - self._said > _EVERY):
+        if not console.is_terminal and (done >= total or now - self._last_line > _LINE_INTERVAL):
             console.print(f"features {done}/{total}", highlight=False)
-            self._said = now
+            self._last_line = now
 
 
 def _show_tables() -> None:
@@ -181,20 +190,20 @@ def _show_tables() -> None:
         shown.add_column(title)
     for table in TABLES.values():
         sets = dict.fromkeys(DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
-        here = sum(row.method in known for row in table.rows)
+        runnable = sum(row.method in known for row in table.rows)
         printed = PRINTED.get(table.id)
         what = printed.caption if printed is not None else table.notes[0]
         paper = paper_of(table.id).partition(":")[0]
         shown.add_row(
-            f"[bold]{table.id}[/]", escape(paper), escape(what), ", ".join(sets), f"{here} of {len(table.rows)}"
+            f"[bold]{table.id}[/]", escape(paper), escape(what), ", ".join(sets), f"{runnable} of {len(table.rows)}"
         )
     console.print(shown)
-    console.print("\nrows: how many of the table's rows are methods here; the others show only what was published")
+    console.print("\nrows: how many rows of the table can be run; the others show only published numbers")
     console.print("Next:  halflabel reproduce TABLE      what it needs\n       halflabel reproduce TABLE DATA_FOLDER")
 
 
-def _show_recipe(id: str) -> None:
-    """What a table needs, before any data is there."""
+def _show_table(id: str) -> None:
+    """Print what a table needs: its protocol, its rows and its data."""
     from halflabel.data.datasets import dataset_layout
     from halflabel.methods.base import recipes
     from halflabel.papers.describe import describe_protocol
@@ -210,50 +219,57 @@ def _show_recipe(id: str) -> None:
     console.print("\n[bold]protocol[/]")
     for line in describe_protocol(table):
         console.print(f"  {escape(line)}", soft_wrap=True)
-    for one in table.notes:
-        console.print(f"  {escape(one)}", soft_wrap=True)
+    for note in table.notes:
+        console.print(f"  {escape(note)}", soft_wrap=True)
     for name in dict.fromkeys(condition.dataset for condition in table.conditions):
-        there = dataset_layout(name)
-        console.print(f"\n[bold]{name}[/]: {escape(there.source)}", soft_wrap=True)
-        for line in there.tree:
+        layout = dataset_layout(name)
+        console.print(f"\n[bold]{name}[/]: {escape(layout.source)}", soft_wrap=True)
+        for line in layout.tree:
             console.print(f"  {escape(line)}", soft_wrap=True)
     console.print(f"\nNext:  halflabel reproduce {id} DATA_FOLDER")
 
 
-def _show(found: Reproduction) -> None:
-    console.print(f"\n[bold]{found.id}[/]  {escape(found.paper)}\n{escape(found.caption)}", soft_wrap=True)
-    if found.on_hidden:
+def _show(reproduction: Reproduction) -> None:
+    console.print(
+        f"\n[bold]{reproduction.id}[/]  {escape(reproduction.paper)}\n{escape(reproduction.caption)}", soft_wrap=True
+    )
+    if reproduction.on_hidden:
         console.print(
-            f"[bold red]Epochs chosen on hidden truth[/] ({escape(', '.join(found.on_hidden))}), as the paper does: "
-            "too good for anyone who lacks those labels.",
+            f"[bold red]Epochs chosen by hidden labels[/] ({escape(', '.join(reproduction.on_hidden))}), as the paper "
+            "does: better than what is possible without them.",
             soft_wrap=True,
         )
-    several = len({figure.measure for figure in found.figures}) > 1
-    for condition, figures in groupby(found.figures, key=lambda figure: figure.condition):
+    several = len({figure.measure for figure in reproduction.figures}) > 1
+    for condition, figures in groupby(reproduction.figures, key=lambda figure: figure.condition):
         shown = list(figures)
         named = "in points of 100" if several else f"{shown[0].measure}, in points of 100"
         console.print(f"\n[bold]{escape(condition)}[/]  {escape(named)}")
         _show_condition(shown, several)
-        for line in found.protocol.get(condition, ()):
+        for line in reproduction.protocol.get(condition, ()):
             console.print(f"[bright_black]  {escape(line)}[/]", soft_wrap=True)
     console.print()
     for title, lines in (
-        ("skipped", found.skipped),
-        ("not here", [f"{name}: {why}" for name, why in found.missing.items()]),
-        ("failed", found.failures),
-        ("not as in the paper", found.differs),
-        ("left open by the paper", found.unsaid),
-        ("note", found.notes),
-        ("measure", found.measures),
+        ("skipped", reproduction.skipped),
+        ("not available", [f"{name}: {why}" for name, why in reproduction.missing.items()]),
+        ("failed", reproduction.failures),
+        ("not as in the paper", reproduction.differs),
+        ("left open by the paper", reproduction.unsaid),
+        ("note", reproduction.notes),
+        ("measure", reproduction.measures),
     ):
         for line in lines:
             colour = (
-                "red" if title == "failed" else "yellow" if title in ("not here", "not as in the paper") else "bold"
+                "red"
+                if title == "failed"
+                else "yellow"
+                if title in ("not available", "not as in the paper")
+                else "bold"
             )
             console.print(f"[{colour}]{title}:[/] {escape(line)}", soft_wrap=True)
-    if found.left_out:
+    if reproduction.left_out:
         console.print(
-            f"[yellow]left out for want of time:[/] {counted(found.left_out, 'run')}; the same command goes on"
+            f"[yellow]not run within the time limit:[/] {counted(reproduction.left_out, 'run')}; the same command "
+            "resumes"
         )
 
 
@@ -269,12 +285,14 @@ def _show_condition(figures: list[TableFigure], several: bool) -> None:
     before = note = ""
     for figure in figures:
         cells = [escape(figure.row) if figure.row != before else "", *([escape(figure.measure)] if several else [])]
-        said = "" if figure.row == before and figure.note == note else figure.note  # once for all measures of a row
+        remark = (
+            "" if figure.row == before and figure.note == note else figure.note
+        )  # printed once for all measures of a row
         before, note = figure.row, figure.note
         gap = "" if math.isnan(figure.difference) else f"{figure.difference:+.2f}".replace("-", "−")
         cells += [_number(figure.published, figure.published_spread), _number(figure.ours, figure.ours_sd)]
         cells += [gap] if comparable else []
-        shown.add_row(*cells, str(figure.seeds or ""), f"[bright_black]{escape(said)}[/]")
+        shown.add_row(*cells, str(figure.seeds or ""), f"[bright_black]{escape(remark)}[/]")
     console.print(shown)
     if elsewhere := figures[0].published_on:
         console.print(f"  [yellow]published on {escape(elsewhere)}, ours on another data set[/]", soft_wrap=True)

@@ -10,14 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.compare import (
+from halflabel.cli.grid import (
     GridBar,
-    again,
-    kept,
-    nothing_finished,
+    no_result_error,
+    parse_shares,
     print_table,
-    shares_in,
-    show_waiting,
+    rerun_command,
+    resumable_grid,
+    show_unfinished_features,
 )
 from halflabel.cli.options import (
     COMMON,
@@ -36,7 +36,6 @@ from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.experiments.study import Growth, Study
-    from halflabel.labels.audit import LabelImport
 
 EVALUATION = "Evaluation"
 
@@ -81,22 +80,22 @@ def study(
     ] = None,
     test_share: Annotated[float, panel(EVALUATION, "Without --test: the share of the images to test on.")] = 0.2,
 ) -> None:
-    """How to spend labels, and whether to get more: trained and judged on your own images.
+    """Measure on your images how best to spend labels, and whether more labels would help.
 
-    Takes labels away from fully labelled images in several ways: some of every image (partial), all of some images
-    (dense), all with some wrong (noisy), one positive per image (noisy+). With --grow: the learning curve of the labels
-    as they are, and what twice as many would give. Every finished run is kept: the same command goes on.
+    Hides labels of fully labelled images in several ways: some labels of every image (partial), all labels of some
+    images (dense), all labels with some of them wrong (noisy), one positive per image (noisy+). With --grow: the
+    learning curve of the labels, and what twice as many would give. Finished runs are saved: the same command resumes.
 
     Example: halflabel study labels.csv photos/ --budgets 0.1,0.2,0.5,1
 
     Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
     check_image_folder(images, test_images)
-    shares = shares_in(budgets, "--budgets") if budgets is not None else None
-    found: LabelImport = read(labels)
+    shares = parse_shares(budgets, "--budgets") if budgets is not None else None
+    label_import = read(labels)
     test_rows = read(test).rows if test is not None else None
-    table = found.table()
-    show_audit(found.audit, table)
+    table = label_import.table()
+    show_audit(label_import.audit, table)
 
     from halflabel.cli.progress import Bar
     from halflabel.experiments import study as studies
@@ -106,9 +105,9 @@ def study(
     lr = training.pop("lr")
     epochs = training.pop("epochs") or epochs_for(len(table), training["tune"])
     config = Config.from_options({**training, "epochs": epochs})
-    place = out if out is not None else Path("runs") / ("growth" if grow else "study")
-    how: dict[str, Any] = {
-        "out": place,
+    folder = out if out is not None else Path("runs") / ("growth" if grow else "study")
+    options: dict[str, Any] = {
+        "out": folder,
         "method": method,
         "seeds": seeds,
         "test": test_rows,
@@ -118,34 +117,36 @@ def study(
         "lr": lr,
         "config": config,
         "force": force,
-        "command": shlex.split(again()),
+        "command": shlex.split(rerun_command()),
     }
-    with kept(place), GridBar() as task_bar, Bar("features") as bar:
-        how |= {"reporter": Reporter(bar, console.print, task_bar)}
+    with resumable_grid(folder), GridBar() as task_bar, Bar("features") as bar:
+        options |= {"reporter": Reporter(bar, console.print, task_bar)}
         result: Study | Growth
         if grow:
-            result = studies.grow(found.rows, images, shares=shares or studies.GROWTH, worth=worth, **how)
+            result = studies.grow(label_import.rows, images, shares=shares or studies.GROWTH, worth=worth, **options)
         else:
             names = [word.strip() for word in strategies.split(",") if word.strip()]
-            result = studies.study(found.rows, images, budgets=shares or studies.BUDGETS, strategies=names, **how)
+            result = studies.study(
+                label_import.rows, images, budgets=shares or studies.BUDGETS, strategies=names, **options
+            )
     _show(result)
     if result.left_out:
-        show_waiting(result.waiting)
-        console.print(f"To go on:  {escape(again())}", soft_wrap=True)
+        show_unfinished_features(result.waiting)
+        console.print(f"To resume:  {escape(rerun_command())}", soft_wrap=True)
     if not result.points:
-        raise nothing_finished(result.waiting, result.left_out > 0)
-    console.print(f"Wrote [bold]{escape(str(place))}[/]: study.csv, study.json", soft_wrap=True)
-    console.print(f"For a page of it:  halflabel report {escape(shlex.quote(str(place)))}", soft_wrap=True)
+        raise no_result_error(result.waiting, result.left_out > 0)
+    console.print(f"Wrote [bold]{escape(str(folder))}[/]: study.csv, study.json", soft_wrap=True)
+    console.print(f"Next:  halflabel report {escape(shlex.quote(str(folder)))}", soft_wrap=True)
 
 
-def _show(found: Study | Growth) -> None:
+def _show(study: Study | Growth) -> None:
     console.print()
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("strategy")
     for title in ("clean labels", "known to training", "test mAP (95 %)", "seeds"):
         rows.add_column(title, justify="right")
     before = ""
-    for point in found.points:
+    for point in study.points:
         rows.add_row(
             f"[bold]{escape(point.strategy)}[/]" if point.strategy != before else "",
             f"{100 * point.share:.3g} %",
@@ -154,22 +155,22 @@ def _show(found: Study | Growth) -> None:
             str(point.seeds) + (f" + {further}" if (further := len(point.per_seed) - point.seeds) else ""),
         )
         before = point.strategy
-    if found.points:
+    if study.points:
         print_table(rows)
-    for line in found.failures:
+    for line in study.failures:
         console.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
-    if found.left_out:
-        console.print(f"[yellow]left out for want of time:[/] {counted(found.left_out, 'run')}")
-    if not found.points:
+    if study.left_out:
+        console.print(f"[yellow]not run within the time limit:[/] {counted(study.left_out, 'run')}")
+    if not study.points:
         return
     from halflabel.experiments.study import Growth
 
-    if isinstance(found, Growth):
-        console.print(f"\n[bold]{escape(found.advice)}[/]", soft_wrap=True)
-        if found.control:
-            console.print(escape(found.control), soft_wrap=True)
+    if isinstance(study, Growth):
+        console.print(f"\n[bold]{escape(study.advice)}[/]", soft_wrap=True)
+        if study.control:
+            console.print(escape(study.control), soft_wrap=True)
     else:
-        for line in found.conclusions:
+        for line in study.conclusions:
             console.print(f"[bold]{escape(line)}[/]", soft_wrap=True)
-    for line in found.protocol:
+    for line in study.protocol:
         console.print(f"[bright_black]{escape(line)}[/]", soft_wrap=True)

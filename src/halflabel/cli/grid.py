@@ -1,0 +1,169 @@
+"""Progress and messages of commands that run a grid of trainings: compare, study and reproduce."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from halflabel.cli.terminal import console, warnings_in_a_line
+from halflabel.errors import UserError
+from halflabel.system.format import group_digits, points
+from halflabel.training.callbacks import Callback, EpochLog
+
+if TYPE_CHECKING:
+    from halflabel.experiments import Task
+    from halflabel.experiments.grid import Outcome
+
+__all__ = [
+    "UNLIMITED_WIDTH",
+    "GridBar",
+    "no_result_error",
+    "parse_shares",
+    "print_table",
+    "rerun_command",
+    "resumable_grid",
+    "show_unfinished_features",
+    "split_words",
+]
+
+UNLIMITED_WIDTH = 10_000  # columns
+
+
+class GridBar(Callback):
+    """A progress bar of the whole grid with the time left, and a line for each finished run."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("run {task.fields[number]}/{task.total:.0f}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._number, self._due, self._note, self._epochs = 0, math.nan, "", 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
+        self._progress.stop()  # the features may come first, with their own bar
+        self._number, self._note = number, task.describe()
+        self._due = math.nan if seconds_left is None else time.monotonic() + seconds_left
+        if not self._progress.task_ids:
+            self._progress.add_task("", total=total, number=number, left="", note="")
+        self._show(0.0)
+
+    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
+        self._epochs = epochs
+
+    def on_epoch_end(self, log: EpochLog) -> None:
+        self._progress.start()
+        self._show(log["epoch"] / self._epochs)
+
+    def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
+        what = f"[bright_black]{number:>{len(str(total))}}/{total}[/]  {escape(task.describe())}"
+        if outcome.error:
+            console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}", soft_wrap=True)
+        else:
+            kind = "mAP (unknown = absent)" if outcome.measure == "assumed_mAP" else "mAP"
+            judged = f"validation {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
+            console.print(f"{what}: {judged}  {_duration(outcome.seconds)}", soft_wrap=True)
+        self._show(1.0)
+        if number == total:
+            self._progress.stop()
+
+    def _show(self, part: float) -> None:
+        left = "" if math.isnan(self._due) else f"{_duration(max(self._due - time.monotonic(), 0))} left"
+        self._progress.update(
+            self._progress.task_ids[0],
+            completed=self._number - 1 + part,
+            number=self._number,
+            left=left,
+            note=self._note,
+        )
+
+
+@contextmanager
+def resumable_grid(folder: Path) -> Iterator[None]:
+    """On Ctrl-C, print one line and exit: finished runs are saved. Print each warning on one line."""
+    try:
+        with warnings_in_a_line():
+            yield
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped; finished runs are in {folder}: the same command resumes", err=True)
+        raise typer.Exit(130) from None
+
+
+def print_table(table: Table) -> None:
+    """Print a table; in a file or a pipe, at its full width."""
+    if console.is_terminal:
+        console.print(table)
+    else:
+        Console(file=console.file, width=UNLIMITED_WIDTH, highlight=False).print(table)
+
+
+def show_unfinished_features(waiting: tuple[int, int] | None) -> None:
+    """Print that the time limit was reached while features were computed."""
+    if waiting is not None:
+        done, total = (group_digits(part) for part in waiting)
+        console.print(
+            f"The time limit was reached while features were computed: {done} of {total} images are done and saved."
+        )
+
+
+def no_result_error(waiting: tuple[int, int] | None, out_of_time: bool) -> UserError:
+    """The error of a grid without a finished run."""
+    if waiting is not None:
+        done, total = (group_digits(part) for part in waiting)
+        return UserError(
+            f"the time limit was reached while features were computed ({done} of {total} images done)",
+            "the same command resumes; use a longer --budget",
+        )
+    if out_of_time:
+        return UserError("the time limit was reached before the first run was finished", "use a longer --budget")
+    return UserError("no run could be finished", "see the reasons above")
+
+
+def split_words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def parse_shares(text: str, option: str) -> list[float]:
+    """Shares separated by commas, from an option."""
+    try:
+        return [float(word) for word in split_words(text)]
+    except ValueError:
+        raise UserError(f"{text!r} are not shares", f"separate them by commas, such as {option} 0.1,0.3,1") from None
+
+
+def rerun_command() -> str:
+    """This command without --force, which would start over."""
+    return shlex.join(["halflabel", *(word for word in sys.argv[1:] if word != "--force")])
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(4.2), _duration(75), _duration(8000)
+    ('4.2 s', '1 min 15 s', '2 h 13 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
