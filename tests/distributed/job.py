@@ -1,4 +1,4 @@
-"""What two processes do together and the tests do alone; `torchrun job.py FOLDER` writes what each process ends with.
+"""The work that two processes do together and the tests do in one; `torchrun job.py FOLDER` writes each one's results.
 
 Tiny networks in double precision, so that a sum taken in another order cannot be seen.
 """
@@ -30,7 +30,7 @@ from halflabel.methods.parts.losses import BCE
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
 from halflabel.system import distributed, memory
-from halflabel.training import fsdp as shard
+from halflabel.training import fsdp
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.training.step import OptimizerStep
@@ -60,7 +60,7 @@ class Small(nn.Module):
 
 
 class Widened(nn.Module):
-    """A head in double precision, whatever it is given."""
+    """A head that computes in double precision."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()
@@ -97,9 +97,9 @@ def model(method: Any, *, backbone: bool = True, dropout: float = 0.0, single: b
         net = Model(Small(dropout) if backbone else None, head if single else Widened(head))
         return net.float() if single else net
 
-    made = seeded(4, make)
-    assert isinstance(made, Model)
-    return made
+    seeded_model = seeded(4, make)
+    assert isinstance(seeded_model, Model)
+    return seeded_model
 
 
 def train(
@@ -120,7 +120,7 @@ def train(
     table = labels(kind)
     source = features(bad) if frozen else images()
     net = model(method, backbone=not frozen, single=single)
-    how = replace(PLAIN, **settings)
+    training_settings = replace(PLAIN, **settings)
     validation = features() if frozen else images()
 
     asked = 0
@@ -131,7 +131,17 @@ def train(
         return {"select": float(asked), "mean": float(logits.mean()), "size": float(len(logits))}
 
     measures = judge if judged else None
-    fitted = fit(net, method, source, table, how, validation=validation, judge=measures, folder=folder, resume=resume)
+    fitted = fit(
+        net,
+        method,
+        source,
+        table,
+        training_settings,
+        validation=validation,
+        judge=measures,
+        folder=folder,
+        resume=resume,
+    )
     found = {f"model.{key}": value for key, value in fitted.weights.items()}
     found |= {f"method.{key}": value for key, value in method.state_dict().items()}
     found["losses"] = torch.tensor([line["loss"] for line in fitted.log], dtype=torch.float64)
@@ -141,7 +151,7 @@ def train(
 
 
 def sweep() -> dict[str, Tensor]:
-    """Scores of all images, with passes of a head that drops out."""
+    """Scores of all images, with Monte-Carlo dropout passes."""
     method = recipe("plcl").make(dropout=0.5, gnn=False)
     net = model(method, backbone=True)
     return {
@@ -152,7 +162,7 @@ def sweep() -> dict[str, Tensor]:
 
 
 def sweep_of_few() -> dict[str, Tensor]:
-    """Scores in scratch files, of which the second of two processes can read none of its own."""
+    """Scores in scratch files, where the second of two processes can read none of its images."""
     bad = [image for first in range(5, N, 10) for image in range(first, min(first + 5, N))]
     net = model(recipe("bce").make(), backbone=False)
     large, sent = memory._SCRATCH_BYTES, distributed._BLOCK_BYTES
@@ -165,7 +175,7 @@ def sweep_of_few() -> dict[str, Tensor]:
 
 
 def dropped() -> dict[str, Tensor]:
-    """A network with dropout, a method that draws: noise of each slice, and the same draws for all."""
+    """A network with dropout and a method that draws random numbers: other noise per slice, equal draws in all."""
     method = recipe("ss-rml").make(start=1, every=1)
     table, source = labels("some images"), images()
     # Slices of 7 and 6 images: they take different amounts of noise.
@@ -197,7 +207,7 @@ CASES: dict[str, Callable[[], dict[str, Tensor]]] = {
 
 
 def every_method(shard: bool = False) -> dict[str, Tensor]:
-    """One epoch of each method there is; in single precision, for parts of some methods know no other."""
+    """One epoch of every method, in single precision, as some methods support no other."""
     found = {}
     for name, how in recipes().items():
         options = {"dropout": 0.0} if "dropout" in how.options else {}  # it is drawn for each slice
@@ -209,7 +219,7 @@ def every_method(shard: bool = False) -> dict[str, Tensor]:
 
 
 def agreed() -> dict[str, Tensor]:
-    """Tensors that differ are made those of the first process, and its UserError is that of all."""
+    """Different tensors become those of the first process, and its UserError is raised in all."""
 
     def fail() -> None:
         raise UserError("the first fails", "so do all")
@@ -227,7 +237,7 @@ def agreed() -> dict[str, Tensor]:
 
 
 class Charged(Method):
-    """Computes with the weights of the model as if all of them were here."""
+    """Computes with the model's weights as if this process had all of them."""
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         loss = super().step(model, batch, epoch)
@@ -235,7 +245,7 @@ class Charged(Method):
 
 
 def refused() -> dict[str, Tensor]:
-    """What such a method is told where weights are in parts."""
+    """The error for such a method with sharded weights."""
     method = Charged(BCE())
     try:
         fit(model(method, single=True), method, images(), labels(), replace(PLAIN, shard=True))
@@ -254,7 +264,7 @@ NOISY = {
 
 
 def resumed(folder: Path, epochs: int, resume: bool, **settings: Any) -> dict[str, Tensor]:
-    """A training that keeps checkpoints, which may go on with another number of processes."""
+    """A training with checkpoints, which may be resumed with another number of processes."""
     return train("role", folder=folder / "resumed", epochs=epochs, resume=resume, judged=False, **settings)
 
 
@@ -307,7 +317,7 @@ def run_command(words: list[str]) -> None:
 
 
 def make_photos(folder: Path) -> None:
-    """Forty photos of three classes that can be told apart, one of which is no photo, and most of their labels."""
+    """Forty photos of three separable classes, one of them not an image, and most of their labels."""
     (folder / "photos").mkdir()
     rng = np.random.default_rng(0)
     rows = ["image,class,value"]
@@ -327,9 +337,9 @@ def make_photos(folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """All cases in turn, each process's results in files of its own; at last one process is killed."""
+    """Run all cases; each process writes its own result files. At the end one process is killed."""
     distributed.initialize()
-    shard._MIN_BLOCK = 1  # every layer of a sequence by itself
+    fsdp._MIN_BLOCK = 1  # every layer of a sequence by itself
     cases = {**CASES, **NOISY, "resumed": lambda: resumed(folder, 4, True)}
     cases["resumed in parts"] = lambda: resumed(folder, 6, True, shard=True)
     for name, case in cases.items():

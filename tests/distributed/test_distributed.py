@@ -1,4 +1,4 @@
-"""Two processes against one: the same weights, the same state of the methods, the same files."""
+"""Two processes give the same weights, method state and files as one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ JOB = _load_job()
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left, which did all there is to compare: they start slowly, so once for all tests."""
+    """The results of two processes, which run once for all tests, as they start slowly."""
     folder = tmp_path_factory.mktemp("two")
     JOB.make_photos(folder)
     JOB.resumed(folder, 2, False)
@@ -56,7 +56,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The same commands in one process: the folder, and what each of them printed."""
+    """The same commands in one process: the folder, and the output of each command."""
     folder = tmp_path_factory.mktemp("one")
     JOB.make_photos(folder)
     printed = []
@@ -67,14 +67,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, printed
 
 
-def said(folder: Path, rank: int, stream: str) -> str:
+def output_of(folder: Path, rank: int, stream: str) -> str:
     (file,) = folder.glob(f"logs/*/attempt_0/{rank}/{stream}.log")
     return file.read_text()
 
 
 def found(folder: Path, name: str, rank: int) -> dict[str, Tensor]:
     file = JOB.result(folder, name, rank)
-    assert file.exists(), (folder / "torchrun.txt").read_text() + said(folder, rank, "stderr")
+    assert file.exists(), (folder / "torchrun.txt").read_text() + output_of(folder, rank, "stderr")
     return load_file(file)
 
 
@@ -101,7 +101,7 @@ def test_two_processes_train_as_one_does(done: Path, name: str) -> None:
 
 
 def test_the_label_state_is_exactly_the_same(done: Path) -> None:
-    """What the methods decided: no tolerance."""
+    """The decisions of the methods must be equal, without tolerance."""
     for name in ("curriculum", "ss-rml"):
         one, two = JOB.CASES[name](), found(done, name, 0)
         decided = [key for key in one if key.startswith(("method.relabel.labels", "method.relabel.neighbour"))]
@@ -189,7 +189,7 @@ def _numbers(content: Any) -> list[float]:
 def test_every_photo_is_predicted_once(done: Path, alone: tuple[Path, list[str]]) -> None:
     folder, printed = alone
     one = list(csv.reader(printed[2].replace(str(folder), "").splitlines()))
-    lines = said(done, 0, "stdout").replace(str(done), "").splitlines()
+    lines = output_of(done, 0, "stdout").replace(str(done), "").splitlines()
     two = list(csv.reader(line for line in lines if line.startswith(("/photos", "image,"))))
     assert [row[:2] for row in one] == [row[:2] for row in two]
     assert [row[4] for row in one] == [row[4] for row in two]  # the one that cannot be read, and why
@@ -208,15 +208,15 @@ def test_fill_writes_the_same_rows(done: Path, alone: tuple[Path, list[str]]) ->
 
 
 def test_the_first_process_alone_speaks(done: Path) -> None:
-    assert said(done, 1, "stdout") == ""
-    assert said(done, 0, "stdout").count("5-fold cross-fitting") == 1
+    assert output_of(done, 1, "stdout") == ""
+    assert output_of(done, 0, "stdout").count("5-fold cross-fitting") == 1
 
 
 def test_a_killed_process_ends_the_job_with_one_line_and_one_process_goes_on(done: Path, tmp_path: Path) -> None:
     code, report = (done / "torchrun.txt").read_text().split("\n", 1)
     assert code != "0"
     assert "SIGKILL" in report
-    message = said(done, 0, "stderr") + said(done, 1, "stderr")
+    message = output_of(done, 0, "stderr") + output_of(done, 1, "stderr")
     assert "Traceback" not in message
     assert message.count("go on with:  halflabel train --resume") == 1
     assert "another process of this job ended" in message or "Stopped" in message

@@ -1,4 +1,4 @@
-"""The jobs of test_cache_jobs.py: python cache_job.py FOLDER NAME=IMAGES ... Each stops for good after so many images.
+"""The jobs of test_feature_cache_jobs.py: python cache_job.py FOLDER NAME=IMAGES ... Each hangs after that many images.
 
 They are forked, so that they need not import torch each, and wait for a file NAME.go to begin.
 """

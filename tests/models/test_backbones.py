@@ -28,7 +28,7 @@ PLAIN = Preprocess(32, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125), "bilinear", 1.0)
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Small tensors on a busy machine: threads would wait for each other longer than they work."""
+    """One thread: with small tensors, several threads mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +50,7 @@ def photo(pixels: np.ndarray[Any, Any], preprocess: Preprocess) -> Tensor:
 
 
 class Fixed(nn.Module):
-    """Stands for a timm model: gives features made elsewhere."""
+    """In place of a timm model: returns given features."""
 
     def __init__(self, features: Any, **attributes: Any) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ PALACE, DAISY, TIGER_CAT, EGYPTIAN_CAT, ESPRESSO, MISSILE = 698, 985, 282, 285, 
 
 @pytest.fixture(scope="module")
 def misplaced(lite0: nn.Module) -> nn.Module:
-    """The same network with each convolution's weights in the next place of the same shape."""
+    """The same network, with the weights of each convolution moved to the next one of the same shape."""
     state = lite0.state_dict()
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for key, tensor in state.items():
@@ -493,7 +493,7 @@ def test_missing_files_and_other_kinds_are_refused(tmp_path: Path) -> None:
 
 
 class Intruder:
-    """Pickled, it creates a file when it is loaded without care."""
+    """When unpickled without protection, it creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Class-activation pictures: hot where the map is, in the order asked for, on the scale asked for."""
+"""Class-activation maps: their values, order and size, and the heat maps made of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def photos(n=3, high=48, wide=64):
 
 
 def spots(places, high=6, wide=8, value=2.0):
-    """(1, K, h, w): a map per place, negative but for that cell and, fainter, a far one."""
+    """(1, K, h, w): one map per place, positive only in that cell and, weaker, in a distant one."""
     maps = np.full((1, len(places), high, wide), -1.0, np.float32)
     for number, (row, column) in enumerate(places):
         maps[0, number, (row + 3) % high, (column + 4) % wide] = value / 2
@@ -31,7 +31,7 @@ def spots(places, high=6, wide=8, value=2.0):
 
 
 class Bright(nn.Module):
-    """A backbone of cells of 8 × 8 pixels: how bright each is, and how dark."""
+    """A backbone whose features are the brightness and the darkness of cells of 8 × 8 pixels."""
 
     def forward(self, images):
         cells = nn.functional.avg_pool2d(images.float() / 255, 8)

@@ -1,4 +1,4 @@
-"""The feature cache: computed once, never believed when it is stale, never lost when it is broken off."""
+"""The feature cache: computed once, computed again when stale, continued when interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which feature caches lie in a folder, and that nothing else is ever removed."""
+"""Listing and removing feature caches; nothing else is ever removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(folder: Path, *, weights: int = 0, number: int = N, copies: int = 0, **more: Any) -> None:
-    """Cache the features of some pictures by a backbone whose weights are as different as the number."""
+    """Cache the features of some images by a backbone whose weights differ by `weights`."""
     pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, 3, 40, 40), dtype=np.uint8))
     backbone = build_backbone("tiny", size=32)
     with torch.no_grad():

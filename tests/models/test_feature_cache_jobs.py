@@ -1,4 +1,4 @@
-"""Several jobs that need the same feature cache at once, on disks with locks, without, and with some that lie."""
+"""Several jobs that need the same feature cache at once, on disks with, without and with faulty locks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def get(folder: Path, backbone: Backbone | None = None, **more: Any) -> Features
 
 
 def looks(folder: Path) -> int:
-    """How many images have to be looked at to get what is cached there."""
+    """The number of images that must be computed to get the cached features."""
     backbone, seen = build_backbone("tiny", size=32), list[int]()
     backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     assert_right(get(folder, backbone).values)

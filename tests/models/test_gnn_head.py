@@ -1,4 +1,4 @@
-"""The graph over the classes against the slow loop, its memory and its limits."""
+"""The graph neural network head: compared with a slow loop; its memory and its limits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_gradcheck():
 
 
 def test_a_class_alone_hears_nothing():
-    """With one class the score depends on the GRU alone: what the message layer says does not matter."""
+    """With one class the score depends on the GRU alone: the message layer does not matter."""
     head = make(1)
     before = head.propagate(logits(4, 1))
     with torch.no_grad():
@@ -78,7 +78,7 @@ def test_classes_hear_each_other_but_images_do_not():
 
 @pytest.mark.parametrize("images", [7, 8, 2])
 def test_parts_give_what_all_at_once_gives(monkeypatch, images):
-    """A batch in parts, computed again in the backward pass: same scores, same gradients, fewer things kept."""
+    """A batch in parts, computed again in the backward pass: same scores, same gradients, less memory."""
     head, x = make(6), logits(images, 6).requires_grad_()
     learned = [x, *head.message.parameters(), *head.update.parameters()]
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole, checksummed, the last two kept, never pickle."""
+"""Checkpoint files: atomic, with a checksum, only the last two kept, never pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded passes against the model itself: on a GPU as they are, elsewhere with a stand-in for CUDA graphs."""
+"""Compare recorded passes with the plain model: on a GPU with CUDA graphs, elsewhere with a simulation of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ B, C = 4, 3
 
 
 class Graph:
-    """What was done between the beginning and the end of a recording, to be done again on the same memory."""
+    """Simulates a CUDA graph: the recorded operations, replayed on the same memory."""
 
     def __init__(self) -> None:
         self.done: list[tuple[Any, Any, Any, list[Tensor]]] = []
@@ -58,7 +58,7 @@ class Recording(TorchDispatchMode):
 
 @pytest.fixture
 def exact() -> Iterator[None]:
-    """Convolutions in float32 itself, not in TensorFloat32."""
+    """Convolutions in float32, not in TensorFloat32."""
     before = torch.backends.cudnn.conv.fp32_precision
     torch.backends.cudnn.conv.fp32_precision = "ieee"
     yield
@@ -67,7 +67,7 @@ def exact() -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, exact: None) -> torch.device:
-    """Where to record; on the CPU, operations are written down and done again."""
+    """The device to record on; on the CPU, CUDA graphs are simulated."""
     if request.param == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("no GPU")
@@ -106,7 +106,7 @@ class Backbone(nn.Module):
 
 
 def pair(device: torch.device, dropout: float = 0.0) -> tuple[Model, nn.Module, Model]:
-    """A model, the same recorded, and the model whose passes are recorded."""
+    """A plain model, a compiled one with the same weights, and the model inside the compiled one."""
     torch.manual_seed(0)
     plain, inner = (Model(Backbone(), Linear(8, C, dropout)).to(device) for _ in range(2))
     plain, inner = (each.to(memory_format=torch.channels_last).train() for each in (plain, inner))
@@ -116,7 +116,7 @@ def pair(device: torch.device, dropout: float = 0.0) -> tuple[Model, nn.Module, 
 
 
 class _Cuda:
-    """A device that says it is a GPU."""
+    """A device of type cuda, for a CPU."""
 
     type = "cuda"
 
@@ -227,7 +227,7 @@ def test_evaluation_goes_through_the_model_itself(device: torch.device) -> None:
 
 
 class Asking(Head):
-    """A head that no recording can follow: where it goes depends on what it sees."""
+    """A head that cannot be recorded: its control flow depends on its input."""
 
     def __init__(self) -> None:
         super().__init__()

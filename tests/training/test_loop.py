@@ -1,4 +1,4 @@
-"""The training loop against plain torch loops written out here, and what a broken-off run makes good."""
+"""Compare the training loop with plain torch loops, and resumed runs with uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ N, D, C = 50, 8, 5
 
 @pytest.fixture(autouse=True)
 def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about power cuts; waiting for the disk is most of the time otherwise."""
+    """Skip fsync: these tests simulate no power cut, and fsync would take most of the time."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
@@ -61,7 +61,7 @@ def bce() -> Method:
 
 
 def planned(settings: Settings, source: Any, epoch: int) -> list[Any]:
-    """The batches that the loop takes: the only thing the loops here borrow from it."""
+    """The batches of the loop: the only thing that the plain loops here take from it."""
     run = training.make_loop(linear(), bce(), source, data(len(source))[1], settings)
     return list(run._plan(epoch))
 
@@ -190,7 +190,7 @@ def test_the_cosine_is_followed_step_by_step_and_logged() -> None:
 
 
 class Scripted:
-    """A judge that reads its verdicts from a list."""
+    """A judge that takes its metrics from a list."""
 
     def __init__(self, values: list[float]) -> None:
         self.values = list(values)
@@ -271,7 +271,7 @@ def test_clipping_is_torchs() -> None:
 
 
 class TwoParts(Method):
-    """A method with a parameter of its own."""
+    """A method with its own parameter."""
 
     def __init__(self) -> None:
         super().__init__(BCE())
@@ -388,7 +388,7 @@ def test_channels_last_changes_the_layout_not_the_result() -> None:
 
 
 class Sweeper(Ignore):
-    """Asks for sweeps after epochs 1 and 3, and remembers what it got."""
+    """Asks for sweeps after epochs 1 and 3, and stores them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -458,7 +458,7 @@ def test_a_batch_without_one_readable_image_is_passed_over() -> None:
 
 
 class Empty:
-    """A source of which nothing can be read, as image files give it: batches without views."""
+    """A source of unreadable image files: batches without views."""
 
     def __init__(self, like: Features) -> None:
         self.names, self.hashes = like.names, like.hashes
@@ -508,7 +508,7 @@ def test_the_watch_is_told_of_every_epoch_and_step() -> None:
 
 
 class Remembering(Relabeler):
-    """Averages the scores of each image over the epochs: state that a resumed run must have."""
+    """Averages the scores of each image over the epochs: state that a resumed run must restore."""
 
     def start(self, table: LabelTable) -> None:
         self.register_buffer("average", torch.zeros(table.shape))
@@ -522,7 +522,7 @@ class Remembering(Relabeler):
 
 
 def saved(stop: Counting, settings: Settings) -> int:
-    """Batches of the second epoch that the last checkpoint holds: the callback breaks off before its step is saved."""
+    """Batches of the second epoch in the last checkpoint: the callback stops training before its step is saved."""
     per_epoch = math.ceil(N / settings.batch_size)
     return (stop.stop_at - per_epoch - 1) // settings.accumulate * settings.accumulate
 
@@ -678,7 +678,7 @@ def test_passes_are_the_heads_own_with_its_dropout_on():
 
 
 class Guessing(Ignore):
-    """Looks at all images after every epoch, and after the second guesses that all that is unknown is absent."""
+    """Asks for a sweep after every epoch; after the second it guesses that all unknown labels are absent."""
 
     def start(self, table: LabelTable) -> None:
         self.held = torch.from_numpy(table.dense())

@@ -71,9 +71,9 @@ def save(folder: Path, number: int, checkpoint: Checkpoint) -> None:
         temporary.write_text(json.dumps({"sha256": digest, **checkpoint.meta}))
     for old in sorted(folder.glob("*.json"))[:-KEPT]:
         old.unlink()
-    kept = {path.stem for path in folder.glob("*.json")}
+    numbers = {path.stem for path in folder.glob("*.json")}
     for path in folder.glob("*.safetensors"):
-        if path.stem not in kept:
+        if path.stem not in numbers:
             path.unlink()
 
 
