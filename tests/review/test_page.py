@@ -276,7 +276,7 @@ def test_the_new_address_saves_what_the_old_one_could_not(project, context) -> N
         for page, many in ((old, "2 answers"), (over, "1 answer")):
             expect(page.locator("#trouble")).to_contain_text("Open the address shown in the terminal", timeout=15_000)
             assert page.inner_text("#trouble").startswith(f"Not saved yet: {many}, kept in this browser.")
-            assert "It must be this browser" in page.inner_text("#trouble")
+            assert "Use this browser" in page.inner_text("#trouble")
             assert page.inner_text("#message-title") == "The questions cannot be shown"
         old.keyboard.press("y")  # nothing could send it
         old.keyboard.press("z")
