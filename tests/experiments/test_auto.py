@@ -11,7 +11,7 @@ from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods import auto
-from halflabel.methods.auto import MOST, RULES, WHOLE, Choice, Rule, choose, epochs_for, short_list
+from halflabel.methods.auto import SHORT_LIST, RULES, WHOLE, Choice, Rule, choose, epochs_for, short_list
 from halflabel.methods.base import REGIMES, recipe, recipes
 from halflabel.training.config import Settings
 
@@ -38,7 +38,7 @@ TABLES = {
 def test_every_kind_of_labels_has_a_short_list_that_can_learn_from_them(name: str) -> None:
     stats = TABLES[name].stats()
     found = short_list(stats)
-    assert 2 <= len(found) <= MOST
+    assert 2 <= len(found) <= SHORT_LIST
     assert len({choice.method for choice in found}) == len(found)
     assert all(stats.regime in recipe(choice.method).serves and choice.why for choice in found)
     best = choose(stats)

@@ -1,4 +1,4 @@
-"""Which methods suit a label table, and what in it looks wrong."""
+"""Advice for a label table: which methods fit, and what looks wrong (`halflabel inspect`)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from halflabel.methods.auto import suited
 __all__ = ["Advice", "Caution", "Suggestion", "advise"]
 
 FEW_POSITIVES = 5
-MANY_CLASSES = 100  # nobody looks at every image for more classes than this
+MANY_CLASSES = 100  # more classes than this are hardly ever checked for every image
 
 
 class Suggestion(NamedTuple):
-    """A method by name, and why it suits these labels."""
+    """A method by name, and why it fits these labels."""
 
     method: str
     why: str
 
 
 class Caution(NamedTuple):
-    """Something to look at: a fixed `kind`, one sentence, and the numbers of the classes it is about."""
+    """A possible problem: a fixed `kind`, one sentence, and the numbers of the classes concerned."""
 
     kind: str
     message: str
@@ -34,23 +34,22 @@ class Caution(NamedTuple):
 
 @dataclass(frozen=True)
 class Advice:
-    """What kind of labels these are, the methods to try in that order, and what looks wrong."""
+    """The kind of labels, the methods to try in that order, and possible problems."""
 
     regime: str
     methods: tuple[Suggestion, ...]
     cautions: tuple[Caution, ...]
 
 
-_PROPAGATE = Suggestion("ss-rml", "hands labels on to the images that have none, from their nearest labelled images")
-_ROBUST = Suggestion("rml", "if labels may be wrong, which a table cannot show: its loss limits the harm each can do")
+_PROPAGATE = Suggestion("ss-rml", "copies labels to the images that have none, from their nearest labelled images")
+_ROBUST = Suggestion("rml", "if labels may be wrong, which a table cannot show: its loss limits the harm of each")
 
 
 def advise(stats: Stats) -> Advice:
-    """Methods to try and things to check, from counts of the known labels alone.
+    """Return methods to try and things to check, from counts of the known labels.
 
-    The methods are those of `halflabel.methods.auto`, so that `inspect` advises what `train --method auto` does.
-    `ss-rml` is added where some images have no label at all, and `rml` always, for labels that may be wrong: a table
-    cannot show that.
+    The methods are those of `halflabel.methods.auto`, so that `inspect` and `train --method auto` agree. `ss-rml` is
+    added if some images have no label at all, and `rml` always, for labels that may be wrong: a table cannot show that.
     """
     methods = [Suggestion(choice.method, choice.why) for choice in suited(stats)]
     also = [_PROPAGATE] if stats.unlabelled_share > 0 else []
@@ -79,33 +78,33 @@ def _cautions(stats: Stats) -> list[Caution]:
     if not stats.known:
         return [Caution("no labels", "No label is known: label some images, or check how the label file was read.")]
     entries = stats.images * stats.classes
-    found = [
+    cautions = [
         Caution(
             "known share", f"{_percent(stats.known, entries)} of all labels are known: {stats.known:,} of {entries:,}."
         )
     ]
     without = stats.images - stats.labelled_images
     if without:
-        found.append(
+        cautions.append(
             Caution(
                 "unlabelled images", f"{without:,} images ({_percent(without, stats.images)}) have no label at all."
             )
         )
     if stats.regime == "full" and stats.negatives.any():
-        found.extend(_assumed_absent(stats))
+        cautions.extend(_assumed_absent(stats))
 
     never = stats.positives + stats.negatives == 0
     few = ~never & (stats.positives < FEW_POSITIVES)
-    # Where no class has a negative, that is the regime and not something odd about a class.
+    # If no class has a negative, that is the regime, not a problem of a class.
     no_negative = ~never & (stats.negatives == 0) & bool(stats.negatives.any())
-    found += _about("never known", "without any known label, so nothing can be learned for them", never, stats)
-    found += _about("few positives", f"with fewer than {FEW_POSITIVES} known positives", few, stats)
-    found += _about("no negatives", "never known to be absent, so their scores cannot be judged", no_negative, stats)
-    return found
+    cautions += _about("never known", "without any known label, so nothing can be learned for them", never, stats)
+    cautions += _about("few positives", f"with fewer than {FEW_POSITIVES} known positives", few, stats)
+    cautions += _about("no negatives", "never known absent, so their scores cannot be evaluated", no_negative, stats)
+    return cautions
 
 
 def _assumed_absent(stats: Stats) -> list[Caution]:
-    """Complete labels that look as if what the file does not list had been read as absent."""
+    """Warn about full labels that look as if unlisted labels had been read as absent."""
     one_each = stats.classes > 2 and int(stats.positives_per_image[1:2].sum()) == stats.labelled_images
     if not one_each and stats.classes < MANY_CLASSES:
         return []
@@ -113,14 +112,14 @@ def _assumed_absent(stats: Stats) -> list[Caution]:
     return [
         Caution(
             "assumed absent",
-            f"In every labelled image {why} and the rest absent: was each really checked? If the file lists only what "
-            "is present, read what it does not list as unknown.",
+            f"In every labelled image {why} and the rest absent: was each really checked? If the file lists only "
+            "present labels, read unlisted ones as unknown.",
         )
     ]
 
 
 def _about(kind: str, what: str, which: NDArray[np.bool_], stats: Stats) -> list[Caution]:
-    """A caution that counts the classes and names the first few; none where there are none."""
+    """Return a caution with the number of classes and the names of the first few, if there are any."""
     classes = np.flatnonzero(which)
     if not len(classes):
         return []

@@ -1,7 +1,7 @@
-"""The rule behind `--method auto` and `--methods auto`: which methods to try for which labels, and how to train them.
+"""The rules of `--method auto` and `--methods auto`: which methods to try for which labels, and how to train them.
 
-`RULES` is the whole rule, made to be edited: the first line that fits the labels wins, its first method is the one to
-train, and all of its methods are the short list to compare.
+`RULES` is meant to be edited: the first rule that fits the labels is used; its first method is trained, and all of its
+methods are the short list to compare.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from halflabel.labels.stats import Stats
 
 __all__ = [
     "EPOCHS",
-    "MOST",
     "RULES",
+    "SHORT_LIST",
     "WHOLE",
     "WHOLE_FIRST",
     "Choice",
@@ -28,12 +28,12 @@ __all__ = [
     "suited",
 ]
 
-MOST = 6  # methods on a short list
+SHORT_LIST = 6  # most methods on a short list
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method, why it suits, its options, and fields of `Settings` and `Config` to train it with."""
+    """A method, why it fits, its options, and the fields of `Settings` and `Config` to train it with."""
 
     method: str
     why: str = ""
@@ -44,43 +44,43 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """Methods for labels of some regimes; both shares lie between the two numbers, the first included."""
+    """Methods for label regimes; both shares must be in a range, whose first number is included."""
 
     regimes: tuple[str, ...]
     choices: tuple[Choice, ...]
-    known: tuple[float, float] = (0.0, 2.0)  # the share of the classes known per labelled image
-    unlabelled: tuple[float, float] = (0.0, 2.0)  # the share of images without any label
+    known: tuple[float, float] = (0.0, 2.0)  # share of known classes per labelled image
+    unlabelled: tuple[float, float] = (0.0, 2.0)  # share of images without any label
 
     def fits(self, stats: Stats) -> bool:
         known = stats.known / max(stats.labelled_images * stats.classes, 1)
-        between = self.known[0] <= known < self.known[1]
+        in_range = self.known[0] <= known < self.known[1]
         return (
             stats.regime in self.regimes
-            and between
+            and in_range
             and self.unlabelled[0] <= stats.unlabelled_share < self.unlabelled[1]
         )
 
 
-_BCE = Choice("bce", "charges for known labels only: nothing is guessed")
+_BCE = Choice("bce", "uses known labels only: nothing is guessed")
 _BN_BCE = Choice("bn-bce", "the baseline to beat: binary cross-entropy over the known labels of the batch")
-_ASL = Choice("asl", "plays down the many easy negatives, which helps rare classes")
+_ASL = Choice("asl", "gives the many easy negatives less weight, which helps rare classes")
 _PLCL = Choice("plcl", "learns from known labels, scaled by their number, and adds easy unknown ones in steps")
-_SRCR = Choice("srcr", "labels what is unknown from two views of the image: for few known labels")
+_SRCR = Choice("srcr", "labels unknown entries from two views of the image: for few known labels")
 _IMCL = Choice("imcl", "fills in unknown labels from similar images and related classes")
-_SS_RML = Choice("ss-rml", "hands labels on to images that have none, from their nearest labelled images")
+_SS_RML = Choice("ss-rml", "copies labels to images that have none, from their nearest labelled images")
 _RML = Choice("rml", "its loss limits the harm that a wrong label can do")
 _EM = Choice("em", "keeps unknown labels uncertain: nothing is assumed absent")
-_EM_APL = Choice("em-apl", "as em, and after a while takes the lowest scores as labels: absent, softly")
-_GR = Choice("gr", "gives unknown labels a soft guess and trusts it by degrees")
-_LL_CP = Choice("ll-cp", "takes an assumed negative with a large loss as present, for good")
-_LL_R = Choice("ll-r", "leaves out assumed negatives with a large loss: they are likely to be present")
+_EM_APL = Choice("em-apl", "as em, and later takes the lowest scores as soft negative labels")
+_GR = Choice("gr", "gives unknown labels a soft guess with a growing weight")
+_LL_CP = Choice("ll-cp", "takes assumed negatives with a large loss as present, permanently")
+_LL_R = Choice("ll-r", "ignores assumed negatives with a large loss: they are likely to be present")
 _ROLE = Choice("role", "estimates the unknown labels from the expected number of positives per image")
-_SPLC = Choice("splc", "takes unknown labels as present once the model is sure of them")
-_WAN = Choice("wan", "assumes that unknown is absent but charges little for it: simple and fast")
+_SPLC = Choice("splc", "takes unknown labels as present once the model is confident")
+_WAN = Choice("wan", "assumes that unknown is absent, with little weight: simple and fast")
 _AN = Choice("an", "the baseline to beat: unknown is taken as absent")
-_FOCAL = Choice("focal", "plays down what is learned already")
+_FOCAL = Choice("focal", "gives entries that are already right less weight")
 _CSL = Choice(
-    "csl", "leaves out unknown labels that may be present, takes the others as absent at low weight", {}, {"lr": 9e-4}
+    "csl", "ignores unknown labels that may be present, takes the others as absent with low weight", {}, {"lr": 9e-4}
 )
 
 RULES: tuple[Rule, ...] = (
@@ -99,14 +99,14 @@ RULES: tuple[Rule, ...] = (
 EPOCHS: tuple[tuple[float, int], ...] = ((500, 80), (2_000, 40), (math.inf, 20))
 
 
-# A whole network: the head first on frozen features, then all of it, slowly; the average of its weights is kept, and
-# mirror images are scored too. benchmarks/RESULTS.md has what each ingredient gives on VOC 2012.
+# To train a whole network: first the head on frozen features, then everything with a small learning rate; the average
+# of the weights is saved, and mirror images are scored too. benchmarks/RESULTS.md has the effect of each on VOC 2012.
 WHOLE: Mapping[str, Any] = {"epochs": 10, "lr": 1e-4, "backbone_lr": 1.0, "ema": 0.998}
-WHOLE_FIRST = ("srcr", "em")  # what did best there, of those that fit the labels
+WHOLE_FIRST = ("srcr", "em")  # the best there, if they fit the labels
 
 
 def epochs_for(images: int, tune: str = "head") -> int:
-    """How many passes over the images: by `EPOCHS` for a head on a frozen backbone, 20 for a whole network.
+    """Return the number of epochs: by `EPOCHS` for a head on a frozen backbone, 20 for a whole network.
 
     >>> epochs_for(100), epochs_for(10_000), epochs_for(100, "all")
     (80, 20, 20)
@@ -115,46 +115,46 @@ def epochs_for(images: int, tune: str = "head") -> int:
 
 
 def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Choice:
-    """The one method for these labels, with the settings to train it with; for a named method, the epochs alone."""
+    """Choose the method for these labels and the settings to train it with; for a named method, only the epochs."""
     if method is not None:
         return Choice(method, settings={"epochs": epochs_for(stats.images, tune)})
-    found = _candidates(stats)
+    candidates = _candidates(stats)
     if tune == "head":
-        return replace(found[0], settings={"epochs": epochs_for(stats.images, tune), **found[0].settings})
+        return replace(candidates[0], settings={"epochs": epochs_for(stats.images, tune), **candidates[0].settings})
     from halflabel.methods.base import recipe
 
-    best = next((choice for choice in found if choice.method in WHOLE_FIRST), found[0])
+    best = next((choice for choice in candidates if choice.method in WHOLE_FIRST), candidates[0])
     start = {"linear_init": epochs_for(stats.images), "linear_lr": recipe(best.method).lr, "crop": 0.5, "mirror": True}
     return replace(best, settings=WHOLE, config=start)
 
 
 def suited(stats: Stats) -> tuple[Choice, ...]:
-    """The choices of the first rule that fits, as they stand there; none where nothing is known."""
+    """Return the choices of the first rule that fits; none if no label is known."""
     return next((rule.choices for rule in RULES if rule.fits(stats)), ())
 
 
 def short_list(*tables: Stats) -> tuple[Choice, ...]:
-    """Methods to compare for these labels, at most `MOST`, the likeliest first.
+    """Return the methods to compare for these labels, at most `SHORT_LIST`, the best first.
 
-    For several tables of the same images, one per way of hiding labels: methods that can learn from all of them, those
-    for the table with the fewest known labels first.
+    For several tables of the same images, one per label mask: methods that can learn from all of them, those for the
+    table with the fewest known labels first.
     """
     from halflabel.methods.base import recipes
 
     known = recipes()
     regimes = {stats.regime for stats in tables}
-    found: dict[str, Choice] = {}
+    choices: dict[str, Choice] = {}
     for stats in sorted(tables, key=lambda stats: stats.known):
         for choice in _candidates(stats):
             if regimes <= set(known[choice.method].serves):
-                found.setdefault(choice.method, choice)
-    if not found:
-        raise UserError(f"no method learns from {' and '.join(sorted(regimes))} labels alike", "name some by --methods")
-    return tuple(found.values())[:MOST]
+                choices.setdefault(choice.method, choice)
+    if not choices:
+        raise UserError(f"no method learns from both {' and '.join(sorted(regimes))} labels", "name some by --methods")
+    return tuple(choices.values())[:SHORT_LIST]
 
 
 def _candidates(stats: Stats) -> tuple[Choice, ...]:
-    """The choices of the first rule that fits, those that can learn from these labels."""
+    """Return the choices of the first rule that fits, if their methods can learn from these labels."""
     from halflabel.methods.base import recipes
 
     known = recipes()

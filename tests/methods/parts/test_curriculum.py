@@ -263,7 +263,7 @@ def test_large_tables_are_labelled_part_by_part(monkeypatch):
     sweep = make_sweep((40, 3), 1)
     found = []
     for block in (1 << 22, 9):
-        monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK", block)
+        monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK_ENTRIES", block)
         relabel = Curriculum("a", before="2")
         relabel.start(make_table(labels))
         relabel.absorb(sweep, 1)
@@ -329,7 +329,7 @@ def test_scratch_files_are_labelled_as_memory_is(strategy, monkeypatch, tmp_path
     told = expected.absorb(sweep, 1)
     monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK", 33)
+    monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK_ENTRIES", 33)
     found = Curriculum(strategy, before="2,3", redecide=True)
     found.start(make_table(labels))
     assert found.labels.is_mapped
@@ -345,7 +345,7 @@ def test_rows_are_read_in_the_order_of_the_table(monkeypatch):
     monkeypatch.setattr(
         Curriculum, "_label", lambda self, images, *rest: seen.append(images) or judge(self, images, *rest)
     )
-    monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK", 9)
+    monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK_ENTRIES", 9)
     for strategy in STRATEGIES:
         seen.clear()
         relabel = Curriculum(strategy, before="2", block=4)

@@ -34,7 +34,7 @@ def table(choices=(-1, 0, 0, 1, 1), seed=0, images=50, classes=7):
 @pytest.mark.parametrize("choices", [(-1, 0, 0, 1, 1), (-1, 1), (0, 0, 1)], ids=["partial", "full", "positives"])
 @pytest.mark.parametrize("prior", [1.0, 0.3])
 def test_vectors_multiply_to_the_counted_matrix(choices, prior, monkeypatch):
-    monkeypatch.setattr("halflabel.methods.parts.label_vectors._BLOCK", 3)
+    monkeypatch.setattr("halflabel.methods.parts.label_vectors._CLASSES", 3)
     known = table(choices)
     vectors = from_cooccurrence(known, 7, prior=prior)
     matrix = np.array(slow.pmi(known.dense().tolist(), prior))
@@ -107,7 +107,7 @@ def test_missing_names_are_told_with_what_is_near_or_take_the_mean(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "not one vector"), ("dog 1 2\ncat 1 x\n", "line 2: the vector of 'cat' is not 2"), ("cat nan 1", "line 1")],
+    [("", "no vector"), ("dog 1 2\ncat 1 x\n", "line 2: the vector of 'cat' is not 2"), ("cat nan 1", "line 1")],
 )
 def test_broken_files_are_told_by_line(tmp_path, text, said):
     with pytest.raises(LabelError, match=said):

@@ -1,4 +1,4 @@
-"""Curriculum labelling: during training, unknown entries that the model finds easy become weak labels (Durand 2019)."""
+"""Curriculum labelling: unknown entries that are easy for the model become weak labels (Durand 2019)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["STRATEGIES", "Curriculum"]
 
 STRATEGIES = {"a": 2.0, "b": 0.8, "c": 5.0, "d": 2.0, "e": 0.3, "2steps": 0.0}  # with the paper's θ
 _SHARES = (10 / 20, 15 / 20)  # the paper labels before epochs 10 and 15 of 20
-_BLOCK = 1 << 20  # entries looked at together
+_BLOCK_ENTRIES = 1 << 20  # entries labelled at a time
 
 
 class _Evidence(NamedTuple):
-    """What a strategy judges a block of images by."""
+    """The scores of a block of images that a strategy uses."""
 
     score: Tensor  # (b, C): its sign is the label
     doubt: Tensor | None  # (b, C) uncertainty, for [e]
@@ -33,28 +33,29 @@ class _Evidence(NamedTuple):
 class Curriculum(Relabeler):
     """Known + or weak + → (1, 0), known − or weak − → (0, 1), still unknown → (0, 0). Algorithm 1.
 
-    Before each of the epochs `before` the whole training set is scored, and the easy ones of the entries still
-    unknown become weak labels, charged as known ones are. With x the logit, strategies and their own θ (theta 0):
+    Before each of the epochs `before` the whole training set is scored, and the easy ones of the entries that are still
+    unknown become weak labels, which are used like known ones. With x the logit, strategies and their default θ (theta
+    0):
 
         [a]  x ≥ θ present, x < −θ absent                                   θ = 2     (eq. 8)
         [b]  the ⌊θ M⌋ largest |x| of the M unknown entries of a block      θ = 0.8
         [c]  x ≥ θ present                                                  θ = 5     (eq. 9)
         [d]  [a] on the mean logit of an ensemble                           θ = 2     (eq. 10)
         [e]  uncertainty ≤ θ, label by the sign of the mean                 θ = 0.3   (eq. 11)
-        2steps  every entry once: [a] with θ = 0, before the first of the epochs alone
+        2steps  every entry once: [a] with θ = 0, before the first of the epochs only
 
-    Weak labels stay as they are, and later times add to them: the paper's label proportions for [b] are those of θ of
-    what is *still* unknown taken twice (10 % known, θ = 0.1: 10 + 9 + 8.1 = 27.1, it reports 26.7; θ = 0.5: 77.5 and
-    77.4). `redecide` forgets them first, the alternation of eq. 7 taken literally. A block of [b] is `block` images
-    in the order of the hashes of their names, as random as a shuffled mini-batch and the same for ever. [d] takes the
-    logits of the sweep, which an ensemble head makes the mean of its members; or with `snapshots` K > 0 the mean of
+    Weak labels stay, and later times add to them: the paper's label proportions for [b] are those of taking θ of the
+    entries that are *still* unknown twice (10 % known, θ = 0.1: 10 + 9 + 8.1 = 27.1, it reports 26.7; θ = 0.5: 77.5 and
+    77.4). `redecide` discards them first, the alternation of eq. 7 taken literally. A block of [b] is `block` images
+    in the order of the hashes of their names, as random as a shuffled mini-batch but reproducible. [d] uses the logits
+    of the sweep, which for an ensemble head are the mean of its members; or with `snapshots` K > 0 the mean of
     the sweeps after the last K epochs (those since the last labelling). Images that could not be read stay unknown.
 
     `before` empty: before the epochs at half and three quarters, as in the paper (10 and 15 of 20).
     Memory: 1/4 byte per image and class, from 256 MB on in a scratch file, and 8 bytes per image; with snapshots 4 more
-    per image and class, in memory. While it labels, the logits of all images are there too, 4 bytes per image and class
-    (12 for [e], with mean and uncertainty), from 256 MB on in scratch files. They are read in their order; by [b] in
-    that of the blocks.
+    per image and class, in memory. A sweep has the logits of all images, 4 bytes per image and class (12 for [e], with
+    mean and uncertainty), from 256 MB on in scratch files. They are read in table order, by [b] in the order of the
+    blocks.
     """
 
     labels: PackedLabels  # (N, C): known and weak labels
@@ -78,14 +79,14 @@ class Curriculum(Relabeler):
     ) -> None:
         super().__init__()
         if strategy not in STRATEGIES:
-            raise UserError(f"there is no labelling strategy {strategy!r}", f"use {', '.join(STRATEGIES)}")
+            raise UserError(f"strategy cannot be {strategy!r}", f"use {', '.join(STRATEGIES)}")
         if theta < 0 or (strategy == "b" and theta > 1) or (strategy == "2steps" and theta):
             raise UserError(
                 f"strategy {strategy} cannot have theta {theta:g}", "use theta ≥ 0; ≤ 1 for b; none for 2steps"
             )
         if statistic not in ("std", "variance") or of not in ("logit", "score"):
             raise UserError(
-                f"uncertainty is no {statistic!r} of a {of!r}", "use std or variance, and of a logit or a score"
+                f"uncertainty cannot be the {statistic!r} of a {of!r}", "use std or variance, and of a logit or a score"
             )
         if block < 1 or snapshots < 0 or passes < 2:
             raise UserError(
@@ -94,7 +95,7 @@ class Curriculum(Relabeler):
             )
         self.strategy = strategy
         self.theta = theta or STRATEGIES[strategy]
-        self.given = _read_epochs(before)
+        self.before_option = _read_epochs(before)
         self.redecide = redecide
         self.block = block
         self.snapshots = snapshots if strategy == "d" else 0
@@ -109,8 +110,8 @@ class Curriculum(Relabeler):
         self.register_buffer("order", None, persistent=False)
 
     def plan(self, epochs: int) -> None:
-        """Which epochs labels come before: those given, else the paper's, scaled to the number of epochs."""
-        self.before = self.given or sorted({max(math.floor(share * epochs + 0.5), 2) for share in _SHARES})
+        """Choose the epochs before which labels are added: the option, else the paper's, scaled."""
+        self.before = self.before_option or sorted({max(math.floor(share * epochs + 0.5), 2) for share in _SHARES})
         if self.strategy == "2steps":
             self.before = self.before[:1]
         self.epochs = epochs
@@ -137,22 +138,22 @@ class Curriculum(Relabeler):
         return self.labels.dense()
 
     def wants_sweep(self, epoch: int) -> bool:
-        """One of the last `snapshots` epochs before some labelling that training comes to, without them the last."""
-        nothing_unknown = self.table.known == self.table.shape[0] * self.table.shape[1]
-        due = [at for at in self.before if at <= self.epochs]
-        return not nothing_unknown and any(0 < at - epoch <= max(self.snapshots, 1) for at in due)
+        """Whether this is one of the last `snapshots` epochs (at least the last one) before labels are added."""
+        all_known = self.table.known == self.table.shape[0] * self.table.shape[1]
+        due = [first for first in self.before if first <= self.epochs]
+        return not all_known and any(0 < first - epoch <= max(self.snapshots, 1) for first in due)
 
     @torch.no_grad()
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
         if self.snapshots:
-            self.summed += sweep.logits.to(self.summed.device)  # NaN stays NaN: such an image is skipped
+            self.summed += sweep.logits.to(self.summed.device)  # NaN (an unreadable image) stays NaN
             self.snapshots_taken += 1
         if epoch + 1 not in self.before:
             return {}
         if self.redecide:
             self.labels.reset(self.table)
-        size = self.block if self.strategy == "b" else max(_BLOCK // max(self.table.shape[1], 1), 1)
-        # The others judge each entry by itself: in the order of the table, that of a scratch file's pages.
+        size = self.block if self.strategy == "b" else max(_BLOCK_ENTRIES // max(self.table.shape[1], 1), 1)
+        # The other strategies label each entry separately: in table order, which is fast for a memory-mapped file.
         order = self.order if self.strategy == "b" else torch.arange(len(self.table), device=self.order.device)
         for images in torch.split(order, size):
             self._label(images, self._evidence(sweep, images))
@@ -178,14 +179,14 @@ class Curriculum(Relabeler):
         return _Evidence(rows(sweep.mean) - (0.5 if self.of == "score" else 0.0), doubt)
 
     def _label(self, images: Tensor, evidence: _Evidence) -> None:
-        """Turn the easy ones of these images' unknown entries into weak labels."""
+        """Turn the easy unknown entries of these images into weak labels."""
         score, doubt = evidence
-        before = self.labels.rows(images).to(score.device)
-        unknown = (before == 0) & ~score.isnan()
+        labels = self.labels.rows(images).to(score.device)
+        unknown = (labels == 0) & ~score.isnan()
         present, absent = score >= 0, score < 0
         match self.strategy:
             case "b":
-                # The tiny addend: 0.29 · 100 is 28.999… in floating point, and 29 is meant.
+                # 1e-9: 0.29 · 100 is 28.999… in floating point, and 29 is meant.
                 count = math.floor(self.theta * int(unknown.sum()) + 1e-9)
                 size = score.abs().masked_fill(~unknown, -1.0).flatten()
                 easy = torch.zeros_like(size, dtype=torch.bool)
@@ -199,7 +200,7 @@ class Curriculum(Relabeler):
             case _:
                 easy = (score >= self.theta) | (score < -self.theta)
         weak = (present.to(torch.int8) - absent.to(torch.int8)) * (unknown & easy)
-        self.labels.set_rows(images, before + weak)
+        self.labels.set_rows(images, labels + weak)
 
     def _counts(self) -> dict[str, float]:
         known = self.table.value
@@ -216,7 +217,7 @@ def _read_epochs(text: str) -> list[int]:
     try:
         epochs = sorted({int(word) for word in text.split(",") if word.strip()})
     except ValueError:
-        raise UserError(f"{text!r} is no list of epochs", "write them as in 10,15") from None
+        raise UserError(f"{text!r} is not a list of epochs", "write them as in 10,15") from None
     if epochs and epochs[0] < 2:
-        raise UserError(f"before epoch {epochs[0]} nothing has been learned to label by", "start at epoch 2 or later")
+        raise UserError(f"the model has learned nothing before epoch {epochs[0]}", "start at epoch 2 or later")
     return epochs

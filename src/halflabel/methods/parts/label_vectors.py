@@ -1,4 +1,4 @@
-"""Label vectors: what a label is like, as numbers; from co-occurrence, a file of word vectors, or a text encoder."""
+"""Label vectors from co-occurrence, a file of word vectors, or a text encoder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["from_cooccurrence", "from_encoder", "from_file", "label_vectors", "s
 
 Vectors = NDArray[np.float64]  # (C, d)
 
-_DENSE = 1500  # classes up to which all eigenvectors are as quick as some
-_BLOCK = 256  # classes counted at a time
-_MOST = 20_000  # classes of which a co-occurrence matrix is decomposed
+_DENSE = 1500  # up to this many classes computing all eigenvectors is as fast as computing some
+_CLASSES = 256  # classes counted at a time
+_MOST_CLASSES = 20_000  # for the decomposition of the co-occurrence matrix
 
 
 def label_vectors(source: str, table: LabelTable, size: int, *, missing: str = "error") -> Vectors:
-    """(C, size) vectors of the table's classes, all scaled by one number so that their mean squared length is 1.
+    """Return (C, size) vectors of the classes, all scaled by one number so that their mean squared length is 1.
 
     `source`: "graph" = `from_cooccurrence`; "text:NAME" = a sentence-transformers model by name; else a file of word
-    vectors. `size` is fixed by whoever makes the head, before any of this is read: other sizes are refused, but the
-    vectors of a graph fill up with zeros.
+    vectors. The head has a fixed `size`: vectors of other sizes are refused, and vectors from co-occurrence are padded
+    with zeros.
     """
     if source == "graph":
         vectors = from_cooccurrence(table, size)
@@ -53,25 +53,25 @@ def label_vectors(source: str, table: LabelTable, size: int, *, missing: str = "
 
 
 def from_cooccurrence(table: LabelTable, size: int, *, prior: float = 1.0, shift: float = 0.0) -> Vectors:
-    """Vectors whose inner products say how much more often than by chance two labels are present together.
+    """Compute vectors whose inner products measure how much more often than by chance two labels occur together.
 
         M_ij = max(log((n_ij + prior) / (m_ij p_i p_j + prior)) − shift, 0)     (shifted positive PMI)
         vectors = U √S of the `size` largest singular values of M; columns beyond C are 0
 
     n_ij = images that show both, m_ij = images where both are known, p_i = positives_i / known_i. Images where either
-    is unknown are counted in neither: missing labels pull nothing apart. `prior` keeps pairs seen once or twice near 0.
-    M_ii is high for rare labels, so labels that never meet others have a direction of their own. Where nothing is known
-    to be absent, both known means both present and m says nothing: unknown counts as absent then.
+    is unknown are not counted, so missing labels have no effect. `prior` keeps pairs seen once or twice near 0. M_ii is
+    high for rare labels, so labels that never occur with others have their own direction. If no label is known to be
+    absent, both known means both present and m is useless: unknown counts as absent then.
 
-    Memory: pairs that are present together, and 8·C² bytes up to 1,500 classes. Each vector's sign is fixed by its
+    Memory: the pairs that occur together, and 8·C² bytes up to 1,500 classes. Each vector's sign is fixed by its
     largest component, so the same table gives the same vectors.
     """
     classes = len(table.classes)
-    if classes > _MOST:
+    if classes > _MOST_CLASSES:
         raise UserError(
             f"{classes} classes are too many for vectors from their co-occurrence", "give a file of word vectors"
         )
-    found = np.zeros((classes, size))
+    vectors = np.zeros((classes, size))
     images, positives_only = float(len(table)), not (table.value < 0).any()
     present = np.bincount(table.column[table.value > 0], minlength=classes).astype(np.float64)
     known = np.bincount(table.column, minlength=classes).astype(np.float64)
@@ -80,26 +80,26 @@ def from_cooccurrence(table: LabelTable, size: int, *, prior: float = 1.0, shift
     rows, cols = [np.arange(classes)], [np.arange(classes)]
     values = [np.log((present + prior) / (known * share**2 + prior))]
     for row, col, together, both in _pairs(table):
-        seen = images if positives_only else both
+        total = images if positives_only else both
         rows.append(row)
         cols.append(col)
-        values.append(np.log((together + prior) / (seen * share[row] * share[col] + prior)))
+        values.append(np.log((together + prior) / (total * share[row] * share[col] + prior)))
     matrix = _sparse(np.concatenate(rows), np.concatenate(cols), np.concatenate(values) - shift, classes)
-    kept = min(size, classes)
-    if kept:
-        value, vector = _eigen(matrix, kept)
-        # The matrix is symmetric: its singular values are the sizes of its eigenvalues.
-        vector = vector * np.sign(vector[np.abs(vector).argmax(0), np.arange(kept)] + 1e-300)
-        found[:, :kept] = vector * np.sqrt(np.abs(value))
-    return found
+    count = min(size, classes)
+    if count:
+        value, vector = _eigen(matrix, count)
+        # The matrix is symmetric: its singular values are the absolute eigenvalues.
+        vector = vector * np.sign(vector[np.abs(vector).argmax(0), np.arange(count)] + 1e-300)
+        vectors[:, :count] = vector * np.sqrt(np.abs(value))
+    return vectors
 
 
 def from_file(path: str | Path, classes: Names, *, missing: str = "error") -> Vectors:
-    """Vectors from a text file of lines `word number number …`, as GloVe and word2vec write them.
+    """Read vectors from a text file of lines `word number number …`, as GloVe and word2vec write them.
 
-    A first line of two numbers (how many, how long) is passed over. A name is looked up as it is, then with _ or - for
-    blanks, then as the mean of its words; each also in lower case. Names that are not there raise, or with `missing`
-    "mean" get the mean of all others. The file is read line by line: only wanted words are kept.
+    A first line of two numbers (count and length) is skipped. A name is looked up unchanged, then with _ or - for
+    blanks, then as the mean of its words; each also in lower case. Missing names raise, or with `missing` "mean" get
+    the mean of all others. The file is read line by line, and only the needed words are stored.
     """
     if missing not in ("error", "mean"):
         raise UserError(f"missing words cannot be {missing!r}", "use error or mean")
@@ -111,39 +111,39 @@ def from_file(path: str | Path, classes: Names, *, missing: str = "error") -> Ve
     wanted = {word for ways in spelled.values() for way in ways for word in way}
     words, size = _read(path, wanted)
     if not size:
-        raise LabelError("there is not one vector", "give a text file of lines: word number number …", path)
-    found = np.zeros((len(names), size))
-    lost = []
+        raise LabelError("the file contains no vector", "give a text file of lines: word number number …", path)
+    vectors = np.zeros((len(names), size))
+    not_found = []
     for number, name in enumerate(names):
         way = next((way for way in spelled[name] if way and all(word in words for word in way)), None)
         if way is None:
-            lost.append(number)
+            not_found.append(number)
         else:
-            found[number] = np.mean([words[word] for word in way], axis=0)
-    if lost and missing == "error":
-        raise _lost(path, [names[number] for number in lost])
-    if lost:
-        there = np.setdiff1d(np.arange(len(names)), lost)
-        if not len(there):
-            raise _lost(path, names)
-        found[lost] = found[there].mean(0)
-    return found
+            vectors[number] = np.mean([words[word] for word in way], axis=0)
+    if not_found and missing == "error":
+        raise _missing_names(path, [names[number] for number in not_found])
+    if not_found:
+        found = np.setdiff1d(np.arange(len(names)), not_found)
+        if not len(found):
+            raise _missing_names(path, names)
+        vectors[not_found] = vectors[found].mean(0)
+    return vectors
 
 
 def from_encoder(classes: Names, encode: Callable[[list[str]], ArrayLike]) -> Vectors:
-    """Vectors from any function that turns a list of C texts into C vectors; underscores of names become blanks."""
+    """Compute vectors by a function from C texts to C vectors; underscores in names become blanks."""
     texts = [" ".join(name.replace("_", " ").split()) or name for name in classes]
-    found = np.asarray(encode(texts), np.float64)
-    if found.ndim != 2 or len(found) != len(texts) or not np.isfinite(found).all():
+    vectors = np.asarray(encode(texts), np.float64)
+    if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
         raise UserError(
-            f"the encoder gave shape {found.shape} for {len(texts)} classes, or numbers that are not finite",
+            f"the encoder gave shape {vectors.shape} for {len(texts)} classes, or numbers that are not finite",
             "give a function that returns one vector of finite numbers per text",
         )
-    return found
+    return vectors
 
 
 def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
-    """A sentence-transformers model, by name or folder. The package is optional; it may download the model."""
+    """Return a sentence-transformers model, by name or folder. The package is optional and may download the model."""
     try:
         package: Any = import_module("sentence_transformers")
     except ImportError:
@@ -165,11 +165,11 @@ def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
 
 
 def _pairs(table: LabelTable) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Pairs of classes (row, col) that are present together, in how many images, and in how many both are known."""
+    """Yield pairs of classes (row, col) that occur together, in how many images, and in how many both are known."""
     present, known = table.matrix(table.value > 0), table.matrix(np.ones(table.known, bool))
     columns_present, columns_known = present.tocsc(), known.tocsc()
-    for first in range(0, len(table.classes), _BLOCK):
-        block = slice(first, first + _BLOCK)
+    for first in range(0, len(table.classes), _CLASSES):
+        block = slice(first, first + _CLASSES)
         together = (columns_present[:, block].T.tocsr() @ present).tocoo()
         apart = together.row + first != together.col
         row, col, count = together.row[apart], together.col[apart], together.data[apart]
@@ -181,25 +181,25 @@ def _pairs(table: LabelTable) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDAr
 def _sparse(rows: NDArray[Any], cols: NDArray[Any], values: NDArray[Any], classes: int) -> Any:
     from scipy.sparse import csr_array
 
-    over = values > 0
-    return csr_array((values[over], (rows[over], cols[over])), shape=(classes, classes))
+    positive = values > 0
+    return csr_array((values[positive], (rows[positive], cols[positive])), shape=(classes, classes))
 
 
-def _eigen(matrix: Any, kept: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The `kept` eigenvalues of largest size, largest first, and their vectors."""
+def _eigen(matrix: Any, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the `count` eigenvalues with the largest absolute values, largest first, and their vectors."""
     classes = matrix.shape[0]
-    if classes <= _DENSE or kept >= classes - 1:
+    if classes <= _DENSE or count >= classes - 1:
         value, vector = np.linalg.eigh(matrix.toarray())
     else:
         from scipy.sparse.linalg import eigsh
 
-        value, vector = eigsh(matrix, kept, v0=np.ones(classes))
-    order = np.argsort(-np.abs(value), kind="stable")[:kept]
+        value, vector = eigsh(matrix, count, v0=np.ones(classes))
+    order = np.argsort(-np.abs(value), kind="stable")[:count]
     return value[order], vector[:, order]
 
 
 def _spellings(name: str) -> list[list[str]]:
-    """Ways to look a name up, best first: each a list of words whose mean it is."""
+    """Return the spellings to look up, best first; each is a list of words whose mean is taken."""
     parts = re.findall(r"[^\W_]+", name)
     ways = [[name], *([sign.join(parts)] for sign in ("_", "-")), parts]
     lower = [[word.lower() for word in way] for way in ways]
@@ -207,7 +207,7 @@ def _spellings(name: str) -> list[list[str]]:
 
 
 def _read(path: Path, wanted: set[str]) -> tuple[dict[str, NDArray[np.float64]], int]:
-    """The vectors of the wanted words, and how long vectors are."""
+    """Return the vectors of the wanted words, and their length."""
     words: dict[str, NDArray[np.float64]] = {}
     size = 0
     for number, line in _lines(path):
@@ -235,8 +235,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, text
 
 
-def _lost(path: Path, names: Sequence[str]) -> LabelError:
-    """Which names have no vector, and what words of the file are like them."""
+def _missing_names(path: Path, names: Sequence[str]) -> LabelError:
+    """Return an error that lists names without a vector, with similar words of the file."""
     shown = names[:5]
     starts = {name[:3].lower() for name in shown}
     near: set[str] = set()
