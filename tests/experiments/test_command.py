@@ -93,8 +93,7 @@ def test_failures_and_what_was_left_out_are_shown(data: Path, tmp_path: Path) ->
 
 def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tell(self: Bench, done: int, total: int) -> None:
-        assert self.progress is not None
-        self.progress(done, total)
+        self.reporter.progress(done, total)
         raise OutOfTime
 
     monkeypatch.setattr(Bench, "_report_features", tell)

@@ -312,7 +312,7 @@ def test_choosing_on_hidden_truth_has_to_be_asked_for_and_is_said(
 def test_with_positives_only_unknown_counts_as_absent_for_choosing_and_that_is_said(go: Any) -> None:
     found = go(names=["em", "an"], protocols=["single-positive"])
     assert {row.selected_on for row in found.rows} == {"known positives"}
-    assert any("unknown counts as absent" in line for line in found.protocol)
+    assert any("unknown ones count as absent" in line for line in found.protocol)
 
 
 def test_a_test_that_tells_nothing_apart_is_refused(go: Any, digits: Any, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_labels_of_other_images_can_be_the_test(go: Any, digits: Any) -> None:
     made = scenes(20, size=32, split="test")
     other = LabelTable.from_dense(made.labels, made.names, made.classes).subset(classes=np.arange(10)[::-1])
     found = go(test=other, test_images=made.images)
-    assert found.protocol[0].startswith("Test: 20 images, labels of their own")
+    assert found.protocol[0].startswith("Test: 20 images, with separate labels")
     with pytest.raises(UserError, match="come without images"):
         go("b", test=other)
     with pytest.raises(UserError, match="no class '0'"):
