@@ -1,4 +1,4 @@
-"""Small files that stand for large ones: refused, or read in the room they are worth."""
+"""Small files that expand to large content: refused, or read within a memory limit."""
 
 from __future__ import annotations
 

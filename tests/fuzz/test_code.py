@@ -1,4 +1,4 @@
-"""No file can run code: nothing is ever unpickled, and no module of ours calls what could."""
+"""No file can run code: nothing is ever unpickled, and no module calls a function that could."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No test reaches the network: what blocks it must bite, and must let this machine through."""
+"""No test reaches the network: the block works, and this machine stays reachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths that are no files: on the command line each is one message and exit code 2, at once."""
+"""Paths that are not files: on the command line each gives one message and exit code 2, at once."""
 
 from __future__ import annotations
 

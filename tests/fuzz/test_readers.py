@@ -1,4 +1,4 @@
-"""Every reader, given damaged files: it reads them or refuses them in words, and nothing else happens."""
+"""Every reader with damaged files: it reads them or refuses them with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts and documents that hypothesis makes up, for everything that reads text or JSON."""
+"""Generated texts and documents (hypothesis) for everything that reads text or JSON."""
 
 from __future__ import annotations
 

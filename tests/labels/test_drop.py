@@ -1,4 +1,4 @@
-"""Protocols: what each promises, nesting, independence of order, and labels that never change."""
+"""Drop protocols: their guarantees, nesting, independence of order, and labels that never change."""
 
 from __future__ import annotations
 

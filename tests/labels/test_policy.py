@@ -1,4 +1,4 @@
-"""Policy: what raw values mean, and what nobody has stated."""
+"""Policy: the meaning of raw values, and errors for values without a stated meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules: what follows, found by a slow loop too; faults with file and line; suggestions with their evidence."""
+"""Rules: consequences against a slow loop, errors with file and line, and suggestions."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def test_chains_and_exclusions_reach_everything_they_mean(tmp_path: Path) -> Non
     labels[0, 0] = 1  # a dog: an animal, living
     labels[1, 2] = -1  # nothing living: no animal, no dog
     labels[2, 4] = 1  # night: no day
-    found = rules.consequences(labels)
-    assert found.present.astype(int).tolist() == [[1, 1, 1, 0, 0, 0], [0] * 6, [0, 0, 0, 0, 1, 0]]
-    assert found.absent.astype(int).tolist() == [[0] * 6, [1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]]
-    assert not found.contradiction.any()
+    result = rules.consequences(labels)
+    assert result.present.astype(int).tolist() == [[1, 1, 1, 0, 0, 0], [0] * 6, [0, 0, 0, 0, 1, 0]]
+    assert result.absent.astype(int).tolist() == [[0] * 6, [1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0]]
+    assert not result.contradiction.any()
 
 
 def test_an_exclusion_holds_for_what_implies_its_ends(tmp_path: Path) -> None:
     rules = rules_of(tmp_path, "dog,implies,animal\ncar,excludes,animal\n")
-    found = rules.consequences(np.array([[1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]], np.int8))
-    assert found.absent[0, 5]
-    assert found.absent[1, [0, 1]].all()
+    result = rules.consequences(np.array([[1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]], np.int8))
+    assert result.absent[0, 5]
+    assert result.absent[1, [0, 1]].all()
 
 
 def test_contradictions_are_marked_and_say_nothing(tmp_path: Path) -> None:
     rules = rules_of(tmp_path, "dog,implies,animal\n")
-    found = rules.consequences(np.array([[1, -1, 0, 0, 0, 0]], np.int8))
-    assert found.contradiction[0].tolist() == [True, True, False, False, False, False]
-    assert not found.present[0, 1]
+    result = rules.consequences(np.array([[1, -1, 0, 0, 0, 0]], np.int8))
+    assert result.contradiction[0].tolist() == [True, True, False, False, False, False]
+    assert not result.present[0, 1]
     table = LabelTable.from_dense([[1, -1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]], ["a", "b"], CLASSES)
     assert find_contradictions(rules, table) == (2, ["a: dog", "a: animal"])
 
@@ -90,15 +90,15 @@ def test_consequences_are_those_of_a_slow_loop(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rules = rules_of(Path(folder), text, Names([f"c{n}" for n in range(size)]))
     labels = rng.choice([-1, 0, 0, 1], (6, size)).astype(np.int8)
-    found = rules.consequences(labels)
+    result = rules.consequences(labels)
     for row in range(6):
         present, absent = slow(labels[row], implies, excludes)
         # Beyond a contradiction the loop may go on; the closed rules say nothing there.
-        assert {int(c) for c in np.flatnonzero(found.present[row])} <= present
-        assert bool(found.contradiction[row].any()) == bool(present & absent)
+        assert {int(c) for c in np.flatnonzero(result.present[row])} <= present
+        assert bool(result.contradiction[row].any()) == bool(present & absent)
         if not present & absent:
-            assert set(np.flatnonzero(found.present[row]).tolist()) == present
-            assert set(np.flatnonzero(found.absent[row]).tolist()) == absent
+            assert set(np.flatnonzero(result.present[row]).tolist()) == present
+            assert set(np.flatnonzero(result.absent[row]).tolist()) == absent
 
 
 def test_proposals_that_cannot_hold_together_are_all_named(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_five_thousand_classes_close_quickly(tmp_path: Path) -> None:
     rules = rules_of(tmp_path, text, names)
     labels = np.zeros((200, count), np.int8)
     labels[np.arange(200), count - 1 - np.arange(200)] = 1
-    found = rules.consequences(labels)
+    result = rules.consequences(labels)
     assert time.perf_counter() - began < 8
-    assert found.present[:, 0].all()
+    assert result.present[:, 0].all()
     assert rules.implied.nnz < 12 * count
 
 
@@ -186,18 +186,18 @@ def known_pairs() -> LabelTable:
 
 def test_suggestions_are_the_rules_that_hold_with_their_counts() -> None:
     table = known_pairs()
-    found = suggest_rules(table, bound=0.9)
-    pairs = {(rule.first, rule.kind, rule.second): rule for rule in found}
+    result = suggest_rules(table, bound=0.9)
+    pairs = {(rule.first, rule.kind, rule.second): rule for rule in result}
     assert ("dog", "implies", "animal") in pairs
     assert ("animal", "implies", "living") in pairs
     assert len({("day", "excludes", "night"), ("night", "excludes", "day")} & set(pairs)) == 1
-    assert not any("car" in (rule.first, rule.second) for rule in found)
+    assert not any("car" in (rule.first, rule.second) for rule in result)
     dense = table.dense()
     rule = pairs["dog", "implies", "animal"]
     seen = (dense[:, 0] > 0) & (dense[:, 1] != 0)
     assert (rule.seen, rule.holds) == (seen.sum(), (dense[seen, 1] > 0).sum())
     assert 0.9 <= rule.bound < rule.holds / rule.seen
-    assert "dog,implies,animal\n" in format_suggestions(found)
+    assert "dog,implies,animal\n" in format_suggestions(result)
 
 
 def test_few_pairs_or_no_negative_suggest_nothing() -> None:
@@ -231,6 +231,6 @@ def test_of_several_premises_the_surest_is_named(tmp_path: Path) -> None:
     score[2, [0, 5]] = 0.5, 0.5
     labels[3] = [0, 0, -1, 0, 1, 0]
     late[3] = [-1, 0, 0, -1, 0, 0]
-    found = [part.tolist() for part in rules.strongest_premises(labels, score, late)]
-    assert list(zip(*found, strict=True)) == [(0, 2, 5), (1, 2, 0), (2, 2, 0), (3, 0, 2), (3, 3, 4)]
+    result = [part.tolist() for part in rules.strongest_premises(labels, score, late)]
+    assert list(zip(*result, strict=True)) == [(0, 2, 5), (1, 2, 0), (2, 2, 0), (3, 0, 2), (3, 3, 4)]
     assert all(len(part) == 0 for part in rules.strongest_premises(labels, score, np.zeros_like(late)))

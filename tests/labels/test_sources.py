@@ -1,4 +1,4 @@
-"""More sources than there is room for: refused by everything that makes rows, never taken for one another."""
+"""More sources than an int16 can number: refused by everything that makes rows, never mixed up."""
 
 from __future__ import annotations
 

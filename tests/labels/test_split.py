@@ -40,8 +40,8 @@ def counts(table: LabelTable, part: NDArray[np.int8], parts: int = 3) -> NDArray
 
 def distance(table: LabelTable, part: NDArray[np.int8]) -> float:
     """How far the parts' class counts are from their shares, in labels, on average."""
-    found = counts(table, part)
-    return float(np.abs(found - np.outer(SHARES, found.sum(0))).mean())
+    result = counts(table, part)
+    return float(np.abs(result - np.outer(SHARES, result.sum(0))).mean())
 
 
 VIEWS = {
@@ -70,9 +70,9 @@ def test_rare_classes_reach_every_part() -> None:
     labels[:10, 0] = 1
     labels[5:45, 1] = 1
     for seed in range(20):
-        found = counts(LabelTable.from_dense(labels), assign_parts(LabelTable.from_dense(labels), SHARES, seed=seed))
-        assert found[:, 0].tolist() == [8, 1, 1]
-        assert found[:, 1].tolist() == [32, 4, 4]
+        result = counts(LabelTable.from_dense(labels), assign_parts(LabelTable.from_dense(labels), SHARES, seed=seed))
+        assert result[:, 0].tolist() == [8, 1, 1]
+        assert result[:, 1].tolist() == [32, 4, 4]
 
 
 def test_unknown_is_not_absent() -> None:
@@ -80,8 +80,8 @@ def test_unknown_is_not_absent() -> None:
     labels = np.zeros((400, 2), int)
     labels[:40, 0] = np.where(np.arange(40) < 20, 1, -1)
     labels[40:, 1] = 1
-    found = counts(LabelTable.from_dense(labels), assign_parts(LabelTable.from_dense(labels), (0.5, 0.5)), 2)
-    assert found.tolist() == [[10, 180, 10, 0], [10, 180, 10, 0]]
+    result = counts(LabelTable.from_dense(labels), assign_parts(LabelTable.from_dense(labels), (0.5, 0.5)), 2)
+    assert result.tolist() == [[10, 180, 10, 0], [10, 180, 10, 0]]
 
 
 @quick

@@ -1,4 +1,4 @@
-"""The binary form: what goes in comes out, damage is found, and names stay where they lie."""
+"""The binary format: round trips, damage is detected, and arrays are mapped, not copied."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_what_goes_in_comes_out(tmp_path: Path, whole: bool) -> None:
     rows = make_rows() if whole else Rows.from_table(make_rows().resolve(), "only")
     path = tmp_path / "a.labels"
     formats.write(rows, path)
-    found = formats.read(path)
-    assert found.audit.format == "binary"
-    assert found.table() == rows.resolve() == binary.open_table(path)
-    assert found.table().digest() == rows.resolve().digest()
+    result = formats.read(path)
+    assert result.audit.format == "binary"
+    assert result.table() == rows.resolve() == binary.open_table(path)
+    assert result.table().digest() == rows.resolve().digest()
     held = rows.holding()
-    back = found.rows
+    back = result.rows
     assert back.image.tolist() == rows.image[held].tolist()
     assert back.column.tolist() == rows.column[held].tolist()
     assert back.value.tolist() == rows.value[held].tolist()
@@ -75,9 +75,9 @@ def test_the_arrays_are_the_files_own_and_others_can_read_them(tmp_path: Path) -
 def test_tables_of_any_shape(tmp_path_factory: pytest.TempPathFactory, images: int, classes: int, seed: int) -> None:
     path = tmp_path_factory.mktemp("any") / "a.labels"
     dense = np.random.default_rng(seed).integers(-1, 2, (images, classes))
-    made = LabelTable.from_dense(dense, images=[f"{i}ß" * (i % 3) + str(i) for i in range(images)])
-    formats.write(made, path)
-    assert binary.open_table(path) == made
+    written = LabelTable.from_dense(dense, images=[f"{i}ß" * (i % 3) + str(i) for i in range(images)])
+    formats.write(written, path)
+    assert binary.open_table(path) == written
     assert np.array_equal(binary.open_table(path).dense(), dense)
 
 
@@ -184,26 +184,26 @@ def test_the_last_of_each_in_pieces(entries: list[tuple[int, int, int]], ascendi
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "_CHUNK", 3)
         order = last_of_each(image, column)
-        made = LabelTable.from_entries(Names.numbered(5), Names.numbered(4), image, column, value)
-        mask = made.value > 0
-        kept = made.keep(mask)
-        before = count_before(mask, made.start)
-        small = made.digest()
+        written = LabelTable.from_entries(Names.numbered(5), Names.numbered(4), image, column, value)
+        mask = written.value > 0
+        kept = written.keep(mask)
+        before = count_before(mask, written.start)
+        small = written.digest()
         patch.setattr(stats, "_CHUNK", 3)
-        counted = made.stats()
-        turned = made.subset([4, 2, 3])
-    found = list(zip(image[order].tolist(), column[order].tolist(), strict=True))
-    assert found == sorted(held)
-    assert value[order].tolist() == [held[pair] for pair in found]
-    assert {(i, c): v for i, c, v in zip(*(part.tolist() for part in made.entries()), strict=True)} == {
+        counted = written.stats()
+        turned = written.subset([4, 2, 3])
+    result = list(zip(image[order].tolist(), column[order].tolist(), strict=True))
+    assert result == sorted(held)
+    assert value[order].tolist() == [held[pair] for pair in result]
+    assert {(i, c): v for i, c, v in zip(*(part.tolist() for part in written.entries()), strict=True)} == {
         pair: v for pair, v in held.items() if v
     }
-    assert before.tolist() == [int(mask[:at].sum()) for at in made.start]
-    assert np.array_equal(kept.dense(), np.maximum(made.dense(), 0))
-    assert made.digest() == small
-    assert counted.positives.tolist() == (made.dense() > 0).sum(0).tolist()
-    assert counted.negatives.tolist() == (made.dense() < 0).sum(0).tolist()
-    assert np.array_equal(turned.dense(), made.dense()[[4, 2, 3]])
+    assert before.tolist() == [int(mask[:at].sum()) for at in written.start]
+    assert np.array_equal(kept.dense(), np.maximum(written.dense(), 0))
+    assert written.digest() == small
+    assert counted.positives.tolist() == (written.dense() > 0).sum(0).tolist()
+    assert counted.negatives.tolist() == (written.dense() < 0).sum(0).tolist()
+    assert np.array_equal(turned.dense(), written.dense()[[4, 2, 3]])
     assert list(turned.images) == ["4", "2", "3"]
 
 

@@ -1,4 +1,4 @@
-"""The binary form by the ending of its name, in the commands that read or write labels."""
+"""The binary format, chosen by the ending of the name, in the commands that read or write labels."""
 
 from __future__ import annotations
 

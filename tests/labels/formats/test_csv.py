@@ -1,4 +1,4 @@
-"""Sheet: text as it stands in the file, and the line on which everything stands."""
+"""CSV and Parquet tables: text exactly as in the file, and errors with their line."""
 
 from __future__ import annotations
 

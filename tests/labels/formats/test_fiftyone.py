@@ -1,4 +1,4 @@
-"""FiftyOne: present and absent in two files of its own layout, golden folders, round trips, and faults."""
+"""FiftyOne: present and absent labels in two files, golden folders, round trips, and faults."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_golden_folder_is_written_and_read(tmp_path: Path) -> None:
     for name in ("labels.json", "negatives.json"):
         written, wanted = ((folder / name).read_text(encoding="utf-8") for folder in (tmp_path / "out", GOLDEN / "own"))
         assert written == wanted.rstrip("\n")
-    found = formats.read(tmp_path / "out")
-    assert found.audit.format == "fiftyone"
-    assert found.table() == rows.resolve()
-    told = {
-        (int(i), int(c)): (found.rows.sources[s], None if np.isnan(x) else round(float(x), 4))
-        for i, c, s, x in zip(found.rows.image, found.rows.column, found.rows.source, found.rows.score, strict=True)
+    result = formats.read(tmp_path / "out")
+    assert result.audit.format == "fiftyone"
+    assert result.table() == rows.resolve()
+    messages = {
+        (int(i), int(c)): (result.rows.sources[s], None if np.isnan(x) else round(float(x), 4))
+        for i, c, s, x in zip(result.rows.image, result.rows.column, result.rows.source, result.rows.score, strict=True)
     }
-    assert told == {(0, 0): ("model", 0.7), (0, 2): ("", None), (1, 1): ("person", None)}
-    assert [tuple(line) for line in found.audit.value_counts] == [
+    assert messages == {(0, 0): ("model", 0.7), (0, 2): ("", None), (1, 1): ("person", None)}
+    assert [tuple(line) for line in result.audit.value_counts] == [
         ("target", "present", 2),
         ("target in negatives.json", "absent", 1),
         ("not listed", "unknown", 6),
@@ -82,9 +82,9 @@ def test_names_without_a_list_of_classes(tmp_path: Path) -> None:
 def test_present_wins_over_the_negatives(tmp_path: Path) -> None:
     labels(tmp_path, classes=["cat"], labels={"x": [0]})
     (tmp_path / "negatives.json").write_text('{"classes": ["cat"], "labels": {"x": [0]}}')
-    found = fiftyone.read(tmp_path, Policy())
-    assert found.table().dense().tolist() == [[1]]
-    assert any("in both files" in note for note in found.audit.notes)
+    result = fiftyone.read(tmp_path, Policy())
+    assert result.table().dense().tolist() == [[1]]
+    assert any("in both files" in note for note in result.audit.notes)
 
 
 def test_faults(tmp_path: Path) -> None:

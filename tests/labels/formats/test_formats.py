@@ -1,4 +1,4 @@
-"""The formats by name: every golden file is recognised, read, and told apart from the others."""
+"""All formats: every golden file is detected as its format and read."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_golden_data_is_recognised_and_read(name: str) -> None:
     pattern, policy = PLACES[name]
     for path in places(name, pattern):
         assert formats.detect_format(path) == name
-        found = formats.read(str(path), policy)
-        assert isinstance(found, LabelImport)
-        assert found.audit.format == name
-        assert found.audit.files
-        assert len(found.rows)
-        assert sum(entry.entries for entry in found.audit.value_counts) >= found.table().known > 0
+        result = formats.read(str(path), policy)
+        assert isinstance(result, LabelImport)
+        assert result.audit.format == name
+        assert result.audit.files
+        assert len(result.rows)
+        assert sum(entry.entries for entry in result.audit.value_counts) >= result.table().known > 0
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_golden_data_is_recognised_and_read(name: str) -> None:
     ],
 )
 def test_everything_golden_is_told_apart(name: str, pattern: str) -> None:
-    found = places(name, pattern)
-    assert len(found) > 2
-    for path in found:
+    result = places(name, pattern)
+    assert len(result) > 2
+    for path in result:
         assert formats.detect_format(path) == name, path
 
 
@@ -90,16 +90,16 @@ def test_a_folder_of_open_images(folder: str) -> None:
 @pytest.mark.parametrize("name", formats.FORMATS)
 def test_every_format_keeps_the_contract(name: str, tmp_path: Path) -> None:
     """Names of policy fields only; sniffing anything at all never raises and never claims what is not there."""
-    found = module(name)
-    assert set(found.USES) <= set(Policy.__dataclass_fields__)  # type: ignore[attr-defined]
+    result = module(name)
+    assert set(result.USES) <= set(Policy.__dataclass_fields__)  # type: ignore[attr-defined]
     (tmp_path / "words.bin").write_bytes(bytes(range(256)) * 20)
     (tmp_path / "empty.txt").touch()
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "folder.parquet").mkdir()
     for path in (tmp_path, tmp_path / "nowhere", *tmp_path.iterdir()):
-        assert not found.sniff(path), path  # type: ignore[attr-defined]
+        assert not result.sniff(path), path  # type: ignore[attr-defined]
     (tmp_path / "odd.json").write_bytes(b'{"\xff": [')
-    assert found.sniff(tmp_path / "odd.json") in (True, False)  # type: ignore[attr-defined]
+    assert result.sniff(tmp_path / "odd.json") in (True, False)  # type: ignore[attr-defined]
 
 
 def test_nothing_we_know(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face ImageFolder: golden folders of every kind, round trips, forgotten images, and every fault."""
+"""Hugging Face ImageFolder: golden folders, round trips, images missing in the metadata, and every fault."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def test_golden_columns(kind: str) -> None:
 
 
 def test_golden_lists() -> None:
-    found = imagefolder.read(GOLDEN / "lists" / "metadata.jsonl", UNKNOWN)
-    table = found.table()
+    result = imagefolder.read(GOLDEN / "lists" / "metadata.jsonl", UNKNOWN)
+    table = result.table()
     assert list(table.images) == ["0001.png", "0002.png", "0003.png", "0004.png"]
     assert list(table.classes) == ["dog", "cat", "NA"]
     assert table.dense().tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]]
-    assert [tuple(line) for line in found.audit.value_counts] == [
+    assert [tuple(line) for line in result.audit.value_counts] == [
         ("in labels", "present", 4),
         ("not listed", "unknown", 8),
     ]
-    assert "columns not used: caption" in found.audit.notes
+    assert "columns not used: caption" in result.audit.notes
 
 
 def test_an_image_without_a_list_stays_unknown() -> None:
-    found = imagefolder.read(GOLDEN / "lists" / "metadata.jsonl", ABSENT)
-    assert found.table().dense().tolist() == [[1, 1, -1], [-1, -1, -1], [0, 0, 0], [1, -1, 1]]
-    assert ("not listed", "absent", 5) in [tuple(line) for line in found.audit.value_counts]
-    assert any(note.startswith("1 images have null instead of a list") for note in found.audit.notes)
+    result = imagefolder.read(GOLDEN / "lists" / "metadata.jsonl", ABSENT)
+    assert result.table().dense().tolist() == [[1, 1, -1], [-1, -1, -1], [0, 0, 0], [1, -1, 1]]
+    assert ("not listed", "absent", 5) in [tuple(line) for line in result.audit.value_counts]
+    assert any(note.startswith("1 images have null instead of a list") for note in result.audit.notes)
 
 
 def test_lists_alone_need_a_word_about_the_unlisted() -> None:
@@ -72,13 +72,13 @@ def test_lists_alone_need_a_word_about_the_unlisted() -> None:
 
 
 def test_golden_lists_of_present_and_absent() -> None:
-    found = imagefolder.read(GOLDEN / "lists_absent", Policy())
-    table = found.table()
+    result = imagefolder.read(GOLDEN / "lists_absent", Policy())
+    table = result.table()
     assert list(table.classes) == ["dog", "cat", "bird"]
     assert table.dense().tolist() == [[1, 1, -1], [-1, -1, 0], [0, 0, 1]]
-    assert found.rows.count_conflicts() == 1
-    assert any("1 entries are in both lists" in note for note in found.audit.notes)
-    assert [tuple(line) for line in found.audit.value_counts] == [
+    assert result.rows.count_conflicts() == 1
+    assert any("1 entries are in both lists" in note for note in result.audit.notes)
+    assert [tuple(line) for line in result.audit.value_counts] == [
         ("in labels", "present", 3),
         ("in absent", "absent", 4),
         ("not listed", "unknown", 3),
@@ -130,11 +130,11 @@ def test_images_the_metadata_forgets_are_added(tmp_path: Path) -> None:
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
-    found = imagefolder.read(folder, Policy())
-    assert list(found.rows.images) == ["0001.png", "sub/0002.png", "a, b.png", "00.webp", "sub/new.JPG"]
-    assert found.table().dense().tolist() == [*COLUMNS, [0, 0, 0], [0, 0, 0]]
-    assert any(note.startswith("2 images in the folder are not in the metadata") for note in found.audit.notes)
-    assert "1 of 3 images in the metadata are not in the folder" in found.audit.notes
+    result = imagefolder.read(folder, Policy())
+    assert list(result.rows.images) == ["0001.png", "sub/0002.png", "a, b.png", "00.webp", "sub/new.JPG"]
+    assert result.table().dense().tolist() == [*COLUMNS, [0, 0, 0], [0, 0, 0]]
+    assert any(note.startswith("2 images in the folder are not in the metadata") for note in result.audit.notes)
+    assert "1 of 3 images in the metadata are not in the folder" in result.audit.notes
     assert len(imagefolder.read(folder / "metadata.jsonl", Policy()).rows.images) == 3
 
 
@@ -152,9 +152,9 @@ def test_a_value_that_is_no_label_can_be_stated_or_its_column_ignored(tmp_path: 
     assert (error.line, error.column) == (1, "mood")
     assert "--ignore mood" in error.fix
     assert imagefolder.read(path, Policy(values={"maybe": "absent"})).table().dense().tolist() == [[1, -1]]
-    found = imagefolder.read(path, Policy(ignore=("mood",)))
-    assert list(found.rows.classes) == ["cat"]
-    assert "columns ignored: mood" in found.audit.notes
+    result = imagefolder.read(path, Policy(ignore=("mood",)))
+    assert list(result.rows.classes) == ["cat"]
+    assert "columns ignored: mood" in result.audit.notes
 
 
 def test_options_without_meaning_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face ImageFolder with lists: golden file, scores and sources there and back, and faults."""
+"""Hugging Face ImageFolder with lists: golden file, round trips of scores and sources, and faults."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_golden_file_is_written_and_read(name: str, tmp_path: Path) -> None:
     file = tmp_path / name if name.endswith(".jsonl") else tmp_path / name / "metadata.jsonl"
     written = [json.loads(line) for line in file.read_text().splitlines()]
     assert written == [json.loads(line) for line in (GOLDEN / "metadata.jsonl").read_text().splitlines()]
-    found = formats.read(tmp_path / name)
-    assert found.audit.format == "imagefolder-lists"
-    assert told(found.rows) == told(rows)
-    assert list(found.rows.images) == list(rows.images)
-    assert [tuple(line) for line in found.audit.value_counts] == [
+    result = formats.read(tmp_path / name)
+    assert result.audit.format == "imagefolder-lists"
+    assert told(result.rows) == told(rows)
+    assert list(result.rows.images) == list(rows.images)
+    assert [tuple(line) for line in result.audit.value_counts] == [
         ("in labels", "present", 3),
         ("in absent", "absent", 2),
         ("not listed", "unknown", 4),
@@ -77,9 +77,9 @@ def test_plain_lists_are_those_of_imagefolder(tmp_path: Path) -> None:
         "labels",
         "absent",
     }
-    found = formats.read(tmp_path)
-    assert found.audit.format == "imagefolder"
-    assert found.table() == table
+    result = formats.read(tmp_path)
+    assert result.audit.format == "imagefolder"
+    assert result.table() == table
 
 
 def test_faults(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Label Studio: tasks to people and answers back, golden exports, other people's projects, and every fault."""
+"""Label Studio: tasks written and answers read, golden exports, exports of other projects, and every fault."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def answer(task: dict[str, Any], **answers: str) -> dict[str, Any]:
 
 
 def test_golden_answers() -> None:
-    found = label_studio.read(GOLDEN / "answers.json", Policy())
+    result = label_studio.read(GOLDEN / "answers.json", Policy())
     assert label_studio.sniff(GOLDEN / "answers.json")
-    assert statements(found.rows) == [
+    assert statements(result.rows) == [
         ("a b#1.jpg", "cat", 1, "person"),
         ("a b#1.jpg", "traffic light", -1, "person"),
         ("00012.jpg", "cat", 1, "person"),  # the older answer, though it is listed last
@@ -71,9 +71,9 @@ def test_golden_answers() -> None:
         ("00012.jpg", "dôme", 1, "person"),
         ("d.jpg", "cat", 0, "person"),
     ]
-    assert list(found.rows.images) == ["a b#1.jpg", "00012.jpg", "c.jpg", "d.jpg"]
-    assert found.table().dense().tolist() == [[1, -1, 0], [-1, 0, 1], [0, 0, 0], [0, 0, 0]]
-    assert [tuple(line) for line in found.audit.value_counts] == [
+    assert list(result.rows.images) == ["a b#1.jpg", "00012.jpg", "c.jpg", "d.jpg"]
+    assert result.table().dense().tolist() == [[1, -1, 0], [-1, 0, 1], [0, 0, 0], [0, 0, 0]]
+    assert [tuple(line) for line in result.audit.value_counts] == [
         ("yes", "present", 3),
         ("no", "absent", 2),
         ("unsure", "retracted", 1),
@@ -85,8 +85,8 @@ def test_golden_answers() -> None:
         "1 answers were submitted as predicted",
         "1 results are not choices",
     ):
-        assert any(note.startswith(words) for note in found.audit.notes), words
-    assert any("both present and absent" in note for note in found.audit.notes)
+        assert any(note.startswith(words) for note in result.audit.notes), words
+    assert any("both present and absent" in note for note in result.audit.notes)
 
 
 def test_golden_tasks_are_written_and_read(tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_golden_tasks_are_written_and_read(tmp_path: Path) -> None:
     formats.write(rows, tmp_path / "tasks.json", format="label-studio")
     for name in ("tasks.json", "tasks.config.xml"):
         assert (tmp_path / name).read_text(encoding="utf-8") == (GOLDEN / name).read_text(encoding="utf-8")
-    found = formats.read(tmp_path / "tasks.json")
-    assert found.table() == rows.resolve()
-    assert statements(found.rows) == [(IMAGES[0], "cat", 1, "model"), (IMAGES[0], "dôme", -1, "")]
-    np.testing.assert_array_equal(found.rows.score, np.array([0.7, np.nan], np.float32))
-    assert any("no task is answered" in note for note in found.audit.notes)
+    result = formats.read(tmp_path / "tasks.json")
+    assert result.table() == rows.resolve()
+    assert statements(result.rows) == [(IMAGES[0], "cat", 1, "model"), (IMAGES[0], "dôme", -1, "")]
+    np.testing.assert_array_equal(result.rows.score, np.array([0.7, np.nan], np.float32))
+    assert any("no task is answered" in note for note in result.audit.notes)
 
 
 def test_the_interface_has_one_question_per_class(tmp_path: Path) -> None:
@@ -131,12 +131,12 @@ def test_there_and_back(tmp_path: Path) -> None:
         answer(written[0], **{cat: "no", note: "unsure", dome: "yes"}),
         {**written[1], "annotations": [{"id": 2, "was_cancelled": True, "result": []}]},
     ]
-    found = formats.read(tasks(tmp_path, exported))
-    assert found.audit.format == "label-studio"
-    assert set(found.rows.sources) == {"person"}
-    after = before.append(found.rows)
+    result = formats.read(tasks(tmp_path, exported))
+    assert result.audit.format == "label-studio"
+    assert set(result.rows.sources) == {"person"}
+    after = before.append(result.rows)
     assert after.resolve().dense().tolist() == [[-1, 0, 1], [-1, 0, 0]]
-    assert any("2 predictions are left out" in note for note in found.audit.notes)
+    assert any("2 predictions are left out" in note for note in result.audit.notes)
 
 
 def test_predictions_never_come_back_as_news(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_predictions_never_come_back_as_news(tmp_path: Path) -> None:
     formats.write(old, tmp_path / "tasks.json", format="label-studio")
     corrected = old.append(rows_of((0, 0, -1, "person", np.nan)))
     written = json.loads((tmp_path / "tasks.json").read_text(encoding="utf-8"))
-    found = formats.read(tasks(tmp_path, [answer(written[0], class_d_C3_B4me="yes"), written[1]]))
-    assert corrected.append(found.rows).resolve().dense()[0].tolist() == [-1, 0, 1]
+    result = formats.read(tasks(tmp_path, [answer(written[0], class_d_C3_B4me="yes"), written[1]]))
+    assert corrected.append(result.rows).resolve().dense()[0].tolist() == [-1, 0, 1]
 
 
 def predicted(version: Any, group: str = "class_cat", **data: Any) -> dict[str, Any]:
@@ -165,21 +165,21 @@ def predicted(version: Any, group: str = "class_cat", **data: Any) -> dict[str, 
     ],
 )
 def test_what_another_model_predicted_is_a_models(tmp_path: Path, version: Any, source: str) -> None:
-    found = label_studio.read(tasks(tmp_path, [predicted(version)]), Policy()).rows
-    assert statements(found) == [("a.jpg", "cat", 1, source)]
-    assert is_model_made(found).all()
+    result = label_studio.read(tasks(tmp_path, [predicted(version)]), Policy()).rows
+    assert statements(result) == [("a.jpg", "cat", 1, source)]
+    assert is_model_made(result).all()
     # Written by us and read again, it stays what it was.
-    label_studio.write(found, tmp_path / "again.json")
+    label_studio.write(result, tmp_path / "again.json")
     again = label_studio.read(tmp_path / "again.json", Policy()).rows
-    assert statements(again) == statements(found)
+    assert statements(again) == statements(result)
     assert is_model_made(again).all()
 
 
 def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known(tmp_path: Path) -> None:
     ours = {"name": "a.jpg", "sources": {"class_cat": "person"}}
     for version, source in (("halflabel", "person"), (None, "person"), ("yolo-v8", "model:yolo-v8")):
-        found = label_studio.read(tasks(tmp_path, [predicted(version, **ours)]), Policy()).rows
-        assert statements(found) == [("a.jpg", "cat", 1, source)]
+        result = label_studio.read(tasks(tmp_path, [predicted(version, **ours)]), Policy()).rows
+        assert statements(result) == [("a.jpg", "cat", 1, source)]
 
 
 def test_other_projects_name_the_classes_present() -> None:

@@ -1,4 +1,4 @@
-"""Long rows: golden files, the last row wins, places kept, round trips, and every fault with its line."""
+"""Long rows: golden files, the last row wins, the order of names, round trips, and every fault with its line."""
 
 from __future__ import annotations
 

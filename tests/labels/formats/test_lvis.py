@@ -35,20 +35,20 @@ def save(content: Any, folder: Path) -> Path:
 
 
 def test_golden() -> None:
-    found = lvis.read(GOLDEN, Policy())
-    table = found.table()
+    result = lvis.read(GOLDEN, Policy())
+    table = result.table()
     assert list(table.images) == ["000000522418.jpg", "000000391895.jpg", "000000184613.jpg"]
     assert list(table.classes) == ["zebra", "zucchini", "(none)", "aerosol_can"]
     assert table.dense().tolist() == [[-1, 0, 1, 1], [1, 0, 0, -1], [0, 0, 0, 0]]
 
 
 def test_contradiction_keeps_both_rows_and_present_wins() -> None:
-    found = lvis.read(GOLDEN, Policy())
-    rows = found.rows
+    result = lvis.read(GOLDEN, Policy())
+    rows = result.rows
     both = (rows.image == 0) & (rows.column == 2)
     assert rows.value[both].tolist() == [-1, 1]
     assert rows.count_conflicts() == 1
-    assert any("1 entries have a box and are in neg_category_ids" in note for note in found.audit.notes)
+    assert any("1 entries have a box and are in neg_category_ids" in note for note in result.audit.notes)
 
 
 def test_audit_says_what_became_what() -> None:
@@ -67,8 +67,8 @@ def test_file_name_comes_before_coco_url_and_id(tmp_path: Path) -> None:
     content = golden()
     content["images"][0]["file_name"] = "train/00001.jpg"
     del content["images"][1]["coco_url"]
-    found = lvis.read(save(content, tmp_path), Policy())
-    assert list(found.rows.images) == ["train/00001.jpg", "391895", "000000184613.jpg"]
+    result = lvis.read(save(content, tmp_path), Policy())
+    assert list(result.rows.images) == ["train/00001.jpg", "391895", "000000184613.jpg"]
 
 
 def test_recognised_before_coco_even_when_the_key_comes_late(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_coco_is_not_read_as_lvis() -> None:
 
 
 def test_round_trip_of_golden(tmp_path: Path) -> None:
-    found = lvis.read(GOLDEN, Policy())
-    lvis.write(found.rows, tmp_path / "out.json")
-    assert lvis.read(tmp_path / "out.json", Policy()).table() == found.table()
+    result = lvis.read(GOLDEN, Policy())
+    lvis.write(result.rows, tmp_path / "out.json")
+    assert lvis.read(tmp_path / "out.json", Policy()).table() == result.table()
     assert formats.detect_format(tmp_path / "out.json") == "lvis"
 
 

@@ -137,9 +137,9 @@ def test_missing_parts(base: Path) -> None:
 
 
 def test_round_trip_of_the_golden_folder(tmp_path: Path) -> None:
-    found = nus_wide.read(GOLDEN, Policy())
-    nus_wide.write(found.rows, tmp_path)
-    assert nus_wide.read(tmp_path, Policy()).table() == found.table()
+    result = nus_wide.read(GOLDEN, Policy())
+    nus_wide.write(result.rows, tmp_path)
+    assert nus_wide.read(tmp_path, Policy()).table() == result.table()
     assert (tmp_path / SKY).read_bytes() == b"1\n0\n1\n"
 
 

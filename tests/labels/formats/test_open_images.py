@@ -1,4 +1,4 @@
-"""Open Images: golden files, verified labels and guesses, blocks, round trips, and every fault with its place."""
+"""Open Images: golden files, verified and machine-generated labels, blocks, round trips, and every fault."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def test_many_blocks_agree_with_the_obvious_loop(
     assert len(blocks) > 20
     assert (list(rows.images), list(rows.classes)) == (images, classes)
     image, column, value = rows.resolve().entries()
-    found = {(images[i], classes[c]): int(v) for i, c, v in zip(image, column, value, strict=True)}
-    assert found == labels
+    result = {(images[i], classes[c]): int(v) for i, c, v in zip(image, column, value, strict=True)}
+    assert result == labels
     pairs = list(zip(rows.image.tolist(), rows.column.tolist(), rows.value.tolist(), strict=True))
     both = {pair[:2] for pair in pairs if pair[2] > 0} & {pair[:2] for pair in pairs if pair[2] < 0}
     assert rows.count_conflicts() == len(both) > 0
@@ -228,20 +228,20 @@ def test_more_sources_than_there_is_room_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("path", "policy"), [(VERIFIED, Policy()), (BOXES, Policy())])
 def test_round_trip_of_the_golden_files(tmp_path: Path, path: Path, policy: Policy) -> None:
-    found = open_images.read(path, policy)
-    open_images.write(found.rows, tmp_path / "x.csv")
+    result = open_images.read(path, policy)
+    open_images.write(result.rows, tmp_path / "x.csv")
     again = open_images.read(tmp_path / "x.csv", policy)
-    assert again.table() == found.table()
-    assert set(source_of(again.rows)) == set(source_of(found.rows))
+    assert again.table() == result.table()
+    assert set(source_of(again.rows)) == set(source_of(result.rows))
 
 
 def test_round_trip_of_guesses(tmp_path: Path) -> None:
     policy = Policy(machine=0.7)
-    found = open_images.read(MIXED, policy)
-    open_images.write(found.rows, tmp_path / "x.csv")
+    result = open_images.read(MIXED, policy)
+    open_images.write(result.rows, tmp_path / "x.csv")
     again = open_images.read(tmp_path / "x.csv", policy)
-    columns = again.rows.classes.index(found.rows.classes.array)
-    assert again.table().subset(classes=columns) == found.table()
+    columns = again.rows.classes.index(result.rows.classes.array)
+    assert again.table().subset(classes=columns) == result.table()
     assert (tmp_path / "x.csv").read_text() == HEADER + (
         "00aa,machine,/m/a,0.7\n00aa,verification,/m/b,1\n00bb,verification,/m/a,0\n00cc,machine,/m/c,1\n"
     )

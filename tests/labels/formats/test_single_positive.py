@@ -32,29 +32,29 @@ def save(folder: Path, **arrays: Any) -> Path:
 
 
 def test_golden_observed() -> None:
-    found = single_positive.read(GOLDEN, TRAIN)
-    table = found.table()
+    result = single_positive.read(GOLDEN, TRAIN)
+    table = result.table()
     assert list(table.images) == IMAGES
     assert list(table.classes) == ["cat", "None", "dog"]
     assert table.dense().tolist() == [[1, 0, 0], [0, -1, 1], [0, 1, 0]]
-    assert [tuple(line) for line in found.audit.value_counts] == [
+    assert [tuple(line) for line in result.audit.value_counts] == [
         ("1", "present", 3),
         ("-1", "absent", 1),
         ("0", "unknown", 5),
     ]
-    assert any("formatted_train_labels.npy are not read" in note for note in found.audit.notes)
+    assert any("formatted_train_labels.npy are not read" in note for note in result.audit.notes)
 
 
 def test_golden_complete() -> None:
-    found = single_positive.read(GOLDEN, VAL)
-    assert list(found.rows.images) == ["0001.jpg", "0002.jpg"]
-    assert found.table().dense().tolist() == [[-1, 1, -1], [-1, -1, -1]]
-    assert [tuple(line) for line in found.audit.value_counts] == [("1", "present", 1), ("0", "absent", 5)]
+    result = single_positive.read(GOLDEN, VAL)
+    assert list(result.rows.images) == ["0001.jpg", "0002.jpg"]
+    assert result.table().dense().tolist() == [[-1, 1, -1], [-1, -1, -1]]
+    assert [tuple(line) for line in result.audit.value_counts] == [("1", "present", 1), ("0", "absent", 5)]
 
 
 def test_the_complete_file_can_be_named_although_an_observed_one_is_there() -> None:
-    found = single_positive.read(GOLDEN / "formatted_train_labels.npy", Policy())
-    assert found.table().dense().tolist() == [[1, -1, 1], [-1, -1, 1], [1, 1, -1]]
+    result = single_positive.read(GOLDEN / "formatted_train_labels.npy", Policy())
+    assert result.table().dense().tolist() == [[1, -1, 1], [-1, -1, 1], [1, 1, -1]]
     same = single_positive.read(GOLDEN / "formatted_train_images.npy", Policy()).table()
     assert same == single_positive.read(GOLDEN / "formatted_train_labels_obs.npy", TRAIN).table()
     assert same == single_positive.read(GOLDEN, TRAIN).table()
@@ -76,9 +76,9 @@ def test_recognised() -> None:
 
 def test_classes_without_names_are_numbered(tmp_path: Path) -> None:
     save(tmp_path, images=np.array([b"a", b"\xc3\xa9"]), labels=np.array([[True, False], [False, False]]))
-    found = single_positive.read(tmp_path, Policy())
-    assert (list(found.rows.images), list(found.rows.classes)) == (["a", "é"], ["0", "1"])
-    assert any("no classes.txt" in note for note in found.audit.notes)
+    result = single_positive.read(tmp_path, Policy())
+    assert (list(result.rows.images), list(result.rows.classes)) == (["a", "é"], ["0", "1"])
+    assert any("no classes.txt" in note for note in result.audit.notes)
     (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfcat\r\ndog\r\n")
     assert list(single_positive.read(tmp_path, Policy()).rows.classes) == ["cat", "dog"]
 

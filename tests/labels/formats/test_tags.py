@@ -1,4 +1,4 @@
-"""Lists of tags: golden files, how cells are split, what is left open, round trips, and every fault with its place."""
+"""Lists of tags: golden files, splitting of cells, unlisted tags, round trips, and every fault with its place."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def refusal(path: Path, content: str, policy: Policy = UNKNOWN, format: str = "t
     return label_error(partial(formats.read, format=format), path, policy)
 
 
-def listed(found: LabelImport) -> dict[str, list[str]]:
+def listed(result: LabelImport) -> dict[str, list[str]]:
     """Image -> the classes present, in the order of the classes."""
-    table = found.table()
+    table = result.table()
     return {
         image: [name for name, value in zip(table.classes, row, strict=True) if value > 0]
         for image, row in zip(table.images, table.dense().tolist(), strict=True)
@@ -59,16 +59,16 @@ def test_comma() -> None:
     assert rows.resolve().dense().tolist() == [[1, 1], [1, 0], [0, 0]]
     assert audit.value_counts == [ValueCount("in tags", "present", 3), ValueCount("not listed", "unknown", 3)]
     assert audit.notes == ["tags split at ','", "nothing is listed for 1 images"]
-    found = formats.read(path, ABSENT)
-    assert found.table().dense().tolist() == [[1, 1], [1, -1], [-1, -1]]
-    assert found.audit.value_counts == [ValueCount("in tags", "present", 3), ValueCount("not listed", "absent", 3)]
+    result = formats.read(path, ABSENT)
+    assert result.table().dense().tolist() == [[1, 1], [1, -1], [-1, -1]]
+    assert result.audit.value_counts == [ValueCount("in tags", "present", 3), ValueCount("not listed", "absent", 3)]
 
 
 def test_semicolon_byte_order_mark_crlf() -> None:
     path = GOLDEN / "semicolon_bom_crlf.csv"
-    found = formats.read(path, UNKNOWN)
-    assert listed(found) == {"7": ["café", "Grün"], "8": ["Grün"]}
-    assert found.audit.notes == ["tags split at '|'", "columns not used: photo, width"]
+    result = formats.read(path, UNKNOWN)
+    assert listed(result) == {"7": ["café", "Grün"], "8": ["Grün"]}
+    assert result.audit.notes == ["tags split at '|'", "columns not used: photo, width"]
     assert list(formats.read(path, Policy(unlisted="unknown", image_column="photo")).rows.images) == ["a.jpg", "b.jpg"]
 
 
@@ -77,10 +77,10 @@ def test_hashtags() -> None:
 
 
 def test_a_list_of_what_is_absent() -> None:
-    found = formats.read(GOLDEN / "own.csv")
-    assert list(found.rows.classes) == ["dog", "cat", "cow"]
-    assert found.table().dense().tolist() == [[1, 1, -1], [-1, 0, -1], [0, 0, 0]]
-    assert found.audit.value_counts == [
+    result = formats.read(GOLDEN / "own.csv")
+    assert list(result.rows.classes) == ["dog", "cat", "cow"]
+    assert result.table().dense().tolist() == [[1, 1, -1], [-1, 0, -1], [0, 0, 0]]
+    assert result.audit.value_counts == [
         ValueCount("in tags", "present", 2),
         ValueCount("in absent", "absent", 3),
         ValueCount("not listed", "unknown", 4),
@@ -89,10 +89,10 @@ def test_a_list_of_what_is_absent() -> None:
 
 
 def test_what_is_in_both_lists_is_present(file: Path) -> None:
-    found = made(file, "image,tags,negatives\na,dog,dog\n")
-    assert found.table().dense().tolist() == [[1]]
-    assert len(found.rows) == 2
-    assert any("in both lists" in note for note in found.audit.notes)
+    result = made(file, "image,tags,negatives\na,dog,dog\n")
+    assert result.table().dense().tolist() == [[1]]
+    assert len(result.rows) == 2
+    assert any("in both lists" in note for note in result.audit.notes)
 
 
 SPLIT = {
@@ -121,11 +121,11 @@ SPLIT = {
 @pytest.mark.parametrize("case", SPLIT)
 def test_cells_are_split(file: Path, case: str) -> None:
     cell, other, expected, note = SPLIT[case]
-    found = made(file, f"image,tags\na.jpg,{cell}\nb.jpg,{other}\nc.jpg,\n")
-    assert found.audit.format == "tags"
-    assert sorted(listed(found)["a.jpg"]) == sorted(expected)
-    assert listed(found)["c.jpg"] == []
-    assert any(note in text for text in found.audit.notes), found.audit.notes
+    result = made(file, f"image,tags\na.jpg,{cell}\nb.jpg,{other}\nc.jpg,\n")
+    assert result.audit.format == "tags"
+    assert sorted(listed(result)["a.jpg"]) == sorted(expected)
+    assert listed(result)["c.jpg"] == []
+    assert any(note in text for text in result.audit.notes), result.audit.notes
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_cells_are_split(file: Path, case: str) -> None:
     ],
 )
 def test_the_separator_is_what_is_stated(file: Path, separator: str, expected: list[str]) -> None:
-    found = made(file, 'image,tags\nx,"a b; c, d"\n', Policy(unlisted="unknown", separator=separator))
-    assert listed(found) == {"x": expected}
+    result = made(file, 'image,tags\nx,"a b; c, d"\n', Policy(unlisted="unknown", separator=separator))
+    assert listed(result) == {"x": expected}
 
 
 def test_a_blank_separator_is_refused(file: Path) -> None:
@@ -186,24 +186,24 @@ def test_other_columns_are_named_by_the_user(file: Path) -> None:
     file.write_text(strange)
     assert listed(formats.read(file, UNKNOWN, format="tags")) == {"a": ["Hund", "Katze"]}
     file.write_text("image,tags,split\na,dog;cat,train\nb,dog,val\n")
-    found = formats.read(file, Policy(unlisted="unknown", where={"split": "train"}))
-    assert listed(found) == {"a": ["dog", "cat"]}
-    assert "1 of 2 rows left out by --where" in found.audit.notes
+    result = formats.read(file, Policy(unlisted="unknown", where={"split": "train"}))
+    assert listed(result) == {"a": ["dog", "cat"]}
+    assert "1 of 2 rows left out by --where" in result.audit.notes
 
 
 def test_lists_under_a_singular_name_are_told_and_read_when_stated(file: Path) -> None:
     """One row per label is the rule there, and a class may have a comma in its name."""
-    found = made(file, 'image,label\na,"dog, cat"\nb,cow\n')
-    assert found.audit.format == "long"
-    assert any("'dog, cat'" in note and "--format tags" in note for note in found.audit.notes)
+    result = made(file, 'image,label\na,"dog, cat"\nb,cow\n')
+    assert result.audit.format == "long"
+    assert any("'dog, cat'" in note and "--format tags" in note for note in result.audit.notes)
     assert listed(formats.read(file, UNKNOWN, format="tags")) == {"a": ["dog", "cat"], "b": ["cow"]}
     assert "--format tags" in refusal(file, "image,tags,cat\na,dog;cow,1\n", Policy(), "wide").fix
 
 
 def test_an_image_on_several_lines(file: Path) -> None:
-    found = made(file, "image,tags\na,dog\nb,cow\n a ,cat;dog\n")
-    assert listed(found) == {"a": ["dog", "cat"], "b": ["cow"]}
-    assert "1 lines repeat an image: their tags are merged" in found.audit.notes
+    result = made(file, "image,tags\na,dog\nb,cow\n a ,cat;dog\n")
+    assert listed(result) == {"a": ["dog", "cat"], "b": ["cow"]}
+    assert "1 lines repeat an image: their tags are merged" in result.audit.notes
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_other_encodings(file: Path, encoding: str) -> None:
     file.write_text("image,tags\na.jpg,café;thé\n", encoding=encoding)
     with pytest.raises(LabelError, match="--encoding"):
         formats.read(file, UNKNOWN)
-    found = formats.read(file, Policy(unlisted="unknown", encoding=encoding))
-    assert listed(found) == {"a.jpg": ["café", "thé"]}
+    result = formats.read(file, Policy(unlisted="unknown", encoding=encoding))
+    assert listed(result) == {"a.jpg": ["café", "thé"]}
 
 
 def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
@@ -246,9 +246,9 @@ def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).touch()
     assert formats.detect_format(tmp_path) == "imagefolder"
-    found = formats.read(tmp_path, ABSENT)
-    assert found.table().dense().tolist() == [[1, 1], [0, 0]]
-    assert list(found.rows.images) == ["a.jpg", "b.jpg"]
+    result = formats.read(tmp_path, ABSENT)
+    assert result.table().dense().tolist() == [[1, 1], [0, 0]]
+    assert list(result.rows.images) == ["a.jpg", "b.jpg"]
     with pytest.raises(UserError, match="--zero means nothing"):
         formats.read(tmp_path, Policy(unlisted="absent", zero="absent"))
 
@@ -272,8 +272,8 @@ def test_what_is_written_is_recognised_and_read_back(images: list[str], classes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.csv"
         tags.write(Rows.from_table(table), path)
-        found = formats.read(path)
-        assert (found.audit.format, found.table()) == ("tags", table)
+        result = formats.read(path)
+        assert (result.audit.format, result.table()) == ("tags", table)
 
 
 def test_files_stay_plain(file: Path) -> None:
@@ -306,10 +306,10 @@ def test_write_refuses_what_it_cannot_hold(file: Path, image: str, label: str, v
 def test_many_lists_against_a_slow_loop(file: Path) -> None:
     picked = np.random.default_rng(0).integers(0, 50, (2_000, 3)).tolist()
     file.write_text("image,tags\n" + "".join(f'{k}.jpg,"t{a}, t{b}, t{c}"\n' for k, (a, b, c) in enumerate(picked)))
-    found = formats.read(file, UNKNOWN)
+    result = formats.read(file, UNKNOWN)
     expected = {f"{k}.jpg": {f"t{n}" for n in row} for k, row in enumerate(picked)}
-    assert {image: set(names) for image, names in listed(found).items()} == expected
-    assert len(found.rows) == sum(map(len, expected.values()))
+    assert {image: set(names) for image, names in listed(result).items()} == expected
+    assert len(result.rows) == sum(map(len, expected.values()))
 
 
 def test_commands_take_the_separator_and_write_tags(file: Path) -> None:

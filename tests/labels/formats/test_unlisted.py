@@ -1,4 +1,4 @@
-"""What is not listed: against a slow loop, and the one guard that every format with `unlisted` has."""
+"""The policy `unlisted`: against a slow loop, and the size limit of every format that uses it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_absent_is_what_no_row_speaks_of(seed: int) -> None:
     masks = rng.random(6) < 0.7, rng.random(4) < 0.7
     of_images, of_classes = masks[0] if seed % 2 else None, masks[1] if seed % 4 > 1 else None
     audit = Audit("x", [])
-    found = unlisted.mark_unlisted_absent(rows, audit, images=of_images, classes=of_classes, raw="left")
+    result = unlisted.mark_unlisted_absent(rows, audit, images=of_images, classes=of_classes, raw="left")
 
     expected = []
     for i in range(6):
@@ -34,8 +34,10 @@ def test_absent_is_what_no_row_speaks_of(seed: int) -> None:
             asked = (of_images is None or of_images[i]) and (of_classes is None or of_classes[c])
             if asked and (i, c) not in set(zip(image.tolist(), column.tolist(), strict=True)):
                 expected.append((i, c, -1, "unlisted"))
-    said = zip(found.image.tolist(), found.column.tolist(), found.value.tolist(), found.source.tolist(), strict=True)
-    added = [(i, c, v, found.sources[s]) for i, c, v, s in said][len(rows) :]
+    said = zip(
+        result.image.tolist(), result.column.tolist(), result.value.tolist(), result.source.tolist(), strict=True
+    )
+    added = [(i, c, v, result.sources[s]) for i, c, v, s in said][len(rows) :]
     assert added == expected
     assert audit.value_counts == ([ValueCount("left", "absent", len(expected))] if expected else [])
 
@@ -72,9 +74,9 @@ def test_too_many_entries_are_refused_by_every_format(
 ) -> None:
     file, content = FILES[name]
     (tmp_path / file).write_text(content)
-    found = formats.read(tmp_path / file, Policy(unlisted="absent"))
-    assert found.audit.format == name
-    assert found.table().known >= 2
+    result = formats.read(tmp_path / file, Policy(unlisted="absent"))
+    assert result.audit.format == name
+    assert result.table().known >= 2
     monkeypatch.setattr(unlisted, "_MAX_ENTRIES", 1)
     with pytest.raises(UserError, match="too many to mark each unlisted pair absent"):
         formats.read(tmp_path / file, Policy(unlisted="absent"))

@@ -1,4 +1,4 @@
-"""What other tools write: named for what it is, with one thing to do, and nothing of ours taken for it."""
+"""Formats of other tools: recognized, with one suggestion what to do, and never confused with ours."""
 
 from __future__ import annotations
 

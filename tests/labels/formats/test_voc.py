@@ -134,9 +134,9 @@ def test_wrong_folders(tmp_path: Path) -> None:
 
 
 def test_round_trip_of_the_golden_folder(tmp_path: Path) -> None:
-    found = voc.read(GOLDEN, TRAINVAL)
-    voc.write(found.rows, tmp_path / "new")
-    assert voc.read(tmp_path / "new", Policy()).table() == found.table()
+    result = voc.read(GOLDEN, TRAINVAL)
+    voc.write(result.rows, tmp_path / "new")
+    assert voc.read(tmp_path / "new", Policy()).table() == result.table()
     main = tmp_path / "new" / "ImageSets" / "Main"
     assert (main / "aeroplane_trainval.txt").read_text() == "000005 -1\n000007  1\n2008_000015  0\n"
     assert (main / "trainval.txt").read_text() == "000005\n000007\n2008_000015\n"

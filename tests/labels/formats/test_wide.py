@@ -170,9 +170,9 @@ def test_round_trip_of_the_golden_files(tmp_path: Path) -> None:
         ("minus_one.csv", Policy(minus_one="absent", zero="unknown")),
         ("splits.csv", Policy(where={"split": "train"})),
     ):
-        found = wide.read(GOLDEN / name, policy)
-        wide.write(found.rows, tmp_path / name)
-        assert wide.read(tmp_path / name, Policy()).table() == found.table()
+        result = wide.read(GOLDEN / name, policy)
+        wide.write(result.rows, tmp_path / name)
+        assert wide.read(tmp_path / name, Policy()).table() == result.table()
 
 
 def test_files_stay_plain(file: Path) -> None:
@@ -229,8 +229,8 @@ def test_what_is_written_is_recognised_and_read_back(images: list[str], classes:
             assert not path.exists()
         else:
             wide.write(Rows.from_table(table), path)
-            found = formats.read(path)
-            assert (found.audit.format, found.table()) == ("wide", table)
+            result = formats.read(path)
+            assert (result.audit.format, result.table()) == ("wide", table)
 
 
 @pytest.mark.parametrize(

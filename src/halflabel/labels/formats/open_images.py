@@ -181,8 +181,8 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
     for name in REQUIRED_COLUMNS:
         if header.count(name) != 1:
             problem = f"there is no column {name!r}" if name not in header else f"the column {name!r} occurs twice"
-            found = ", ".join(map(repr, header[:12]))
-            raise LabelError(f"{problem}; found: {found}", f"the header must be {','.join(COLUMNS)}", path, line=1)
+            columns = ", ".join(map(repr, header[:12]))
+            raise LabelError(f"{problem}; found: {columns}", f"the header must be {','.join(COLUMNS)}", path, line=1)
     # Columns get their numbers as names, so that no name can collide with Arrow's handling of headers.
     place = {name: str(header.index(name)) for name in COLUMNS if name in header}
     text = pa.dictionary(pa.int32(), pa.string())
