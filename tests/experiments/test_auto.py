@@ -11,7 +11,7 @@ from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods import auto
-from halflabel.methods.auto import SHORT_LIST, RULES, WHOLE, Choice, Rule, choose, epochs_for, short_list
+from halflabel.methods.auto import RULES, SHORT_LIST, WHOLE, Choice, Rule, choose, epochs_for, short_list
 from halflabel.methods.base import REGIMES, recipe, recipes
 from halflabel.training.config import Settings
 

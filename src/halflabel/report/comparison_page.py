@@ -77,7 +77,7 @@ def build_comparison(folder: Path) -> str:
     header = el(
         "header",
         el("h1", title),
-        el("p", _subtitle(facts), class_="said"),
+        el("p", _subtitle(facts), class_="muted"),
         el("p", el("b", facts.caution), class_="warn", role="note") if facts.caution else None,
         _cards(facts),
     )
@@ -166,7 +166,7 @@ def _methods(facts: ComparisonFacts) -> Html:
             el(
                 "h3",
                 f"Labels: {shorten(rows[0].labels, 60)} ",
-                el("span", f"({known} of entries known)", class_="said"),
+                el("span", f"({known} of entries known)", class_="muted"),
             )
         )
         tables.append(_method_table(rows))
@@ -185,7 +185,7 @@ def _methods(facts: ComparisonFacts) -> Html:
         "methods",
         "The methods",
         _method_summaries(facts),
-        el("p", notes, class_="said"),
+        el("p", notes, class_="muted"),
         *tables,
         truncation_note(PANELS, len(facts.panels), "are drawn; the tables hold all", thing="sets of labels"),
         truncation_note(CHART_ROWS, max(map(len, facts.panels)), "are drawn; the tables hold all", thing="methods"),
@@ -412,7 +412,7 @@ def _classes(facts: ComparisonFacts) -> Html | None:
     return section(
         "classes",
         "Class by class",
-        el("p", caution, class_="said"),
+        el("p", caution, class_="muted"),
         el("div", *parts, class_="grid"),
         on=_with_caution(facts, f"The best two methods of each set of labels; at most {GAPS} gains and {GAPS} losses."),
     )

@@ -235,14 +235,14 @@ class _TileMaker:
         heading = el("h3", title)
         if not tiles:
             why = "None of the photos could be read." if entries else "No such entry was found."
-            return el("div", heading, el("p", caption, class_="said"), el("p", why, class_="none"), id=name)
+            return el("div", heading, el("p", caption, class_="muted"), el("p", why, class_="none"), id=name)
         switch: list[Html] = []
         if any('class="map"' in tile for tile in tiles):
             switch = [
                 el("input", type="checkbox", id=f"{name}-maps", checked=True, class_="switch"),
                 el("label", "Show where the model sees the class; colours are scaled per photo", for_=f"{name}-maps"),
             ]
-        return el("div", heading, el("p", caption, class_="said"), *switch, el("div", *tiles, class_="tiles"), id=name)
+        return el("div", heading, el("p", caption, class_="muted"), *switch, el("div", *tiles, class_="tiles"), id=name)
 
     def _tile(self, entry: GalleryEntry) -> Html | None:
         import torch

@@ -153,7 +153,7 @@ def cooccurrence_section(table: LabelTable) -> Html | None:
         "P(B | A): of the images with A in which B is known, the share with B. Lift: how many times its usual share "
         "that is; 1 means that A tells nothing about B."
     )
-    note = el("p", meaning, class_="said") if has_negatives else None
+    note = el("p", meaning, class_="muted") if has_negatives else None
     pair_table = _pair_table(top[:TABLE_PAIRS], has_negatives)
     return section(
         "pairs",

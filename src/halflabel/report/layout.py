@@ -137,7 +137,7 @@ def cell(value: float, shown: str) -> Html:
 
 def cell_with_note(value: float, shown: str, note: str) -> Html:
     """Return a table cell with small text below the number, such as its interval."""
-    return cell(value, join([shown, el("br"), el("span", note, class_="said")]) if note else shown)
+    return cell(value, join([shown, el("br"), el("span", note, class_="muted")]) if note else shown)
 
 
 def signed_points(value: float) -> str:

@@ -110,8 +110,8 @@ def build_page(
     header = el(
         "header",
         el("h1", title),
-        el("p", _subtitle(facts), class_="said"),
-        el("p", el("b", shorten(method, 40)), f": {summary}", class_="said") if summary else None,
+        el("p", _subtitle(facts), class_="muted"),
+        el("p", el("b", shorten(method, 40)), f": {summary}", class_="muted") if summary else None,
         _headline(facts),
     )
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), _footer(facts)])
@@ -298,7 +298,7 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
         notes += " A click on a title sorts; intervals sort by their width."
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="sortable")
     box = scroll_box(table, "Table of classes", tall=len(rows) > TALL_TABLE)
-    return join([el("p", notes, class_="said"), box])
+    return join([el("p", notes, class_="muted"), box])
 
 
 def precision_recall_section(results: HeldOutResults) -> Html:
@@ -343,7 +343,7 @@ def precision_recall_section(results: HeldOutResults) -> Html:
             "Precision: of the entries called present, the share that is. Recall: of the entries that are present, the "
             "share that is called so. Along a curve from left to right the threshold falls and more entries are called "
             "present. The dot marks the chosen threshold of the class.",
-            class_="said",
+            class_="muted",
         ),
         truncation_note(min(CURVE_CLASSES, len(order)), len(order), "are drawn: those with the most known positives"),
         el("div", *panels, class_="grid small"),
@@ -381,7 +381,7 @@ def _score_section(results: HeldOutResults) -> Html:
             el(
                 "span",
                 "Entries by score; the height is logarithmic, so that small bins show beside large ones.",
-                class_="said",
+                class_="muted",
             ),
         ),
         *rows,

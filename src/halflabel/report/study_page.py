@@ -79,7 +79,7 @@ def build_study(folder: Path) -> str:
     shown = [part for part in sections if part is not None]
     kind = "learning curve" if isinstance(facts.result, Growth) else "annotation study"
     title = f"{shorten(facts.folder.resolve().name, 60)} · {kind}"
-    header = el("header", el("h1", title), el("p", _subtitle(facts), class_="said"), _cards(facts))
+    header = el("header", el("h1", title), el("p", _subtitle(facts), class_="muted"), _cards(facts))
     footer = comparison_footer(facts.config, "the study was made", ("entry", "AP", "mAP", "95 % interval", "epoch"))
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
 
@@ -143,7 +143,7 @@ def _question(facts: StudyFacts) -> Html:
         el("p", el("b", question)),
         el("p", design),
         el("dl", *strategies, class_="words"),
-        el("p", el("b", shorten(result.method, 60)), f": {summary}", class_="said") if summary else None,
+        el("p", el("b", shorten(result.method, 60)), f": {summary}", class_="muted") if summary else None,
     )
 
 
@@ -174,7 +174,7 @@ def _finding(facts: StudyFacts) -> Html:
         el("p", el("b", first)),
         *(el("p", line) for line in rest),
         el("p", few, class_="warn") if facts.seeds < ENOUGH_SEEDS else None,
-        el("p", caution, class_="said"),
+        el("p", caution, class_="muted"),
         on="Differences of mAP in points of 100, with 95 % intervals.",
     )
 
@@ -253,7 +253,7 @@ def _points(facts: StudyFacts) -> Html:
         "mAP is the mean; + further seeds, which are not used. A click on a title sorts."
     )
     table = scroll_table(titles, rows, "Test mAP of each set of labels", sortable=True)
-    return section("points", "The table", el("p", notes, class_="said"), table, on="Test mAP in points of 100.")
+    return section("points", "The table", el("p", notes, class_="muted"), table, on="Test mAP in points of 100.")
 
 
 def _differences(facts: StudyFacts) -> Html | None:
@@ -298,7 +298,7 @@ def _differences(facts: StudyFacts) -> Html | None:
     return section(
         "differences",
         "The differences",
-        el("p", notes, class_="said"),
+        el("p", notes, class_="muted"),
         el("div", *charts, class_="grid"),
         scroll_table(["labels", "against", "difference"], rows, "Paired differences of mAP", name_columns=2),
         on="Points of mAP, paired by image and by seed, 95 % intervals; percentages are shares of clean labels.",

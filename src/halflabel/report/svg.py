@@ -54,7 +54,7 @@ def figure(chart: Html, title: str, caption: object = None, legend: Sequence[tup
     keys = [el("li", el("span", class_=f"key {shade}"), meaning) for shade, meaning in legend]
     return el(
         "figure",
-        el("figcaption", el("b", title), el("span", caption, class_="said") if caption else None),
+        el("figcaption", el("b", title), el("span", caption, class_="muted") if caption else None),
         el("ul", *keys, class_="legend") if keys else None,
         chart,
     )

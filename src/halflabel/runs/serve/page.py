@@ -60,25 +60,25 @@ def try_page(
             el("p", f"Refused: {refused}.", class_="warn", role="status") if refused else None,
             _legend() if shown else None,
             results,
-            el("p", limits.description, class_="said"),
+            el("p", limits.description, class_="muted"),
         ),
         el(
             "section",
             el("h2", "From a program"),
             el("p", el("code", f"curl -F files=@photo.jpg {target}")),
             el("p", el("code", f"curl --data-binary @photo.jpg {target}")),
-            el("p", "The answer is JSON: per photo the classes found, with their probabilities.", class_="said"),
+            el("p", "The answer is JSON: per photo the classes found, with their probabilities.", class_="muted"),
             el("div", el("table", el("tbody", *rows)), class_="scroll"),
             el(
                 "p",
-                "Errors have a reason: 400 damaged, 408 too slow, 413 too large, 415 not an image. 503: too many requests "
-                "at a time, try again after Retry-After seconds.",
-                class_="said",
+                "Errors have a reason: 400 damaged, 408 too slow, 413 too large, 415 not an image. 503: too many "
+                "requests at a time, try again after Retry-After seconds.",
+                class_="muted",
             ),
         ),
     )
     summary = f"Finds which of {count(classes)} classes are in a photo; halflabel {__version__}"
-    head = el("header", el("h1", shorten(name, 80)), el("p", summary, class_="said"))
+    head = el("header", el("h1", shorten(name, 80)), el("p", summary, class_="muted"))
     return document(shorten(name, 60), [head, content], script=False, forms="'self'")
 
 
