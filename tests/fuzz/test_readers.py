@@ -33,7 +33,7 @@ def test_there_is_a_reader_for_every_format_and_data_set(readers: list[Reader]) 
     names = {" ".join(reader.name.split()[:2]) for reader in readers}
     assert {f"labels {name}" for name in FORMATS} <= names
     assert {"run", "hub", "checkpoint", "weights", "answers", "questions", "rules", "label graph"} <= names
-    assert {"serve body", "serve form", "review next", "review say", "dataset cifar10"} <= names
+    assert {"serve body", "serve form", "review questions", "review answers", "dataset cifar10"} <= names
 
 
 def test_good_files_are_read(readers: list[Reader], tmp_path: Path) -> None:
