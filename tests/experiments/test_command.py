@@ -73,7 +73,7 @@ def test_hidden_truth_is_said_in_so_many_words(data: Path, tmp_path: Path) -> No
     result = ask(data, tmp_path, "--methods", "em", "--protocol", "single-positive", "--select", "hidden", *test)
     assert result.exit_code == 0, result.output
     assert "Chosen by hidden labels" in result.stdout
-    assert "16 images, labels of their own" in result.stdout
+    assert "16 images, with separate labels" in result.stdout
     assert json.loads((tmp_path / "comparison.json").read_text())["selected_on_hidden_truth"] is True
 
 
