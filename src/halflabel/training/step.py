@@ -130,7 +130,7 @@ class OptimizerStep:
             raise UserError(
                 f"{type(self.method).__name__} computes with the weights of the model, of which --shard keeps only a "
                 "part in each process",
-                "train without --shard; in a method, halflabel.system.distributed.full_tensor completes sums of weights",
+                "train without --shard; in a method, halflabel.system.distributed.full_tensor completes weight sums",
             ) from error
         return loss.detach()
 
