@@ -240,7 +240,7 @@ def train(method: Method, epochs: int = 2) -> None:
         (lambda: Method(losses.BCE(), terms=[Each()]), r"the term Each .* \(6,\), and must give a scalar"),
         (lambda: Unreduced(losses.BCE()), r"the step of Unreduced .* \(6, 3\), and must give a scalar"),
         (lambda: Silent(losses.BCE()), "the step of Silent gives None, and must give a scalar"),
-        (lambda: Deaf(losses.BCE()), "the loss of Deaf does not depend on anything that learns"),
+        (lambda: Deaf(losses.BCE()), "the loss of Deaf does not depend on anything that is trained"),
         (
             lambda: Method(losses.BCE(), Gives(lambda t: t.pos)),
             r"the relabeler Gives gives a tensor of the shape \(6, 3\), and must give Targets",
@@ -251,11 +251,11 @@ def train(method: Method, epochs: int = 2) -> None:
         ),
         (
             lambda: Method(losses.BCE(), Gives(lambda t: Targets(t.pos - 0.5, t.neg))),
-            "the relabeler Gives gives a pos of -0.5, and must charge 0 or more",
+            "the relabeler Gives gives a pos of -0.5, and must be 0 or more",
         ),
-        (lambda: Method(losses.BCE(), Later({})), "the relabeler Later gives a pos of -1, and must charge 0 or more"),
-        (lambda: Method(losses.BCE(), Later(None)), "absorb of Later gives None, and must give figures for the log"),
-        (lambda: Method(losses.BCE(), Later({"kept": "all"})), "absorb of Later .* figures for the log by name"),
+        (lambda: Method(losses.BCE(), Later({})), "the relabeler Later gives a pos of -1, and must be 0 or more"),
+        (lambda: Method(losses.BCE(), Later(None)), "absorb of Later gives None, and must give numbers for the log"),
+        (lambda: Method(losses.BCE(), Later({"kept": "all"})), "absorb of Later .* numbers for the log by name"),
     ],
 )
 def test_parts_that_give_something_else_are_named(make: Callable[[], Method], said: str) -> None:

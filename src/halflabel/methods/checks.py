@@ -1,4 +1,4 @@
-"""What the parts of a method must give, checked on single batches: a method of one's own may give something else."""
+"""Checks of what the parts of a method return, on single batches: a user's method may return something wrong."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ __all__ = ["absorbed", "checked_step"]
 
 
 def checked_step(method: Method, model: Model, batch: Batch, epoch: int) -> Tensor:
-    """`method.step`, with all that its parts give looked at; for one batch now and then, as it waits for the device."""
+    """Return `method.step(...)` and check what its parts return; slow, because it waits for the device."""
     with _watched(method, model, batch):
         loss = method.step(model, batch, epoch)
     if not isinstance(loss, Tensor) or loss.ndim:
         part = f"the step of {type(method).__name__}"
-        if type(method).step is Method.step:  # then all that it adds has been looked at
+        if type(method).step is Method.step:  # then everything but the reduction has been checked
             part = f"reduce= ({getattr(method.reduce, '__name__', type(method.reduce).__name__)})"
         raise _gives(part, loss, "a scalar", "take the mean or the sum of it")
     if not loss.requires_grad:
         raise UserError(
-            f"the loss of {type(method).__name__} does not depend on anything that learns",
-            "make it from the output of the model, without detach() or no_grad()",
+            f"the loss of {type(method).__name__} does not depend on anything that is trained",
+            "compute it from the output of the model, without detach() or no_grad()",
         )
     return loss
 
 
 def absorbed(relabel: Relabeler, sweep: Sweep, epoch: int) -> dict[str, float]:
-    """What `relabel.absorb` tells for the log."""
-    told: Any = relabel.absorb(sweep, epoch)
-    part, must = f"absorb of {type(relabel).__name__}", "figures for the log by name"
-    if not isinstance(told, Mapping):
-        raise _gives(part, told, must, "return {} if there are none")
+    """Return the numbers for the log of `relabel.absorb`, checked."""
+    log: Any = relabel.absorb(sweep, epoch)
+    part, must = f"absorb of {type(relabel).__name__}", "numbers for the log by name"
+    if not isinstance(log, Mapping):
+        raise _gives(part, log, must, "return {} if there are none")
     try:
-        return {str(name): value if isinstance(value, int | float) else float(value) for name, value in told.items()}
+        return {str(name): value if isinstance(value, int | float) else float(value) for name, value in log.items()}
     except (TypeError, ValueError, RuntimeError):
-        raise _gives(part, told, must, "return one number for each name") from None
+        raise _gives(part, log, must, "return one number for each name") from None
 
 
 @contextmanager
 def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
-    """Look at what the model, the relabeler, the loss and the terms give while this lasts."""
+    """Check what the model, the relabeler, the loss and the terms return inside the context."""
     classes = batch.labels.shape[1]
 
     def output(_: nn.Module, given: tuple[Any, ...], found: Output) -> None:
@@ -64,7 +64,7 @@ def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
         if tuple(found.logits.shape) != (rows, classes):
             part = f"the head {type(own.head).__name__}" if isinstance(own := _inner(model), Model) else "the model"
             must = f"logits of the shape ({rows}, {classes}), images × classes"
-            raise _gives(part, found.logits, must, "mend its `forward`")
+            raise _gives(part, found.logits, must, "correct its `forward`")
 
     def targets(part: nn.Module, given: tuple[Any, ...], found: Any) -> None:
         name = f"the relabeler {type(part).__name__}"
@@ -74,11 +74,11 @@ def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
         for side, weights in zip(Targets._fields, found, strict=True):
             if not isinstance(weights, Tensor) or weights.shape != labels.shape:
                 shape = tuple(labels.shape)
-                raise _gives(name, weights, f"{side} of the shape {shape}, images × classes", "mend its `forward`")
+                raise _gives(name, weights, f"{side} of the shape {shape}, images × classes", "correct its `forward`")
             if not bool((weights >= 0).all()):
                 raise UserError(
-                    f"{name} gives a {side} of {float(weights.detach().min()):g}, and must charge 0 or more",
-                    f"use {side} = 0 for what is not to be charged",
+                    f"{name} gives a {side} of {float(weights.detach().min()):g}, and must be 0 or more",
+                    f"use {side} = 0 for entries without loss",
                 )
 
     def charges(part: nn.Module, given: tuple[Any, ...], found: Any) -> None:
@@ -106,7 +106,7 @@ def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """The model itself, whatever training has wrapped around it."""
+    """Return the model without the wrappers of training."""
     return next((part for part in model.modules() if isinstance(part, Model)), model)
 
 
