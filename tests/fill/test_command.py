@@ -111,7 +111,7 @@ def test_derived_labels_are_counted_by_the_source_of_their_premise(
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: rows)
     monkeypatch.setattr(crossfit, "score_run", lambda run, images, table, **more: scored(table))
     shown = done("fill", frozen.folder, pictures / "images", "--rules", rules, "--out", out, "--complete")
-    assert "10 of the filled ones follow by the rules from what people said (source rule)" in shown
+    assert "10 of the filled labels follow by the rules from people's labels (source rule)" in shown
     assert "5 of the filled labels follow by the rules from labels of a model only" in shown
     assert f", source model:bn-bce:{frozen.folder.as_posix()} and rule" in shown
     assert f"halflabel fill --undo {out} --source rule" in shown
