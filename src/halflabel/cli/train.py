@@ -147,8 +147,9 @@ def _train(
     from halflabel.methods.auto import choose
     from halflabel.methods.base import recipe
     from halflabel.runs.resume import TrainingJob
-    from halflabel.training.config import Config
+    from halflabel.training.config import Config, choose_solver
 
+    training["solver"] = choose_solver(training)
     choice = choose(table.stats(), tune=training["tune"], method=None if method == "auto" else method)
     chosen = recipe(choice.method)
     if method == "auto":

@@ -73,6 +73,8 @@ class Backbone(nn.Module):
         self.preprocess = preprocess
         self.register_buffer("mean", torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
+        # The linear classifier on pooled features that the weights were trained with; not part of the backbone's state.
+        self.classifier: tuple[Tensor, Tensor] | None = None
 
     def forward(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] != 3:
@@ -142,12 +144,16 @@ def build_backbone(
     if size is not None and size > LARGEST:
         raise UserError(f"image size {size} is too large", f"use {LARGEST} pixels or fewer")
     fetch = pretrained and weights is None
+    classifier = None
     if name == "tiny":
         with _fixed_seed():
             model: nn.Module = _Tiny()
         preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
     elif name in _LITE:
         model = load_lite(_LITE[name]) if fetch else _create(f"tf_efficientnet_lite{_LITE[name]}", pretrained=False)
+        if fetch:
+            last = model.get_classifier()  # type: ignore[operator]
+            classifier = (last.weight.detach().clone(), last.bias.detach().clone())
         model.reset_classifier(0)  # type: ignore[operator]
         preprocess = replace(_timm_preprocess(model), mean=(_LITE_MEAN,) * 3, std=(_LITE_STD,) * 3)
     else:
@@ -159,7 +165,9 @@ def build_backbone(
     if size is not None:
         preprocess = replace(preprocess, size=size)
     channels: int = model.num_features  # type: ignore[assignment]
-    return Backbone(name, model, channels, preprocess).eval()
+    backbone = Backbone(name, model, channels, preprocess).eval()
+    backbone.classifier = classifier
+    return backbone
 
 
 def load_lite(variant: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -92,6 +92,18 @@ class NormalisedLinear(Head):
         normalised = self.transform(pooled)
         logits = self.linear(normalised)
         return Output(logits if self.similar is None else self.similar(normalised, logits), pooled)
+
+    @classmethod
+    def from_shapes(cls, state: Mapping[str, Tensor], prefix: str = "") -> NormalisedLinear | None:
+        """Return an empty head with the shapes of a state dict, or None if the state belongs to another head."""
+        names = [f"{prefix}transform.class_weight", f"{prefix}linear.weight"]
+        if not all(name in state for name in names):
+            return None
+        (pretraining, channels), (classes, _) = (state[name].shape for name in names)
+        transform = FeatureTransform(channels, pretraining)
+        keys = state.get(f"{prefix}similar.keys")
+        similar = None if keys is None else SimilarImages(len(keys), transform.out_channels, classes)
+        return cls(transform, classes, similar)
 
     def class_maps(self, maps: Tensor) -> Tensor:
         batch, _, height, width = maps.shape

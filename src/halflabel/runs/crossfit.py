@@ -71,6 +71,8 @@ def score_run(
     config = Config.from_dict(run.read_config())
     if folds is not None and folds < 2:
         raise UserError(f"--folds {folds} holds nothing out", "use 2 or more")
+    if folds is None and (stored := run.read_out_of_fold(table.images)) is not None:
+        return _complete(stored, run, config, images, table, reporter)
     if config.tune == "head":
         backbone = build_backbone(
             config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size
@@ -167,6 +169,25 @@ def _train(source: Source, table: LabelTable, config: Config, channels: int) -> 
     )
     fit(model, method, source, table, settings)
     return model
+
+
+def _complete(
+    stored: tuple[NDArray[np.float32], NDArray[np.int8]],
+    run: RunFolder,
+    config: Config,
+    images: Path,
+    table: LabelTable,
+    reporter: Reporter,
+) -> Scores:
+    """Return the out-of-fold scores of a run; images that the run never had are scored by its final model."""
+    logits, fold = stored
+    new = np.flatnonzero(fold < 0)
+    if len(new):
+        predictor = Predictor.from_run(run)
+        source = _files(table.images.take(new), images, config, predictor.views)
+        logits[new] = predictor.logits(source, reporter).numpy()
+        fold[new] = fold.max() + 1
+    return Scores(logits, fold, "out-of-fold scores: each image scored by models that saw none of its labels")
 
 
 def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTable, reporter: Reporter) -> Scores:

@@ -47,6 +47,7 @@ _RESULT_FILES = (
     "metrics.json",
     "per_label.csv",
     "predictions.parquet",
+    "out_of_fold.parquet",
     "thresholds.json",
     "calibration.json",
     "bad_images.csv",
@@ -96,7 +97,7 @@ class RunFolder:
     last/           checkpoints to resume from              calibration.json     from logits to probabilities
     bad_images.csv  images that could not be read           model_card.md, report.html, repro.sh
     answers.sqlite  people's answers; never deleted         scores.parquet       scores for choosing questions
-    filled.csv      labels filled by `fill`
+    filled.csv      labels filled by `fill`                 out_of_fold.parquet  logits by models without the image
     """
 
     weights = _PathInRun("best.safetensors")
@@ -104,6 +105,7 @@ class RunFolder:
     labels = _PathInRun("labels.parquet")
     split = _PathInRun("split.parquet")
     predictions = _PathInRun("predictions.parquet")
+    out_of_fold = _PathInRun("out_of_fold.parquet")
     bad_images = _PathInRun("bad_images.csv")
     filled = _PathInRun("filled.csv")  # default output of `fill`
     tensorboard = _PathInRun("tensorboard")
@@ -407,6 +409,26 @@ class RunFolder:
         names, part = folder_tables.read_split(self.split)
         index = names.index(images.array)
         return np.where(index < 0, -1, part[index] if len(part) else 0).astype(np.int8)
+
+    @_first_process_only
+    def write_out_of_fold(self, table: LabelTable, logits: NDArray[np.float32], fold: NDArray[np.int8]) -> None:
+        """Write the out-of-fold logits (N, C) and folds (N,) of the images of a table."""
+        folder_tables.write_predictions(self.out_of_fold, table.images.array, list(table.classes), logits, fold)
+
+    def read_out_of_fold(self, images: Names) -> tuple[NDArray[np.float32], NDArray[np.int8]] | None:
+        """Return out-of-fold logits (N, C), NaN for images the run never had, and folds (N,), −1 for those.
+
+        None where the run has no out-of-fold scores: it was trained in epochs, with held-out images.
+        """
+        if not self.out_of_fold.exists():
+            return None
+        names, classes, logits = folder_tables.read_predictions(self.out_of_fold)
+        fold = folder_tables.read_folds(self.out_of_fold)
+        index = names.index(images.array)
+        missing = index < 0
+        found = np.full((len(images), len(classes)), np.nan, np.float32)
+        found[~missing] = logits[index[~missing]]
+        return found, np.where(missing, -1, fold[index]).astype(np.int8)
 
     @_first_process_only
     def write_predictions(self, images: Sequence[str], classes: Sequence[str], scores: NDArray[np.float32]) -> None:

@@ -14,7 +14,7 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.system.files import atomic_write
 
-__all__ = ["first_line", "read_predictions", "read_split", "write_predictions", "write_split"]
+__all__ = ["first_line", "read_folds", "read_predictions", "read_split", "write_predictions", "write_split"]
 
 
 def write_split(path: Path, images: Sequence[str], part: NDArray[Any]) -> None:
@@ -46,13 +46,20 @@ def read_split(path: Path) -> tuple[Names, NDArray[np.int8]]:
     return names, pc.equal(part, "validation").to_numpy(zero_copy_only=False).astype(np.int8)
 
 
-def write_predictions(path: Path, images: Sequence[str], classes: Sequence[str], scores: NDArray[np.float32]) -> None:
-    """Write one row per image with a list of C scores; the class names are in the metadata of the file."""
+def write_predictions(
+    path: Path,
+    images: Sequence[str],
+    classes: Sequence[str],
+    scores: NDArray[np.float32],
+    fold: NDArray[np.int8] | None = None,
+) -> None:
+    """Write one row per image with a list of C scores, and its fold; the class names are in the file's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     flat = pa.array(np.ascontiguousarray(scores, dtype=np.float32).reshape(-1))
-    table = pa.table({"image": images, "scores": pa.FixedSizeListArray.from_arrays(flat, len(classes))})
+    columns = {"image": images, "scores": pa.FixedSizeListArray.from_arrays(flat, len(classes))}
+    table = pa.table(columns if fold is None else {**columns, "fold": fold})
     table = table.replace_schema_metadata({"classes": json.dumps(list(classes))})
     with atomic_write(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
@@ -72,6 +79,17 @@ def read_predictions(path: Path) -> tuple[Names, list[str], NDArray[np.float32]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException, UserError) as error:
         raise UserError(f"{path} cannot be read ({first_line(error)})", "train again") from None
     return names, classes, scores
+
+
+def read_folds(path: Path) -> NDArray[np.int8]:
+    """Return the fold (N,) of each image of a file that `write_predictions` wrote with folds."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return np.asarray(pq.read_table(path, columns=["fold"])["fold"].to_numpy(), np.int8)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read ({first_line(error)})", "train again") from None
 
 
 def first_line(error: Exception) -> str:

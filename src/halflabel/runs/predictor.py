@@ -25,7 +25,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
-from halflabel.models.heads import Model
+from halflabel.models.heads import Model, NormalisedLinear
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.export.metadata import ModelMetadata
@@ -83,7 +83,7 @@ class Predictor:
             raise UserError(f"{run.weights} does not name its classes", "train again") from None
         backbone = build_backbone(config.backbone, pretrained=False, size=config.size)
         try:
-            model = _build_model(backbone, config.method, config.options, classes)
+            model = _build_model(backbone, config.method, config.options, classes, weights)
             model.load_state_dict(weights)
         except (RuntimeError, TypeError, ValueError) as error:  # unsuitable options raise any of these
             reason = first_line(error)
@@ -116,8 +116,9 @@ class Predictor:
         for buffer, values in ((backbone.mean, metadata.mean), (backbone.std, metadata.std)):
             buffer.copy_(torch.tensor(values).view(3, 1, 1))
         try:
-            model = _build_model(backbone, metadata.method, metadata.options, metadata.classes)
-            model.load_state_dict(load_file(weights))
+            state = load_file(weights)
+            model = _build_model(backbone, metadata.method, metadata.options, metadata.classes, state)
+            model.load_state_dict(state)
         except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
             reason = first_line(error)
             raise UserError(f"{weights} does not fit {path.name} ({reason})", "export the run again") from None
@@ -272,9 +273,16 @@ def predict_files(
     ]
 
 
-def _build_model(backbone: Backbone, method: str, options: Mapping[str, Any], classes: Sequence[str] | Names) -> Model:
-    """Return an untrained model with the head of a method."""
-    return Model(backbone, recipe(method).make(**options).head(backbone.channels, len(classes)))
+def _build_model(
+    backbone: Backbone,
+    method: str,
+    options: Mapping[str, Any],
+    classes: Sequence[str] | Names,
+    state: Mapping[str, Tensor],
+) -> Model:
+    """Return an untrained model whose head fits the state: that of the solver, or that of the method."""
+    solved = NormalisedLinear.from_shapes(state, "head.")
+    return Model(backbone, solved or recipe(method).make(**options).head(backbone.channels, len(classes)))
 
 
 def _ready(model: Model, device: str) -> Model:

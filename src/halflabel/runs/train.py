@@ -8,8 +8,9 @@ import math
 import os
 import shlex
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,19 +21,17 @@ from halflabel import metrics
 from halflabel.data.gpu_views import load_to_device
 from halflabel.data.pack.source import DeviceViews
 from halflabel.data.quarantine import TooManyBadImages
-from halflabel.data.sources import Arrays, Images, Source, Subset, open_images
+from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
-from halflabel.methods.base import recipe, seeded
 from halflabel.metrics.calibration import fit_platt
-from halflabel.models.backbones import build_backbone
-from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
+from halflabel.runs.assembly import Assembly
 from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -59,142 +58,201 @@ def train(
     truth: LabelTable | None = None,
     resume: bool = False,
 ) -> Evaluation | None:
-    """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 ones, and write the run directory.
+    """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 images, and write the run folder.
 
-    Of rows, those that a model made are trained on, but held-out images are judged by the others alone.
-    `truth` holds labels of the same images that the method must not see: the log says how true its guesses are.
-    `init_callback` is called in the epochs of the linear init, in place of `reporter.callback`.
-    Returns the evaluation on the held-out images, if any. Of several processes the first one writes."""
-    table, judged = training_and_evaluation_tables(labels)
-    if made := table.known - judged.known:
-        reporter.message(
-            f"{made} of {table.known} labels were made by a model: it trains on them, but judges by the others alone"
-        )
-    how = recipe(config.method)
-    # Some methods have weights of their own: they are the seed's too, whatever this process did before.
-    method = seeded(config.settings.seed, lambda: how.make(**config.options))
-    how.check_regime(table.stats().regime)
-    device = choose_device(config.settings.device)
-
-    backbone = build_backbone(
-        config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size
-    )
-    size = config.size or backbone.preprocess.size
-    views = config.views(size, backbone)
-    raw: Images | Arrays
-    if isinstance(images, Tensor):
-        raw = Arrays(images, table.images, views)
-    else:
-        # An older run that may not start after all stays as it is.
-        own = run.bad_images if resume or not run.is_started else None
-        raw = open_images(table.images, images, views, workers=config.workers, max_bad=config.max_bad, bad_images=own)
-        raw.quarantine.path = run.bad_images
-
-    # Dealt by the labels that judge: each class is to have its share of them on either side.
-    shares = (1 - config.held_out, config.held_out)
-    part = assign_parts(judged, shares, seed=config.settings.seed) if config.held_out else None
-    if part is not None and config.begin_from is not None:
-        part = _keep_split(RunFolder.open(config.begin_from), table.images, part)
-    inside = np.arange(len(table)) if part is None else np.flatnonzero(part == 0)
-    outside = np.arange(0) if part is None else np.flatnonzero(part == 1)
-    known, hidden = table.subset(inside), judged.subset(outside)
-    if config.held_out and not len(outside):
-        reporter.message("too few images to hold any out: nothing is measured")
-
-    if not resume:  # what is wrong with the settings or the images has been said by now
-        truth = _align(truth, table) if truth is not None else None
-        run.start(labels, {**config.as_dict(), "size": size}, truth)
+    Labels made by a model are trained on, but never used for evaluation. With the solver lbfgs every image is
+    evaluated by its out-of-fold scores, with sgd a share of the images is held out. `truth` holds labels of the same
+    images that the method must not see: the log says how many of its guesses are right. `init_callback` is called in
+    the epochs of the linear init, in place of `reporter.callback`. Returns the evaluation, if anything was held out.
+    Of several processes only the first one writes.
+    """
+    job = _Job(labels, images, config, run, reporter, cache, truth, resume)
+    job.check()
+    job.open_images()
+    solves = job.assembly.uses_solver(job.table)
+    part = np.zeros(len(job.table), np.int8) if solves else _split(job)
+    if not resume:  # settings and images have been checked by now
+        job.truth = _align(truth, job.table) if truth is not None else None
+        run.start(labels, {**config.as_dict(), "size": job.size}, job.truth)
     run.remove_temporary_files()
-    run.write_env(device)
-    run.write_split(table.images.array, part if part is not None else np.zeros(len(table), np.int8))
-
-    def make_head() -> Head:
-        return method.head(backbone.channels, len(table.classes))
-
-    head = seeded(config.settings.seed, make_head)
-    if config.begin_from is not None:
-        _start_from(RunFolder.open(config.begin_from), Model(backbone, head), table.classes)
-    place = cache if cache is not None else run.folder.parent / "cache"
-    settings = config.settings
-    judge = ValidationMetric(torch.from_numpy(hidden.dense())) if len(outside) else None
-
-    def tune(
-        model: Model, source: Source, settings: Settings, folder: Path, callback: Callback | None = reporter.callback
-    ) -> list[EpochLog]:
-        return fit(
-            model,
-            method,
-            Subset(source, inside),
-            known,
-            settings,
-            validation=Subset(source, outside) if judge is not None else None,
-            judge=judge,
-            callback=CallbackList(_LogWriter(run), callback or Callback()),
-            truth=truth.subset(inside) if truth is not None else None,
-            folder=folder,
-            resume=resume,
-        ).log
-
-    def features() -> Source:
-        return cache_features(
-            backbone,
-            raw,
-            place,
-            maps=head.needs_maps,
-            copies=copies_for(method.views, config.copies),
-            device=device,
-            reporter=reporter,
-        )
-
+    run.write_env(job.device)
+    run.write_split(job.table.images.array, part)
     try:
-        if config.tune == "head":
-            source: Source = features()
-            tuned = Model(None, head)
-            log = tune(tuned, source, settings, run.checkpoints / "head")
-        else:
-            source, tuned = raw, Model(backbone, head)
-            if config.hold == "device" and isinstance(raw, Images):
-                source = load_to_device(raw, device, reporter.progress)
-            elif config.views_on == "device" and isinstance(raw, Images):
-                source = DeviceViews(raw, device, decode=config.decode_on == "device")
-            begun = distributed.run_on_main(lambda: load_newest(run.checkpoints / "all") is not None)
-            if config.linear_init and not begun:
-                reporter.message(f"linear init: {config.linear_init} epochs of the head on frozen features")
-                rate = settings.lr if config.linear_lr is None else config.linear_lr
-                first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
-                with warnings.catch_warnings():  # what begins later has the epochs after these
-                    warnings.filterwarnings("ignore", ".* never starts in ")
-                    tune(
-                        Model(None, head),
-                        features(),
-                        first,
-                        run.checkpoints / "head",
-                        init_callback or reporter.callback,
-                    )
-            log = tune(tuned, source, settings, run.checkpoints / "all")
+        fitted = _solve(job) if solves else _fit_in_epochs(job, part, init_callback)
     except TooManyBadImages:
         if not (resume or run.read_log()):
             run.cancel_start()  # so that the same command with other options starts it
         raise
     finally:  # also when there are too many of them
-        if isinstance(raw, Images) and distributed.is_main():
-            raw.quarantine.write(run.bad_images)
-    if isinstance(raw, Images) and len(raw.quarantine):
-        reporter.message(f"{len(raw.quarantine)} of {len(raw)} images could not be read: see {run.bad_images}")
-    run.write_log(log)
+        job.write_bad_images()
+    job.report_bad_images()
+    run.write_log(fitted.log)
     if distributed.is_main():
-        _write_model(run, Model(backbone, head), table.classes, config, size)
+        _write_model(run, Model(job.backbone, fitted.head), job.table.classes, config, job.size)
     run.write_repro_script(_repro(run, config, str(images) if isinstance(images, Path) else config.images))
     run.write_completion()
-    if not len(outside):
+    if fitted.logits is None:
         return None
+    return distributed.run_on_main(lambda: _finish(job, fitted))
+
+
+@dataclass
+class _Job:
+    """One training: labels, configuration and run, and what is opened for it."""
+
+    labels: LabelTable | Rows
+    image_folder: Path | Tensor
+    config: Config
+    run: RunFolder
+    reporter: Reporter
+    cache: Path | None
+    truth: LabelTable | None
+    resume: bool
+
+    def check(self) -> None:
+        """Check method and labels, and load the backbone."""
+        self.assembly = Assembly(self.config)
+        self.table, self.evaluation_table = training_and_evaluation_tables(self.labels)
+        if model_made := self.table.known - self.evaluation_table.known:
+            self.reporter.message(
+                f"{model_made} of {self.table.known} labels were made by a model: they are trained on, but only the "
+                "others are used for evaluation"
+            )
+        self.method = self.assembly.make_method()
+        self.assembly.recipe.check_regime(self.table.stats().regime)
+        self.device = choose_device(self.config.settings.device)
+        self.backbone = self.assembly.make_backbone()
+        self.size = self.config.size or self.backbone.preprocess.size
+
+    def open_images(self) -> None:
+        views = self.config.views(self.size, self.backbone)
+        self.source: Images | Arrays
+        if isinstance(self.image_folder, Tensor):
+            self.source = Arrays(self.image_folder, self.table.images, views)
+            return
+        # The list of an older run stays as it is until this one starts.
+        bad_images = self.run.bad_images if self.resume or not self.run.is_started else None
+        self.source = open_images(
+            self.table.images,
+            self.image_folder,
+            views,
+            workers=self.config.workers,
+            max_bad=self.config.max_bad,
+            bad_images=bad_images,
+        )
+        self.source.quarantine.path = self.run.bad_images
+
+    def features(self) -> Features:
+        folder = self.cache if self.cache is not None else self.run.folder.parent / "cache"
+        return self.assembly.features(
+            self.backbone, self.source, len(self.table.classes), folder, reporter=self.reporter
+        )
+
+    def write_bad_images(self) -> None:
+        if isinstance(self.source, Images) and distributed.is_main():
+            self.source.quarantine.write(self.run.bad_images)
+
+    def report_bad_images(self) -> None:
+        if isinstance(self.source, Images) and (bad := len(self.source.quarantine)):
+            self.reporter.message(f"{bad} of {len(self.source)} images could not be read: see {self.run.bad_images}")
+
+
+class _Fitted(NamedTuple):
+    """A trained head, the log, and the scores by which it is evaluated."""
+
+    head: Head
+    log: list[EpochLog]
+    logits: Tensor | None  # (M, C) of the images in `rows`, by models that did not see their labels; None if M = 0
+    rows: NDArray[np.int64]  # indices in the table
+    protocol: str
+
+
+def _solve(job: _Job) -> _Fitted:
+    """Fit the head by L-BFGS on all images; out-of-fold scores take the place of held-out images."""
+    features = job.features()
+    fitted = job.assembly.solve(features, job.table, job.backbone.classifier, reporter=job.reporter)
+    similar = fitted.similar
+    mixed = f", {similar.count} similar images with weight {similar.weight:g}" if similar is not None else ""
+    job.reporter.message(f"chosen by out-of-fold scores: strength {fitted.strength:g}{mixed}")
+    job.run.write_out_of_fold(job.table, fitted.logits, fitted.fold)
+    log = [
+        EpochLog({"epoch": number, "strength": strength, "out_of_fold_mAP": quality})
+        for number, (strength, quality) in enumerate(fitted.tried.items(), 1)
+    ]
+    rows = np.arange(len(job.table))
+    return _Fitted(fitted.head, log, torch.from_numpy(fitted.logits), rows, "out-of-fold scores")
+
+
+def _split(job: _Job) -> NDArray[np.int8]:
+    """Return 1 for images that are held out for validation, 0 for others; stratified by the labels that evaluate."""
+    share = job.config.held_out
+    if not share:
+        return np.zeros(len(job.table), np.int8)
+    part = assign_parts(job.evaluation_table, (1 - share, share), seed=job.config.settings.seed)
+    if job.config.begin_from is not None:
+        part = _keep_split(RunFolder.open(job.config.begin_from), job.table.images, part)
+    if not (part == 1).any():
+        job.reporter.message("too few images to hold any out: nothing is measured")
+    return part
+
+
+def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | None) -> _Fitted:
+    """Train in epochs of batches: the head on cached features, or the whole network."""
+    config, run, reporter, settings = job.config, job.run, job.reporter, job.config.settings
+    training, held_out = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
+    head = job.assembly.make_head(job.method, job.backbone.channels, len(job.table.classes))
+    if config.begin_from is not None:
+        _start_from(RunFolder.open(config.begin_from), Model(job.backbone, head), job.table.classes)
+    labels = torch.from_numpy(job.evaluation_table.subset(held_out).dense())
+    judge = ValidationMetric(labels) if len(held_out) else None
+
+    def tune(model: Model, source: Source, settings: Settings, folder: Path, callback: Any) -> list[EpochLog]:
+        return fit(
+            model,
+            job.method,
+            Subset(source, training),
+            job.table.subset(training),
+            settings,
+            validation=Subset(source, held_out) if judge is not None else None,
+            judge=judge,
+            callback=CallbackList(_LogWriter(run), callback or Callback()),
+            truth=job.truth.subset(training) if job.truth is not None else None,
+            folder=folder,
+            resume=job.resume,
+        ).log
+
+    if config.tune == "head":
+        source: Source = job.features()
+        tuned = Model(None, head)
+        log = tune(tuned, source, settings, run.checkpoints / "head", reporter.callback)
+    else:
+        source, tuned = _training_source(job), Model(job.backbone, head)
+        is_started = distributed.run_on_main(lambda: load_newest(run.checkpoints / "all") is not None)
+        if config.linear_init and not is_started:
+            reporter.message(f"linear init: {config.linear_init} epochs of the head on frozen features")
+            rate = settings.lr if config.linear_lr is None else config.linear_lr
+            first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
+            with warnings.catch_warnings():  # what starts later has the epochs after these
+                warnings.filterwarnings("ignore", ".* never starts in ")
+                callback = init_callback or reporter.callback
+                tune(Model(None, head), job.features(), first, run.checkpoints / "head", callback)
+        log = tune(tuned, source, settings, run.checkpoints / "all", reporter.callback)
+    if not len(held_out):
+        return _Fitted(head, log, None, held_out, "")
     if config.mirror:  # features of mirror images are not cached
-        tuned, source = Model(backbone.to(device), head), source if config.tune == "all" else raw
-    logits = score_source(tuned, Subset(source, outside), device=device, mirror=config.mirror).logits
-    left_out = table.subset(outside).known - hidden.known
-    return distributed.run_on_main(
-        lambda: _finish(run, logits, hidden, log, config, known.stats().annotations, left_out)
-    )
+        tuned, source = Model(job.backbone.to(job.device), head), source if config.tune == "all" else job.source
+    logits = score_source(tuned, Subset(source, held_out), device=job.device, mirror=config.mirror).logits
+    return _Fitted(head, log, logits, held_out, "held-out images")
+
+
+def _training_source(job: _Job) -> Source:
+    """Return where --tune all takes images from: files, or the GPU."""
+    config, source = job.config, job.source
+    if isinstance(source, Images) and config.hold == "device":
+        return load_to_device(source, job.device, job.reporter.progress)
+    if isinstance(source, Images) and config.views_on == "device":
+        return DeviceViews(source, job.device, decode=config.decode_on == "device")
+    return source
 
 
 def _start_from(run: RunFolder, model: Model, classes: Names) -> None:
@@ -229,33 +287,32 @@ def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
     return truth.subset(images, classes)
 
 
-def _finish(
-    run: RunFolder,
-    logits: Tensor,
-    hidden: LabelTable,
-    log: list[EpochLog],
-    config: Config,
-    annotations: NDArray[np.int64],
-    left_out: int,
-) -> Evaluation:
-    """Thresholds, calibration and metrics from the held-out images, written to the run."""
-    labels = torch.from_numpy(hidden.dense())
+def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
+    """Write thresholds, calibration and metrics from scores of images by models that did not see their labels."""
+    assert fitted.logits is not None
+    run, logits = job.run, fitted.logits
+    held_out = job.evaluation_table.subset(fitted.rows)
+    labels = torch.from_numpy(held_out.dense())
     readable = ~torch.isnan(logits).any(1)
     platt = fit_platt(logits, labels)
     scores = platt.scores(logits)
     if bool((labels < 0).any()):
         thresholds = metrics.best_thresholds(scores[readable], labels[readable]).float()
     else:
-        thresholds = torch.full((len(hidden.classes),), 0.5)
-    found = evaluate(logits, labels, hidden.classes, thresholds=thresholds, platt=platt, annotations=annotations)
-    found = found.noting_excluded(left_out)
-    run.write_calibration(platt, dict(zip(hidden.classes, thresholds.tolist(), strict=True)))
-    run.write_metrics({"protocol": f"held-out images; {found.protocol}", **found.overall}, found.per_class)
-    run.write_predictions(hidden.images.array, list(hidden.classes), scores.numpy())
+        thresholds = torch.full((len(held_out.classes),), 0.5)
+    trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
+    annotations = job.table.subset(trained).stats().annotations
+    evaluation = evaluate(
+        logits, labels, held_out.classes, thresholds=thresholds, platt=platt, annotations=annotations
+    ).noting_excluded(job.table.subset(fitted.rows).known - held_out.known)
+    run.write_calibration(platt, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
+    protocol = f"{fitted.protocol}; {evaluation.protocol}"
+    run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
+    run.write_predictions(held_out.images.array, list(held_out.classes), scores.numpy())
     from halflabel.runs.model_card import model_card
 
-    run.write_model_card(model_card(config.as_dict(), found, hidden))
-    return found
+    run.write_model_card(model_card(job.config.as_dict(), evaluation, held_out))
+    return evaluation
 
 
 def _write_model(run: RunFolder, model: Model, classes: Names, config: Config, size: int) -> None:

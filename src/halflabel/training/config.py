@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from halflabel.data.views import View
     from halflabel.models.backbones import Backbone
 
-__all__ = ["STRONG_VIEW_FIELDS", "Config", "Option", "Settings", "declared_options"]
+__all__ = ["STRONG_VIEW_FIELDS", "Config", "Option", "Settings", "choose_solver", "declared_options"]
 
 COMMON = "Common options"
 MODEL = "Model and starting weights"
@@ -173,6 +173,31 @@ class Config:
             EVERY_COMMAND,
         ),
     ] = "head"
+    solver: Annotated[
+        Literal["auto", "lbfgs", "sgd"],
+        Option(
+            "lbfgs: fit the head on all images at once, with out-of-fold scores instead of held-out images; sgd: in "
+            "epochs of batches; auto: lbfgs where the backbone is frozen, the method allows it and no option of sgd, "
+            "such as --epochs or --lr, is given.",
+            COMMON,
+            command_default="auto",
+        ),
+    ] = "sgd"
+    strength: Annotated[
+        Annotated[float | None, Ge(0)],
+        Option(
+            "With the solver lbfgs: strength of the L2 regularisation.",
+            OPTIMIZATION,
+            decided_by="by out-of-fold scores of known labels",
+        ),
+    ] = None
+    similar: Annotated[
+        bool,
+        Option(
+            "With the solver lbfgs: mix in the labels of similar training images where out-of-fold scores gain by it.",
+            OPTIMIZATION,
+        ),
+    ] = True
     linear_init: Annotated[
         Count,
         Option(
@@ -280,6 +305,40 @@ class Config:
         strong = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
         preprocess = backbone.preprocess
         return make_views(size, self.resize, preprocess.interpolation, preprocess.crop_pct, crop=self.crop, **strong)
+
+
+# Options that only training in epochs of batches has: giving one of them is a choice of sgd.
+_SGD_OPTIONS = (
+    "epochs",
+    "batch_size",
+    "lr",
+    "optimizer",
+    "weight_decay",
+    "schedule",
+    "warmup",
+    "ema",
+    "clip",
+    "accumulate",
+    "patience",
+    "save_every",
+    "precision",
+    "shard",
+    "begin_from",
+    "held_out",
+    "mirror",
+)
+
+
+def choose_solver(options: Mapping[str, Any]) -> str:
+    """Return the solver that given options ask for: auto becomes sgd where an option of sgd alone is given.
+
+    >>> choose_solver({"solver": "auto", "epochs": 5}), choose_solver({"solver": "auto", "epochs": None})
+    ('sgd', 'auto')
+    """
+    declared = declared_options()
+    given = (name for name in _SGD_OPTIONS if options.get(name) is not None and options[name] != declared[name].default)
+    epochs_given = options.get("epochs") is not None or options.get("lr") is not None
+    return "sgd" if options["solver"] == "auto" and (epochs_given or any(given)) else str(options["solver"])
 
 
 STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")

@@ -23,6 +23,7 @@ from halflabel.methods.base import Method
 from halflabel.models.feature_transform import Classifier, FeatureTransform
 from halflabel.models.heads import NormalisedLinear
 from halflabel.models.similar_images import SimilarImages, nearest_images, project
+from halflabel.system.threads import use_free_cores
 from halflabel.training.solver import LinearSolver
 
 __all__ = ["FOLDS", "CrossFit", "SimilarChoice", "crossfit", "ranking_quality"]
@@ -94,12 +95,13 @@ def crossfit(
     task = _Task(make_method, transform(raw), known_table, fold, folds, rounds)
     steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + 2 * folds * use_similar)
 
-    strength, logits, tried = _choose_strength(task, strength, steps)
-    similar, quality = None, tried[strength]
-    if use_similar:
-        similar, logits, quality = _choose_similar(task, strength, logits, quality, steps)
-    final = task.solver(torch.ones_like(fold, dtype=torch.bool))
-    final.fit(strength)
+    with use_free_cores():
+        strength, logits, tried = _choose_strength(task, strength, steps)
+        similar, quality = None, tried[strength]
+        if use_similar:
+            similar, logits, quality = _choose_similar(task, strength, logits, quality, steps)
+        final = task.solver(torch.ones_like(fold, dtype=torch.bool))
+        final.fit(strength)
     steps.done()
     head = NormalisedLinear(transform, len(table.classes))
     head.linear.load_state_dict(final.linear.state_dict())

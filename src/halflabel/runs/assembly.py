@@ -1,0 +1,129 @@
+"""Assemble what a configuration trains: recipe → method → head → features → fit.
+
+Used by `train`, cross-fitting, comparisons and the estimator, so that a configuration means the same everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halflabel.data.sources import Arrays, Features, Images
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method, Recipe, recipe, seeded
+from halflabel.models.backbones import Backbone, build_backbone
+from halflabel.models.feature_cache import cache_features, copies_for
+from halflabel.models.feature_transform import Classifier
+from halflabel.models.heads import Head, pool
+from halflabel.system.reporter import SILENT, Reporter
+from halflabel.training.config import Config
+from halflabel.training.crossfit import FOLDS, CrossFit, crossfit
+from halflabel.training.device import choose_device
+from halflabel.training.solver import can_solve
+
+__all__ = ["Assembly", "pooled_features"]
+
+LARGEST_SOLVE = 2 * 10**8  # entries (images × classes) up to which the solver holds all scores at once
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts that a configuration names; made anew by each call, from the seed alone."""
+
+    config: Config
+
+    @property
+    def recipe(self) -> Recipe:
+        return recipe(self.config.method)
+
+    @property
+    def device(self) -> str:
+        return choose_device(self.config.settings.device, fall_back=True)
+
+    def make_method(self) -> Method:
+        """Build the method; some methods have weights, which depend on the seed alone."""
+        return seeded(self.config.settings.seed, lambda: self.recipe.make(**self.config.options))
+
+    def make_head(self, method: Method, channels: int, classes: int) -> Head:
+        return seeded(self.config.settings.seed, lambda: method.head(channels, classes))
+
+    def make_backbone(self) -> Backbone:
+        weights = Path(self.config.weights) if self.config.weights else None
+        return build_backbone(self.config.backbone, weights=weights, size=self.config.size)
+
+    def uses_solver(self, table: LabelTable) -> bool:
+        """Return whether L-BFGS fits the head: on a frozen backbone, for methods and tables that allow it."""
+        config = self.config
+        if config.solver == "sgd":
+            return False
+        images, classes = table.shape
+        reasons = {
+            "the whole network is tuned": config.tune == "all",
+            f"{config.method} needs batches, several views or a head of its own": not can_solve(self.make_method()),
+            f"{images} images × {classes} classes are too many scores at once": images * classes > LARGEST_SOLVE,
+            f"{images} images are too few for {FOLDS} folds": images < 4 * FOLDS,
+        }
+        hindrance = next((reason for reason, applies in reasons.items() if applies), None)
+        if hindrance is not None and config.solver == "lbfgs":
+            raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use --solver auto or sgd")
+        return hindrance is None
+
+    def features(
+        self,
+        backbone: Backbone,
+        source: Images | Arrays,
+        classes: int,
+        folder: Path,
+        *,
+        for_training: bool = True,
+        reporter: Reporter = SILENT,
+    ) -> Features:
+        """Return the cached features of a source; with `for_training` also the strong views that the method uses."""
+        method = self.make_method()
+        return cache_features(
+            backbone,
+            source,
+            folder,
+            maps=self.make_head(method, backbone.channels, classes).needs_maps,
+            copies=copies_for(method.views, self.config.copies) if for_training else 0,
+            device=self.device,
+            reporter=reporter,
+        )
+
+    def solve(
+        self,
+        features: Features | Tensor,
+        table: LabelTable,
+        classifier: Classifier | None,
+        *,
+        folds: int = FOLDS,
+        reporter: Reporter = SILENT,
+    ) -> CrossFit:
+        """Fit the head by L-BFGS on pooled features, with out-of-fold scores of every image."""
+        config = self.config
+        return crossfit(
+            pooled_features(features) if isinstance(features, Features) else features,
+            table,
+            self.make_method,
+            classifier=classifier,
+            strength=config.strength,
+            use_similar=config.similar,
+            rounds=config.settings.epochs,
+            folds=folds,
+            seed=config.settings.seed,
+            device=self.device,
+            progress=reporter.progress,
+        )
+
+
+def pooled_features(features: Features) -> Tensor:
+    """Return the features (N, D) as float32, with NaN for images that could not be read."""
+    values = features.values if isinstance(features.values, Tensor) else torch.from_numpy(np.array(features.values))
+    pooled = pool(values).float().clone()
+    pooled[torch.from_numpy(features.bad)] = torch.nan
+    return pooled
