@@ -1,0 +1,57 @@
+"""Normalised features against a slow loop, and what they do not depend on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.models.feature_transform import CLASSIFIER_WEIGHT, FeatureTransform
+
+
+def slow(features: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """The formula of FeatureTransform, image by image."""
+    units, roots = [], []
+    for row in features:
+        root = np.array([np.sign(value) * abs(value) ** 0.5 for value in row])
+        units.append(root / np.sqrt((root**2).sum()))
+        logits = weight @ row + bias
+        odds = np.exp(logits - logits.max())
+        roots.append(np.sqrt(odds / odds.sum()))
+    parts = []
+    for part, factor in ((np.array(units), 1.0), (np.array(roots), CLASSIFIER_WEIGHT)):
+        centred = part - part.mean(0)
+        parts.append(factor * centred / np.sqrt((centred**2).sum(1)).mean())
+    return np.concatenate(parts, axis=1)
+
+
+def test_the_transform_follows_its_formula() -> None:
+    generator = np.random.default_rng(0)
+    features, weight, bias = generator.normal(size=(20, 5)), generator.normal(size=(7, 5)), generator.normal(size=7)
+    classifier = (torch.tensor(weight).float(), torch.tensor(bias).float())
+    values = torch.tensor(features).float()
+    transform = FeatureTransform.fit(values, classifier)
+    np.testing.assert_allclose(transform(values).numpy(), slow(features, weight, bias), atol=1e-5)
+    plain = FeatureTransform.fit(values)
+    np.testing.assert_allclose(plain(values).numpy(), slow(features, weight, bias)[:, :5], atol=1e-5)
+
+
+def test_the_scale_of_the_features_does_not_matter() -> None:
+    values = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        FeatureTransform.fit(values)(values), FeatureTransform.fit(100 * values)(100 * values), atol=1e-5, rtol=0
+    )
+
+
+def test_unreadable_images_are_left_out_of_the_fit() -> None:
+    values = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    with_bad = torch.cat([values, torch.full((2, 4), torch.nan)])
+    torch.testing.assert_close(FeatureTransform.fit(with_bad)(values), FeatureTransform.fit(values)(values))
+    with pytest.raises(UserError):
+        FeatureTransform.fit(torch.full((2, 4), torch.nan))
+
+
+def test_features_that_are_all_zero_stay_finite() -> None:
+    values = torch.zeros(3, 4)
+    assert torch.isfinite(FeatureTransform.fit(values)(values)).all()

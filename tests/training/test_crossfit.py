@@ -1,0 +1,137 @@
+"""Cross-fitting: scores that no label of their own image can have influenced, and choices made by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel import metrics
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe
+from halflabel.training.crossfit import _guesses_by_fold, _Steps, _Task, crossfit, ranking_quality
+
+
+def make_data(images: int = 150, noise: bool = False, seed: int = 0) -> tuple[torch.Tensor, LabelTable]:
+    generator = np.random.default_rng(seed)
+    labels = np.where(generator.random((images, 3)) < 0.3, 1, -1).astype(np.int8)
+    features = generator.normal(size=(images, 12)).astype(np.float32)
+    if not noise:
+        features[:, :3] += 2 * labels
+    known = np.where(generator.random(labels.shape) < 0.6, labels, 0).astype(np.int8)
+    return torch.from_numpy(features), LabelTable.from_dense(known)
+
+
+def test_scores_of_features_without_information_are_near_chance() -> None:
+    qualities = []
+    for seed in range(3):
+        features, table = make_data(noise=True, seed=seed)
+        fitted = crossfit(features, table, recipe("bce").make, strength=1e-4)
+        labels = table.dense()
+        share = (labels > 0).sum() / (labels != 0).sum()
+        qualities.append(metrics.mean_average_precision(fitted.logits, labels) - share)
+    assert np.mean(qualities) < 0.1  # scores of the training images by the final head would read near 0.6
+
+
+def test_the_label_of_an_image_has_no_influence_on_its_own_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, table = make_data()
+    fold = (np.arange(len(table)) % 5).astype(np.int8)
+    monkeypatch.setattr("halflabel.training.crossfit.assign_parts", lambda *args, **options: fold)
+    changed = table.dense()
+    image = int(np.flatnonzero(changed[:, 0] != 0)[0])
+    changed[image, 0] *= -1
+    before, after = (
+        crossfit(features, labels, recipe("bce").make, strength=1e-3, use_similar=False).logits
+        for labels in (table, LabelTable.from_dense(changed))
+    )
+    same_fold = fold == fold[image]
+    np.testing.assert_allclose(before[same_fold], after[same_fold], atol=1e-5)
+    assert np.abs(before[~same_fold, 0] - after[~same_fold, 0]).max() > 1e-3
+
+
+def test_guesses_passed_to_a_fold_come_from_models_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, table = make_data()
+    fold = torch.arange(len(table)) % 5
+    image = int(np.flatnonzero(table.dense()[:, 0] != 0)[0])
+    changed = table.dense()
+    changed[image, 0] *= -1
+    before, after = (
+        _guesses_by_fold(_Task(recipe("bce").make, features, labels, fold, 5, 1), 1e-3, _Steps(None, 1))
+        for labels in (table, LabelTable.from_dense(changed))
+    )
+    others = fold != fold[image]
+    torch.testing.assert_close(before[fold[image]][others], after[fold[image]][others])
+    assert not torch.allclose(before[(fold[image] + 1) % 5][others], after[(fold[image] + 1) % 5][others], atol=1e-3)
+
+
+def test_informative_features_are_learned_and_the_final_head_agrees_with_itself() -> None:
+    features, table = make_data()
+    fitted = crossfit(features, table, recipe("bce").make)
+    assert fitted.quality > 0.9
+    assert fitted.strength in fitted.tried
+    with torch.no_grad():
+        first, second = (fitted.head(features).logits for _ in range(2))
+    assert torch.equal(first, second)
+    again = crossfit(features, table, recipe("bce").make)
+    np.testing.assert_array_equal(fitted.logits, again.logits)
+
+
+def test_unreadable_images_have_no_score_and_do_no_harm() -> None:
+    features, table = make_data()
+    features[3] = torch.nan
+    fitted = crossfit(features, table, recipe("bce").make, strength=1e-3)
+    assert np.isnan(fitted.logits[3]).all()
+    assert np.isfinite(np.delete(fitted.logits, 3, axis=0)).all()
+
+
+def test_groups_are_never_divided() -> None:
+    features, table = make_data()
+    groups = [number // 5 for number in range(len(table))]
+    fitted = crossfit(features, table, recipe("bce").make, strength=1e-3, groups=groups)
+    assert all(len(set(fitted.fold[first : first + 5])) == 1 for first in range(0, len(table), 5))
+
+
+def test_similar_images_help_where_labels_follow_clusters_and_are_saved_with_the_head() -> None:
+    generator = np.random.default_rng(1)
+    centres = generator.normal(size=(30, 12))
+    cluster = generator.integers(0, 30, 400)
+    features = torch.from_numpy((centres[cluster] + 0.1 * generator.normal(size=(400, 12))).astype(np.float32))
+    truth = np.where(generator.random((30, 2)) < 0.4, 1, -1)[cluster].astype(np.int8)
+    table = LabelTable.from_dense(np.where(generator.random(truth.shape) < 0.5, truth, 0).astype(np.int8))
+    plain = crossfit(features, table, recipe("bce").make, use_similar=False)
+    mixed = crossfit(features, table, recipe("bce").make)
+    assert mixed.similar is not None
+    assert mixed.quality > plain.quality
+    from halflabel.models.heads import NormalisedLinear
+
+    state = mixed.head.state_dict()
+    loaded = NormalisedLinear.from_shapes(state)
+    assert loaded is not None
+    loaded.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(features).logits, mixed.head(features).logits)
+
+
+def test_positives_alone_choose_by_the_rank_of_known_positives() -> None:
+    features, table = make_data()
+    positives = LabelTable.from_dense(np.maximum(table.dense(), 0))
+    fitted = crossfit(features, positives, recipe("an").make)
+    truth = table.dense()
+    assert metrics.mean_average_precision(fitted.logits, truth) > 0.85
+
+
+def test_too_few_images_are_refused() -> None:
+    features, table = make_data(8)
+    with pytest.raises(UserError):
+        crossfit(features, table, recipe("bce").make)
+
+
+def test_ranking_quality_is_mean_average_precision_on_known_labels() -> None:
+    generator = np.random.default_rng(2)
+    labels = generator.integers(-1, 2, (60, 4)).astype(np.int8)
+    scores = generator.random((60, 4)).astype(np.float32)
+    expected = metrics.mean_average_precision(scores, labels)
+    assert ranking_quality(torch.from_numpy(scores), torch.from_numpy(labels)) == pytest.approx(
+        float(expected), abs=1e-6
+    )

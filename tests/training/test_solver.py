@@ -1,0 +1,81 @@
+"""The L-BFGS solver against scikit-learn, and the methods that it takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe, seeded
+from halflabel.training.solver import LinearSolver, can_solve
+
+
+def make_problem(images: int = 120, channels: int = 6, classes: int = 3) -> tuple[torch.Tensor, LabelTable]:
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(images, channels)).astype(np.float32)
+    logits = features @ generator.normal(size=(channels, classes)) + generator.normal(size=(images, classes))
+    labels = np.where(logits > 0, 1, -1).astype(np.int8)
+    labels[generator.random(labels.shape) < 0.4] = 0
+    return torch.from_numpy(features), LabelTable.from_dense(labels)
+
+
+def test_the_solution_for_bce_is_logistic_regression_on_the_known_labels() -> None:
+    features, table = make_problem()
+    solver = LinearSolver(recipe("bn-bce").make(), features, table)
+    strength = 0.01
+    solver.fit(strength)
+    labels, logits = table.dense(), solver.score(features).numpy()
+    factor = labels.shape[1] / (labels != 0).sum()  # the weight of each known entry
+    for column in range(labels.shape[1]):
+        known = labels[:, column] != 0
+        expected = LogisticRegression(C=factor / strength, tol=1e-8, max_iter=1000)
+        expected.fit(features.numpy()[known], labels[known, column])
+        np.testing.assert_allclose(logits[:, column], expected.decision_function(features.numpy()), atol=2e-3)
+
+
+def test_reductions_of_the_same_loss_have_the_same_solution() -> None:
+    features, table = make_problem()
+    solutions = []
+    for name in ("bce", "bn-bce"):
+        solver = LinearSolver(recipe(name).make(), features, table)
+        solver.fit(0.01)
+        solutions.append(solver.score(features))
+    torch.testing.assert_close(*solutions, atol=2e-3, rtol=0)
+
+
+def test_warm_and_cold_starts_agree() -> None:
+    features, table = make_problem()
+    warm, cold = (LinearSolver(recipe("bce").make(), features, table) for _ in range(2))
+    for strength in (1.0, 0.1, 0.01):
+        warm.fit(strength)
+    cold.fit(0.01)
+    torch.testing.assert_close(warm.score(features), cold.score(features), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["csl", "em-apl", "ll-r"])
+def test_methods_that_relabel_are_solved_in_rounds_and_the_same_each_time(name: str) -> None:
+    features, table = make_problem()
+    if "partial" not in recipe(name).serves:
+        table = LabelTable.from_dense(np.maximum(table.dense(), 0))
+    scores = []
+    for _ in range(2):
+        solver = LinearSolver(seeded(0, recipe(name).make), features, table, rounds=4)
+        assert solver.rounds == 4
+        solver.fit(0.01)
+        scores.append(solver.score(features))
+    assert torch.isfinite(scores[0]).all()
+    assert torch.equal(*scores)
+
+
+def test_methods_with_views_heads_or_weights_of_their_own_are_left_to_the_loop() -> None:
+    assert all(can_solve(recipe(name).make()) for name in ("bce", "an", "em", "wan", "csl", "em-apl"))
+    assert not any(can_solve(recipe(name).make()) for name in ("srcr", "imcl", "plcl", "role", "ssgrl"))
+
+
+def test_nothing_known_gives_zero_scores() -> None:
+    features, _ = make_problem()
+    solver = LinearSolver(recipe("bce").make(), features, LabelTable.from_dense(np.zeros((len(features), 2), np.int8)))
+    solver.fit(0.1)
+    assert not solver.score(features).any()
