@@ -285,7 +285,7 @@ def test_label_regimes_it_cannot_learn_from_are_refused(name: str) -> None:
             with pytest.raises(UserError, match=r"use one of: .*\ban\b") as caught:
                 how.check_regime(regime)
             assert repr(name) in caught.value.message
-    with pytest.raises(UserError, match="nothing is known"):
+    with pytest.raises(UserError, match="no label is known"):
         how.check_regime("empty")
 
 
