@@ -94,7 +94,7 @@ def test_faults_are_said_before_torch_is_loaded(tmp_path: Path, words: list[str]
 
 
 QUICK = [  # the words, and what is said
-    (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv is no file"),
+    (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv is not a file"),
     (["review", "RUN", "nowhere"], "nowhere is not a folder"),
     (["export", "onnx", "FOLDER"], "is not a run"),
     (["export", "onnx", "RUN", "--out", "LABELS"], "already exists"),
@@ -232,7 +232,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path, data: Path) -> 
 def test_nor_is_what_holds_no_questions_or_rules(tmp_path: Path, data: Path, trained: Path) -> None:
     out = tmp_path / "out.csv"
     out.write_text("precious")
-    assert "holds no questions" in refused("next", trained, data / "images", "--out", out)
+    assert "is not a list of questions" in refused("next", trained, data / "images", "--out", out)
     assert "--force" in refused("rules", "suggest", data / "train.csv", "--out", out)
     assert out.read_text() == "precious"
     done("next", trained, data / "images", "--out", tmp_path / "questions.csv")

@@ -195,8 +195,8 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
         line = f"filled {word} [bold]{group_digits(count)}[/]"
         if side.filled.any():
             line += (
-                f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels with such scores are "
-                f"right; at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
+                f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels with such scores "
+                f"are right; at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
             )
         console.print(line, soft_wrap=True)
     console.print(f"left unknown [bold]{group_digits(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
