@@ -70,7 +70,8 @@ def plcl(
     model; "snapshots" = the mean of the scores after the last so many epochs.
     pooling: weldon, or mean (a linear head); k_plus, k_minus (k⁺, k⁻): below 1 a share of the cells, else a number.
     gnn: use the graph network; steps (T); readout: node as above, or linear, a learned read-out shared by the classes:
-    the paper does not say how the vector h_v⁰ + h_v^T becomes a score. g_value to beta: as in `partial-bce`.
+    the paper does not say how the vector h_v⁰ + h_v^T becomes a score. g_value, g_share, gamma, alpha, beta: as in
+    `partial-bce`.
 
     The paper's ablation (COCO, 10 % known, ResNet-101, mAP): BCE 72.15 (strategy=none gnn=false g_value=1 dropout=0),
     partial-BCE 75.31 (strategy=none gnn=false dropout=0), with the graph 75.82 (strategy=none dropout=0), with
