@@ -117,7 +117,7 @@ def compare(
     Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
     """
     check_image_folder(images, test_images)
-    kept_shares = parse_shares(shares or "", "--shares")
+    label_shares = parse_shares(shares or "", "--shares")
     for name in split_words(methods):
         if name != "auto":
             check_method(name.partition(":")[0])
@@ -135,14 +135,13 @@ def compare(
     config = Config.from_options({**training, "epochs": epochs})
     from halflabel.cli.progress import Bar
 
-    where = escape(str(out))
     with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
         result = compare_methods(
             label_import.rows,
             images,
             split_words(methods),
             out=out,
-            shares=kept_shares,
+            shares=label_shares,
             protocols=protocol or (),
             seeds=seeds,
             test=test_rows,
@@ -162,7 +161,7 @@ def compare(
         console.print(f"To resume:  {escape(rerun_command())}", soft_wrap=True)
     if not result.rows:
         raise no_result_error(result.waiting, bool(result.left_out))
-    console.print(f"Wrote [bold]{where}[/]: comparison.csv, comparison.json", soft_wrap=True)
+    console.print(f"Wrote [bold]{escape(str(out))}[/]: comparison.csv, comparison.json", soft_wrap=True)
     _show_next_step(ctx, result, labels, images)
 
 

@@ -1,4 +1,4 @@
-"""Progress in the terminal: one bar per epoch with images/s and time left, then a line with what was measured."""
+"""Progress bars in the terminal: one per job, or one per epoch of a training, followed by a line with its metrics."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _progress() -> Progress:
         TextColumn("{task.fields[note]}"),
         console=console,
         transient=True,
-        disable=not console.is_terminal,  # in a file or a pipe bars are noise
+        disable=not console.is_terminal,  # no bars in a file or a pipe
     )
 
 
 class Bar:
-    """One bar for one job, told (done, of how many)."""
+    """A progress bar, called with (done, total)."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -62,7 +62,7 @@ class Bar:
 
 
 class TrainingBar(Callback):
-    """A progress bar per epoch, then its line of the log; `word` is what an epoch is called."""
+    """A progress bar per epoch, then a line with its metrics; `word` is the name of an epoch."""
 
     def __init__(self, word: str = "epoch") -> None:
         self.epochs = 0
@@ -81,7 +81,7 @@ class TrainingBar(Callback):
         self.epochs = epochs
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
-        self._progress.start()  # not before: the features may have a bar of their own first
+        self._progress.start()  # not earlier: the features may show their own bar first
         self._progress.add_task(f"{self.word} {epoch}/{self.epochs}", total=images, rate="", note="")
         self._seen, self._started = 0, time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal."""
+"""Output of the commands in the terminal: tables, bars, messages and errors."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ __all__ = [
 
 console = Console(highlight=False)
 
-_BROKEN = 105  # a line that would reach this far with the next word was broken for its width
+_WRAP_COLUMN = 105  # a line that reaches this column with the next word was wrapped
 
 PRESENT, ABSENT, UNKNOWN = "green", "red", "bright_black"
 SHADES = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN, "retracted": UNKNOWN}
 
 
 def show_error(error: UserError) -> None:
-    """One message on the error stream: what is wrong, and what to do."""
-    screen = Console(stderr=True, highlight=False)
-    screen.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
+    """Print an error and its fix to stderr."""
+    stderr = Console(stderr=True, highlight=False)
+    stderr.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
     if error.fix:
-        screen.print(f"  [bold]fix:[/] {escape(error.fix)}", soft_wrap=True)
+        stderr.print(f"  [bold]fix:[/] {escape(error.fix)}", soft_wrap=True)
 
 
 @contextmanager
 def warnings_in_a_line() -> Iterator[None]:
-    """Show what training warns of without the place in the code that says it."""
+    """Print warnings on one line each, without their place in the code."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -70,28 +70,33 @@ def warnings_in_a_line() -> Iterator[None]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Lines of a docstring with those that its width alone broke put together again: the terminal breaks its own.
+    """The paragraphs of a docstring as one line each: the terminal wraps them.
 
-    Indented lines (formulas), blank ones and lines that end early stay.
+    Indented lines (formulas), blank lines and lines that end early stay as they are.
 
     >>> paragraphs("a line of\\ntext:\\n\\n    x = 1\\n    y = 2")
     ['a line of', 'text:', '', '    x = 1', '    y = 2']
     >>> len(paragraphs("word " * 22 + "\\nand so on"))
     1
     """
-    found: list[str] = []
-    last = 0  # the length of the line before
+    joined: list[str] = []
+    last = 0  # length of the previous line
     for line in text.splitlines():
-        if last + len(line.split(" ")[0]) >= _BROKEN and line and not line.startswith(" ") and found[-1][:1] != " ":
-            found[-1] = f"{found[-1].rstrip()} {line}"
+        if (
+            last + len(line.split(" ")[0]) >= _WRAP_COLUMN
+            and line
+            and not line.startswith(" ")
+            and joined[-1][:1] != " "
+        ):
+            joined[-1] = f"{joined[-1].rstrip()} {line}"
         else:
-            found.append(line)
+            joined.append(line)
         last = len(line)
-    return found
+    return joined
 
 
 def show_audit(audit: Audit, table: LabelTable) -> None:
-    """What an import made of the file."""
+    """Print how the values of a label file were read."""
     images, classes = table.shape
     names = ", ".join(escape(name) for name in audit.files)
     shape = f"{counted(images, 'image')}, {counted(classes, 'class', 'classes')}"
@@ -110,7 +115,7 @@ def show_audit(audit: Audit, table: LabelTable) -> None:
 
 
 def show_counts(table: LabelTable) -> None:
-    """Present, absent and unknown of a whole table, in numbers and as one bar."""
+    """Print the number of present, absent and unknown labels of a table."""
     total = len(table.images) * len(table.classes)
     present = int((table.value > 0).sum())
     absent = table.known - present
@@ -123,7 +128,7 @@ def show_counts(table: LabelTable) -> None:
 
 
 def bar(present: int, absent: int, unknown: int, width: int = 32) -> Text:
-    """Three shares as one bar; what is there at all shows at least one cell."""
+    """Three counts as one bar; a count above zero gets at least one cell."""
     total = max(present + absent + unknown, 1)
     cells = [round(width * part / total) or int(part > 0) for part in (present, absent, unknown)]
     while sum(cells) > width:
@@ -137,7 +142,7 @@ def bar(present: int, absent: int, unknown: int, width: int = 32) -> Text:
 
 
 def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
-    """Bars per class, labels per image, and which classes come together."""
+    """Print bars per class, labels per image, and classes that occur together."""
     rows = Table(box=None, padding=(0, 1), header_style="bold")
     rows.add_column("class", overflow="fold")
     legend = Text.assemble(("█ present ", PRESENT), ("▓ absent ", ABSENT), ("░ unknown", UNKNOWN))
@@ -163,7 +168,7 @@ def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
             together.add_column(title, justify="right")
         certain = stats.negatives.any()
         for pair in pairs:
-            # Where nothing is known to be absent, a conditional probability would always read 1.
+            # Without known negatives, a conditional probability would always be 1.
             shown = (f"{pair.probability:.2f}", f"{pair.lift:.1f}") if certain else ("—", "—")
             together.add_row(Text(pair.first), Text(pair.second), group_digits(pair.together), *shown)
         console.print(together)
@@ -171,7 +176,7 @@ def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
 
 def _show_histogram(title: str, counts: list[int], most: int = 12) -> None:
     console.print(f"\n[bold]{title}[/]")
-    # Long tails, such as 80 known labels each, are shown as ranges.
+    # Long tails are shown as ranges.
     step = max(1, -(-len(counts) // most))
     grouped = [
         (first, min(first + step, len(counts)) - 1, sum(counts[first : first + step]))
@@ -185,21 +190,21 @@ def _show_histogram(title: str, counts: list[int], most: int = 12) -> None:
 
 
 def show_advice(advice: Advice) -> None:
-    """Which method suits these labels and why, and what to look at first."""
+    """Print the methods that suit these labels, with reasons and cautions."""
     console.print(f"\n[bold]{escape(advice.regime)}[/]")
     for caution in advice.cautions:
         console.print(f"  • {escape(caution.message)}")
     if advice.methods:
-        console.print("\n[bold]methods that fit, in the order to try them[/]")
+        console.print("\n[bold]suitable methods, best first[/]")
         rows = Table(box=None, padding=(0, 1), show_header=False)
         for method, why in advice.methods:
             rows.add_row(f"  [bold]{method}[/]", escape(why))
         console.print(rows)
 
 
-def show_evaluation(found: Evaluation) -> None:
-    """mAP with its interval, F1, calibration, and the classes to worry about."""
-    value = found.overall
+def show_evaluation(evaluation: Evaluation) -> None:
+    """Print mAP with its interval, F1, the calibration error and the weakest classes."""
+    value = evaluation.overall
     low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
     console.print(
         f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   micro F1 {points(value['micro_f1'])}   "
@@ -208,13 +213,13 @@ def show_evaluation(found: Evaluation) -> None:
     if "G1" in value:
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
         console.print(f"mAP of fifths of the classes, fewest training labels first: {groups}")
-    console.print(f"[bright_black]{escape(found.protocol)}[/]")
-    judged = sorted((row for row in found.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
+    console.print(f"[bright_black]{escape(evaluation.protocol)}[/]")
+    weakest = sorted((row for row in evaluation.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("weakest classes")
     for title in ("AP", "95 % interval", "known +", "known −", "precision", "recall"):
         rows.add_column(title, justify="right")
-    for row in judged[:5]:
+    for row in weakest[:5]:
         rows.add_row(
             escape(row["class"]),
             points(row["AP"]),
@@ -224,9 +229,9 @@ def show_evaluation(found: Evaluation) -> None:
             decimal(row["precision"], 2),
             decimal(row["recall"], 2),
         )
-    if judged:
+    if weakest:
         console.print(rows)
-    blind = [row["class"] for row in found.per_class if row["present"] == 0 or row["absent"] == 0]
+    blind = [row["class"] for row in evaluation.per_class if row["present"] == 0 or row["absent"] == 0]
     if blind:
         shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
         those = counted(len(blind), "class", "classes")
@@ -234,14 +239,14 @@ def show_evaluation(found: Evaluation) -> None:
 
 
 def show_next_step(folder: Path) -> None:
-    """What to do next, from what lies in the folder."""
+    """Print the next step, depending on the files in the folder."""
     console.print("[bold]halflabel[/]: image classifiers from labels that are only partly known\n")
     labels = sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet", ".json") and p.is_file())
     if labels:
         name = labels[0].name
         step = escape(shlex.join(["halflabel", "inspect", name]))
-        console.print(f"Found {escape(name)} here. See what is known in it:\n\n  {step}\n", soft_wrap=True)
+        console.print(f"Found {escape(name)} here. To see its known labels:\n\n  {step}\n", soft_wrap=True)
     else:
-        console.print("No label file lies here. See what it does on data of its own:\n\n  halflabel demo\n")
-        console.print("Then with yours:  halflabel inspect LABELS.csv\n")
+        console.print("There is no label file here. To try it on generated images:\n\n  halflabel demo\n")
+        console.print("Then with your labels:  halflabel inspect LABELS.csv\n")
     console.print("halflabel --help lists all commands; halflabel COMMAND --help explains one.")
