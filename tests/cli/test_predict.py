@@ -94,7 +94,7 @@ def test_predict_marks_what_is_over_its_threshold_in_plain_text_too(
     photo = Path("train-000003.png")
     (found,) = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
     text = done("predict", trained, photo, "--all")
-    assert "*: over the threshold" in text
+    assert "*: above the threshold" in text
     wanted = {label["class"]: label["present"] for label in found["labels"]}
     assert True in wanted.values()
     marks = {name: bool(mark) for name, mark in re.findall(r"\b(\d) [01]\.\d\d(\*?)", flat(text))}
