@@ -121,7 +121,7 @@ def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
     [
         (["--export", "x.csv"], "no answers yet"),
         (["--force"], "--force needs --export"),
-        (["--with-labels"], "without --export"),
+        (["--with-labels"], "needs --export"),
         ([], "IMAGES is missing"),
     ],
 )

@@ -126,6 +126,7 @@ def compare(
     table = label_import.table()
     show_audit(label_import.audit, table)
 
+    from halflabel.cli.progress import Bar
     from halflabel.experiments import compare as compare_methods
     from halflabel.methods.auto import epochs_for
     from halflabel.training.config import Config
@@ -133,8 +134,6 @@ def compare(
     lr = training.pop("lr")
     epochs = training.pop("epochs") or epochs_for(len(table), training["tune"])
     config = Config.from_options({**training, "epochs": epochs})
-    from halflabel.cli.progress import Bar
-
     with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
         result = compare_methods(
             label_import.rows,
@@ -155,6 +154,12 @@ def compare(
             force=force,
             reporter=Reporter(bar, console.print, task_bar),
         )
+    _show_result(result, out)
+    _show_next_step(ctx, result, labels, images)
+
+
+def _show_result(result: Comparison, out: Path) -> None:
+    """Print the comparison and how to resume it; without a finished run, raise."""
     show_comparison(result)
     if result.left_out:
         show_unfinished_features(result.waiting)
@@ -162,7 +167,6 @@ def compare(
     if not result.rows:
         raise no_result_error(result.waiting, bool(result.left_out))
     console.print(f"Wrote [bold]{escape(str(out))}[/]: comparison.csv, comparison.json", soft_wrap=True)
-    _show_next_step(ctx, result, labels, images)
 
 
 def _show_next_step(ctx: typer.Context, result: Comparison, labels: Path, images: Path) -> None:
