@@ -34,8 +34,8 @@ def kinds(advice: Advice) -> list[str]:
     ("table", "begins", "methods"),
     [
         (full(), "Full labels", ["bce", "asl", "focal", "rml"]),
-        (drop.single_positive(full()), "Single positive", ["em-apl", "em", "gr", "ll-cp", "wan", "an", "rml"]),
-        (drop.positives(full(), number=2), "Positives only", ["em-apl", "role", "splc", "ll-r", "wan", "an", "rml"]),
+        (drop.single_positive(full()), "Single positive", ["wan", "em-apl", "em", "gr", "ll-cp", "an", "rml"]),
+        (drop.positives(full(), number=2), "Positives only", ["wan", "em-apl", "role", "splc", "ll-r", "an", "rml"]),
         (drop.partial(full(), 0.25), "Partial labels", ["csl", "bn-bce", "plcl", "srcr", "imcl", "an", "rml"]),
         (drop.partial(full(), 0.95), "Partial labels", ["bce", "asl", "plcl", "srcr", "imcl", "bn-bce", "rml"]),
         (LabelTable.from_dense(np.zeros((3, 2))), "No labels", []),

@@ -113,7 +113,6 @@ class Assembly:
             classifier=classifier,
             strength=config.strength,
             use_similar=config.similar,
-            rounds=config.settings.epochs,
             folds=folds,
             seed=config.settings.seed,
             device=self.device,

@@ -297,7 +297,7 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     platt = fit_platt(logits, labels)
     scores = platt.scores(logits)
     if bool((labels < 0).any()):
-        thresholds = metrics.best_thresholds(scores[readable], labels[readable]).float()
+        thresholds = metrics.shrunk_thresholds(scores[readable], labels[readable]).float()
     else:
         thresholds = torch.full((len(held_out.classes),), 0.5)
     trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
