@@ -11,7 +11,8 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -92,3 +93,40 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if skipped:
         text = f"WARNING: {skipped} browser tests were SKIPPED: install Chromium and playwright to test the web pages"
         terminalreporter.write_sep("!", text, red=True, bold=True)
+
+
+class SolverRun(NamedTuple):
+    """A finished run of the solver lbfgs, and its image folder; tests that change it work on a copy."""
+
+    run: Any
+    images: Path
+
+
+@pytest.fixture(scope="session")
+def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
+    """A run of `train` on 60 digit scenes, half of whose labels are known; its head uses similar images."""
+    from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
+    from halflabel.labels.table import LabelTable
+    from halflabel.runs.folder import RunFolder
+    from halflabel.runs.train import train
+    from halflabel.training.config import Config, Settings
+
+    folder = tmp_path_factory.mktemp("solver")
+    write_folder(folder, 60, size=32)
+    images, labels = folder / "images", scenes(60, size=32).labels.copy()
+    labels[::2, ::2] = labels[1::2, 1::2] = 0
+    table = LabelTable.from_dense(labels, sorted(path.name for path in images.iterdir()), CLASSES)
+    config = Config(
+        method="bn-bce",
+        backbone="tiny",
+        size=32,
+        solver="lbfgs",
+        strength=1e-4,
+        settings=Settings(device="cpu"),
+        images=str(images),
+    )
+    run = RunFolder(folder / "runs" / "solved")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("halflabel.training.crossfit._GAIN", -1.0)  # similar images need not help on so few
+        train(table, images, config, run)
+    return SolverRun(run, images)

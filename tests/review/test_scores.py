@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 
@@ -257,3 +258,53 @@ def test_labels_made_by_a_model_are_no_evidence(project) -> None:
         assert all((known[q.image, q.column] != 0) == wrong for q in found.questions)
     expected = choose_questions(before.scores, before.table, before.thresholds, 30, features=before.features)
     assert next_questions(run, images, 30).questions == expected
+
+
+@pytest.fixture
+def solved(solver_run, tmp_path):
+    """A copy of a run with out-of-fold scores, where nothing may be trained."""
+    shutil.copytree(solver_run.run.folder, tmp_path / "runs" / "solved")
+    shutil.copytree(solver_run.run.folder.parent / "cache", tmp_path / "runs" / "cache")
+    return RunFolder.open(tmp_path / "runs" / "solved"), solver_run.images
+
+
+def test_stored_out_of_fold_scores_are_used(solved, monkeypatch) -> None:
+    run, images = solved
+    monkeypatch.setattr(crossfit, "fit", None)  # nothing is trained
+    table = run.read_labels()
+    logits, fold = run.read_out_of_fold(table.images)
+    assert fold.min() == 0
+    predictor = Predictor.from_run(run)
+    platt = predictor.platt
+    expected = 1 / (1 + np.exp(-(platt.slope * logits + platt.offset)))
+    scored = cached_scores(run, images)
+    assert np.allclose(scored.scores, expected, atol=1e-6)
+    final = predictor.scores(kept._source(table, images, predictor)).numpy()
+    assert not np.allclose(scored.scores, final, atol=1e-2)
+    assert scored.held_out.all()
+    assert scored.features.shape == (60, 64)
+    assert np.array_equal(crossfit_scores(run, images, folds=3), scored.scores)
+    filled = crossfit.score_run(run, images, table)
+    assert np.array_equal(filled.logits, logits)
+    assert np.array_equal(filled.part, fold)
+    for wrong in (False, True):
+        asked = next_questions(run, images, 20, wrong=wrong)
+        assert asked.held_out == 60
+
+
+def test_other_out_of_fold_scores_make_the_cache_stale(solved) -> None:
+    run, images = solved
+    table = run.read_labels()
+    logits, fold = run.read_out_of_fold(table.images)
+    before = cached_scores(run, images).scores
+    run.write_out_of_fold(table, logits + 1, fold)
+    assert (cached_scores(run, images).scores > before).all()
+
+
+def test_an_image_that_became_unreadable_has_no_out_of_fold_score(solved, tmp_path) -> None:
+    run, images = solved
+    folder = tmp_path / "images"
+    shutil.copytree(images, folder)
+    name = run.read_labels().images[4]
+    (folder / name).write_bytes(b"not an image")
+    assert np.flatnonzero(np.isnan(cached_scores(run, folder).scores).any(1)).tolist() == [4]

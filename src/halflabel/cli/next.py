@@ -70,7 +70,7 @@ def next_command(
             reporter=Reporter(bar),
         )
     if wrong and found.crossfitted:
-        console.print(f"Each label was scored by a head that was trained without it ({folds} folds)")
+        console.print("Each label was scored by a head that was trained without it")
     elif wrong:
         console.print(
             f"{counted(found.held_out, 'held-out image is', 'held-out images are')} scored without bias; the others by "

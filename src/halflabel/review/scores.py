@@ -46,7 +46,7 @@ class ScoredImages:
     table: LabelTable
     scores: NDArray[np.float32]  # (N, C) calibrated; NaN where an image cannot be read
     features: NDArray[np.float16]  # (N, 64) a random projection of the features
-    held_out: NDArray[np.bool_]  # (N,) not trained on
+    held_out: NDArray[np.bool_]  # (N,) scored by models that did not see the labels of the image
     thresholds: NDArray[np.float64]  # (C,) scores from which on a class is called present
     folder: Path
     paths: list[str | None]  # relative to the folder
@@ -76,9 +76,12 @@ def crossfit_scores(
 ) -> NDArray[np.float32] | None:
     """Return scores (N, C) of each image by a head that never saw its labels: one head per fold of images.
 
-    Method, settings, seed and training labels are the run's. None where the whole network was tuned, as that would
-    take as long as training, or with fewer than two folds.
+    A run with out-of-fold scores needs no training: they are returned, whatever the number of folds. Else method,
+    settings, seed and training labels are the run's. None where the whole network was tuned, as that would take as
+    long as training, or with fewer than two folds.
     """
+    if run.out_of_fold.exists():
+        return cached_scores(run, folder, reporter).scores
     import torch
 
     from halflabel.runs.crossfit import cross_fit
@@ -132,9 +135,25 @@ def _compute(
         )
     wide = scored.features.flatten(1).numpy()
     features = _project(wide)
+    _use_out_of_fold(run, table, scored.logits)
     scores = _calibrate(predictor, scored.logits)
     paths = [_relative(path, folder) for path in locate_images(list(table.images), folder)]
     return paths, scores, features
+
+
+def _use_out_of_fold(run: RunFolder, table: LabelTable, logits: Tensor) -> None:
+    """Replace logits (N, C) by the run's out-of-fold logits, if it has any, for images readable then and now.
+
+    Other images have no labels that the run was trained on: the final model scores them without bias.
+    """
+    import torch
+
+    stored = run.read_out_of_fold(table.images)
+    if stored is None:
+        return
+    out_of_fold = torch.from_numpy(stored[0])
+    rows = ~(torch.isnan(out_of_fold) | torch.isnan(logits)).any(1)
+    logits[rows] = out_of_fold[rows]
 
 
 def _calibrate(predictor: Predictor, logits: Tensor) -> NDArray[np.float32]:
@@ -167,6 +186,8 @@ def _relative(path: Path | None, folder: Path) -> str | None:
 
 
 def _held_out(run: RunFolder, table: LabelTable) -> NDArray[np.bool_]:
+    if run.out_of_fold.exists():  # no score comes from a model that saw the image's labels
+        return np.ones(len(table), bool)
     if not (run / "split.parquet").exists():
         return np.zeros(len(table), bool)
     return np.asarray(run.split_of(table.images) == 1)
@@ -181,12 +202,13 @@ def _thresholds(run: RunFolder, table: LabelTable) -> NDArray[np.float64]:
 
 
 def _stamp(run: RunFolder, folder: Path, paths: Sequence[str | None]) -> str:
-    """Return a digest of weights, calibration, folder and images, by their size and modification time."""
+    """Return a digest of weights, scores, calibration, folder and images, by size and modification time."""
     sha = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape"))
     # Images in a pack are not files; the pack's index holds all their checksums.
     pack = folder / "index.arrow"
     files = (None if name is None else folder / name for name in paths)
-    for path in (run.weights, run / "calibration.json", *([pack] if pack.exists() else ()), *files):
+    optional = [path for path in (run.out_of_fold, pack) if path.exists()]
+    for path in (run.weights, run / "calibration.json", *optional, *files):
         try:
             stat = os.stat(path) if path is not None else None
             sha.update(b"none" if stat is None else f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
