@@ -20,21 +20,27 @@ __all__ = [
     "UserError",
     "__version__",
     "compare",
+    "continue_training",
+    "dataset",
     "drop",
     "evaluate",
     "fill_run",
     "fit",
     "grow",
+    "loss",
     "metrics",
+    "next_questions",
     "open_model",
     "read_labels",
     "recipes",
     "study",
+    "train",
     "write_labels",
 ]
 
 if TYPE_CHECKING:
     from halflabel import metrics
+    from halflabel.data.torch_dataset import LabelledImages as dataset
     from halflabel.errors import UserError
     from halflabel.estimator import HalfLabelClassifier
     from halflabel.experiments.compare import compare
@@ -46,10 +52,14 @@ if TYPE_CHECKING:
     from halflabel.labels.policy import Policy
     from halflabel.labels.table import LabelTable
     from halflabel.methods.base import Method, recipes
+    from halflabel.methods.loss import loss
     from halflabel.methods.parts.losses import Loss
     from halflabel.methods.parts.relabel import Relabeler
     from halflabel.methods.parts.terms import Term
     from halflabel.models.heads import Head
+    from halflabel.review.next import next_questions
+    from halflabel.runs.new_run import continue_run as continue_training
+    from halflabel.runs.new_run import train_run as train
     from halflabel.runs.predictor import evaluate_model as evaluate
     from halflabel.runs.predictor import open_model
     from halflabel.training.config import Settings
@@ -69,16 +79,21 @@ _HOMES = {
     "Term": "methods.parts.terms",
     "UserError": "errors",
     "compare": "experiments.compare",
+    "continue_training": "runs.new_run:continue_run",
+    "dataset": "data.torch_dataset:LabelledImages",
     "drop": "labels.drop:",
     "evaluate": "runs.predictor:evaluate_model",
     "fill_run": "fill.run",
     "fit": "training.loop",
     "grow": "experiments.study",
+    "loss": "methods.loss",
     "metrics": "metrics:",
+    "next_questions": "review.next",
     "open_model": "runs.predictor",
     "read_labels": "labels.formats:read",
     "recipes": "methods.base",
     "study": "experiments.study",
+    "train": "runs.new_run:train_run",
     "write_labels": "labels.formats:write",
 }
 

@@ -146,27 +146,13 @@ def _train(
 
     from halflabel.methods.auto import choose
     from halflabel.methods.base import recipe
+    from halflabel.runs.new_run import make_config
     from halflabel.runs.resume import TrainingJob
-    from halflabel.training.config import Config, choose_solver
 
-    training["solver"] = choose_solver(training)
     choice = choose(table.stats(), tune=training["tune"], method=None if method == "auto" else method)
-    chosen = recipe(choice.method)
     if method == "auto":
         console.print(f"Method: [bold]{choice.method}[/] ({choice.why})", soft_wrap=True)
-    # The command line comes first, then the choice for these labels, then the method.
-    defaults = {"lr": chosen.lr, "weight_decay": chosen.weight_decay, "linear_init": chosen.linear_init}
-    config = Config.from_options(
-        {
-            **defaults,
-            **choice.settings,
-            **choice.config,
-            **{name: value for name, value in training.items() if value is not None},
-            "method": chosen.name,
-            "options": {**choice.options, **_method_options(ctx, chosen)},
-            "images": str(images.absolute()),
-        }
-    )
+    config = make_config(choice, training, _method_options(ctx, recipe(choice.method)), str(images.absolute()))
     true_labels = read(truth).table() if truth is not None else None
     _run_job(TrainingJob(label_import.rows, images, config, run, true_labels), tensorboard)
 

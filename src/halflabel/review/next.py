@@ -25,8 +25,8 @@ class NextQuestions(NamedTuple):
 
 
 def next_questions(
-    run: RunFolder,
-    images: Path,
+    run: RunFolder | str | Path,
+    images: str | Path,
     count: int = 200,
     *,
     wrong: bool = False,
@@ -42,6 +42,8 @@ def next_questions(
     `seed` are for unknown entries; `folds` is for labels that look wrong, which are scored by heads that were trained
     without them (0: scored by the model itself).
     """
+    run = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    images = Path(images)
     scored = cached_scores(run, images, reporter)
     table, held_out = scored.table, int(scored.held_out.sum())
     skip = answered_entries(run / "answers.sqlite", table)

@@ -1,0 +1,133 @@
+"""Train a new run in one call: the configuration from labels and options, then the training.
+
+Exported as `halflabel.train` and `halflabel.continue_training`; `halflabel train` makes its configuration here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.labels.formats import read
+from halflabel.labels.provenance import training_and_evaluation_tables
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+from halflabel.methods.auto import Choice, choose
+from halflabel.methods.base import recipe
+from halflabel.runs.evaluate import Evaluation
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor
+from halflabel.runs.resume import continue_training
+from halflabel.runs.train import train
+from halflabel.system import distributed
+from halflabel.training.config import Config, choose_solver, declared_options
+
+__all__ = ["TrainedRun", "continue_run", "make_config", "train_run"]
+
+
+class TrainedRun(NamedTuple):
+    """A finished run."""
+
+    model: Predictor
+    evaluation: Evaluation | None  # by known labels that the model did not see; None if nothing was held out
+    folder: Path
+
+
+def train_run(
+    labels: str | Path | Rows | LabelTable,
+    images: str | Path | Tensor,
+    out: str | Path,
+    method: str = "auto",
+    *,
+    force: bool = False,
+    **options: Any,
+) -> TrainedRun:
+    """Train a classifier as `halflabel train` does, in the new run folder `out`, and open it.
+
+    `labels` is a label file or folder of any known format, or labels already read. `images` is an image folder, a pack,
+    or uint8 images (N, 3, H, W) in the order of the labels. "auto" chooses a method that suits the labels. `options`
+    are options of `halflabel train` and of the method, with underscores: `epochs=40`, `tune="all"`, `alpha=0.1`.
+    `force` replaces a run that the folder already holds.
+
+        run = halflabel.train("labels.csv", "photos", "runs/first")
+        run.evaluation.overall["mAP"]
+    """
+    rows = read(labels).rows if isinstance(labels, str | Path) else labels
+    folder = images if isinstance(images, Tensor) else Path(images)
+    stats = training_and_evaluation_tables(rows)[0].stats()
+    choice = choose(stats, tune=options.get("tune", "head"), method=None if method == "auto" else recipe(method).name)
+    training = {name: value for name, value in options.items() if name in declared_options()}
+    method_options = {name: value for name, value in options.items() if name not in training}
+    training.setdefault("solver", "auto")
+    config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else str(folder.absolute()))
+    _check_options(config)
+    run = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
+    return _open(run, train(rows, folder, config, run))
+
+
+def continue_run(
+    run: str | Path,
+    out: str | Path,
+    *,
+    answers: str | Path | Rows | None = None,
+    images: str | Path | None = None,
+    force: bool = False,
+) -> TrainedRun:
+    """Train in the new run folder `out`, from the weights, labels and settings of a finished run, and open it.
+
+    `answers` are more labels, a file such as `halflabel review` exports or labels already read; they replace earlier
+    labels of the same entries. `images` is the image folder, if it has moved.
+
+        halflabel.continue_training("runs/first", "runs/second", answers="answers.csv")
+    """
+    finished = RunFolder.open(run)
+    new = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
+    rows = read(answers).rows if isinstance(answers, str | Path) else answers
+    job = continue_training(finished, new, answers=rows, images=Path(images) if images is not None else None)
+    return _open(new, job.start())
+
+
+def make_config(choice: Choice, training: Mapping[str, Any], options: Mapping[str, Any], images: str) -> Config:
+    """Return the configuration of a new run.
+
+    The given `training` options come first (None: not given), then those of the choice for the labels, then the
+    defaults of the method. `options` are those of the method. The solver must be among the training options.
+    """
+    chosen = recipe(choice.method)
+    given = {name: value for name, value in training.items() if value is not None}
+    return Config.from_options(
+        {
+            "lr": chosen.lr,
+            "weight_decay": chosen.weight_decay,
+            "linear_init": chosen.linear_init,
+            **choice.settings,
+            **choice.config,
+            **given,
+            "solver": choose_solver(training),
+            "method": chosen.name,
+            "options": {**choice.options, **options},
+            "images": images,
+        }
+    )
+
+
+def _check_options(config: Config) -> None:
+    """Raise if neither training nor the method has an option of that name."""
+    chosen = recipe(config.method)
+    for name in config.options:
+        if name not in chosen.options:
+            names = [*chosen.options, *declared_options()]
+            close = get_close_matches(name, names, 1)
+            hint = (
+                f"did you mean {close[0]}?" if close else f"the options of {chosen.name}: {', '.join(chosen.options)}"
+            )
+            raise UserError(f"neither training nor the method {chosen.name} has an option {name!r}", hint)
+
+
+def _open(run: RunFolder, evaluation: Evaluation | None) -> TrainedRun:
+    return TrainedRun(Predictor.from_run(run), evaluation, run.folder)

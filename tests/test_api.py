@@ -1,0 +1,95 @@
+"""The names that `halflabel` exports for training in one call: train, continue_training, next_questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import halflabel
+from halflabel.errors import UserError
+
+CLASSES = ["red", "green", "blue"]
+TINY = {"backbone": "tiny", "size": 32, "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+@pytest.fixture(scope="module")
+def table() -> halflabel.LabelTable:
+    labels = np.random.default_rng(0).choice([-1, 0, 1], size=(30, 3))
+    labels[:3] = 2 * np.eye(3, dtype=int) - 1
+    return halflabel.LabelTable.from_dense(labels, [f"{number:02d}.png" for number in range(30)], CLASSES)
+
+
+@pytest.fixture(scope="module")
+def pictures(table: halflabel.LabelTable) -> np.ndarray:
+    noise = np.random.default_rng(1).normal(0, 40, (30, 3, 34, 32))
+    return np.clip(128 + 80.0 * table.dense()[:, :, None, None] + noise, 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(pictures: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for number, picture in enumerate(pictures):
+        Image.fromarray(picture.transpose(1, 2, 0)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def test_train_from_a_file_then_ask_and_continue(table: halflabel.LabelTable, folder: Path, tmp_path: Path) -> None:
+    halflabel.write_labels(table, tmp_path / "labels.csv")
+    run = halflabel.train(tmp_path / "labels.csv", str(folder), tmp_path / "first", **TINY, epochs=3, lr=0.01)
+    assert run.folder == tmp_path / "first"
+    assert list(run.model.classes) == CLASSES
+    assert run.model.config.settings.epochs == 3
+    assert run.model.config.solver == "sgd"
+    assert run.evaluation is not None
+    assert run.evaluation.overall["images"] > 0
+    assert halflabel.evaluate(run.folder, table, folder).overall["images"] == 30
+
+    asked = halflabel.next_questions(run.folder, str(folder), 4)
+    assert len(asked.questions) == 4
+    answers = halflabel.read_labels(_answer_file(tmp_path, "00.png", "red", -1)).rows
+    second = halflabel.continue_training(run.folder, tmp_path / "second", answers=answers)
+    assert second.model.config.begin_from == str(run.folder)
+    row = list(table.images).index("00.png")
+    labels = halflabel.read_labels(second.folder / "labels.parquet").table()
+    assert labels.rows([list(labels.images).index("00.png")])[0, list(labels.classes).index("red")] == -1
+    assert table.rows([row])[0, 0] == 1
+
+
+def _answer_file(folder: Path, image: str, name: str, value: int) -> Path:
+    path = folder / "answers.csv"
+    path.write_text(f"image,class,value,source,score\n{image},{name},{value},person,\n")
+    return path
+
+
+def test_train_on_arrays_by_the_solver(
+    table: halflabel.LabelTable, pictures: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = halflabel.train(table, torch.from_numpy(pictures), tmp_path / "run", "bn-bce", **TINY)
+    assert run.model.config.method == "bn-bce"
+    assert run.model.config.solver == "auto"
+    assert run.evaluation is not None
+    assert run.evaluation.overall["images"] == 30  # out-of-fold scores of every image
+    with pytest.raises(UserError, match="already holds a run"):
+        halflabel.train(table, torch.from_numpy(pictures), tmp_path / "run", "bn-bce", **TINY)
+
+
+def test_options_of_the_method_are_passed_on_and_unknown_ones_refused(
+    table: halflabel.LabelTable, folder: Path, tmp_path: Path
+) -> None:
+    run = halflabel.train(table, folder, tmp_path / "run", "em", **TINY, alpha=0.1, epochs=1)
+    assert run.model.config.options == {"alpha": 0.1}
+    with pytest.raises(UserError, match="option 'alhpa'") as error:
+        halflabel.train(table, folder, tmp_path / "other", "em", **TINY, alhpa=0.1)
+    assert "alpha" in error.value.fix
+    with pytest.raises(UserError, match="no method is called"):
+        halflabel.train(table, folder, tmp_path / "other", "emm")
+    assert not (tmp_path / "other").exists()
