@@ -218,7 +218,7 @@ def test_a_killed_process_ends_the_job_with_one_line_and_one_process_goes_on(don
     assert "SIGKILL" in report
     message = output_of(done, 0, "stderr") + output_of(done, 1, "stderr")
     assert "Traceback" not in message
-    assert message.count("go on with:  halflabel train --resume") == 1
+    assert message.count("resume with:  halflabel train --resume") == 1
     assert "another process of this job ended" in message or "Stopped" in message
     run = done / "broken"
     assert not (run / "best.safetensors").exists()

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from halflabel.cli import compare as command
+from halflabel.cli import grid
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.experiments.result import Comparison, ComparisonRow, common_seeds, summarise
 from halflabel.experiments.store import Store
@@ -113,7 +114,8 @@ RESULT = Comparison(
 @pytest.mark.parametrize(("terminal", "width"), [(True, 80), (True, 60), (True, 200), (False, 80)])
 def test_no_figure_is_ever_cut(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int) -> None:
     screen = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, color_system=None)
-    monkeypatch.setattr(command, "console", screen)
+    for module in (command, grid):
+        monkeypatch.setattr(module, "console", screen)
     command.show_comparison(RESULT)
     text = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in text

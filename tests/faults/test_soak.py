@@ -24,7 +24,7 @@ def test_a_broken_training_ends_like_the_unbroken_one_or_in_one_message(tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "table.json").read_text())
-    assert all(row["right"] for row in rows)
+    assert all(row["is_right"] for row in rows)
     kills = sum(row["times"] for row in rows if row["fault"].startswith("SIGKILL, "))
     signals = sum(row["times"] for row in rows if row["fault"].startswith(("SIGTERM, ", "SIGINT, ")))
     assert (kills, signals) == (3, 2)

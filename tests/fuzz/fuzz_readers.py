@@ -166,7 +166,7 @@ def read_dataset(name: str, folder: Path, rng: Rng) -> None:
     for split in opened.splits.values():
         split.labels.stats()
         if isinstance(split.images, RawImages) and len(split):
-            split.images.of(split.labels.images)
+            split.images.load(split.labels.images)
 
 
 # ---- images

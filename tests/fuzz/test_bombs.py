@@ -96,7 +96,7 @@ def bomb(path: Path, texts: list[str], rows: int, **more: object) -> None:
 def test_parquet_of_one_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb(tmp_path / "metadata.parquet", ["x" * 50_000], 1_000_000)
     assert (tmp_path / "metadata.parquet").stat().st_size < 100_000
-    monkeypatch.setattr(sheet, "physical", lambda: 1 << 34)  # as on a machine of 16 GiB
+    monkeypatch.setattr(sheet, "physical_memory", lambda: 1 << 34)  # as on a machine of 16 GiB
     for form in ("long", "imagefolder", "auto"):
         with pytest.raises(LabelError, match="memory"):
             formats.read(tmp_path / "metadata.parquet", Policy(), format=form)
@@ -104,7 +104,7 @@ def test_parquet_of_one_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_parquet_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb(tmp_path / "labels.parquet", ["x"], 2_000_000)
-    monkeypatch.setattr(sheet, "physical", lambda: 50 << 20)
+    monkeypatch.setattr(sheet, "physical_memory", lambda: 50 << 20)
     with pytest.raises(LabelError, match=r"takes 0\.032 GB"):
         formats.read(tmp_path / "labels.parquet", format="long")
     monkeypatch.undo()
@@ -147,7 +147,7 @@ def test_files_with_holes_are_not_taken_into_memory(tmp_path: Path) -> None:
             formats.read(tmp_path / name)
     with pytest.raises(LabelError):
         formats.read(tmp_path / "formatted_train_images.npy", format="single-positive")
-    with pytest.raises(UserError, match="is the most"):
+    with pytest.raises(UserError, match="over the limit"):
         RunFolder.open(tmp_path).read_config()
 
 

@@ -112,8 +112,8 @@ def test_small_files_of_our_own(tmp_path: Path, kind: str) -> None:
     (tmp_path / "latin").write_bytes(b"\xe9")
     with pytest.raises(UserError, match="UTF-8"):
         read_text(tmp_path / "latin", "again")
-    with pytest.raises(UserError, match="1 is the most"):
-        read_text(__file__, "again", most=1)
+    with pytest.raises(UserError, match="over the limit of 1"):
+        read_text(__file__, "again", max_bytes=1)
 
 
 def test_an_error_stays_short_whatever_it_quotes() -> None:
@@ -125,7 +125,7 @@ def test_an_error_stays_short_whatever_it_quotes() -> None:
 def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     """Images there are trained on, with one that cannot be read."""
     from halflabel.data.datasets.digits import write_folder
-    from halflabel.report.run_facts import gather
+    from halflabel.report.run_facts import read_run_facts
     from halflabel.runs.folder import RunFolder
 
     write_folder(tmp_path, 24)
@@ -156,7 +156,7 @@ def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     assert run.read_config()["images"] == str(odd)
     assert os.fsencode(odd) in (run / "repro.sh").read_bytes()
     assert os.fsencode(odd) in run.bad_images.read_bytes()
-    assert gather(run).unreadable == 1
+    assert read_run_facts(run).unreadable == 1
     # Arrow opens no files below such a folder: a run is not begun there.
     with pytest.raises(UserError, match="not UTF-8"):
         RunFolder.create(odd / "run")

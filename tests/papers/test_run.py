@@ -329,7 +329,7 @@ def test_location_of_the_feature_cache(voc2012: Path, tmp_path: Path) -> None:
     out, other, old = tmp_path / "a" / "out", tmp_path / "other", tmp_path / "b" / "out"
     first = run(*words, "--out", out).stdout
     assert "features 49/49" in first
-    assert f"Features and models to begin with, for other tables too: {tmp_path / 'a' / 'cache'}\n" in first
+    assert f"Cached features and starting models, also for other tables: {tmp_path / 'a' / 'cache'}\n" in first
     assert list((tmp_path / "a" / "cache").glob("*/values.npy"))
     assert run(*words, "--out", tmp_path / "c" / "out", "--cache", other).exit_code == 0
     assert list(other.glob("*/values.npy"))

@@ -15,8 +15,8 @@ def test_the_card_says_what_each_class_wants() -> None:
     found = evaluate(torch.zeros(3, 4), labels, table.classes)
     config = {"backbone": "tiny", "method": "bce", "size": 32, "tune": "head"}
     card = model_card(config, found, table)
-    assert "for want of a known positive among the held-out images: never, nothing.\n" in card
-    assert "for want of a known negative among the held-out images: always.\n" in card
+    assert "because the held-out images have no known positive: never, nothing.\n" in card
+    assert "because the held-out images have no known negative: always.\n" in card
     assert "for 4 classes, 32 px, linear head" in card
     card = model_card({**config, "size": None}, found, table)
     assert "for 4 classes, images in the size the backbone was made for, linear head" in card

@@ -394,7 +394,8 @@ def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Pat
     found = go(tmp_path / "run", folder, table=rows_of(made), reporter=Reporter(message=lines.append))
     said = [line for line in lines if "model" in line]
     assert said == [
-        f"{made.sum()} of {TABLE.known} labels were made by a model: it trains on them, but judges by the others alone"
+        f"{made.sum()} of {TABLE.known} labels were made by a model: they are trained on, but only the others are "
+        "used for evaluation"
     ]
     run = RunFolder(tmp_path / "run")
     assert run.read_labels() == rows_of(made).resolve()

@@ -149,7 +149,7 @@ def test_sweeps_are_refused_where_the_disk_has_no_room(monkeypatch: pytest.Monke
         check_size(nothing_known(500_000, 5000), 0, "x", sweeps=1)
     free = 0
     check_size(nothing_known(1000, 5000), 1, "x", sweeps=3, stored=1)  # in memory
-    with pytest.raises(UserError, match=r"x would remember 2\.5 GB about"):
+    with pytest.raises(UserError, match=r"x would store 2\.5 GB about"):
         check_size(nothing_known(500_000, 5000), 1, "x")
 
 

@@ -135,7 +135,7 @@ def build_backbone(
     `weights` is a local file, used instead of the pretrained weights; `size` overrides the side of the input.
     Untrained weights come from a fixed seed: they are the same at every call, and the global random state is unused.
 
-    >>> backbone = build("tiny")
+    >>> backbone = build_backbone("tiny")
     >>> tuple(backbone(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape), backbone.channels
     ((2, 64, 4, 4), 64)
     """

@@ -111,7 +111,7 @@ class Assembly:
             table,
             self.make_method,
             classifier=classifier,
-            strength=config.strength,
+            strength=config.l2_strength,
             use_similar=config.similar,
             folds=folds,
             seed=config.settings.seed,

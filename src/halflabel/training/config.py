@@ -183,7 +183,7 @@ class Config:
             command_default="auto",
         ),
     ] = "sgd"
-    strength: Annotated[
+    l2_strength: Annotated[
         Annotated[float | None, Ge(0)],
         Option(
             "With the solver lbfgs: strength of the L2 regularisation.",

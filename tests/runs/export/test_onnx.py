@@ -221,7 +221,7 @@ class Stubborn(Head):
 
 def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
     model = Model(build_backbone("tiny"), Stubborn()).eval()
-    with pytest.raises(UserError, match="Stubborn on this backbone cannot be put into ONNX") as caught:
+    with pytest.raises(UserError, match="Stubborn on this backbone cannot be exported to ONNX") as caught:
         write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
     assert "hub" in caught.value.fix
     assert not list(tmp_path.iterdir())

@@ -277,7 +277,7 @@ def test_a_batch_that_fails_does_not_end_the_others() -> None:
 
 
 def test_an_idle_batcher_rests_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.runs.serve.batches._IDLE", 0.02)
+    monkeypatch.setattr("halflabel.runs.serve.batches._IDLE_SECONDS", 0.02)
     rested = threading.Event()
     batcher = Batcher(lambda images: images.float().mean((2, 3)), max_batch=2, wait=0, on_idle=rested.set)
     batcher.start()
