@@ -257,7 +257,8 @@ def test_a_full_device_under_the_output_is_an_error_with_a_fix(tmp_path: Path, d
             said = subprocess.run([*MAIN, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
         assert said.returncode == 2, said.stderr
         assert flat(said.stderr) == (
-            "error: the output cannot be written: No space left on device fix: free disk space, or write to another folder"
+            "error: the output cannot be written: No space left on device "
+            "fix: free disk space, or write to another folder"
         )
 
 

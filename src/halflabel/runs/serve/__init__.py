@@ -1,8 +1,8 @@
 """Serve a model over HTTP: images in, labels with calibrated probabilities out. Concurrent requests share batches.
 
 Requests are not trusted: sizes are checked before anything is stored, pixels before anything is decoded, and a bad
-image gets a status below 500 and a reason. 503 with Retry-After means that there are too many requests, 500 that the model
-failed; both have a reason as JSON too.
+image gets a status below 500 and a reason. 503 with Retry-After means that there are too many requests, 500 that the
+model failed; both have a reason as JSON too.
 
 limits.py    limits on requests
 uploads.py   the files of a request
