@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ IMPOSSIBLE = {
     *("boostlu", "cnn-rnn", "curriculum", "em-apl", "fast0tag", "gcn-ml", "hst", "imcl", "l1r", "l2r", "latent-noise"),
     *("plcl", "rlsd", "sarb", "sarb*", "srcr", "ss-rml", "ssgrl", "sst", "wsabie"),
 }
-POSSIBLE = [name for name in recipes() if name not in IMPOSSIBLE]
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in recipes() if name not in IMPOSSIBLE]
+CASES += [("l1r", {"of": "scores"}), ("splc", {"released": True}), ("warp", {"rank": "sampled"})]
 
 
 def make_table(regime: str) -> LabelTable:
@@ -43,18 +45,18 @@ def make_table(regime: str) -> LabelTable:
     return table
 
 
-def make_loss(name: str, table: LabelTable, **options: object) -> MethodLoss:
+def make_loss(name: str, table: LabelTable, **options: Any) -> MethodLoss:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* never starts in ")
         return halflabel.loss(name, table=table, epochs=EPOCHS, **options)
 
 
-@pytest.mark.parametrize("name", POSSIBLE)
-def test_value_and_gradient_are_those_of_the_step_with_a_linear_head(name: str) -> None:
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_value_and_gradient_are_those_of_the_step_with_a_linear_head(name: str, options: dict[str, Any]) -> None:
     for regime in recipe(name).serves:
         table = make_table(regime)
-        criterion = make_loss(name, table)
-        method = seeded(0, recipe(name).make)
+        criterion = make_loss(name, table, **options)
+        method = seeded(0, lambda: recipe(name).make(**options))
         method.plan(EPOCHS)
         method.start(table)
         head = seeded(1, lambda: Linear(7, CLASSES))
@@ -69,12 +71,10 @@ def test_value_and_gradient_are_those_of_the_step_with_a_linear_head(name: str) 
             value = criterion(logits, labels, index=index, epoch=epoch)
             assert value.shape == ()
             assert torch.equal(value, expected), (regime, epoch)
-            own = list(method.parameters())
-            theirs = list(criterion.parameters())
-            gradients = torch.autograd.grad(expected, [*head.parameters(), *own], retain_graph=True)
-            for gradient, other in zip(
-                gradients, torch.autograd.grad(value, [*head.parameters(), *theirs]), strict=True
-            ):
+            weights = list(head.parameters())
+            gradients = torch.autograd.grad(expected, [*weights, *method.parameters()], retain_graph=True)
+            others = torch.autograd.grad(value, [*weights, *criterion.parameters()])
+            for gradient, other in zip(gradients, others, strict=True):
                 assert torch.equal(gradient, other), (regime, epoch)
 
 
@@ -123,6 +123,9 @@ def test_methods_that_need_the_training_labels_the_epochs_or_the_index_ask_for_t
         halflabel.loss("gr")
     with pytest.raises(UserError, match="cannot learn from"):
         halflabel.loss("bce", table=labels)
+    for name in ("splc", "ll-ct", "csl"):
+        with pytest.raises(UserError, match="pass epoch="):
+            halflabel.loss(name, table=[[1, 0], [-1, 1]])(torch.zeros(1, 2), torch.tensor([[1, 0]]))
     criterion = halflabel.loss("role", table=labels)
     logits, batch = torch.zeros(1, 2), torch.tensor([[1, 0]])
     with pytest.raises(UserError, match="pass index="):

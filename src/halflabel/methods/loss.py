@@ -51,7 +51,7 @@ def loss(
     _check_possible(chosen.name, module)
     if epochs is not None:
         module.plan(epochs)
-    elif type(module).plan is not Method.plan or type(module.relabel).plan is not Relabeler.plan:
+    elif _has_schedule(module):
         raise UserError(
             f"the loss of {chosen.name} changes over the epochs", "pass epochs=, the length of the training"
         )
@@ -80,13 +80,16 @@ class MethodLoss(nn.Module):
         self.name = name
         self.method = method
         self.images = images  # training images, if known
+        self._changes_over_epochs = _has_schedule(method) or type(method.relabel).idle is not Relabeler.idle
         self._is_checked = False
 
-    def forward(self, logits: Tensor, labels: Tensor, *, index: Tensor | None = None, epoch: int = 1) -> Tensor:
+    def forward(
+        self, logits: Tensor, labels: Tensor, *, index: Tensor | None = None, epoch: int | None = None
+    ) -> Tensor:
         """Return the loss of a batch: logits (B, C), labels (B, C) in {−1, 0, +1}, NaN also means unknown -> scalar.
 
         `index` (B,) holds the rows of the images in `table`, for methods that remember something per image. `epoch`
-        counts from 1; pass it to methods whose loss changes over the epochs, such as splc, csl, gr and ll-ct.
+        counts from 1; methods whose loss changes over the epochs, such as splc, csl, gr and ll-ct, require it.
         The values of labels and index are checked in the first batch only, because that waits for a GPU.
         """
         if logits.ndim != 2 or labels.shape != logits.shape:
@@ -99,6 +102,8 @@ class MethodLoss(nn.Module):
                 f"index has the shape {tuple(index.shape)} for {len(logits)} images",
                 "give one row of `table` per image",
             )
+        if epoch is None and self._changes_over_epochs:
+            raise UserError(f"the loss of {self.name} changes over the epochs", "pass epoch=, counted from 1")
         known = torch.nan_to_num(labels, nan=0.0) if labels.is_floating_point() else labels
         if not self._is_checked:
             self._check_values(known, index)
@@ -108,7 +113,7 @@ class MethodLoss(nn.Module):
         else:
             batch = Batch(index.to(logits.device, torch.int64), (logits,), known)
         model: Any = _LogitsAsModel(self.name, logits)
-        value = self.method.step(model, batch, epoch)
+        value = self.method.step(model, batch, 1 if epoch is None else epoch)
         self._is_checked = True
         return value
 
@@ -185,6 +190,11 @@ def _check_possible(name: str, method: Method) -> None:
 
 def _impossible(name: str, reason: str) -> UserError:
     return UserError(f"{name} has no loss of logits alone: it {reason}", _INSTEAD)
+
+
+def _has_schedule(method: Method) -> bool:
+    """Whether the loss depends on the number of epochs."""
+    return type(method).plan is not Method.plan or type(method.relabel).plan is not Relabeler.plan
 
 
 def _requires_table(method: Method) -> bool:
