@@ -212,7 +212,7 @@ def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path
     from halflabel.review.scores import cached_scores
 
     out = tmp_path / "p"
-    done("pack", data / "images", out, "--size", "64", "--store", "png", "--workers", "0")
+    done("pack", data / "images", out, "--size", "60", "--store", "png", "--workers", "0")
     worked: list[bool] = []
 
     def score() -> None:
@@ -232,7 +232,7 @@ def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path
     for path in (data / "images").iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     Image.new("RGB", (64, 64), "red").save(other / photo.name)
-    done("pack", other, out, "--size", "64", "--store", "png", "--workers", "0", "--force")
+    done("pack", other, out, "--size", "60", "--store", "png", "--workers", "0", "--force")
     score()
     assert worked == [True, False, True]
 
