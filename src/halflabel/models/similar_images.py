@@ -60,9 +60,15 @@ class SimilarImages(nn.Module):
         similarity = normalize(features @ self.projection, dim=1) @ self.keys.float().T
         values, index = similarity.topk(self.count, dim=1)
         shares = torch.softmax(self.sharpness * values, 1)
-        guessed = (shares[:, :, None] * self.guesses[index].float()).sum(1)
-        mixed = (1 - self.weight) * torch.sigmoid(logits) + self.weight * guessed
-        return torch.logit(mixed.clamp(1e-7, 1 - 1e-6))
+        guesses = self.guesses[index].float()
+        # p and 1 − p apart, and σ by exp: near 0 and 1 the sigmoid of ONNX Runtime and 1 − p lose their digits.
+        present = self._mix(1 / (1 + torch.exp(-logits)), shares, guesses)
+        absent = self._mix(1 / (1 + torch.exp(logits)), shares, 1 - guesses)
+        return torch.log(present.clamp(min=1e-7)) - torch.log(absent.clamp(min=1e-6))
+
+    def _mix(self, own: Tensor, shares: Tensor, others: Tensor) -> Tensor:
+        """Mix probabilities (N, C) with those of similar images (N, k, C) by their shares (N, k)."""
+        return (1 - self.weight) * own + self.weight * (shares[:, :, None] * others).sum(1)
 
 
 def principal_components(features: Tensor) -> Tensor:

@@ -26,10 +26,12 @@ from halflabel.methods.rlsd import Regional
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbones import build_backbone
 from halflabel.models.embedding_heads import Bilinear
+from halflabel.models.feature_transform import FeatureTransform
 from halflabel.models.gnn_head import GnnHead
-from halflabel.models.heads import Ensemble, Head, Linear, Model, Weldon
+from halflabel.models.heads import Ensemble, Head, Linear, Model, NormalisedLinear, Weldon
 from halflabel.models.noise_head import LatentNoiseHead
 from halflabel.models.recurrent_head import RecurrentHead
+from halflabel.models.similar_images import SimilarImages
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import (
     ExportedGraph,
@@ -142,6 +144,33 @@ def test_every_head(name: str, tmp_path: Path) -> None:
         wanted = model(images).logits
     np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], wanted.numpy(), atol=1e-4)
     assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_head_with_similar_images(solver_run: Any, tmp_path: Path) -> None:
+    predictor = Predictor.from_run(solver_run.run)
+    assert isinstance(predictor.model.head, NormalisedLinear)
+    assert predictor.model.head.similar is not None
+    parity = export_onnx(predictor, tmp_path / "m.onnx")
+    assert max(parity.logits, parity.probabilities) < 1e-4
+    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        wanted = predictor.model(images).logits
+    np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], wanted.numpy(), atol=1e-4, rtol=1e-4)
+
+
+def test_similar_images_agree_near_probability_0_and_1(tmp_path: Path) -> None:
+    """Certain scores and certain guesses: the digits of 1 − p must not be lost."""
+    torch.manual_seed(0)
+    backbone = build_backbone("tiny", size=32)
+    features = torch.rand(30, 64)
+    head = NormalisedLinear(FeatureTransform.fit(features), 4)
+    guesses = (torch.rand(30, 1) > 0.5).float() * torch.tensor([1.0, 1.0, 0.0, 0.0]) + torch.tensor([0.0, 0, 0, 1])
+    head.similar = SimilarImages.build(head.transform(features), guesses, weight=0.5, count=10, sharpness=5.0)
+    with torch.no_grad():
+        head.linear.bias.copy_(torch.tensor([-13.0, 13.0, -13.0, 13.0]))
+    model = Model(backbone, head).eval()
+    parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
+    assert max(parity.logits, parity.probabilities) < 1e-4
 
 
 def test_a_backbone_of_timm(tmp_path: Path) -> None:
