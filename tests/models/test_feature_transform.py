@@ -55,3 +55,10 @@ def test_unreadable_images_are_left_out_of_the_fit() -> None:
 def test_features_that_are_all_zero_stay_finite() -> None:
     values = torch.zeros(3, 4)
     assert torch.isfinite(FeatureTransform.fit(values)(values)).all()
+
+
+def test_features_that_are_not_a_backbones_are_only_centred_and_scaled() -> None:
+    values = torch.rand(20, 3) * torch.tensor([1.0, 5.0, 0.1]) + 2
+    transform = FeatureTransform.fit(values, of_backbone=False)
+    centred = values - values.mean(0)
+    torch.testing.assert_close(transform(values), centred / centred.norm(dim=1).mean())

@@ -22,6 +22,7 @@ class FeatureTransform(nn.Module):
     Where the backbone was pretrained with a linear classifier on the pooled features, the square roots of its class
     probabilities, q = √softmax(V f + v), are normalised in the same way and appended with weight ½:
     (g, ½ · (q − mean) / scale) of shape (N, D + K). They cost no pass through the backbone.
+    With `of_backbone` False the features may be any numbers, whose size matters: f'' = f.
 
     Memory: 4·(D + K) bytes, and 4·K·(D + 1) with a classifier.
     """
@@ -31,21 +32,25 @@ class FeatureTransform(nn.Module):
     class_weight: Tensor
     class_bias: Tensor
 
-    def __init__(self, channels: int, pretraining_classes: int = 0) -> None:
+    def __init__(self, channels: int, pretraining_classes: int = 0, *, of_backbone: bool = True) -> None:
         super().__init__()
+        self.of_backbone = of_backbone
         self.register_buffer("mean", torch.zeros(channels + pretraining_classes))
         self.register_buffer("scale", torch.ones(2))
         self.register_buffer("class_weight", torch.zeros(pretraining_classes, channels))
         self.register_buffer("class_bias", torch.zeros(pretraining_classes))
 
     @classmethod
-    def fit(cls, features: Tensor, classifier: Classifier | None = None) -> FeatureTransform:
+    def fit(
+        cls, features: Tensor, classifier: Classifier | None = None, *, of_backbone: bool = True
+    ) -> FeatureTransform:
         """Fit mean and scale on the readable rows (no NaN) of the training features."""
         features = features[~torch.isnan(features).any(1)].float()
         if not len(features):
             raise UserError("no training image could be read", "check the image files")
         channels = features.shape[1]
-        transform = cls(channels, 0 if classifier is None else len(classifier[1])).to(features.device)
+        pretraining_classes = 0 if classifier is None else len(classifier[1])
+        transform = cls(channels, pretraining_classes, of_backbone=of_backbone).to(features.device)
         if classifier is not None:
             transform.class_weight.copy_(classifier[0])
             transform.class_bias.copy_(classifier[1])
@@ -66,6 +71,8 @@ class FeatureTransform(nn.Module):
         return len(self.mean)
 
     def _raw(self, features: Tensor) -> Tensor:
+        if not self.of_backbone:
+            return features
         root = features.sign() * features.abs().sqrt()
         unit = root / root.norm(dim=1, keepdim=True).clamp(min=1e-12)
         if not len(self.class_bias):

@@ -50,8 +50,11 @@ class HeldOutResults:
     def description(self) -> str:
         """Which images and labels the results were measured on, in words."""
         entries = self.labels.size
+        images = f"the {count(len(self.images))} held-out images, which training did not see"
+        if self.protocol.startswith("out-of-fold"):
+            images = f"all {count(len(self.images))} images, each scored by models that did not see its labels"
         return (
-            f"Measured on the {count(len(self.images))} held-out images, which training did not see: "
+            f"Measured on {images}: "
             f"{count(self.known)} of their {count(entries)} entries are known ({percent(self.known, entries)})."
         )
 

@@ -26,7 +26,7 @@ from halflabel.training.crossfit import FOLDS, CrossFit, crossfit
 from halflabel.training.device import choose_device
 from halflabel.training.solver import can_solve
 
-__all__ = ["Assembly", "pooled_features"]
+__all__ = ["Assembly", "pooled_features", "solver_hindrance"]
 
 LARGEST_SOLVE = 2 * 10**8  # entries (images × classes) up to which the solver holds all scores at once
 
@@ -61,14 +61,8 @@ class Assembly:
         config = self.config
         if config.solver == "sgd":
             return False
-        images, classes = table.shape
-        reasons = {
-            "the whole network is tuned": config.tune == "all",
-            f"{config.method} needs batches, several views or a head of its own": not can_solve(self.make_method()),
-            f"{images} images × {classes} classes are too many scores at once": images * classes > LARGEST_SOLVE,
-            f"{images} images are too few for {FOLDS} folds": images < 4 * FOLDS,
-        }
-        hindrance = next((reason for reason, applies in reasons.items() if applies), None)
+        hindrance = "the whole network is tuned" if config.tune == "all" else None
+        hindrance = hindrance or solver_hindrance(self.make_method(), config.method, table)
         if hindrance is not None and config.solver == "lbfgs":
             raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use --solver auto or sgd")
         return hindrance is None
@@ -118,6 +112,16 @@ class Assembly:
             device=self.device,
             progress=reporter.progress,
         )
+
+
+def solver_hindrance(method: Method, name: str, table: LabelTable) -> str | None:
+    """Return why L-BFGS cannot fit a head by this method on this table, or None if it can."""
+    images, classes = table.shape
+    if not can_solve(method):
+        return f"{name} needs batches, several views or a head of its own"
+    if images * classes > LARGEST_SOLVE:
+        return f"{images} images × {classes} classes are too many scores at once"
+    return f"{images} images are too few for {FOLDS} folds" if images < 4 * FOLDS else None
 
 
 def pooled_features(features: Features) -> Tensor:

@@ -16,9 +16,17 @@ if TYPE_CHECKING:
 __all__ = ["model_card"]
 
 
-def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: LabelTable) -> str:
-    """Describe the model, its evaluation on held-out labels and its limits; contains only measured values."""
+def model_card(
+    config: Mapping[str, Any], evaluation: Evaluation, held_out: LabelTable, *, out_of_fold: bool = False
+) -> str:
+    """Describe the model, its evaluation on held-out labels and its limits; contains only measured values.
+
+    With `out_of_fold` the labels are those of all images, each scored by models that did not see its labels.
+    """
     value = evaluation.overall
+    images = "images" if out_of_fold else "held-out images"
+    measured_on = "all images by out-of-fold scores" if out_of_fold else "held-out images"
+    chosen = "the regularisation and the use of similar images were" if out_of_fold else "the epoch was"
     size = f"{config['size']} px" if config["size"] else "images in the size the backbone was trained on"
     lines = [
         f"# {config['backbone']}, trained by `{config['method']}`",
@@ -26,7 +34,7 @@ def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Labe
         f"Multi-label classifier for {len(held_out.classes)} classes, {size}, "
         f"{'linear head on a frozen backbone' if config['tune'] == 'head' else 'fine-tuned'}.",
         "",
-        "| measured on held-out images | |",
+        f"| measured on {measured_on} | |",
         "|---|---|",
         f"| mAP (95 % interval) | {points(value['mAP'])} ({points(value['mAP_low'])} – {points(value['mAP_high'])}) |",
         f"| micro F1 at per-class thresholds | {points(value['micro_f1'])} |",
@@ -34,8 +42,8 @@ def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Labe
         f"| calibration error | {decimal(value['ECE'])} |",
         "",
         f"Protocol: {evaluation.protocol}.",
-        "The thresholds and the calibration were fitted on the same held-out labels, so F1 and calibration error are "
-        "optimistic; the epoch was selected by mAP on them too.",
+        f"The thresholds and the calibration were fitted on the same {'' if out_of_fold else 'held-out '}labels, so F1 "
+        f"and calibration error are optimistic; {chosen} selected by mAP on them too.",
     ]
     if not bool((held_out.value < 0).any()):
         lines += ["", "No label was known to be absent, so mAP on known labels has no meaning: label some negatives."]
@@ -46,5 +54,8 @@ def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Labe
     ):
         if classes:
             shown = ", ".join(classes[:20]) + (" …" if len(classes) > 20 else "")
-            lines += ["", f"Not evaluated, because the held-out images have no known {missing}: {shown}."]
+            lines += [
+                "",
+                f"Not evaluated, because the {images} have no known {missing}: {shown}.",
+            ]
     return "\n".join(lines) + "\n"

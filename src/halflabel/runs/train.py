@@ -45,6 +45,8 @@ from halflabel.training.loop import fit
 
 __all__ = ["train"]
 
+_OUT_OF_FOLD = "out-of-fold scores"  # protocol of an evaluation without held-out images
+
 
 def train(
     labels: LabelTable | Rows,
@@ -171,16 +173,10 @@ def _solve(job: _Job) -> _Fitted:
     """Fit the head by L-BFGS on all images; out-of-fold scores take the place of held-out images."""
     features = job.features()
     fitted = job.assembly.solve(features, job.table, job.backbone.classifier, reporter=job.reporter)
-    similar = fitted.similar
-    mixed = f", {similar.count} similar images with weight {similar.weight:g}" if similar is not None else ""
-    job.reporter.message(f"chosen by out-of-fold scores: strength {fitted.strength:g}{mixed}")
+    job.reporter.message(fitted.choice)
     job.run.write_out_of_fold(job.table, fitted.logits, fitted.fold)
-    log = [
-        EpochLog({"epoch": number, "strength": strength, "out_of_fold_mAP": quality})
-        for number, (strength, quality) in enumerate(fitted.tried.items(), 1)
-    ]
     rows = np.arange(len(job.table))
-    return _Fitted(fitted.head, log, torch.from_numpy(fitted.logits), rows, "out-of-fold scores")
+    return _Fitted(fitted.head, fitted.log, torch.from_numpy(fitted.logits), rows, _OUT_OF_FOLD)
 
 
 def _split(job: _Job) -> NDArray[np.int8]:
@@ -311,7 +307,8 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     run.write_predictions(held_out.images.array, list(held_out.classes), scores.numpy())
     from halflabel.runs.model_card import model_card
 
-    run.write_model_card(model_card(job.config.as_dict(), evaluation, held_out))
+    out_of_fold = fitted.protocol == _OUT_OF_FOLD
+    run.write_model_card(model_card(job.config.as_dict(), evaluation, held_out, out_of_fold=out_of_fold))
     return evaluation
 
 

@@ -24,6 +24,7 @@ from halflabel.models.feature_transform import Classifier, FeatureTransform
 from halflabel.models.heads import NormalisedLinear
 from halflabel.models.similar_images import SimilarImages, nearest_images, project
 from halflabel.system.threads import use_free_cores
+from halflabel.training.callbacks import EpochLog
 from halflabel.training.solver import LinearSolver
 
 __all__ = ["FOLDS", "CrossFit", "SimilarChoice", "crossfit", "ranking_quality"]
@@ -59,6 +60,21 @@ class CrossFit:
     similar: SimilarChoice | None
     quality: float
 
+    @property
+    def log(self) -> list[EpochLog]:
+        """One line per strength that was tried, in order."""
+        return [
+            EpochLog({"epoch": number, "strength": strength, "out_of_fold_mAP": quality})
+            for number, (strength, quality) in enumerate(self.tried.items(), 1)
+        ]
+
+    @property
+    def choice(self) -> str:
+        """What the out-of-fold scores chose, in words."""
+        similar = self.similar
+        mixed = f", {similar.count} similar images with weight {similar.weight:g}" if similar is not None else ""
+        return f"chosen by out-of-fold scores: strength {self.strength:g}{mixed}"
+
 
 def crossfit(
     features: Tensor,
@@ -66,6 +82,7 @@ def crossfit(
     make_method: MakeMethod,
     *,
     classifier: Classifier | None = None,
+    of_backbone: bool = True,
     strength: float | None = None,
     use_similar: bool = True,
     rounds: int = 10,
@@ -80,6 +97,7 @@ def crossfit(
     Strength and similar images are chosen by `ranking_quality` of out-of-fold scores on the known labels. The choice of
     similar images needs guesses that depend neither on the image they come from nor on the image they are passed to:
     for each pair of folds a model is fitted without both. The final head is fitted on all images.
+    `of_backbone` False is for features that are any numbers (see FeatureTransform).
     """
     readable = ~torch.isnan(features).any(1)
     if int(readable.sum()) < 2 * folds:
@@ -91,7 +109,7 @@ def crossfit(
     known_table = table.subset(rows)
     fold = torch.from_numpy(fold_of_all[rows]).to(device)
     raw = features[readable].to(device)
-    transform = FeatureTransform.fit(raw, classifier)
+    transform = FeatureTransform.fit(raw, classifier, of_backbone=of_backbone)
     task = _Task(make_method, transform(raw), known_table, fold, folds, rounds)
     steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + 2 * folds * use_similar)
 

@@ -276,3 +276,13 @@ def test_only_the_file_name_of_paths_is_exported(
     assert [label["probability"] for label in ours.labels] == pytest.approx(
         [label["probability"] for label in theirs.labels], abs=1e-4
     )
+
+
+def test_a_run_of_the_solver(solver_run: Any, tmp_path: Path) -> None:
+    folder = export_hub(solver_run.run, tmp_path / "hub")
+    assert "out-of-fold scores" in (folder / "README.md").read_text(encoding="utf-8")
+    files = sorted(solver_run.images.iterdir())[:5]
+    first, other = (
+        predict_files(open_model(path), files, [], all_scores=True) for path in (solver_run.run.folder, folder)
+    )
+    assert first == other

@@ -98,9 +98,11 @@ def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> dict[s
         "tags": ["halflabel", "multi-label-classification", "partial-labels", metadata.backbone, metadata.method],
     }
     if metrics.get("mAP") is not None:
+        out_of_fold = str(metrics.get("protocol", "")).startswith("out-of-fold")
+        measured_on = "out-of-fold scores" if out_of_fold else "held-out images"
         result = {
             "task": {"type": "image-classification", "name": "Multi-label image classification"},
-            "dataset": {"type": "held-out", "name": "held-out images of the training data"},
+            "dataset": {"type": "held-out", "name": f"{measured_on} of the training data"},
             "metrics": [
                 {
                     "type": "mAP",
