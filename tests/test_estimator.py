@@ -25,12 +25,15 @@ from halflabel import estimator as module
 from halflabel.data.datasets.digits import scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
+from halflabel.estimator_inputs import read_labels
 from halflabel.labels.table import LabelTable
 from halflabel.methods import base as registry
+from halflabel.methods.auto import Choice
 from halflabel.methods.base import Method, recipe, recipes
 from halflabel.methods.parts.losses import BCE
+from halflabel.metrics import shrunk_thresholds
 from halflabel.models.backbones import build_backbone
-from halflabel.models.heads import Head, Linear, pool
+from halflabel.models.heads import Head, Linear, NormalisedLinear, pool
 from halflabel.types import Output
 
 NAN = np.nan
@@ -77,7 +80,7 @@ def test_scikit_learn_accepts_it(estimator: Any, check: Any) -> None:
     ],
 )
 def test_what_zero_means(y: Any, zero: str, labels: list[list[int]], meaning: str) -> None:
-    found = module._read_labels(y, zero)
+    found = read_labels(y, zero)
     assert found.labels.tolist() == labels
     assert found.labels.dtype == np.int8
     assert found.zero == meaning
@@ -371,11 +374,12 @@ def test_the_method_and_its_options_are_used() -> None:
 
 
 def test_rates_are_the_methods_unless_given() -> None:
-    assert (HalfLabelClassifier()._settings().lr, HalfLabelClassifier()._settings().weight_decay) == (
-        recipe("bn-bce").lr,
-        recipe("bn-bce").weight_decay,
-    )
-    given = HalfLabelClassifier(lr=0.0, weight_decay=0.0)._settings()
+    bn_bce = recipe("bn-bce")
+    default = HalfLabelClassifier()._settings(bn_bce, Choice("bn-bce"))
+    assert (default.lr, default.weight_decay, default.epochs) == (bn_bce.lr, bn_bce.weight_decay, 20)
+    chosen = HalfLabelClassifier()._settings(bn_bce, Choice("bn-bce", settings={"lr": 0.5, "epochs": 80}))
+    assert (chosen.lr, chosen.epochs) == (0.5, 80)
+    given = HalfLabelClassifier(lr=0.0, weight_decay=0.0)._settings(bn_bce, Choice("", settings={"lr": 0.5}))
     assert (given.lr, given.weight_decay) == (0.0, 0.0)
 
 
@@ -384,12 +388,13 @@ def test_rates_are_the_methods_unless_given() -> None:
     [
         ({"epochs": 0}, "epochs cannot be 0"),
         ({"batch_size": 0}, "batch_size cannot be 0"),
-        ({"schedule": "plateau"}, "no schedule here"),
+        ({"schedule": "plateau"}, "schedule='plateau' cannot be used"),
         ({"optimizer": "lion"}, "optimizer cannot be .lion."),
         ({"zero": "absnt"}, "zero='absnt'"),
-        ({"threshold": 1.5}, "no threshold"),
+        ({"threshold": 1.5}, "is not a threshold"),
+        ({"solver": "newton"}, "solver='newton'"),
         ({"device": "gpu"}, "'gpu' is not a device"),
-        ({"threshold": "best"}, "no threshold"),
+        ({"threshold": "best"}, "is not a threshold"),
     ],
 )
 def test_faulty_parameters_are_named(parameters: dict[str, Any], message: str) -> None:
@@ -409,6 +414,93 @@ def test_no_threshold_from_positives_alone() -> None:
     X, _, y = half_labelled()
     with pytest.raises(UserError, match="no threshold can be fitted"):
         make(method="an", threshold="fitted").fit(X, np.where(y > 0, 1.0, NAN))
+
+
+# The solver lbfgs
+
+
+def solved(**parameters: Any) -> HalfLabelClassifier:
+    return HalfLabelClassifier(device="cpu", **parameters)
+
+
+def test_the_solver_learns_from_half_of_the_labels() -> None:
+    X, _, y = half_labelled(0)
+    other, truth, _ = half_labelled(1)
+    model = solved().fit(X, y)
+    assert isinstance(model.model_.head, NormalisedLinear)
+    assert model.score(other, truth) > 0.95
+    assert np.mean(model.predict(other) == truth) > 0.85
+    assert len({line["strength"] for line in model.log_}) == len(model.log_) > 1
+    assert model.oof_logits_ is not None
+    assert model.oof_logits_.shape == (120, 3)
+    assert not np.isnan(model.oof_logits_).any()
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(model.predict_proba(X), again.predict_proba(X))
+    np.testing.assert_array_equal(solved(solver="lbfgs").fit(X, y).predict_proba(X), model.predict_proba(X))
+
+
+def test_the_solver_uses_the_size_of_features() -> None:
+    """The only column is positive: its sign and direction hold no information."""
+    X = np.random.default_rng(0).uniform(1, 3, size=(80, 1))
+    assert solved().fit(X, np.where(X > 2, 1, -1)).score(X, np.where(X > 2, 1, -1)) > 0.99
+
+
+def test_thresholds_of_the_solver_are_fitted_on_out_of_fold_scores() -> None:
+    X, _, y = half_labelled()
+    model = solved(threshold="fitted").fit(X, y)
+    scores = torch.sigmoid(torch.from_numpy(model.oof_logits_))
+    expected = shrunk_thresholds(scores, torch.from_numpy(y.astype(np.int8)))
+    np.testing.assert_allclose(model.thresholds_, expected.numpy())
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"epochs": 2}, {"lr": 0.1}, {"batch_size": 16}, {"optimizer": "adam"}, {"schedule": "step"}, {"solver": "sgd"}],
+)
+def test_a_parameter_of_sgd_chooses_sgd(parameters: dict[str, Any]) -> None:
+    X, _, y = half_labelled()
+    model = solved(**parameters).fit(X, y)
+    assert isinstance(model.model_.head, Linear)
+    assert model.oof_logits_ is None
+    assert len(model.log_) == parameters.get("epochs", 20)
+
+
+def test_the_solver_is_left_out_where_it_cannot_be_used() -> None:
+    X, truth, y = half_labelled()
+    assert solved().fit(X[:19], y[:19]).oof_logits_ is None
+    assert solved().fit(X, truth[:, 0]).oof_logits_ is None
+    assert solved(solver="lbfgs").fit(X, truth[:, 0]).score(X, truth[:, 0]) > 0.85
+    with pytest.raises(UserError, match="lbfgs cannot be used: 19 images are too few"):
+        solved(solver="lbfgs").fit(X[:19], y[:19])
+    with pytest.raises(UserError, match="lbfgs cannot be used: role needs"):
+        solved(solver="lbfgs", method="role").fit(X, np.where(y > 0, 1.0, NAN))
+
+
+def test_the_method_may_be_chosen_by_the_labels() -> None:
+    X, truth, y = half_labelled()
+    for labels, method in ((truth, "bce"), (np.where(truth > 0, 1.0, NAN), "wan")):
+        wanted = solved(method=method).fit(X, labels).predict_proba(X)
+        np.testing.assert_array_equal(solved(method="auto").fit(X, labels).predict_proba(X), wanted)
+    assert len(solved(method="auto", solver="sgd").fit(X, y).log_) == 80
+    assert len(solved(method="auto", epochs=5).fit(X, y).log_) == 5
+
+
+def test_the_solver_says_what_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
+    X, _, y = half_labelled()
+    solved(verbose=True).fit(X, y)
+    assert capsys.readouterr().out.startswith("chosen by out-of-fold scores: strength ")
+
+
+def test_the_solver_fits_images(folder: Path, tmp_path: Path) -> None:
+    files, labels = sorted(folder.iterdir()), scenes(120, size=32).labels
+    files[7] = tmp_path / "broken.png"
+    files[7].write_bytes(b"no image")
+    files[9], labels[9] = files[8], labels[8]  # both are in one fold: else one would be scored by the other
+    with pytest.warns(UserWarning, match="left out"):
+        model = solved(backbone="tiny", size=32).fit(files, labels)
+    assert np.flatnonzero(np.isnan(model.oof_logits_).any(1)).tolist() == [7]
+    np.testing.assert_allclose(model.oof_logits_[8], model.oof_logits_[9], atol=1e-4)
+    assert np.flatnonzero(np.isnan(model.predict_proba(files)).any(1)).tolist() == [7]
 
 
 # Images

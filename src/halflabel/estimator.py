@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -25,25 +23,30 @@ from halflabel import metrics
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.data.views import make_views
 from halflabel.errors import UserError
+from halflabel.estimator_inputs import InputImages, Zero, read_images, read_labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
+from halflabel.methods.auto import Choice, choose
 from halflabel.methods.base import Method, Recipe, recipe, seeded
+from halflabel.metrics import best_thresholds, shrunk_thresholds
 from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
+from halflabel.runs.assembly import pooled_features, solver_hindrance
 from halflabel.system import memory
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Config, Settings
+from halflabel.training.config import Config, Settings, choose_solver
+from halflabel.training.crossfit import crossfit
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
 
 __all__ = ["HalfLabelClassifier"]
 
-Zero = Literal["unknown", "absent", "auto"]
-
 _MAX_BAD = 0.01  # the share of unreadable images that is too much to train on
+_EPOCHS = 20  # of the solver sgd
+_SOLVERS = ("auto", "lbfgs", "sgd")
 _SCHEDULES = ("cosine", "step", "constant")
 
 
@@ -51,7 +54,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A head trained by one of the methods on labels of which only some are known; a scikit-learn classifier.
 
     X, told by its type:
-      - numbers (N, D): features, used as they are and never scaled; `make_pipeline(StandardScaler(), …)` scales them
+      - numbers (N, D): features; `make_pipeline(StandardScaler(), …)` makes their columns count alike
       - image files, a list of str or Path: features of the frozen backbone, pooled, or maps for heads that need them,
         and of four strong views of each image for methods that ask for them
       - uint8 (N, 3, H, W) or (N, H, W, 3): images, likewise
@@ -73,12 +76,17 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `cross_val_predict` would number the values of y anew for probabilities: hand y in as a parameter of `fit` instead,
     which takes any y and any `cv`: `cross_val_predict(classifier, X, params={"y": y}, method="predict_proba")`.
 
-    Parameters: `method` is a method's name, or for one of your own also the function under `@method` or its Recipe:
-    with `n_jobs`, other processes get it along, while a name says to them only what they know themselves: the methods
-    of the package and of the files that HALFLABEL_METHODS names. `options` are the method's own; `lr` and
+    Parameters: `method` is a method's name, "auto" to choose one by the labels, or for one of your own the function
+    under `@method` or its Recipe: with `n_jobs`, other processes get it along, while a name says to them only what they
+    know themselves: the methods of the package and of the files that HALFLABEL_METHODS names. `options` are the
+    method's own. `solver` "lbfgs" fits the head on all rows at once, with the regularisation that gives the best
+    out-of-fold scores; "sgd" trains in `epochs` (None: 20) of batches; "auto" is lbfgs for y (N, C) of at least 20 rows
+    where the method allows it and no parameter of sgd (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`,
+    `schedule`) differs from its default. `lr` and
     `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
     a higher `lr`; `size` is the side in pixels to which images are resized, None the backbone's own; `threshold` is the
-    least probability called present, or "fitted" for each class's best F1 on the known training labels; `cache` is a
+    least probability called present, or "fitted" for each class's best F1 on the known training labels (lbfgs: by
+    out-of-fold scores, those of rare classes shrunk towards the others); `cache` is a
     folder that keeps features for the next call, None keeps none. The same data, parameters and `seed` give the same
     classifier.
 
@@ -87,8 +95,9 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Attributes: `classes_`, the names or numbers of the columns of y, or the classes of y (N,); `zero_`, what 0 means in
     y, "auto" where there was none to tell from, None for y (N,); `thresholds_` (C,); `model_`, backbone (None for
-    features) and head; `log_`, one line per epoch; for features also `n_features_in_` and, where X names its columns,
-    `feature_names_in_`.
+    features) and head; `log_`, one line per epoch, or per strength of regularisation; `oof_logits_` (N, C), the logits
+    of the training rows by models that did not see their labels, None for sgd; for features also
+    `n_features_in_` and, where X names its columns, `feature_names_in_`.
 
     >>> X = np.array([[-2.0], [-1.0], [1.0], [2.0]])
     >>> y = np.array([[-1, 1], [-1, 0], [1, 0], [0, -1]])
@@ -103,7 +112,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options: Mapping[str, Any] | None = None,
         backbone: str = "efficientnet-lite0",
         size: int | None = None,
-        epochs: int = 20,
+        solver: Literal["auto", "lbfgs", "sgd"] = "auto",
+        epochs: int | None = None,
         batch_size: int = 32,
         lr: float | None = None,
         weight_decay: float | None = None,
@@ -120,6 +130,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.options = options
         self.backbone = backbone
         self.size = size
+        self.solver = solver
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
@@ -135,23 +146,24 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> HalfLabelClassifier:
         """Train on N images or rows of features and what y knows of them."""
-        settings = self._settings()
-        how = recipe(self.method)
-        method = seeded(self.seed, lambda: how.make(**(self.options or {})))
-        pictures = _pictures(X)
-        if pictures is None:
+        self._check_parameters()
+        images = read_images(X)
+        if images is None:
             X = validate_data(self, X, dtype=np.float32)
-            count = len(X)
-        else:
-            count = len(pictures)
-        known = _read_labels(y, self.zero)
-        check_consistent_length(range(count), known.labels)
-        table = LabelTable.from_dense(known.labels)
+        labels = read_labels(y, self.zero)
+        check_consistent_length(X if images is None else images.keys, labels.labels)
+        table = LabelTable.from_dense(labels.labels)
+        chosen = choose(table.stats()) if _is_auto(self.method) else Choice("")
+        how = recipe(chosen.method or self.method)
+        settings = self._settings(how, chosen)
+        make_method = partial(seeded, self.seed, partial(how.make, **{**chosen.options, **(self.options or {})}))
+        method = make_method()
         how.check_regime(table.stats().regime)
         if self.threshold == "fitted" and not (table.value < 0).any():
             raise UserError("no threshold can be fitted: nothing is known to be absent", "use threshold=0.5")
+        solves = self._uses_solver(method, how.name, table, is_single_label=labels.zero is None)
 
-        backbone = None if pictures is None else build_backbone(self.backbone, size=self.size)
+        backbone = None if images is None else build_backbone(self.backbone, size=self.size)
         channels = X.shape[1] if backbone is None else backbone.channels
         head = seeded(self.seed, lambda: method.head(channels, len(table.classes)))
         if backbone is None and head.needs_maps:
@@ -159,37 +171,37 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"the method {how.name!r} looks at places of images, and X has pooled features",
                 "give images or image files as X, or use another method",
             )
-        if pictures is None or backbone is None:
+        if images is None or backbone is None:
             source = Features(X, table.images)
         else:
-            copies = copies_for(method.views, Config.copies)
-            source = self._look(backbone, pictures, maps=head.needs_maps, copies=copies)
-            if len(source.bad) > _MAX_BAD * count:
-                raise UserError(
-                    f"{len(source.bad)} of {count} images cannot be read (first: {_first_bad(X, source)})",
-                    f"take them out of X and y; up to {100 * _MAX_BAD:g} % are left out by themselves",
-                )
-            if len(source.bad):
-                warnings.warn(
-                    f"{len(source.bad)} of {count} images cannot be read and are left out of training "
-                    f"(first: {_first_bad(X, source)})",
-                    stacklevel=2,
-                )
-        head_alone = Model(None, head)
+            source = self._look(backbone, images, maps=head.needs_maps, copies=copies_for(method.views, Config.copies))
+            _check_bad_images(X, source)
+        out_of_fold = None
         with _seeds_kept(settings.device):
-            fitted = fit(
-                head_alone, method, source, table, settings, callback=_EpochPrinter() if self.verbose else None
-            )
+            if solves:
+                solved = crossfit(
+                    pooled_features(source),
+                    table,
+                    make_method,
+                    classifier=None if backbone is None else backbone.classifier,
+                    of_backbone=backbone is not None,
+                    groups=None if images is None else images.keys,
+                    seed=self.seed,
+                    device=settings.device,
+                )
+                head, self.log_, out_of_fold = solved.head, solved.log, solved.logits
+                if self.verbose:
+                    print(solved.choice)
+            else:
+                callback = _EpochPrinter() if self.verbose else None
+                self.log_ = fit(Model(None, head), method, source, table, settings, callback=callback).log
         self.model_ = Model(backbone, head).cpu().eval()
-        self.classes_ = known.classes
-        self.zero_ = known.zero
-        self.log_ = fitted.log
+        self.classes_ = labels.classes
+        self.zero_ = labels.zero
+        self.oof_logits_ = out_of_fold
         self.thresholds_ = np.full(len(table.classes), 0.5 if self.threshold == "fitted" else float(self.threshold))
         if self.threshold == "fitted":
-            logits = score_source(head_alone, source).logits
-            seen = ~torch.isnan(logits).any(1)
-            found = metrics.best_thresholds(torch.sigmoid(logits[seen]), torch.from_numpy(known.labels)[seen])
-            self.thresholds_ = found.numpy()
+            self.thresholds_ = self._fit_thresholds(source, labels.labels)
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float32]:
@@ -226,7 +238,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return float(accuracy_score(y, self.predict(X)))
         logits = self._logits(X)
         _check_read(logits)
-        known = _read_labels(y, self.zero_)
+        known = read_labels(y, self.zero_)
         if isinstance(y, LabelTable) and not np.array_equal(known.classes, self.classes_):
             raise UserError(
                 "the labels have other classes than those fitted", "give the same classes in the same order"
@@ -245,25 +257,49 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.classifier_tags.multi_label = True
         return tags
 
-    def _settings(self) -> Settings:
-        """How to train, checked: what is wrong is said before anything is computed."""
-        how = recipe(self.method)
+    def _check_parameters(self) -> None:
+        """Check the parameters that neither the method nor `Settings` checks, before anything is computed."""
         if self.schedule not in _SCHEDULES:
-            raise UserError(f"{self.schedule!r} is no schedule here", f"use one of: {', '.join(_SCHEDULES)}")
+            raise UserError(f"schedule={self.schedule!r} cannot be used", f"use one of: {', '.join(_SCHEDULES)}")
+        if self.solver not in _SOLVERS:
+            raise UserError(f"solver={self.solver!r} is not known", f"use one of: {', '.join(_SOLVERS)}")
         if self.zero not in ("auto", "unknown", "absent"):
-            raise UserError(f"zero={self.zero!r} says nothing", 'use zero="unknown", "absent" or "auto"')
+            raise UserError(f"zero={self.zero!r} is not known", 'use zero="unknown", "absent" or "auto"')
         if self.threshold != "fitted" and not (isinstance(self.threshold, int | float) and 0 <= self.threshold <= 1):
-            raise UserError(f"{self.threshold!r} is no threshold", 'give a probability, or "fitted"')
+            raise UserError(f"{self.threshold!r} is not a threshold", 'give a probability, or "fitted"')
+
+    def _settings(self, how: Recipe, chosen: Choice) -> Settings:
+        """Return the settings of training in epochs: given parameters, else the choice for the labels."""
+        defaults = {"epochs": _EPOCHS, "lr": how.lr, "weight_decay": how.weight_decay, **chosen.settings}
+        given = {"epochs": self.epochs, "lr": self.lr, "weight_decay": self.weight_decay}
         return Settings(
-            epochs=self.epochs,
+            **{**defaults, **{name: value for name, value in given.items() if value is not None}},
             batch_size=self.batch_size,
-            lr=how.lr if self.lr is None else self.lr,
-            weight_decay=how.weight_decay if self.weight_decay is None else self.weight_decay,
             optimizer=self.optimizer,
             schedule=self.schedule,
             seed=self.seed,
             device=choose_device(self.device),
         )
+
+    def _uses_solver(self, method: Method, name: str, table: LabelTable, *, is_single_label: bool) -> bool:
+        names = ("solver", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule")
+        solver = choose_solver({option: getattr(self, option) for option in names})
+        if solver == "sgd" or (solver == "auto" and is_single_label):
+            return False
+        hindrance = solver_hindrance(method, name, table)
+        if hindrance is not None and solver == "lbfgs":
+            raise UserError(f"the solver lbfgs cannot be used: {hindrance}", 'use solver="auto" or "sgd"')
+        return hindrance is None
+
+    def _fit_thresholds(self, source: Features, labels: NDArray[np.int8]) -> NDArray[np.float64]:
+        """Return the thresholds (C,) of the best F1, on out-of-fold scores if there are any."""
+        if self.oof_logits_ is None:
+            logits, choose_thresholds = score_source(Model(None, self.model_.head), source).logits, best_thresholds
+        else:
+            logits, choose_thresholds = torch.from_numpy(self.oof_logits_), shrunk_thresholds
+        readable = ~torch.isnan(logits).any(1)
+        thresholds = choose_thresholds(torch.sigmoid(logits[readable]), torch.from_numpy(labels)[readable])
+        return np.asarray(thresholds.numpy(), np.float64)
 
     def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self)
@@ -272,27 +308,27 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X = validate_data(self, X, dtype=np.float32, reset=False)
             source = Features(X, Names.numbered(len(X)))
         else:
-            pictures = _pictures(X)
-            if pictures is None:
+            images = read_images(X)
+            if images is None:
                 raise UserError("this classifier was fitted on images", "give image files, or uint8 images, as X")
             assert isinstance(backbone, Backbone)
-            source = self._look(backbone, pictures, maps=self.model_.head.needs_maps)
+            source = self._look(backbone, images, maps=self.model_.head.needs_maps)
         return score_source(Model(None, self.model_.head), source).logits
 
-    def _look(self, backbone: Backbone, pictures: _Pictures, *, maps: bool, copies: int = 0) -> Features:
+    def _look(self, backbone: Backbone, images: InputImages, *, maps: bool, copies: int = 0) -> Features:
         """The features of each image, numbered as in X. An image that is there twice is looked at once.
 
         Memory: (1 + copies) · 2·D bytes per image, · h·w for maps; each view is in a scratch file from 256 MB on.
         """
-        distinct, first, again = np.unique(pictures.keys, return_index=True, return_inverse=True)
+        distinct, first, again = np.unique(images.keys, return_index=True, return_inverse=True)
         names = Names(distinct.tolist())
         preprocess = backbone.preprocess
         views = make_views(preprocess.size, "squash", preprocess.interpolation, preprocess.crop_pct)
         source: Images | Arrays
-        if pictures.pixels is None:
+        if images.pixels is None:
             source = Images([Path(key) for key in distinct.tolist()], names, views, max_bad=1.0)
         else:
-            source = Arrays(torch.from_numpy(pictures.pixels[first]), names, views)
+            source = Arrays(torch.from_numpy(images.pixels[first]), names, views)
         with TemporaryDirectory() as temporary:
             place = Path(temporary if self.cache is None else self.cache)
             device = choose_device(self.device)
@@ -311,24 +347,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             del found
         backbone.cpu()
         return Features(values, Names.numbered(len(values)), bad.tolist(), strong=strong)
-
-
-class _Pictures(NamedTuple):
-    """Images: `keys` (N,) tell them apart, absolute paths, or hashes of `pixels` (N, 3, H, W)."""
-
-    keys: list[str]
-    pixels: NDArray[np.uint8] | None = None
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-
-class _Known(NamedTuple):
-    """Labels as the methods take them, (N, C) int8; the classes; what 0 means, None for y (N,)."""
-
-    labels: NDArray[np.int8]
-    classes: NDArray[Any]
-    zero: Zero | None
 
 
 class _EpochPrinter(Callback):
@@ -350,70 +368,6 @@ def _rows(kept: Any, index: NDArray[np.int64]) -> Tensor:
     return found
 
 
-def _pictures(X: Any) -> _Pictures | None:
-    """X as images, or None where its type says features."""
-    if isinstance(X, str | Path):
-        raise UserError("X is one path", "give a list of image files")
-    if isinstance(X, Tensor):
-        X = X.numpy(force=True)
-    if isinstance(X, np.ndarray) and X.ndim == 4 and X.dtype == np.uint8:
-        channels = [axis for axis in (1, 3) if X.shape[axis] == 3]
-        if len(channels) != 1:
-            raise UserError(f"images of shape {X.shape} have no one axis of 3 channels", "give (N, 3, H, W)")
-        pixels = np.ascontiguousarray(X if channels == [1] else X.transpose(0, 3, 1, 2))
-        return _Pictures([hashlib.sha256(image.data).hexdigest() for image in pixels], pixels)
-    listed = X.tolist() if getattr(X, "ndim", 0) == 1 else X
-    if isinstance(listed, Sequence) and len(listed) and all(isinstance(item, str | Path) for item in listed):
-        return _Pictures([os.path.abspath(item) for item in listed])
-    return None
-
-
-def _read_labels(y: Any, zero: Zero) -> _Known:
-    if isinstance(y, LabelTable):
-        return _Known(y.dense(), np.array(list(y.classes)), "unknown")
-    is_sparse = hasattr(y, "toarray")
-    if not is_sparse and np.asarray(y).ndim < 2:
-        return _read_single(y)
-    names = np.asarray(y.columns) if hasattr(y, "columns") else None
-    values = check_array(y, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y")
-    unknown = np.isnan(values)
-    wrong = ~unknown & ~np.isin(values, (-1, 0, 1))
-    if wrong.any():
-        raise UserError(
-            f"{values[wrong][0]:g} is not a label",
-            "use 1 present, -1 absent, NaN unknown; give single-label classes as a y of one dimension",
-        )
-    if zero == "auto":
-        zero = _meaning_of_zero(values, unknown)
-    labels = np.where(unknown, 0, values).astype(np.int8)
-    if zero == "absent":
-        labels[values == 0] = -1
-    classes = np.arange(values.shape[1]) if names is None else names
-    return _Known(labels, classes, zero)
-
-
-def _read_single(y: Any) -> _Known:
-    """One class per image: a column for each, also of two, since methods that rank classes need both."""
-    y = column_or_1d(y)
-    check_array(y, ensure_2d=False, dtype=None, input_name="y")
-    check_classification_targets(y)
-    classes = np.unique(y)
-    return _Known(np.where(y[:, None] == classes, 1, -1).astype(np.int8), classes, None)
-
-
-def _meaning_of_zero(values: NDArray[np.float64], unknown: NDArray[np.bool_]) -> Zero:
-    if not (values == 0).any():
-        return "auto"
-    has_minus, has_nan = bool((values == -1).any()), bool(unknown.any())
-    if has_minus == has_nan:
-        beside = "both -1 and NaN" if has_minus else "neither -1 nor NaN"
-        raise UserError(
-            f"y has 0 and {beside}, so 0 may mean absent or unknown",
-            'state it: zero="absent" (as in scikit-learn\'s indicator) or zero="unknown"',
-        )
-    return "unknown" if has_minus else "absent"
-
-
 def _check_read(logits: Tensor) -> None:
     bad = torch.isnan(logits).any(1).nonzero()
     if len(bad):
@@ -426,6 +380,25 @@ def _check_read(logits: Tensor) -> None:
 def _first_bad(X: Any, source: Features) -> str:
     number = int(source.bad[0])
     return f"X[{number}], {list(X)[number]}"
+
+
+def _check_bad_images(X: Any, source: Features) -> None:
+    """Refuse images that cannot be read, or warn if they are few."""
+    bad, count = len(source.bad), len(source.values)
+    if bad > _MAX_BAD * count:
+        raise UserError(
+            f"{bad} of {count} images cannot be read (first: {_first_bad(X, source)})",
+            f"take them out of X and y; up to {100 * _MAX_BAD:g} % are left out automatically",
+        )
+    if bad:
+        warnings.warn(
+            f"{bad} of {count} images cannot be read and are left out of training (first: {_first_bad(X, source)})",
+            stacklevel=3,
+        )
+
+
+def _is_auto(method: Any) -> bool:
+    return isinstance(method, str) and method == "auto"
 
 
 @contextmanager
