@@ -88,11 +88,11 @@ class RunFolder:
     """A folder with the settings, the log, the weights and the results of one training run.
 
     config.yaml     all settings, defaults included         log.jsonl, log.csv   one line per epoch
-    env.json        versions and device                     metrics.json         measured on held-out images
+    env.json        versions and device                     metrics.json         measured out of fold or held out
     made.json       when training ended, with which version per_label.csv        the same for each class
     labels.parquet  the training labels, with their sources and scores; data.hash is their digest
     truth.parquet   hidden labels, used only in the log
-    split.parquet   which images were held out              predictions.parquet  scores of the held-out images
+    split.parquet   which images were held out              predictions.parquet  scores of the evaluated images
     best.safetensors  the weights to use                    thresholds.json      best F1 on known labels, per class
     last/           checkpoints to resume from              calibration.json     from logits to probabilities
     bad_images.csv  images that could not be read           model_card.md, report.html, repro.sh
@@ -123,7 +123,7 @@ class RunFolder:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether a calibration and thresholds were fitted on held-out images."""
+        """Whether a calibration and thresholds were fitted, on held-out images or out-of-fold scores."""
         return (self / "calibration.json").exists()
 
     @classmethod
