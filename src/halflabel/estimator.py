@@ -80,7 +80,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     under `@method` or its Recipe: with `n_jobs`, other processes get it along, while a name says to them only what they
     know themselves: the methods of the package and of the files that HALFLABEL_METHODS names. `options` are the
     method's own. `solver` "lbfgs" fits the head on all rows at once, with the regularisation that gives the best
-    out-of-fold scores; "sgd" trains in `epochs` (None: 20) of batches; "auto" is lbfgs for y (N, C) of at least 20 rows
+    out-of-fold scores; "sgd" trains in `epochs` (None: 20) of batches; "auto" is lbfgs for at least 20 rows
     where the method allows it and no parameter of sgd (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`,
     `schedule`) differs from its default. `lr` and
     `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
@@ -161,7 +161,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         how.check_regime(table.stats().regime)
         if self.threshold == "fitted" and not (table.value < 0).any():
             raise UserError("no threshold can be fitted: nothing is known to be absent", "use threshold=0.5")
-        solves = self._uses_solver(method, how.name, table, is_single_label=labels.zero is None)
+        solves = self._uses_solver(method, how.name, table)
 
         backbone = None if images is None else build_backbone(self.backbone, size=self.size)
         channels = X.shape[1] if backbone is None else backbone.channels
@@ -281,10 +281,10 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             device=choose_device(self.device),
         )
 
-    def _uses_solver(self, method: Method, name: str, table: LabelTable, *, is_single_label: bool) -> bool:
+    def _uses_solver(self, method: Method, name: str, table: LabelTable) -> bool:
         names = ("solver", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule")
         solver = choose_solver({option: getattr(self, option) for option in names})
-        if solver == "sgd" or (solver == "auto" and is_single_label):
+        if solver == "sgd":
             return False
         hindrance = solver_hindrance(method, name, table)
         if hindrance is not None and solver == "lbfgs":
