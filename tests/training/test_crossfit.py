@@ -57,7 +57,7 @@ def test_guesses_passed_to_a_fold_come_from_models_without_it(monkeypatch: pytes
     changed = table.dense()
     changed[image, 0] *= -1
     before, after = (
-        _guesses_by_fold(_Task(recipe("bce").make, features, labels, fold, 5, 1), 1e-3, _Steps(None, 1))
+        _guesses_by_fold(_Task(recipe("bce").make, features, labels, fold, 5, 1, labels), 1e-3, _Steps(None, 1))
         for labels in (table, LabelTable.from_dense(changed))
     )
     others = fold != fold[image]
@@ -135,3 +135,12 @@ def test_ranking_quality_is_mean_average_precision_on_known_labels() -> None:
     assert ranking_quality(torch.from_numpy(scores), torch.from_numpy(labels)) == pytest.approx(
         float(expected), abs=1e-6
     )
+
+
+def test_labels_made_by_a_model_choose_nothing() -> None:
+    features, table = make_data()
+    random = np.where(np.random.default_rng(3).random(table.shape) < 0.5, 1, -1).astype(np.int8)
+    mixed = LabelTable.from_dense(np.where(table.dense() != 0, table.dense(), random))
+    fitted = crossfit(features, mixed, recipe("bce").make, evaluation=table, use_similar=False)
+    quality = ranking_quality(torch.from_numpy(fitted.logits), torch.from_numpy(table.dense()))
+    assert fitted.tried[fitted.strength] == pytest.approx(quality, abs=1e-6)

@@ -95,10 +95,14 @@ class Assembly:
         table: LabelTable,
         classifier: Classifier | None,
         *,
+        evaluation: LabelTable | None = None,
         folds: int = FOLDS,
         reporter: Reporter = SILENT,
     ) -> CrossFit:
-        """Fit the head by L-BFGS on pooled features, with out-of-fold scores of every image."""
+        """Fit the head by L-BFGS on pooled features, with out-of-fold scores of every image.
+
+        Only the labels of `evaluation` choose strength and similar images; by default all labels do.
+        """
         config = self.config
         return crossfit(
             pooled_features(features) if isinstance(features, Features) else features,
@@ -107,6 +111,7 @@ class Assembly:
             classifier=classifier,
             strength=config.l2_strength,
             use_similar=config.similar,
+            evaluation=evaluation,
             folds=folds,
             seed=config.settings.seed,
             device=self.device,

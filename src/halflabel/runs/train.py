@@ -172,7 +172,9 @@ class _Fitted(NamedTuple):
 def _solve(job: _Job) -> _Fitted:
     """Fit the head by L-BFGS on all images; out-of-fold scores take the place of held-out images."""
     features = job.features()
-    fitted = job.assembly.solve(features, job.table, job.backbone.classifier, reporter=job.reporter)
+    fitted = job.assembly.solve(
+        features, job.table, job.backbone.classifier, evaluation=job.evaluation_table, reporter=job.reporter
+    )
     job.reporter.message(fitted.choice)
     job.run.write_out_of_fold(job.table, fitted.logits, fitted.fold)
     rows = np.arange(len(job.table))

@@ -25,7 +25,7 @@ from halflabel.models.heads import NormalisedLinear
 from halflabel.models.similar_images import SimilarImages, nearest_images, project
 from halflabel.system.threads import use_free_cores
 from halflabel.training.callbacks import EpochLog
-from halflabel.training.solver import LinearSolver
+from halflabel.training.solver import ROUNDS, LinearSolver
 
 __all__ = ["FOLDS", "CrossFit", "SimilarChoice", "crossfit", "ranking_quality"]
 
@@ -85,7 +85,8 @@ def crossfit(
     of_backbone: bool = True,
     strength: float | None = None,
     use_similar: bool = True,
-    rounds: int = 10,
+    evaluation: LabelTable | None = None,
+    rounds: int = ROUNDS,
     folds: int = FOLDS,
     groups: Sequence[object] | None = None,
     seed: int = 0,
@@ -94,7 +95,8 @@ def crossfit(
 ) -> CrossFit:
     """Fit a linear head to pooled features (N, D), NaN rows for unreadable images, in the order of `table`.
 
-    Strength and similar images are chosen by `ranking_quality` of out-of-fold scores on the known labels. The choice of
+    Strength and similar images are chosen by `ranking_quality` of out-of-fold scores on the labels of `evaluation`, the
+    labels of `table` that people made; by default all of them. The choice of
     similar images needs guesses that depend neither on the image they come from nor on the image they are passed to:
     for each pair of folds a model is fitted without both. The final head is fitted on all images.
     `of_backbone` False is for features that are any numbers (see FeatureTransform).
@@ -110,7 +112,8 @@ def crossfit(
     fold = torch.from_numpy(fold_of_all[rows]).to(device)
     raw = features[readable].to(device)
     transform = FeatureTransform.fit(raw, classifier, of_backbone=of_backbone)
-    task = _Task(make_method, transform(raw), known_table, fold, folds, rounds)
+    judged = (table if evaluation is None else evaluation).subset(rows)
+    task = _Task(make_method, transform(raw), known_table, fold, folds, rounds, judged)
     steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + 2 * folds * use_similar)
 
     with use_free_cores():
@@ -153,12 +156,20 @@ class _Task:
     """Normalised features, labels and folds of the readable training images."""
 
     def __init__(
-        self, make_method: MakeMethod, features: Tensor, table: LabelTable, fold: Tensor, folds: int, rounds: int
+        self,
+        make_method: MakeMethod,
+        features: Tensor,
+        table: LabelTable,
+        fold: Tensor,
+        folds: int,
+        rounds: int,
+        evaluation: LabelTable,
     ) -> None:
         self.make_method = make_method
         self.features = features
         self.table = table
         self.labels = torch.from_numpy(table.dense()).to(features.device)
+        self.evaluation_labels = torch.from_numpy(evaluation.dense()).to(features.device)
         self.fold = fold
         self.folds = folds
         self.rounds = rounds
@@ -175,7 +186,7 @@ class _Task:
         return torch.where(self.labels == 0, probabilities, (self.labels > 0).to(probabilities.dtype))
 
     def quality(self, scores: Tensor) -> float:
-        return ranking_quality(scores, self.labels)
+        return ranking_quality(scores, self.evaluation_labels)
 
 
 def _choose_strength(task: _Task, strength: float | None, steps: _Steps) -> tuple[float, Tensor, dict[float, float]]:

@@ -13,10 +13,12 @@ from halflabel.methods.parts.relabel import Relabeler
 from halflabel.models.heads import Linear, Model
 from halflabel.types import Batch, Sweep, Targets
 
-__all__ = ["LinearSolver", "can_solve"]
+__all__ = ["ROUNDS", "LinearSolver", "can_solve"]
 
-_ITERATIONS = 100  # of the last round
-_ROUND_ITERATIONS = 20  # of each earlier round of a method that relabels
+ROUNDS = 4  # solves of a method that relabels by its scores
+_ITERATIONS = 100  # of the only solve of other methods
+_ROUND_ITERATIONS = 15  # of each round of a method that relabels
+_LAST_ITERATIONS = 40  # of its last round
 
 
 def can_solve(method: Method) -> bool:
@@ -50,7 +52,7 @@ class LinearSolver:
     Repeated calls of `fit` with falling strengths start from the last solution too. Deterministic.
     """
 
-    def __init__(self, method: Method, features: Tensor, table: LabelTable, *, rounds: int = 10) -> None:
+    def __init__(self, method: Method, features: Tensor, table: LabelTable, *, rounds: int = ROUNDS) -> None:
         """Take normalised features (N, D) without NaN, in the order of the table."""
         self.method = method
         self.features = features
@@ -87,7 +89,7 @@ class LinearSolver:
                 targets = relabel(self.batch, logits, epoch)
             self.method.relabel = _FixedTargets(targets)
             try:
-                self._solve(targets, strength, epoch, _ITERATIONS if epoch == self.rounds else _ROUND_ITERATIONS)
+                self._solve(targets, strength, epoch, self._iterations(epoch))
             finally:
                 self.method.relabel = relabel
             if epoch < self.rounds and relabel.wants_sweep(epoch):
@@ -100,6 +102,11 @@ class LinearSolver:
         self.model.eval()
         logits: Tensor = self.model(features).logits.float()
         return logits
+
+    def _iterations(self, epoch: int) -> int:
+        if self.rounds == 1:
+            return _ITERATIONS
+        return _LAST_ITERATIONS if epoch == self.rounds else _ROUND_ITERATIONS
 
     def _solve(self, targets: Targets, strength: float, epoch: int, iterations: int) -> None:
         with torch.no_grad():
