@@ -121,7 +121,7 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
         backbone="tiny",
         size=32,
         solver="lbfgs",
-        strength=1e-4,
+        l2_strength=1e-4,
         settings=Settings(device="cpu"),
         images=str(images),
     )
