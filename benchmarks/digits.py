@@ -24,7 +24,7 @@ from halflabel import metrics
 from halflabel.data.datasets.digits import scenes
 from halflabel.data.gpu_views import DeviceImages
 from halflabel.data.sources import Arrays, Source, Subset
-from halflabel.data.views import Plain, Strong, Weak
+from halflabel.data.views import Plain, Strong, Weak, make_views
 from halflabel.experiments.demo import SIZE
 from halflabel.labels import drop
 from halflabel.labels.names import Names
@@ -35,7 +35,7 @@ from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.system.memory import keep_freed_memory
-from halflabel.training.config import Settings, make_views
+from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 
 OPTIONS = {
@@ -55,7 +55,9 @@ def load(images: int, seed: int, cache: Path, network: bool) -> tuple[LabelTable
         kept = [DeviceImages(s.images, Names(s.names), views) for s in (made, test)]
         return table, kept[0], kept[1], truth
     backbone = build_backbone()
-    usual = make_views(SIZE, "squash", backbone) | {"strong": Strong(SIZE, flip=0.0)}
+    usual = make_views(SIZE, "squash", backbone.preprocess.interpolation, backbone.preprocess.crop_pct) | {
+        "strong": Strong(SIZE, flip=0.0)
+    }
     found = [
         cache_features(backbone, Arrays(s.images, Names(s.names), usual), cache / str(seed), maps=True, copies=copies)
         for s, copies in ((made, 2), (test, 0))

@@ -104,14 +104,15 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
 def digits(images: int, cache: Path) -> Data:
     """Features of the demo's scenes, computed once."""
     from halflabel.data.datasets.digits import CLASSES, scenes
+    from halflabel.data.views import make_views
     from halflabel.experiments.demo import SIZE
     from halflabel.models.backbones import build_backbone
     from halflabel.models.feature_cache import cache_features
-    from halflabel.training.config import make_views
 
     backbone = build_backbone()
     made, other = scenes(images), scenes(max(images // 2, 1), split="test")
-    views = make_views(SIZE, "squash", backbone)
+    preprocess = backbone.preprocess
+    views = make_views(SIZE, "squash", preprocess.interpolation, preprocess.crop_pct)
     train, test = (cache_features(backbone, Arrays(x.images, Names(x.names), views), cache) for x in (made, other))
     table = LabelTable.from_dense(made.labels, made.names, CLASSES)
     return Data(train, table, test, other.labels, f"digit scenes, {images} to train and {len(other.names)} to test")
