@@ -319,3 +319,13 @@ def test_a_class_without_a_known_negative_has_no_curve() -> None:
     text = precision_recall_section(found)
     assert "judged" in text
     assert "never wrong" not in text
+
+
+def test_a_solver_run_shows_strengths_and_no_epochs(solver_run: Any, tmp_path: Path) -> None:
+    from halflabel.report.training_section import training_section
+
+    log = solver_run.run.read_log()
+    section = str(training_section(log))
+    assert "L-BFGS" in section
+    assert "not a finite number" not in section
+    assert "epoch" not in section

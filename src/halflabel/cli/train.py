@@ -81,7 +81,7 @@ def train(
         Path | None,
         panel(
             EARLIER_RUNS,
-            "Start a new run from the labels, settings and weights of a finished run.",
+            "Start a new run from the labels and settings of a finished run; with sgd also from its weights.",
             "--continue",
             metavar="RUN",
         ),
@@ -98,7 +98,7 @@ def train(
     ] = None,
     tensorboard: Annotated[bool, panel("Logging", "Also write a TensorBoard log.", "--tensorboard")] = False,
 ) -> None:
-    """Train a classifier from partly known labels, and evaluate it on held-out known labels.
+    """Train a classifier from partly known labels, and evaluate it on known labels it did not see.
 
     Options of the method itself are given by name, such as --alpha 0.2; `halflabel methods NAME` lists them.
 

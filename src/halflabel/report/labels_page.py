@@ -70,7 +70,7 @@ def known_labels_section(table: LabelTable, training: int | None = None) -> Html
     split = on = ""
     if training is not None:
         split = f"{count(training)} images to train on, {count(stats.images - training)} held out."
-        on = f"All {count(stats.images)} images of the run, training and held-out."
+        on = f"All {count(stats.images)} images of the run."
     order = np.argsort(-stats.positives, kind="stable")[:BAR_CLASSES]
     per_class = np.stack([stats.positives, stats.negatives, stats.unknown], axis=1)
     states = [state for state, _ in STATES]

@@ -121,6 +121,8 @@ def _subtitle(facts: RunFacts) -> str:
     config = facts.config
     tuned = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
     epochs = "1 epoch" if len(facts.log) == 1 else f"{len(facts.log)} epochs"
+    if any("strength" in line for line in facts.log):
+        epochs = "fitted by L-BFGS"
     return f"Training run: {config.get('backbone', '?')}, {image_size(config)}, {tuned}; {epochs}{_trained_at(facts)}"
 
 
@@ -181,8 +183,8 @@ def _cautions(facts: RunFacts) -> list[str]:
             )
         else:
             cautions.append(
-                "Thresholds and calibration were fitted on the same held-out labels, so F1 and calibration error are "
-                "optimistic; the best epoch was chosen on them too."
+                "Thresholds and calibration were fitted on the labels that are measured here, so F1 and calibration "
+                "error are optimistic; the best epoch, or the strength of regularisation, was chosen on them too."
             )
         few = sum(map(has_few_positives, results.per_class)) if results.knows_absence else 0
         if few:

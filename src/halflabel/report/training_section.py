@@ -30,6 +30,8 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
     """Draw the log of a run over its epochs; None where no epoch is finished."""
     if not log:
         return None
+    if any("strength" in line for line in log):
+        return _strength_section(log)
     loss = _column(log, "loss")
     assumed = any("assumed_mAP" in line for line in log)
     validation = _column(log, "assumed_mAP" if assumed else "mAP")
@@ -54,6 +56,27 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
         ),
         el("div", *panels, class_="grid"),
         on="Loss: training images." + (" mAP: held-out images, after each epoch." if has_validation else ""),
+    )
+
+
+def _strength_section(log: Sequence[dict[str, Any]]) -> Html:
+    """Draw the quality of each regularisation strength that the solver tried."""
+    tried = sorted((float(line["strength"]), 100 * float(line["out_of_fold_mAP"])) for line in log)
+    strengths, quality = np.array(tried).T
+    best = strengths[quality.argmax()]
+    chart = svg.line_chart(
+        [Series("out-of-fold mAP", np.log10(strengths), quality)],
+        alt=f"Out-of-fold mAP by regularisation strength, best at {best:g}",
+        x_label="log10 of the strength",
+        x_range=(float(np.log10(strengths[0])), float(np.log10(strengths[-1]))),
+        y_label="mAP",
+    )
+    return section(
+        "learning",
+        "How it learned",
+        el("p", f"L-BFGS fitted the head to all images; the strength {best:g} ranked known labels best."),
+        el("div", figure(chart, "Choice of the regularisation strength", "before similar images"), class_="grid"),
+        on="Each image scored by a head that was fitted without it.",
     )
 
 

@@ -210,9 +210,9 @@ def _choose_strength(task: _Task, strength: float | None, steps: _Steps) -> tupl
     for value in (strength,) if strength is not None else STRENGTHS:
         attempt(value)
     assert best is not None
-    while strength is None and best[0] == min(tried) > WEAKEST:
+    while strength is None and best[0] == min(tried) >= 3 * WEAKEST:
         attempt(min(tried) / 3)
-    while strength is None and best[0] == max(tried) < STRONGEST:
+    while strength is None and best[0] == max(tried) <= STRONGEST / 3:
         attempt(max(tried) * 3)
     task.out_of_fold = best[1]
     return best[0], best[1], tried
