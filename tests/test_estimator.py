@@ -167,6 +167,15 @@ def test_the_score_is_map_over_known_entries() -> None:
     assert model.score(X, truth) != pytest.approx(wanted)
 
 
+def test_a_class_without_negatives_is_left_out_of_the_score() -> None:
+    X, truth, y = half_labelled()
+    model = make().fit(X, y)
+    positives_only = np.where((np.arange(3) == 2) & (truth < 0), 0, truth)
+    scores = model.predict_proba(X)
+    wanted = np.mean([average_precision_score(truth[:, c] > 0, scores[:, c]) for c in range(2)])
+    assert model.score(X, positives_only) == pytest.approx(wanted)
+
+
 def test_no_score_without_negatives() -> None:
     X, truth, y = half_labelled()
     model = make().fit(X, y)

@@ -55,6 +55,17 @@ def test_groups_and_classes_without_positives(data: tuple[torch.Tensor, torch.Te
     assert compute_metric("mAP", logits, labels, kind="interpolated") >= compute_metric("mAP", logits, labels)
 
 
+def test_classes_without_negatives(data: tuple[torch.Tensor, torch.Tensor]) -> None:
+    logits, labels = data
+    labels = labels.clone()
+    labels[:, 7] = labels[:, 7].clamp(min=0)  # only positives are known
+    labels[:, 8] = labels[:, 8].clamp(max=0)  # only negatives are known
+    others = [compute_metric("mAP", logits[:, c : c + 1], labels[:, c : c + 1]) for c in (*range(7), 9)]
+    assert compute_metric("mAP", logits, labels) == pytest.approx(np.mean(others))
+    as_released = compute_metric("mAP", logits, labels, empty="zero", no_negative="one")
+    assert as_released == pytest.approx((sum(others) + 100) / 10)
+
+
 def test_large_logits_are_not_tied_at_one(data: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = data
     assert compute_metric("CP", logits + 25, labels, top_k=3) == compute_metric("CP", logits, labels, top_k=3)
@@ -62,7 +73,13 @@ def test_large_logits_are_not_tied_at_one(data: tuple[torch.Tensor, torch.Tensor
 
 def test_refusals(data: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = data
-    for metric, options in (("loss", {}), ("CF1", {"kind": "voc07"}), ("mAP", {"empty": "?"}), ("mAP", {"group": 1})):
+    for metric, options in (
+        ("loss", {}),
+        ("CF1", {"kind": "voc07"}),
+        ("mAP", {"empty": "?"}),
+        ("mAP", {"group": 1}),
+        ("mAP", {"no_negative": "zero"}),
+    ):
         with pytest.raises(UserError):
             compute_metric(metric, logits, labels, **options)
     assert all(METRICS.values())

@@ -81,7 +81,7 @@ def bootstrap(scores: ArrayLike, labels: ArrayLike, *, n: int = 1000, level: flo
     The interval is that of `limits`, with the variance of the replicates and the bias mean(AP*) - AP; for the mean over
     classes, with the variance and bias of the replicates' means, and with `positives_of_mean`. Replicates in which a
     class has no positive are left out; the mean of a replicate is over the classes that have a value in it. A class
-    without a known positive has NaN throughout.
+    without a known positive or without a known negative has NaN throughout.
 
     scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: 4 N n bytes for the weights, 8 n C for
     the replicates, and blocks of bounded size.
@@ -94,6 +94,7 @@ def bootstrap(scores: ArrayLike, labels: ArrayLike, *, n: int = 1000, level: flo
     if n < 1 or not 0 < level < 1:
         raise UserError(f"{n} replicates at the level {level} give no interval", "use n >= 1 and 0 < level < 1")
     table, known = as_pair(scores, labels)
+    known = torch.where((known < 0).any(0), known, torch.zeros((), dtype=known.dtype, device=known.device))
     images, classes = table.shape
     values = torch.full((n, classes), torch.nan, dtype=torch.float64, device=table.device)
     if images and classes:

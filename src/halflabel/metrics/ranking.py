@@ -78,7 +78,8 @@ def average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklear
     the same result.
 
     scores: (N, C) floating; labels: (N, C) in {-1, 0, +1}; 0 is skipped. Returns (C,) float64 on the scores' device,
-    NaN where a class has no known positive. NaN scores raise UserError, also at unknown entries.
+    NaN where a class has no known positive or no known negative: without negatives every ranking would have AP 1. NaN
+    scores raise UserError, also at unknown entries.
 
     >>> labels = torch.tensor([[1, 0], [-1, -1], [1, -1]], dtype=torch.int8)
     >>> average_precision(torch.tensor([[0.9, 0.1], [0.5, 0.2], [0.3, 0.3]]), labels)
@@ -86,11 +87,12 @@ def average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklear
     """
     if kind not in get_args(Kind):
         raise UserError(f"there is no average precision of the kind {kind!r}", f"use one of {get_args(Kind)}")
-    return _per_class(*as_pair(scores, labels), partial(_area, kind=kind))
+    table, known = as_pair(scores, labels)
+    return _per_class(table, known, partial(_area, kind=kind)).masked_fill_(~(known < 0).any(0), torch.nan)
 
 
 def mean_average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklearn") -> float:
-    """Return the mean of `average_precision` over the classes that have a value; NaN if none has."""
+    """Return the mean of `average_precision` over the classes with a known positive and a known negative, or NaN."""
     return mean_known(average_precision(scores, labels, kind))
 
 

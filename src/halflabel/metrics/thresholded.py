@@ -217,7 +217,8 @@ def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> f
 def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5) -> dict[str, float]:
     """Return all single-number metrics of probabilities (N, C) against labels (N, C), over known entries.
 
-    "classes" is the number of classes with a known positive, over which mAP, CP, CR and macro_f1 are averaged.
+    "classes" is the number of classes with a known positive and a known negative, over which mAP, CP, CR and macro_f1
+    are averaged.
     """
     return {
         "mAP": mean_average_precision(scores, labels),

@@ -18,6 +18,7 @@ _OPTIONS = {
     ("kind", "sklearn"): "not interpolated",
     ("kind", "interpolated"): "interpolated at all points",
     ("empty", "zero"): "a class without a positive test image counts as 0",
+    ("no_negative", "one"): "a class without a negative test label counts as 1",
 }
 _MASKS = {
     "": "all labels",

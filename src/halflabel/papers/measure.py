@@ -24,7 +24,7 @@ __all__ = ["LABEL_METRICS", "METRICS", "RELABEL_METRICS", "compute_metric", "lab
 
 METRICS = {
     "mAP": "mean average precision; options kind (interpolation), empty (classes without positive: nan or zero), "
-    "group (1 to 5, by number of training annotations)",
+    "no_negative (classes without negative: nan or one), group (1 to 5, by number of training annotations)",
     "exact_match": "share of images whose known entries are all predicted correctly; option threshold",
     "accuracy": "share of images whose highest score belongs to their class",
     **{
@@ -104,13 +104,18 @@ def _mean_ap(
     *,
     kind: Kind = "sklearn",
     empty: str = "nan",
+    no_negative: str = "nan",
     group: int | None = None,
 ) -> float:
     per_class = metrics.average_precision(logits, labels, kind)
-    if empty == "zero":
-        per_class = torch.nan_to_num(per_class, nan=0.0)
-    elif empty != "nan":
-        raise UserError(f"empty={empty!r} is unknown", "use nan or zero")
+    has_positive, has_negative = (labels > 0).any(0), (labels < 0).any(0)
+    for name, value, number, classes in (
+        ("empty", empty, {"nan": math.nan, "zero": 0.0}, ~has_positive),
+        ("no_negative", no_negative, {"nan": math.nan, "one": 1.0}, has_positive & ~has_negative),
+    ):
+        if value not in number:
+            raise UserError(f"{name}={value!r} is unknown", f"use {' or '.join(number)}")
+        per_class = per_class.masked_fill(classes, number[value])
     if group is None:
         return float(per_class.nanmean()) if not bool(per_class.isnan().all()) else math.nan
     if counts is None:

@@ -34,11 +34,6 @@ class Evaluation:
         return replace(self, protocol=self.protocol + note)
 
 
-def _with_negatives(labels: Tensor) -> Tensor:
-    """Return the labels with the classes that have no known negative set to unknown."""
-    return torch.where((labels < 0).any(0), labels, 0)
-
-
 class ValidationMetric:
     """Computes the metric of validation logits after each epoch; `select` picks the best epoch; higher is better.
 
@@ -56,7 +51,7 @@ class ValidationMetric:
         labels = self.labels[readable]
         if self.assumes_absent:
             labels = torch.where(labels > 0, 1, -1).to(torch.int8)
-        value = metrics.mean_average_precision(logits[readable], _with_negatives(labels))
+        value = metrics.mean_average_precision(logits[readable], labels)
         return {"assumed_mAP" if self.assumes_absent else "mAP": value, "select": value}
 
 
@@ -81,8 +76,7 @@ def evaluate(
     logits, labels = logits[readable], labels[readable]
     scores = (platt or Platt()).scores(logits)
     overall = metrics.summary(scores, labels, thresholds)
-    ranked = _with_negatives(labels)
-    intervals = metrics.bootstrap(logits, ranked, n=400)
+    intervals = metrics.bootstrap(logits, labels, n=400)
     overall["mAP"] = intervals.mean  # from logits, like every AP: probabilities near 1 round to ties
     overall["mAP_low"], overall["mAP_high"] = intervals.mean_low, intervals.mean_high
     if annotations is not None and len(classes) >= GROUPED:
