@@ -13,8 +13,10 @@ from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.table import LabelTable
 from halflabel.models.scoring import score_source
 from halflabel.runs import crossfit
+from halflabel.runs.assembly import Assembly
 from halflabel.runs.crossfit import cross_fit, score_run
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 from halflabel.training.config import Config, Settings
 
@@ -54,7 +56,7 @@ def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPat
 
 def test_a_source_of_which_nothing_can_be_read_is_refused_in_its_own_class() -> None:
     values, table = made(4)
-    model = crossfit._train(Features(values, table.images), table, CONFIG, 5)
+    model = crossfit._train(Features(values, table.images), table, Assembly(CONFIG), 5)
     with pytest.raises(NoReadableImage, match="not one image could be read"):
         score_source(model, Features(values, table.images, range(4)))
 
@@ -72,6 +74,22 @@ def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     cross_fit(Features(values, table.images), table, CONFIG, folds=2)
     assert len(asked) == 2
     assert sum(asked) == 3000
+
+
+def test_a_solver_run_is_fitted_again_by_the_solver(
+    pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, images = RunFolder(tmp_path / "run"), pictures / "images"
+    settings = Settings(device="cpu")
+    train(digits, images, Config("bn-bce", backbone="tiny", size=32, solver="auto", settings=settings), run)
+    stored = score_run(run, images, digits)
+    monkeypatch.setattr(crossfit, "fit", None)  # epochs of batches would call it
+    again = score_run(run, images, digits, folds=5)
+    np.testing.assert_allclose(again.logits, stored.logits, atol=1e-4)
+    assert np.array_equal(again.part, stored.part)
+    run.out_of_fold.unlink()
+    np.testing.assert_array_equal(score_run(run, images, digits).logits, again.logits)
+    assert set(score_run(run, images, digits, folds=3).part) == {0, 1, 2}
 
 
 def test_a_tuned_run_is_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:

@@ -47,7 +47,10 @@ def fill(
         typer.Option(help="Rules that the labels follow: CSV class,rule,class or an Open Images hierarchy (.json)."),
     ] = None,
     folds: Annotated[
-        int | None, typer.Option(help="Folds of cross-fitting, for unbiased scores (default: 5; none for --tune all).")
+        int | None,
+        typer.Option(
+            help="Fit the head again in this many folds, for unbiased scores (default: those that the run has, else 5)."
+        ),
     ] = None,
     complete: Annotated[bool, typer.Option("--complete", help="Also write the known labels.")] = False,
     undo: Annotated[Path | None, typer.Option(help="Remove the filled labels from this file.", metavar="FILE")] = None,

@@ -84,6 +84,7 @@ def crossfit_scores(
         return cached_scores(run, folder, reporter).scores
     import torch
 
+    from halflabel.models.backbones import Backbone
     from halflabel.runs.crossfit import cross_fit
     from halflabel.runs.predictor import Predictor
 
@@ -94,7 +95,9 @@ def crossfit_scores(
         return None
     table = run.read_labels()
     features = _features(run, predictor, _source(table, folder, predictor), reporter, train=True)
-    crossfit = cross_fit(features, table, predictor.config, folds=folds)
+    backbone = predictor.model.backbone
+    assert isinstance(backbone, Backbone)
+    crossfit = cross_fit(features, table, predictor.config, folds=folds, backbone=backbone)
     return _calibrate(predictor, torch.from_numpy(crossfit.logits))
 
 

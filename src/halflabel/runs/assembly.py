@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Assembly:
         return recipe(self.config.method)
 
     @property
-    def device(self) -> str:
+    def device(self) -> Literal["cpu", "cuda", "mps"]:
         return choose_device(self.config.settings.device, fall_back=True)
 
     def make_method(self) -> Method:

@@ -20,22 +20,19 @@ from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
-from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import Backbone, build_backbone
-from halflabel.models.feature_cache import cache_features, copies_for
+from halflabel.models.backbones import Backbone
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
+from halflabel.runs.assembly import Assembly
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import memory
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
-from halflabel.training.device import choose_device
+from halflabel.training.crossfit import FOLDS
 from halflabel.training.loop import fit
 
 __all__ = ["Scores", "cross_fit", "run_features", "score_run"]
-
-_FOLDS = 5
 
 Progress = Callable[[int, int], None]
 
@@ -62,29 +59,27 @@ def score_run(
 ) -> Scores:
     """Scores of all images of `table` (its classes are the run's) for judging and filling.
 
-    Frozen backbone: the head is trained `folds` (5) times on cached features, each time without one part of the images
-    and with the run's own method and settings, and scores that part. So known and unknown entries of an image have
-    scores of the same kind. Tuned backbone: the run's own scores, judged on its held-out images alone; with `folds`
-    the head is trained again as above on the features of the tuned backbone, which has seen all labels but the held-out
-    ones.
+    Frozen backbone: the out-of-fold scores that the run has stored; with `folds`, or where it has none, the head is
+    fitted again by the run's own solver, method and settings, once per fold (5) without it, and scores that fold. So
+    known and unknown entries of an image have scores of the same kind. Tuned backbone: the run's own scores, judged on
+    its held-out images alone; with `folds` the head is trained again as above on the features of the tuned backbone,
+    which has seen all labels but the held-out ones.
     """
     config = Config.from_dict(run.read_config())
     if folds is not None and folds < 2:
         raise UserError(f"--folds {folds} holds nothing out", "use 2 or more")
     if folds is None and (stored := run.read_out_of_fold(table.images)) is not None:
         return _complete(stored, run, config, images, table, reporter)
+    count = folds or FOLDS
     if config.tune == "head":
-        backbone = build_backbone(
-            config.backbone, weights=Path(config.weights) if config.weights else None, size=config.size
-        )
-        count = folds or _FOLDS
+        backbone = Assembly(config).make_backbone()
         protocol = f"{count}-fold cross-fitting: each image scored by a head that saw none of its labels"
     else:
         predictor = Predictor.from_run(run)
         if folds is None:
             return _held_out(run, predictor, images, table, reporter)
         assert isinstance(predictor.model.backbone, Backbone)
-        backbone, count = predictor.model.backbone, folds
+        backbone = predictor.model.backbone
         protocol = (
             f"{count}-fold cross-fitting of the head; the tuned backbone has seen the labels of its training images, "
             "so precision may be overestimated"
@@ -92,8 +87,8 @@ def score_run(
     size = config.size or backbone.preprocess.size
     source = _files(table.images, images, config, config.views(size, backbone))
     features = run_features(run, config, backbone, source, len(table.classes), reporter=reporter)
-    reporter.message(f"training the head {count} times")
-    return cross_fit(features, table, config, folds=count, protocol=protocol, channels=backbone.channels)
+    reporter.message(f"training the head in {count} folds")
+    return cross_fit(features, table, config, folds=count, protocol=protocol, backbone=backbone)
 
 
 def run_features(
@@ -110,17 +105,8 @@ def run_features(
 
     With `train` there are also the strong views that its method asks for; scoring does without them.
     """
-    method = recipe(config.method).make(**config.options)
-    device = choose_device(config.settings.device, fall_back=True)
-    return cache_features(
-        backbone,
-        source,
-        run.folder.parent / "cache",
-        maps=method.head(backbone.channels, classes).needs_maps,
-        copies=copies_for(method.views, config.copies) if train else 0,
-        device=device,
-        reporter=reporter,
-    )
+    folder = run.folder.parent / "cache"
+    return Assembly(config).features(backbone, source, classes, folder, for_training=train, reporter=reporter)
 
 
 def cross_fit(
@@ -128,45 +114,43 @@ def cross_fit(
     table: LabelTable,
     config: Config,
     *,
-    folds: int = _FOLDS,
+    folds: int = FOLDS,
     protocol: str = "cross-fitting",
-    channels: int | None = None,
+    backbone: Backbone | None = None,
 ) -> Scores:
-    """Train the head of a configuration once per fold of the images and score that fold."""
+    """Fit the head of a configuration once per fold of the images, without that fold, and score the fold.
+
+    `backbone` is the one that the features come from; None for features of any other kind.
+    """
     if len(table) < folds:
         raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer --folds, or more images")
-    how = recipe(config.method)
-    how.check_regime(table.stats().regime)
-    wide = int(features.values.shape[1]) if channels is None else channels
+    assembly = Assembly(config)
+    assembly.recipe.check_regime(table.stats().regime)
+    if assembly.uses_solver(table):
+        solved = assembly.solve(features, table, None if backbone is None else backbone.classifier, folds=folds)
+        return Scores(solved.logits, solved.fold, protocol)
+    channels = int(features.values.shape[1]) if backbone is None else backbone.channels
     part = assign_parts(table, [1 / folds] * folds, seed=config.settings.seed)
     logits = memory.scratch_zeros(table.shape, what=f"the scores of {len(table)} images take")
     for number in range(folds):
         inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
-        model = _train(Subset(features, inside), table.subset(inside), config, wide)
-        at = torch.from_numpy(outside)
+        model = _train(Subset(features, inside), table.subset(inside), assembly, channels)
+        rows = torch.from_numpy(outside)
         try:
-            found = score_source(
-                model,
-                Subset(features, outside),
-                device=choose_device(config.settings.device, fall_back=True),
-                batch_size=512,
-                features=False,
-            )
-            logits[at] = found.logits
+            logits[rows] = score_source(
+                model, Subset(features, outside), device=assembly.device, batch_size=512, features=False
+            ).logits
         except NoReadableImage:  # of one fold that is no fault
-            logits[at] = torch.nan
+            logits[rows] = torch.nan
     return Scores(logits.numpy(), part, protocol)
 
 
-def _train(source: Source, table: LabelTable, config: Config, channels: int) -> Model:
-    method = seeded(config.settings.seed, lambda: recipe(config.method).make(**config.options))
-    head = seeded(config.settings.seed, lambda: method.head(channels, len(table.classes)))
-    model = Model(None, head)
+def _train(source: Source, table: LabelTable, assembly: Assembly, channels: int) -> Model:
+    method = assembly.make_method()
+    model = Model(None, assembly.make_head(method, channels, len(table.classes)))
     # Without a validation part the last epoch counts: no label of the fold has any say in it.
     # A run that was trained on a GPU is scored on a machine without one too.
-    settings = dataclasses.replace(
-        config.settings, save_every=0, patience=0, device=choose_device(config.settings.device, fall_back=True)
-    )
+    settings = dataclasses.replace(assembly.config.settings, save_every=0, patience=0, device=assembly.device)
     fit(model, method, source, table, settings)
     return model
 
@@ -200,7 +184,7 @@ def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTa
         )
     part = np.full(len(table), -1, np.int8)
     held = np.flatnonzero(judges)
-    few = min(_FOLDS, len(held))
+    few = min(FOLDS, len(held))
     part[held] = assign_parts(table.subset(held), [1 / few] * few, seed=0) if few > 1 else 0
     source = _files(table.images, images, predictor.config, predictor.views)
     logits = predictor.logits(source, reporter).numpy()
