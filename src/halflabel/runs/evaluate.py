@@ -13,9 +13,9 @@ from torch import Tensor
 
 from halflabel import metrics
 from halflabel.labels.names import Names
-from halflabel.metrics.calibration import Platt
+from halflabel.metrics.calibration import Platt, fit_platt
 
-__all__ = ["Evaluation", "ValidationMetric", "evaluate"]
+__all__ = ["Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
 
 GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
 
@@ -53,6 +53,19 @@ class ValidationMetric:
             labels = torch.where(labels > 0, 1, -1).to(torch.int8)
         value = metrics.mean_average_precision(logits[readable], labels)
         return {"assumed_mAP" if self.assumes_absent else "mAP": value, "select": value}
+
+
+def fit_decisions(logits: Tensor, labels: Tensor) -> tuple[Platt, Tensor]:
+    """Fit how a run decides: the calibration, and for each class the probability (C,) from which on it is present.
+
+    logits (N, C): scores by models that did not see these labels; NaN rows are images that could not be read. Without
+    any known negative the thresholds are 0.5.
+    """
+    platt = fit_platt(logits, labels)
+    if not bool((labels < 0).any()):
+        return platt, torch.full((labels.shape[1],), 0.5)
+    readable = ~torch.isnan(logits).any(1)
+    return platt, metrics.shrunk_thresholds(platt.scores(logits)[readable], labels[readable]).float()
 
 
 def evaluate(

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel import metrics
 from halflabel.data.gpu_views import load_to_device
 from halflabel.data.pack.source import DeviceViews
 from halflabel.data.quarantine import TooManyBadImages
@@ -28,11 +27,10 @@ from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import fit_platt
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.assembly import Assembly
-from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate
+from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
@@ -291,13 +289,7 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     run, logits = job.run, fitted.logits
     held_out = job.evaluation_table.subset(fitted.rows)
     labels = torch.from_numpy(held_out.dense())
-    readable = ~torch.isnan(logits).any(1)
-    platt = fit_platt(logits, labels)
-    scores = platt.scores(logits)
-    if bool((labels < 0).any()):
-        thresholds = metrics.shrunk_thresholds(scores[readable], labels[readable]).float()
-    else:
-        thresholds = torch.full((len(held_out.classes),), 0.5)
+    platt, thresholds = fit_decisions(logits, labels)
     trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
     annotations = job.table.subset(trained).stats().annotations
     evaluation = evaluate(
@@ -306,7 +298,7 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     run.write_calibration(platt, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
     protocol = f"{fitted.protocol}; {evaluation.protocol}"
     run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
-    run.write_predictions(held_out.images.array, list(held_out.classes), scores.numpy())
+    run.write_predictions(held_out.images.array, list(held_out.classes), platt.scores(logits).numpy())
     from halflabel.runs.model_card import model_card
 
     out_of_fold = fitted.protocol == _OUT_OF_FOLD
