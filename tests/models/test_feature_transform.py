@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.models.feature_transform import CLASSIFIER_WEIGHT, FeatureTransform
+from halflabel.models.feature_transform import CLASSIFIER_WEIGHT, FeatureTransform, principal_components
 
 
 def slow(features: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -62,3 +62,18 @@ def test_features_that_are_not_a_backbones_are_only_centred_and_scaled() -> None
     transform = FeatureTransform.fit(values, of_backbone=False)
     centred = values - values.mean(0)
     torch.testing.assert_close(transform(values), centred / centred.norm(dim=1).mean())
+
+
+@pytest.mark.parametrize("shape", [(200, 30), (20, 90)])
+def test_principal_components_are_those_of_the_covariance(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(shape, generator=generator) * torch.logspace(0, -2, shape[1])
+    directions, variance = principal_components(features, 8)
+    values, vectors = torch.linalg.eigh(features.T @ features / len(features))
+    torch.testing.assert_close(variance, values.flip(0)[:8], rtol=0.05, atol=1e-5)
+    torch.testing.assert_close(directions.T @ directions, torch.eye(8), rtol=0, atol=1e-4)
+    overlap = (directions[:, :4].T @ vectors.flip(1)[:, :4]).square().sum(1)  # 1: within the space of the first four
+    assert float(overlap.min()) > 0.98
+    everything, _ = principal_components(features, 1000)
+    assert everything.shape == (shape[1], min(shape))
+    torch.testing.assert_close(features @ everything @ everything.T, features, rtol=0, atol=1e-4)

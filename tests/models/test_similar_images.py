@@ -20,7 +20,7 @@ def make(images: int = 12, channels: int = 5, classes: int = 3) -> tuple[torch.T
 @pytest.mark.parametrize(("weight", "count"), [(0.0, 1), (0.4, 3), (1.0, 12)])
 def test_scores_are_mixed_with_the_guesses_of_the_most_similar_images(weight: float, count: int) -> None:
     features, guesses = make()
-    similar = SimilarImages.build(features, guesses, weight=weight, count=count, sharpness=5.0)
+    similar = SimilarImages.build(torch.eye(5), features, guesses, weight=weight, count=count, sharpness=5.0)
     new, logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)), torch.linspace(-3, 3, 12).view(4, 3)
     mixed = torch.sigmoid(similar(new, logits))
     for row in range(len(new)):  # with as many keys as channels a cosine of keys is that of the features
@@ -36,7 +36,7 @@ def test_scores_are_mixed_with_the_guesses_of_the_most_similar_images(weight: fl
 
 def test_extreme_logits_stay_finite() -> None:
     features, guesses = make()
-    similar = SimilarImages.build(features, guesses, weight=0.3, count=2, sharpness=5.0)
+    similar = SimilarImages.build(torch.eye(5), features, guesses, weight=0.3, count=2, sharpness=5.0)
     assert torch.isfinite(similar(features[:2], torch.tensor([[1e4, -1e4, 0.0]] * 2))).all()
 
 

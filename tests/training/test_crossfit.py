@@ -57,7 +57,9 @@ def test_guesses_passed_to_a_fold_come_from_models_without_it(monkeypatch: pytes
     changed = table.dense()
     changed[image, 0] *= -1
     before, after = (
-        _guesses_by_fold(_Task(recipe("bce").make, features, labels, fold, 5, 1, labels), 1e-3, _Steps(None, 1))
+        _guesses_by_fold(
+            _Task(recipe("bce").make, features, features.var(0), labels, fold, 5, 1, labels), 1e-3, _Steps(None, 1)
+        )
         for labels in (table, LabelTable.from_dense(changed))
     )
     others = fold != fold[image]

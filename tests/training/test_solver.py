@@ -54,6 +54,19 @@ def test_warm_and_cold_starts_agree() -> None:
     torch.testing.assert_close(warm.score(features), cold.score(features), atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["bce", "asl", "em"])
+def test_the_preconditioner_changes_the_speed_and_not_the_solution(name: str) -> None:
+    features, table = make_problem(channels=20)
+    features = features * torch.logspace(0, -2, 20)
+    solutions = []
+    for variance in (None, features.var(0)):
+        solver = LinearSolver(recipe(name).make(), features, table, variance=variance)
+        for strength in (0.1, 1e-3):
+            solver.fit(strength)
+        solutions.append(solver.score(features))
+    torch.testing.assert_close(*solutions, atol=5e-3, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["csl", "em-apl", "ll-r"])
 def test_methods_that_relabel_are_solved_in_rounds_and_the_same_each_time(name: str) -> None:
     features, table = make_problem()

@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 
-__all__ = ["CLASSIFIER_WEIGHT", "Classifier", "FeatureTransform"]
+__all__ = ["CLASSIFIER_WEIGHT", "Classifier", "FeatureTransform", "principal_components"]
 
 # Weight (K, D) and bias (K,) of the linear classifier that a backbone was pretrained with.
 Classifier = tuple[Tensor, Tensor]
 
 CLASSIFIER_WEIGHT = 0.5  # weight of the class probabilities beside the features
+_SUBSPACE_ITERATIONS = 4
 
 
 class FeatureTransform(nn.Module):
@@ -87,3 +88,24 @@ class FeatureTransform(nn.Module):
         if not len(self.class_bias):
             return normalised
         return torch.cat([normalised, CLASSIFIER_WEIGHT * centred[:, channels:] / self.scale[1]], 1)
+
+
+def principal_components(features: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return nearly the leading principal directions (D, k) of centred features (N, D), and the variance along each.
+
+    k = min(size, N, D). Randomised subspace iteration from a fixed seed (Halko 2011), which is much faster than all
+    eigenvectors; exact where k = D.
+    """
+    images, channels = features.shape
+    size = min(size, images, channels)
+    covariance = features.T @ features / images if channels <= 2 * images else None
+
+    def multiply(directions: Tensor) -> Tensor:
+        return covariance @ directions if covariance is not None else features.T @ (features @ directions) / images
+
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(channels, size, generator=generator).to(features.device)
+    for _ in range(_SUBSPACE_ITERATIONS):
+        directions = torch.linalg.qr(multiply(directions))[0]
+    variance, rotation = torch.linalg.eigh(directions.T @ multiply(directions))
+    return (directions @ rotation).flip(1), variance.flip(0).clamp(min=0)

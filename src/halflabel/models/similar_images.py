@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-__all__ = ["KEY_SIZE", "SimilarImages", "nearest_images", "project"]
+__all__ = ["KEY_SIZE", "SimilarImages", "nearest_images"]
 
 KEY_SIZE = 256  # dimensions of the keys that similarity is computed on
 _BLOCK = 1024  # images compared at once
@@ -29,7 +29,7 @@ class SimilarImages(nn.Module):
 
     def __init__(self, images: int, channels: int, classes: int) -> None:
         super().__init__()
-        size = min(KEY_SIZE, channels)
+        size = min(KEY_SIZE, channels, images)
         self.register_buffer("keys", torch.zeros(images, size, dtype=torch.float16))
         self.register_buffer("guesses", torch.zeros(images, classes, dtype=torch.float16))
         self.register_buffer("projection", torch.zeros(channels, size))
@@ -37,11 +37,13 @@ class SimilarImages(nn.Module):
         self.weight, self.count, self.sharpness = 0.0, 1, 0.0  # w, k and t: `settings` as numbers, for exports
 
     @classmethod
-    def build(cls, features: Tensor, guesses: Tensor, *, weight: float, count: int, sharpness: float) -> SimilarImages:
-        """Index normalised training features (N, D) with their probabilities (N, C)."""
-        similar = cls(len(features), features.shape[1], guesses.shape[1]).to(features.device)
-        similar.projection.copy_(principal_components(features))
-        similar.keys.copy_(normalize(features @ similar.projection, dim=1))
+    def build(
+        cls, projection: Tensor, keys: Tensor, guesses: Tensor, *, weight: float, count: int, sharpness: float
+    ) -> SimilarImages:
+        """Index training images by their keys (N, KEY_SIZE) = normalised features · projection, of any length."""
+        similar = cls(len(keys), len(projection), guesses.shape[1]).to(keys.device)
+        similar.projection.copy_(projection)
+        similar.keys.copy_(normalize(keys, dim=1))
         similar.guesses.copy_(guesses)
         similar.settings.copy_(torch.tensor([weight, float(count), sharpness]))
         similar._read_settings()
@@ -71,27 +73,9 @@ class SimilarImages(nn.Module):
         return (1 - self.weight) * own + self.weight * (shares[:, :, None] * others).sum(1)
 
 
-def principal_components(features: Tensor) -> Tensor:
-    """Return (D, min(KEY_SIZE, D)) orthonormal directions that span nearly the leading principal components.
-
-    Randomised subspace iteration from a fixed seed (Halko 2011): much faster than all eigenvectors, and the cosine of
-    two keys depends on the spanned space alone.
-    """
-    size = min(KEY_SIZE, features.shape[1])
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(features.shape[1], size, generator=generator).to(features.device)
-    for _ in range(3):
-        directions = torch.linalg.qr(features.T @ (features @ directions))[0]
-    return directions
-
-
-def project(features: Tensor) -> Tensor:
-    """Return the unit keys (N, KEY_SIZE) of normalised features."""
-    return normalize(features @ principal_components(features), dim=1)
-
-
 def nearest_images(keys: Tensor, fold: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the cosines and indices (N, count) of the most similar images outside the fold of each image."""
+    keys = normalize(keys, dim=1)
     values, indices = [], []
     for start in range(0, len(keys), _BLOCK):
         block = slice(start, start + _BLOCK)

@@ -20,9 +20,9 @@ from halflabel.errors import UserError
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.models.feature_transform import Classifier, FeatureTransform
+from halflabel.models.feature_transform import Classifier, FeatureTransform, principal_components
 from halflabel.models.heads import NormalisedLinear
-from halflabel.models.similar_images import SimilarImages, nearest_images, project
+from halflabel.models.similar_images import KEY_SIZE, SimilarImages, nearest_images
 from halflabel.system.threads import use_free_cores
 from halflabel.training.callbacks import EpochLog
 from halflabel.training.solver import ROUNDS, LinearSolver
@@ -31,6 +31,7 @@ __all__ = ["FOLDS", "CrossFit", "SimilarChoice", "crossfit", "ranking_quality"]
 
 FOLDS = 5
 STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
+COMPONENTS = 768  # principal components of the normalised features that heads are fitted on
 WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
 _COUNTS, _SHARPNESS, _WEIGHTS = (10, 20, 40, 80), (5.0, 10.0, 20.0), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 _GAIN = 1e-3  # similar images are used only if they raise the quality by more than this
@@ -113,10 +114,13 @@ def crossfit(
     raw = features[readable].to(device)
     transform = FeatureTransform.fit(raw, classifier, of_backbone=of_backbone)
     judged = (table if evaluation is None else evaluation).subset(rows)
-    task = _Task(make_method, transform(raw), known_table, fold, folds, rounds, judged)
     steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + 2 * folds * use_similar)
 
     with use_free_cores():
+        normalised = transform(raw)
+        directions, variance = principal_components(normalised, COMPONENTS)
+        task = _Task(make_method, normalised @ directions, variance, known_table, fold, folds, rounds, judged)
+        del raw, normalised
         strength, logits, tried = _choose_strength(task, strength, steps)
         similar, quality = None, tried[strength]
         if use_similar:
@@ -125,11 +129,13 @@ def crossfit(
         final.fit(strength)
     steps.done()
     head = NormalisedLinear(transform, len(table.classes))
-    head.linear.load_state_dict(final.linear.state_dict())
+    head.linear.weight.data = final.weight @ directions.T
+    head.linear.bias.data = final.bias
     if similar is not None:
         # Guesses for new images: known labels, and out-of-fold scores elsewhere.
         head.similar = SimilarImages.build(
-            task.features,
+            directions[:, :KEY_SIZE],
+            task.keys,
             task.known_or(torch.sigmoid(task.out_of_fold)),
             weight=similar.weight,
             count=similar.count,
@@ -153,12 +159,13 @@ class _Steps:
 
 
 class _Task:
-    """Normalised features, labels and folds of the readable training images."""
+    """Principal components of the normalised features, labels and folds of the readable training images."""
 
     def __init__(
         self,
         make_method: MakeMethod,
         features: Tensor,
+        variance: Tensor,
         table: LabelTable,
         fold: Tensor,
         folds: int,
@@ -167,6 +174,7 @@ class _Task:
     ) -> None:
         self.make_method = make_method
         self.features = features
+        self.variance = variance
         self.table = table
         self.labels = torch.from_numpy(table.dense()).to(features.device)
         self.evaluation_labels = torch.from_numpy(evaluation.dense()).to(features.device)
@@ -179,7 +187,12 @@ class _Task:
         """Return a solver for the images of a (N,) mask."""
         index = rows.nonzero()[:, 0]
         table = self.table.subset(index.cpu().numpy())
-        return LinearSolver(self.make_method(), self.features[index], table, rounds=self.rounds)
+        return LinearSolver(self.make_method(), self.features[index], table, variance=self.variance, rounds=self.rounds)
+
+    @property
+    def keys(self) -> Tensor:
+        """What the similarity of images is computed on (N, KEY_SIZE)."""
+        return self.features[:, :KEY_SIZE]
 
     def known_or(self, probabilities: Tensor) -> Tensor:
         """Replace the probabilities (…, N, C) of known entries by 1 and 0."""
@@ -224,7 +237,7 @@ def _choose_similar(
     """Return the best use of similar images, or None; the out-of-fold logits with it; and their quality."""
     count = min(max(_COUNTS), int(torch.bincount(task.fold).sum() - torch.bincount(task.fold).max()))
     counts = [number for number in _COUNTS if number <= count] or [count]
-    similarity, index = nearest_images(project(task.features), task.fold, count)
+    similarity, index = nearest_images(task.keys, task.fold, count)
     guesses = _guesses_by_fold(task, strength, steps)
     own = torch.sigmoid(logits)
     best: tuple[float, SimilarChoice | None, Tensor] = (quality + _GAIN, None, logits)

@@ -26,7 +26,7 @@ from halflabel.methods.rlsd import Regional
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbones import build_backbone
 from halflabel.models.embedding_heads import Bilinear
-from halflabel.models.feature_transform import FeatureTransform
+from halflabel.models.feature_transform import FeatureTransform, principal_components
 from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Head, Linear, Model, NormalisedLinear, Weldon
 from halflabel.models.noise_head import LatentNoiseHead
@@ -165,7 +165,9 @@ def test_similar_images_agree_near_probability_0_and_1(tmp_path: Path) -> None:
     features = torch.rand(30, 64)
     head = NormalisedLinear(FeatureTransform.fit(features), 4)
     guesses = (torch.rand(30, 1) > 0.5).float() * torch.tensor([1.0, 1.0, 0.0, 0.0]) + torch.tensor([0.0, 0, 0, 1])
-    head.similar = SimilarImages.build(head.transform(features), guesses, weight=0.5, count=10, sharpness=5.0)
+    projection, _ = principal_components(head.transform(features), 30)
+    keys = head.transform(features) @ projection
+    head.similar = SimilarImages.build(projection, keys, guesses, weight=0.5, count=10, sharpness=5.0)
     with torch.no_grad():
         head.linear.bias.copy_(torch.tensor([-13.0, 13.0, -13.0, 13.0]))
     model = Model(backbone, head).eval()
