@@ -1,7 +1,7 @@
 """Images per second when a whole network is tuned on one GPU, compared with the same network on one random batch.
 
 python benchmarks/gpu_speed.py [--images voc.safetensors] [--backbones efficientnet-lite0,resnet50] [--batches 32,128]
-    [--compile no,graph,full] [--size 224] [--precision no]
+    [--compile no,inductor] [--size 224] [--precision no]
 
 The loop is `halflabel.training.loop.fit` on images in GPU memory, with crops and mirror images made there (view
 "weak"), and with two views if a method uses two. The ceiling is forward pass, backward pass and optimizer step,
@@ -28,8 +28,8 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Model
+from halflabel.training.compiled_model import CompiledModel
 from halflabel.training.config import Settings
-from halflabel.training.cuda_graphs import compile_model
 from halflabel.training.loop import fit
 
 CLASSES = 20
@@ -49,10 +49,8 @@ def ceiling(name: str, size: int, batch: int, mode: Any, precision: str, steps: 
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 2, (batch, CLASSES), device=device).float()
-    compiled = compile_model(model, mode, batch, device).train()
-    amp = torch.autocast(
-        "cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=mode not in ("graph", "full")
-    )
+    compiled = (CompiledModel(model, batch) if mode == "inductor" else model).train()
+    amp = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16")
 
     def step() -> None:
         with amp:
@@ -90,7 +88,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--backbones", default="efficientnet-lite0")
     parser.add_argument("--batches", default="32,128")
-    parser.add_argument("--compile", default="no,graph,full")
+    parser.add_argument("--compile", default="no,inductor")
     parser.add_argument("--methods", default="bce")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--count", type=int, default=4096)

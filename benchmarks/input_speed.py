@@ -1,7 +1,7 @@
 """Images per second of several ways to feed a model, timed alternately in one run, without a model.
 
 python benchmarks/input_speed.py --photos DIR [--size 448] [--images 512] [--workers 2] [--batch 64] [--device cpu]
-    [--train resnet50 --compile graph]
+    [--train resnet50 --compile inductor]
 
 a) torchvision: a plain Dataset and DataLoader: open, resize, mirror, to float, normalize
 b) folder: halflabel's source of image files, weak view
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--resize", choices=["short", "squash"], default="squash")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--train", default="", help="A backbone to tune on the images.")
-    parser.add_argument("--compile", choices=["no", "graph", "full"], default="graph")
+    parser.add_argument("--compile", choices=["no", "inductor"], default="no")
     parser.add_argument("--out", type=Path, help="Also write the numbers as JSON.")
     arguments = parser.parse_args()
 

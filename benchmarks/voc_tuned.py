@@ -141,7 +141,7 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
             "epochs": 10,
             "batch_size": 32,
             "backbone_lr": 1.0,
-            "compile": "graph",
+            "compile": "inductor",
         }
         | job.get("settings", {})
         | ({"epochs": 20, "compile": "no"} if job.get("frozen") else {})

@@ -252,12 +252,11 @@ def test_work_for_one_process_is_refused_to_several(monkeypatch: pytest.MonkeyPa
     assert "methods runs in one process, not in 2" in result.stderr
 
 
-def test_graphs_are_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_compiling_is_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UserError, match="--compile graph works in one process"):
-        make_accelerator(Settings(compile="graph"))
+    with pytest.raises(UserError, match="--compile inductor works in one process"):
+        make_accelerator(Settings(compile="inductor"))
 
 
 def test_what_a_lost_process_looks_like(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,7 @@
-"""Rows with other training images, other initial weights, or a label graph file."""
+"""Rows with other training images or other initial weights."""
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,7 @@ from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
 from halflabel.data.datasets import open_dataset
-from halflabel.errors import UserError
 from halflabel.experiments import bench
-from halflabel.labels.names import Names
-from halflabel.methods.parts.label_graph import Edges
 from halflabel.papers.run import reproduce
 from halflabel.papers.settings import Overrides, set_up_cell
 from halflabel.papers.tables import TABLES
@@ -106,70 +101,6 @@ def test_options_and_deviations_of_huynh_2020() -> None:
     rows = {row.name: row for row in TABLES["S1-table1"].rows}
     assert any("linear, and the paper's is not" in line for line in rows["Fast0Tag"].differs)
     assert any("learned, the paper uses class semantics" in line for line in rows["Wsabie"].differs)
-
-
-@pytest.fixture
-def wordnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A WordNet that contains only the first two classes."""
-
-    def edges(classes: Names, k: int) -> Edges:
-        return Edges(np.array([0, 1]), np.array([1, 0]), np.array([0.5, 0.5]))
-
-    monkeypatch.setattr("halflabel.methods.parts.label_graph.from_wordnet", edges)
-
-
-def write_graph(path: Path, data: Path, weight: float = 1.0) -> Path:
-    """A graph with an edge from each class to the third after it."""
-    classes = list(open_dataset("open-images", data).classes)
-    edges = zip(classes, classes[3:] + classes[:3], strict=True)
-    path.write_text("".join(f"{one},{other},{weight}\n" for one, other in edges))
-    return path
-
-
-@pytest.mark.usefixtures("wordnet")
-def test_s1_rows_with_a_label_graph_need_a_file(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
-    graph, out = write_graph(tmp_path / "wiki.csv", open_images), tmp_path / "out"
-    words = ["reproduce", "S1-table3", open_images, "--out", out, *WORDS]
-    without = run(*words)
-    assert without.exit_code == 0, without.output
-    assert "wiki+wordnet: no --graph FILE; it needs the graph of WordNet" in " ".join(without.stdout.split())
-    assert len(fits) == 2  # the logistic model and co-occurrence
-    fits.clear()
-    result = run(*words, "--graph", graph)
-    assert result.exit_code == 0, result.output
-    content = json.loads((out / "reproduction.json").read_text())
-    assert (content["skipped"], content["failures"]) == ([], [])
-    ours = {one["row"]: one["ours"] for one in content["figures"] if one["measure"] == "All classes"}
-    assert all(value is not None for value in ours.values())
-    assert len(fits) == 2  # what was there before is not trained again
-    edges = {tuple(fit["method"].graph.cols.tolist()) for fit in fits}
-    assert len(edges) == 2
-    sources = sorted(fit["method"].graph_source for fit in fits)
-    assert sources == sorted([str(graph), f"wordnet+{graph}"])
-    assert any(line.startswith("wiki; wiki+wordnet: the label graph is that of --graph") for line in content["differs"])
-    # Another graph in the same place is another experiment.
-    fits.clear()
-    write_graph(graph, open_images, 0.25)
-    assert run(*words, "--graph", graph).exit_code == 0
-    assert len(fits) == 2
-    fits.clear()
-    assert run(*words, "--graph", graph).exit_code == 0
-    assert not fits
-    four = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["wiki"], graph=graph, overrides=SMALL)
-    assert [one.row for one in four.figures] == ["image learned, label learned (wiki)"]
-    assert not math.isnan(four.figures[0].ours)
-
-
-def test_an_invalid_graph_is_refused_before_anything_is_written(open_images: Path, tmp_path: Path) -> None:
-    graph, out = write_graph(tmp_path / "wiki.csv", open_images), tmp_path / "out"
-    with pytest.raises(UserError, match="no row of S1-table1 takes a label graph"):
-        reproduce("S1-table1", open_images, out=out, graph=graph, overrides=SMALL)
-    with pytest.raises(UserError, match="cannot be read"):
-        reproduce("S1-table3", open_images, out=out, graph=tmp_path / "nothing.csv", overrides=SMALL)
-    graph.write_text(graph.read_text() + "horse,unicorn,1\n")
-    with pytest.raises(UserError, match="horse"):
-        reproduce("S1-table3", open_images, out=out, graph=graph, overrides=SMALL)
-    assert not out.exists()
 
 
 def test_a_method_with_two_views_trains_on_both(

@@ -11,7 +11,6 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.terminal import console
-from halflabel.errors import UserError
 from halflabel.system.format import counted
 
 if TYPE_CHECKING:
@@ -47,83 +46,38 @@ def cache(
     from halflabel.models.feature_cache_admin import find_caches, remove_cache, select_caches
 
     caches = find_caches(folder)
-    if remove is None:
-        if yes:
-            raise UserError("--yes has no effect without --remove", "add --remove older, or leave --yes out")
-        _show(folder, caches)
-        return
-    selected = select_caches(caches, remove)
+    selected = caches if remove is None else select_caches(caches, remove)
     if not selected:
-        console.print(f"Nothing to remove: no {'older ' * (remove == 'older')}cache in {escape(str(folder))}")
+        console.print(f"No {'older ' * (remove == 'older')}caches in {escape(str(folder))}")
         return
     for info in selected:
         _print_cache(info)
-    total = _format_bytes(sum(info.bytes for info in selected))
-    if not yes:
-        try:
-            is_confirmed = typer.confirm(f"Remove {_count_caches(len(selected))}, {total}?")
-        except typer.Abort:
-            raise UserError("the removal was not confirmed", "answer y, or add --yes") from None
-        if not is_confirmed:
-            console.print("Nothing was removed")
-            return
-    errors: list[UserError] = []
-    for info in selected:
-        try:
-            remove_cache(info)
-        except UserError as error:
-            errors.append(error)
-    removed = len(selected) - len(errors)
-    if removed or not errors:
-        console.print(f"Removed {_count_caches(removed)}" + ("" if errors else f", {total}"))
-    if errors:
-        others = f" ({len(errors) - 1} more could not be removed)" if len(errors) > 1 else ""
-        raise UserError(f"{errors[0].message}{others}", errors[0].fix)
-
-
-def _show(folder: Path, caches: list[CacheInfo]) -> None:
-    if not caches:
-        console.print(f"No cached features in {escape(str(folder))}")
+    total = f"{counted(len(selected), 'cache')}, {_format_bytes(sum(info.bytes for info in selected))}"
+    if remove is None:
+        older = len(select_caches(caches, "older"))
+        hint = f"; {older} older than another of the same images:  --remove older" if older else ""
+        console.print(f"\n{total}{hint}", soft_wrap=True)
         return
-    for info in caches:
-        _print_cache(info)
-    console.print(f"\n{_count_caches(len(caches))}, {_format_bytes(sum(info.bytes for info in caches))}")
-    if older := [info for info in caches if not info.is_latest]:
-        console.print(
-            f"{_count_caches(len(older))} of these, {_format_bytes(sum(info.bytes for info in older))}, older than "
-            "another of the same images:  --remove older",
-            soft_wrap=True,
-        )
+    if not yes and not typer.confirm(f"Remove {total}?"):
+        console.print("Nothing was removed")
+        return
+    for info in selected:
+        remove_cache(info)
+    console.print(f"Removed {total}")
 
 
 def _print_cache(info: CacheInfo) -> None:
-    state = [] if info.is_latest else ["older"]
-    if info.is_being_built():
-        state.append("being built")
-    elif not info.is_complete:
-        state.append("interrupted: the next job continues it")
-    if info.other_files:
-        state.append("holds other files too, so it is never removed")
-    console.print(f"[bold]{escape(info.name)}[/]" + (f"  [yellow]{escape('; '.join(state))}[/]" if state else ""))
+    state = "being built" if info.is_being_built() else "interrupted: the next job continues it"
+    console.print(f"[bold]{escape(info.name)}[/]" + ("" if info.is_complete else f"  [yellow]{state}[/]"))
     parts = [
         "— images" if info.images is None else counted(info.images, "image"),
         _format_bytes(info.bytes),
         f"last used {datetime.fromtimestamp(info.last_used):%Y-%m-%d %H:%M}",
         f"{info.backbone}, weights {info.made_of.get('weights', '?')[:8]}",
-        f"{info.size} px{_resize_mode(info)}, {info.kind}",
+        f"{info.size} px, {info.kind}",
     ]
     parts += [counted(info.strong_views, "strong view")] * bool(info.strong_views)
     console.print("    " + escape(" · ".join(parts)), soft_wrap=True)
-
-
-def _resize_mode(info: CacheInfo) -> str:
-    """The resize mode (squash or crop), if the note of the cache has it."""
-    view = info.made_of.get("view", "")
-    return f" {view.partition('resize=')[2].partition(',')[0]}" if "resize=" in view else ""
-
-
-def _count_caches(count: int) -> str:
-    return f"{count} cache{'s' * (count != 1)}"
 
 
 def _format_bytes(count: float) -> str:

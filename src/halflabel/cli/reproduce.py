@@ -64,23 +64,6 @@ def reproduce(
         str | None,
         panel(DATA, "Run the table on this data set instead, such as voc2012; shows no differences to the paper."),
     ] = None,
-    labels: Annotated[
-        Path | None,
-        panel(
-            DATA,
-            "The known training labels, such as a published list of single positives (CSV: image, class by name or "
-            "number). Without it, known labels are drawn at random.",
-            show_default=False,
-        ),
-    ] = None,
-    graph: Annotated[
-        Path | None,
-        panel(
-            DATA,
-            "A label graph (CSV: class, class, weight) for the rows that need one, such as wiki of S1-table3.",
-            show_default=False,
-        ),
-    ] = None,
     cache: Annotated[
         Path | None,
         panel(
@@ -123,8 +106,6 @@ def reproduce(
         rows=rows or (),
         conditions=conditions or (),
         dataset=dataset,
-        labels=labels,
-        graph=graph,
         seeds=seeds,
         budget=budget,
         force=force,

@@ -5,7 +5,6 @@ tables/          one module per paper: the printed numbers and the protocol of e
 measure.py       the papers' measures
 settings.py      from a table cell to training settings, with the deviations from the paper
 plan.py          selection by name, and groups of runs that share data and settings
-given_labels.py  published training labels from a file
 describe.py      protocols in words
 result.py        published and reproduced numbers side by side
 run.py           `reproduce`

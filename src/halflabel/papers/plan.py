@@ -116,7 +116,7 @@ def _folder_name(cell: Cell, trial: int, tune: str) -> str:
     if training.config.get("tune") == "head":  # the paper's own way of training heads, not the library's
         shared.append("as published")
     other_test = condition.test_split if condition.test_split != "test" else ""
-    for rare in (training.initial_model, condition.labelled_only, other_test, cell.row.graph_digest):
+    for rare in (training.initial_model, condition.labelled_only, other_test):
         shared += [rare] if rare else []  # defaults are left out: they do not change the digest of existing folders
     digest = hashlib.sha256(json.dumps(to_json_value(shared), sort_keys=True).encode()).hexdigest()[:8]
     words = [condition.dataset, *(f"{key}{value}" for key, value in condition.trials[trial].items()), tune, digest]

@@ -18,9 +18,7 @@ from halflabel.experiments.grid import LabelMask, Outcome, Task, parse_budget
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipes
-from halflabel.methods.parts.label_graph import from_file
 from halflabel.papers.describe import describe_masks, describe_measure, describe_training, group_lines
-from halflabel.papers.given_labels import GivenLabels, GivenMask, use_given_labels
 from halflabel.papers.measure import RELABEL_METRICS, measure_task
 from halflabel.papers.plan import RunGroup, build_grid, plan_groups, select_by_name, with_reference_rows
 from halflabel.papers.result import CellRun, Reproduction, collect_figures
@@ -41,8 +39,6 @@ def reproduce(
     rows: Sequence[str] = (),
     conditions: Sequence[str] = (),
     dataset: str | None = None,
-    labels: Path | None = None,
-    graph: Path | None = None,
     overrides: Overrides | None = None,
     seeds: int = 1,
     budget: float | str | None = None,
@@ -55,9 +51,6 @@ def reproduce(
     rows, conditions  select some by name, by part of the name or, rows, by method. Without `conditions`, conditions
                       whose data set is missing are left out and reported.
     dataset           run on another data set than the paper's; no differences are computed then
-    labels            a file with the known training labels, such as a published list of single positives; the
-                      protocol draws none then
-    graph             a CSV file of rows class,class,weight for rows that need a label graph; else they are skipped
     budget            time limit of this call, in seconds or as text such as "30m"
     cache             folder for features and initial models, shared between tables; see `default_cache`
 
@@ -68,7 +61,7 @@ def reproduce(
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
     if seeds < 1:
         raise UserError(f"{seeds} seeds give no result", "use 1 or more")
-    table = find_table(id) if graph is None else find_table(id).with_graph(graph)
+    table = find_table(id)
     selected_rows = with_reference_rows(
         table, select_by_name("row", rows, table.rows, lambda row: (row.name, row.method or ""))
     )
@@ -83,9 +76,6 @@ def reproduce(
         raise next(iter(missing.values()))
     selected = [each for each in selected if each.name not in missing]
     groups = plan_groups(table, selected_rows, selected, overrides or Overrides(), paper_datasets)
-    if graph is not None:
-        for condition in selected:  # report errors in the file before anything is trained
-            from_file(graph, datasets.open(condition, 0).train.classes)
     run = _TableRun(
         table=table,
         rows=selected_rows,
@@ -93,7 +83,6 @@ def reproduce(
         groups=groups,
         paper_datasets=paper_datasets,
         datasets=datasets,
-        given=None if labels is None else _give_labels(labels, groups, selected, datasets),
         seeds=seeds,
         out=out,
         cache=default_cache(out) if cache is None else cache,
@@ -110,14 +99,6 @@ def default_cache(out: Path) -> Path:
     """The folder "cache" next to `out`, so that tables share it; or inside `out` if it already exists there."""
     inside = out / "cache"
     return inside if inside.is_dir() else out.parent / "cache"
-
-
-def _give_labels(
-    file: Path, groups: Sequence[RunGroup], conditions: Sequence[Condition], datasets: _DatasetFolder
-) -> GivenLabels:
-    opened = datasets.open(groups[0].condition, groups[0].trial)
-    others = [split.labels.images for name, split in opened.splits.items() if name != "train"]
-    return use_given_labels(file, groups, conditions, opened.train, others)
 
 
 class _DatasetFolder:
@@ -179,7 +160,6 @@ class _TableRun:
     groups: list[RunGroup]
     paper_datasets: Mapping[str, str]
     datasets: _DatasetFolder
-    given: GivenLabels | None
     seeds: int
     out: Path
     cache: Path
@@ -196,16 +176,13 @@ class _TableRun:
         splits, lost = self.datasets.splits(group.condition, group.trial)
         bench = self._bench(group, splits)
         lines = self._describe_group(group, splits)
-        lines += [] if self.given is None else [self.given.describe_coverage(bench.table)]
         for name in group.differs:
-            self.protocol.setdefault(name, []).extend([*lines, _describe_labels(group, name, self.given)])
+            self.protocol.setdefault(name, []).extend([*lines, _describe_labels(group, name)])
             self.lost_images.setdefault(name, []).extend(lost)
         grid = build_grid(group, self.seeds)
         bench.open()
         store = Store(self.out / group.folder)
-        given = {} if self.given is None else {"given labels": self.given.labels.digest()}
-        identity = {"halflabel": __version__, "table": self.table.id, **bench.identity(), **given}
-        store.start(identity, force=force)
+        store.start({"halflabel": __version__, "table": self.table.id, **bench.identity()}, force=force)
         total = self.seeds * sum(len(each.jobs) for each in self.groups)
         callback = _TaskOffset(self.reporter.callback or Callback(), self.tasks_before, total)
         try:
@@ -219,9 +196,8 @@ class _TableRun:
             self._record(group, bench, store, task, outcome)
 
     def _record(self, group: RunGroup, bench: Bench, store: Store, task: Task, outcome: Outcome) -> None:
-        mask = LabelMask(task.label_mask.protocol, task.label_mask.options)
         for row, condition in group.jobs[task.pair]:
-            run = CellRun(row.name, condition.name, group.trial, mask, task.seed)
+            run = CellRun(row.name, condition.name, group.trial, task.label_mask, task.seed)
             if outcome.error:
                 self.failures[run] = outcome.error
             else:
@@ -331,7 +307,7 @@ class _TableRun:
         ]
 
 
-def _describe_labels(group: RunGroup, condition_name: str, given: GivenLabels | None) -> str:
+def _describe_labels(group: RunGroup, condition_name: str) -> str:
     """The labels that training sees under a condition, with the rows that have their own label mask."""
     rows: dict[LabelMask, list[str]] = {}
     own: dict[LabelMask, list[str]] = {}
@@ -342,7 +318,7 @@ def _describe_labels(group: RunGroup, condition_name: str, given: GivenLabels | 
     text = [describe_masks(list(rows))] if rows else []
     text += [f"{describe_masks([mask])} ({', '.join(names)})" for mask, names in own.items() if mask not in rows]
     if any(mask.protocol for mask in (*rows, *own)):
-        text.append("drawn anew with every seed" if given is None else f"those of {given.file} with every seed")
+        text.append("drawn anew with every seed")
     return f"labels that training sees: {'; '.join(text)}"
 
 
@@ -369,9 +345,7 @@ class _DescribedTask(Task):
     """A task that describes its label mask in the words of the protocol."""
 
     def describe(self) -> str:
-        given = " as given" if isinstance(self.label_mask, GivenMask) else ""
-        labels = f"{describe_masks([self.label_mask])}{given}"
-        return f"{self.candidate.name}, {labels}, seed {self.seed}, lr {self.lr:.2g}"
+        return f"{self.candidate.name}, {describe_masks([self.label_mask])}, seed {self.seed}, lr {self.lr:.2g}"
 
     @classmethod
     def of(cls, task: Task) -> _DescribedTask:

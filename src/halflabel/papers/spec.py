@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from halflabel.data.datasets import dataset_options
@@ -250,8 +248,6 @@ class TableRow:
     measured_as           measure -> metric, where this row uses another metric than the column
     differs               what the paper does in this row that is not done here
     needs                 what is missing to run this row
-    graph                 the method's option `graph`, "{}" for a file of the user; the row needs --graph to run
-    graph_digest          digest of the graph file that the user gave
     """
 
     name: str
@@ -268,12 +264,10 @@ class TableRow:
     measured_as: Mapping[str, str] = field(default_factory=dict)
     differs: tuple[str, ...] = ()
     needs: str = ""
-    graph: str = ""
-    graph_digest: str = ""
 
     def can_run(self, methods: Collection[str]) -> bool:
-        """Whether the row can be trained with these methods and without further files."""
-        return self.method in methods and not self.graph
+        """Whether the row can be trained with these methods."""
+        return self.method in methods
 
     def applies_to(self, condition: Condition) -> bool:
         """Whether the row has numbers under a condition."""
@@ -289,7 +283,7 @@ class TableRow:
             return ""
         if self.method is None:
             return "only the printed numbers are available"
-        return "no --graph FILE" if self.method in methods else f"the method {self.method!r} is not available"
+        return f"the method {self.method!r} is not available"
 
 
 class Cell(NamedTuple):
@@ -345,27 +339,3 @@ class PaperTable:
             for row in self.rows
             if (reason := row.why_skipped(methods))
         }
-
-    def with_graph(self, graph: Path) -> PaperTable:
-        """The table with a label graph file filled into the rows that need one."""
-        if not any(row.graph for row in self.rows):
-            raise UserError(f"no row of {self.id} takes a label graph", "leave --graph out")
-        try:
-            digest = hashlib.sha256(graph.read_bytes()).hexdigest()[:16]
-        except OSError as error:
-            raise UserError(
-                f"the label graph {graph} cannot be read: {error.strerror}",
-                "name a CSV file of rows class,class,weight by --graph",
-            ) from error
-        rows = tuple(
-            replace(
-                row,
-                options={**row.options, "graph": row.graph.format(graph.absolute())},
-                graph="",
-                graph_digest=digest,
-            )
-            if row.graph
-            else row
-            for row in self.rows
-        )
-        return replace(self, rows=rows)

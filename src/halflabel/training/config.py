@@ -108,8 +108,8 @@ class Settings:
         True
     )
     compile: Annotated[
-        Literal["no", "graph", "inductor", "full"],
-        Option("graph: CUDA graphs, faster for small batches; inductor: torch.compile; full: both.", SPEED),
+        Literal["no", "inductor"],
+        Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),
     ] = "no"
     shard: Annotated[
         bool,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from halflabel.data.sources import FetchedBatch, Plan, Source
 from halflabel.models.heads import Model
 from halflabel.system import distributed
+from halflabel.training.compiled_model import CompiledModel
 from halflabel.training.config import Settings
-from halflabel.training.cuda_graphs import compile_model
 from halflabel.training.data_parallel import WholeBatchParallel
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def distribute(plain: Model, settings: Settings, device: torch.device) -> Distri
         return Sharded(plain, device)
     if distributed.is_distributed():
         return DataParallel(plain)
-    return Distribution(plain, settings, device)
+    return Distribution(plain, settings)
 
 
 class Distribution:
@@ -58,13 +58,12 @@ class Distribution:
 
     is_sharded = False
 
-    def __init__(self, plain: Model, settings: Settings, device: torch.device) -> None:
+    def __init__(self, plain: Model, settings: Settings) -> None:
         self.plain: Model = plain
         self.trained: Model = plain
-        self.model: nn.Module = compile_model(
-            plain, settings.compile, settings.batch_size, device, settings.deterministic
-        )
-        self.can_split_batches = settings.compile == "no"  # a recorded or compiled model takes one batch size
+        is_compiled = settings.compile == "inductor"
+        self.model: nn.Module = CompiledModel(plain, settings.batch_size) if is_compiled else plain
+        self.can_split_batches = not is_compiled  # a compiled model takes one batch size
 
     def fetch(
         self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int

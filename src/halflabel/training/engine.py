@@ -32,7 +32,6 @@ def make_accelerator(settings: Settings) -> Any:
     """The Accelerator for the settings; an error for combinations that are not supported."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
-    from accelerate.utils import AutocastKwargs
 
     if distributed.is_distributed() and settings.compile != "no":
         raise UserError(f"--compile {settings.compile} works in one process only", "leave --compile out")
@@ -44,9 +43,7 @@ def make_accelerator(settings: Settings) -> Any:
     # One process may train several times, with another precision or on another device.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     try:
-        # A recorded CUDA graph would keep using the cast weights that autocast cached while recording: cache none.
-        autocast = AutocastKwargs(cache_enabled=settings.compile not in ("graph", "full"))
-        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu", kwargs_handlers=[autocast])
+        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu")
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"precision {settings.precision} is not available here: {error}", "use --precision no"

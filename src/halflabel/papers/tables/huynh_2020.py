@@ -158,23 +158,18 @@ _RESCALED = (
 _IMCL = {"lambda_y": 1.0, "lambda_f": 0.5, "k": 5, "k_a": 50, "logistic_share": 0.0}
 
 
-def _imcl(
-    name: str, *differs: str, settings: dict[str, Any] | None = None, needs: str = "", graph: str = "", **options: Any
-) -> TableRow:
+def _imcl(name: str, *differs: str, settings: dict[str, Any] | None = None, **options: Any) -> TableRow:
     return TableRow(
         name,
         "imcl",
         _IMCL | options,
         differs=(*_RESCALED, *differs),
         settings=settings or {},
-        needs=needs,
-        graph=graph,
     )
 
 
 _WIKI = "a label graph of the 50 most frequent concepts in the introduction of each class's Wikipedia article"
-_UNPUBLISHED = f"{_WIKI}, which is not published: make a CSV file of rows class,class,weight"
-_USER_GRAPH = "the label graph is that of --graph: the paper's graph from Wikipedia is not published"
+_UNPUBLISHED = f"{_WIKI}, which is not published"
 
 _S1_TABLE1 = PaperTable(
     "S1-table1",
@@ -223,13 +218,8 @@ _S1_TABLE3 = PaperTable(
     (_open_images("fixed features", "head"),),
     _GROUPS,
     (
-        _imcl("wiki", _USER_GRAPH, needs=_UNPUBLISHED, graph="{}"),
-        _imcl(
-            "wiki+wordnet",
-            _USER_GRAPH,
-            needs=f"the graph of WordNet and, for classes missing there, {_UNPUBLISHED}",
-            graph="wordnet+{}",
-        ),
+        TableRow("wiki", None, needs=_UNPUBLISHED),
+        TableRow("wiki+wordnet", None, needs=f"WordNet and {_UNPUBLISHED}"),
         _imcl("co-occurrence"),
     ),
     ("co-occurrence is the same experiment as IMCL with fixed features in table 1",),
@@ -250,7 +240,7 @@ _S1_TABLE4 = PaperTable(
         ),
         _imcl("image learned, label fixed", label_similarity="fixed"),
         _imcl("image learned, label learned (co-occurrence)"),
-        _imcl("image learned, label learned (wiki)", _USER_GRAPH, needs=_UNPUBLISHED, graph="{}"),
+        TableRow("image learned, label learned (wiki)", None, needs=_UNPUBLISHED),
     ),
     (
         "group 5: the fifth of the classes with the most training annotations",
