@@ -31,8 +31,6 @@ _SHOWN = (
     "max_bad",
     "workers",
     "hold",
-    "views_on",
-    "decode_on",
     "mirror",
     "copies",
     "select",
