@@ -295,44 +295,25 @@ def figures(
             metavar="PHOTOS", help="The folder with the images of the run, or a pack; some figures need it."
         ),
     ] = None,
-    only: Annotated[
-        str | None, typer.Option(help="Draw only these figures, such as densities,maps.", metavar="NAME,NAME")
-    ] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="Another run whose maps are drawn beside those of RUN.", metavar="RUN2")
-    ] = None,
     scan: Annotated[
-        int, typer.Option(help="Largest number of training images to score, for histograms and neighbours.", min=1)
+        int, typer.Option(help="Largest number of training images to score, for neighbours.", min=1)
     ] = 2000,
 ) -> None:
     """Draw the figures of the papers for a run, as PNG files with their numbers as JSON or CSV.
 
     densities: distributions of the scores of true positives and true negatives (Zhou 2022); best after train --truth.
 
-    histograms: present, absent and unknown entries by score (Wang 2023); with PHOTOS also of training images.
-
-    maps: where in the image the model finds a class (Wang 2023). Needs PHOTOS; with --against, two runs side by side.
-
     neighbours: the similar labels and, with PHOTOS, similar images that the method imcl found (Huynh 2020).
 
     Figures that are not possible for a run are skipped, with the reason.
 
     Example: halflabel figures runs/first photos/ --out figures
-
-    Example: halflabel figures runs/srcr photos/ --only maps --against runs/bce --out figures
     """
-    from halflabel.papers.figures.draw import FIGURES, draw_figures
+    from halflabel.papers.figures.draw import draw_figures
     from halflabel.runs.folder import RunFolder
 
-    names = FIGURES if only is None else tuple(name.strip() for name in only.split(",") if name.strip())
-    if not names:
-        raise UserError("--only names no figure", f"choose from {', '.join(FIGURES)}")
-    opened, other = RunFolder.open(run), RunFolder.open(against) if against is not None else None
-
-    from halflabel.cli.progress import Bar
-
     with Bar("figures") as bar:
-        drawn = draw_figures(opened, out, photos=photos, only=names, against=other, scan=scan, reporter=Reporter(bar))
+        drawn = draw_figures(RunFolder.open(run), out, photos=photos, scan=scan, reporter=Reporter(bar))
     for figure in drawn:
         if figure.files:
             files = ", ".join(path.name for path in figure.files)

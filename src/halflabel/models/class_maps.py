@@ -1,6 +1,6 @@
 """Class-activation maps: the places of an image that speak for a class.
 
-The gallery of the run page, the review page and the papers' figures show them as heat maps.
+The gallery of the run page and the review page show them as heat maps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 
     from halflabel.models.heads import Model
 
-__all__ = ["compute_class_maps", "heat_map", "heat_map_on_photo", "overlay", "visible_box"]
+__all__ = ["compute_class_maps", "heat_map", "heat_map_on_photo", "visible_box"]
 
 Floats = NDArray[np.float32]
-Pixels = NDArray[np.uint8]
 
-_COLORMAP = "plasma"
-_OPACITY = 0.75  # of the colour at the hottest pixel
 _BATCH_SIZE = 16
 
 
@@ -76,19 +73,6 @@ def heat_map(maps: NDArray[Any], size: tuple[int, int]) -> Floats:
     flat = torch.from_numpy(scaled.reshape(-1, 1, *scaled.shape[-2:]))
     enlarged: Floats = interpolate(flat, size=size, mode="bilinear", align_corners=False).numpy()
     return enlarged.reshape(*scaled.shape[:-2], *size).clip(0, 1)
-
-
-def overlay(photo: Pixels, heat: Floats) -> Pixels:
-    """Lay a heat map over a photo: (H, W, 3) uint8 and (H, W) in [0, 1] -> (H, W, 3) uint8.
-
-    The opacity of the colour grows with the heat; where the heat is 0, the photo is unchanged.
-    """
-    from matplotlib import colormaps
-
-    weight = _OPACITY * np.sqrt(heat)[..., None]  # the square root makes weak heat visible too
-    colours = colormaps[_COLORMAP](heat)[..., :3] * 255
-    mixed: Pixels = np.rint((1 - weight) * photo + weight * colours).astype(np.uint8)
-    return mixed
 
 
 def visible_box(view: Any, height: int, width: int) -> tuple[float, float, float, float]:

@@ -9,7 +9,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -98,10 +97,10 @@ def test_a_run_with_everything_has_every_figure(
 ) -> None:
     out = tmp_path / "new" / "figures"
     said = call(imcl.folder, folder / "images", "--out", out)
-    names = {"densities", "histograms", "maps", "label_neighbours", "image_neighbours"}
+    names = {"densities", "label_neighbours", "image_neighbours"}
     assert check_pictures(out) == names
     assert "skipped" not in said
-    for paper in ("Zhou 2022", "Wang 2023", "Huynh 2020"):
+    for paper in ("Zhou 2022", "Huynh 2020"):
         assert paper in said
     for path in out.iterdir():
         assert str(folder).encode() not in path.read_bytes()
@@ -115,15 +114,7 @@ def test_a_run_with_everything_has_every_figure(
     assert "Zhou 2022" in densities["figure"]
     assert densities["on"].endswith("by the hidden truth")
 
-    histograms = rows(out / "histograms.csv")
     training = read_run_facts(imcl).training
-    total = {
-        part: sum(int(row[part]) for row in histograms if "training" in row["images"])
-        for part in ("present", "unknown")
-    }
-    known = imcl.read_labels().rows(training)
-    assert total == {"present": int((known > 0).sum()), "unknown": int((known == 0).sum())}
-
     edges = rows(out / "label_neighbours.csv")
     assert any(float(edge["weight"]) != float(edge["weight at the start"]) for edge in edges)
     pairs = rows(out / "image_neighbours.csv")
@@ -132,43 +123,21 @@ def test_a_run_with_everything_has_every_figure(
     assert all(float(pair["c"]) >= 0 and float(pair["c̄"]) >= 0 for pair in pairs)
 
 
-def test_maps_of_two_runs_side_by_side(
-    imcl: RunFolder, bce: RunFolder, folder: Path, truth: LabelTable, tmp_path: Path
-) -> None:
-    call(imcl.folder, folder / "images", "--out", tmp_path, "--only", "maps", "--against", bce.folder)
-    assert check_pictures(tmp_path) == {"maps"}
-    told = json.loads((tmp_path / "maps.json").read_text(encoding="utf-8"))["maps"]
-    assert [entry["run"] for entry in told] == 6 * ["imcl"] + 6 * ["bce"]
-    assert [np.shape(entry["map"]) for entry in told] == 6 * [(4, 4)] + 6 * [(6, 6)]
-    assert len({entry["class"] for entry in told[:6]}) == 6
-    held_out = read_run_facts(imcl).held_out
-    assert held_out is not None
-    for entry in told[:6]:
-        image, column = truth.images.index([entry["image"]]), CLASSES.index(entry["class"])
-        assert image[0] in held_out.images
-        assert imcl.read_labels().rows(image)[0, column] > 0
-        # The maps of a linear head: their mean is the logit.
-        assert np.mean(entry["map"]) == pytest.approx(entry["logit"], abs=1e-4)
-
-
 def test_what_a_run_cannot_have_is_said(bce: RunFolder, imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
     said = call(bce.folder, "--out", tmp_path / "a")
     assert "densities: skipped; no images were held out" in said
-    assert "histograms: skipped; no images were held out, and the training images are missing" in said
-    assert "maps: skipped; it needs the photos" in said
-    assert "neighbours: skipped; bce learns no similarities: imcl does" in said
+    assert "image neighbours: skipped; bce learns no similarities: imcl does" in said
     assert not (tmp_path / "a").exists()
-    said = call(bce.folder, folder / "images", "--out", tmp_path / "b", "--scan", 20)
-    assert check_pictures(tmp_path / "b") == {"histograms", "maps"}
-    assert sum(int(row["present"]) for row in rows(tmp_path / "b" / "histograms.csv")) > 0
-    assert {row["images"] for row in rows(tmp_path / "b" / "histograms.csv")} == {
-        "20 training images, by their known labels"
-    }
+    said = call(imcl.folder, "--out", tmp_path / "b")
+    assert "image neighbours: skipped; it needs the photos" in said
+    assert check_pictures(tmp_path / "b") == {"densities", "label_neighbours"}
+    call(imcl.folder, folder / "images", "--out", tmp_path / "b", "--scan", 20)
+    assert len({row["image"] for row in rows(tmp_path / "b" / "image_neighbours.csv")}) <= 20
     moved = RunFolder(shutil.copytree(imcl.folder, tmp_path / "run"))
     shutil.rmtree(moved.checkpoints)
-    said = call(moved.folder, folder / "images", "--out", tmp_path / "c", "--only", "neighbours")
+    said = call(moved.folder, folder / "images", "--out", tmp_path / "c")
     assert said.count("skipped; what the method has learned is in the run's checkpoints") == 2
-    assert not (tmp_path / "c").exists()
+    assert check_pictures(tmp_path / "c") == {"densities"}
 
 
 def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelTable, tmp_path: Path) -> None:
@@ -176,17 +145,14 @@ def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelT
     edges.write_text("digit 2,digit 3,0.5\n", encoding="utf-8")
     run = make(folder, "own-graph", truth, method="imcl", options={"graph": str(edges)})
     edges.unlink()
-    said = call(run.folder, "--out", tmp_path / "out", "--only", "neighbours,densities")
+    said = call(run.folder, "--out", tmp_path / "out")
     assert "label neighbours: skipped; imcl cannot be started again: there is no label graph" in said
     assert check_pictures(tmp_path / "out") == {"densities"}
 
 
-def test_wrong_requests_are_refused_with_a_fix(imcl: RunFolder, bce: RunFolder, folder: Path, tmp_path: Path) -> None:
+def test_wrong_requests_are_refused_with_a_fix(imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
     photos, out = folder / "images", ("--out", tmp_path / "out")
     for words, message, fix in (
-        ((imcl.folder, *out, "--only", "densities,plots"), "there is no figure 'plots'", "densities, histograms"),
-        ((imcl.folder, *out, "--only", ","), "--only names no figure", "choose from"),
-        ((imcl.folder, *out, "--against", bce.folder), "another run is compared only by its maps", "name the photos"),
         ((imcl.folder, tmp_path / "nowhere", *out), "is not a folder", "name the folder with the images"),
         ((tmp_path, *out), "is not a run", "train --out"),
         ((imcl.folder, "--out", imcl.folder / "config.yaml"), "is a file", "name a folder with --out"),

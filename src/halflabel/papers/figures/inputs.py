@@ -16,8 +16,6 @@ from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from halflabel.data.sources import Images
     from halflabel.labels.table import LabelTable
     from halflabel.methods.base import Method
@@ -25,10 +23,10 @@ if TYPE_CHECKING:
     from halflabel.runs.predictor import Predictor
     from halflabel.types import Sweep
 
-__all__ = ["SAMPLE_STREAM", "FigureInputs", "FigureUnavailable"]
+__all__ = ["FigureInputs", "FigureUnavailable"]
 
 PHOTO_SIDE = 320  # pixels of a photo's longer side
-SAMPLE_STREAM = 0x66696775  # random stream that orders the images
+_SAMPLE_STREAM = 0x66696775  # random stream that orders the images
 
 
 class FigureUnavailable(Exception):
@@ -45,7 +43,6 @@ class FigureInputs:
     def __init__(self, run: RunFolder, photos: Path | None, *, scan: int, reporter: Reporter = SILENT) -> None:
         self.run, self.photos, self.scan, self.reporter = run, photos, scan, reporter
         self.facts = read_run_facts(run)
-        self._sources: dict[int, Images] = {}
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -61,24 +58,21 @@ class FigureInputs:
             return None
         return truth.subset(truth.images.index(table.images.array), truth.classes.index(table.classes.array))
 
-    def source(self, predictor: Predictor | None = None) -> Images:
-        """The photos, preprocessed for this run's model or for another one."""
+    @cached_property
+    def source(self) -> Images:
+        """The photos, preprocessed for this run's model."""
         from halflabel.data.sources import open_images
 
         if self.photos is None:
             raise FigureUnavailable("it needs the photos: name their folder after the run")
-        predictor = self.predictor if predictor is None else predictor
-        if id(predictor) not in self._sources:
-            self._sources[id(predictor)] = open_images(
-                self.facts.table.images, self.photos, predictor.views, workers=predictor.config.workers, max_bad=1.0
-            )
-        return self._sources[id(predictor)]
+        workers = self.predictor.config.workers
+        return open_images(self.facts.table.images, self.photos, self.predictor.views, workers=workers, max_bad=1.0)
 
     @cached_property
     def sample(self) -> NDArray[np.int64]:
         """Positions among the training images: all, or a random sample that depends only on the image names."""
         names = self.facts.table.images.take(self.facts.training).array
-        order = np.argsort(bits(SAMPLE_STREAM, hash_names(names)), kind="stable")
+        order = np.argsort(bits(_SAMPLE_STREAM, hash_names(names)), kind="stable")
         return np.sort(order[: self.scan])
 
     @cached_property
@@ -87,7 +81,7 @@ class FigureInputs:
         from halflabel.data.sources import Subset
         from halflabel.models.scoring import score_source
 
-        part = Subset(self.source(), self.facts.training[self.sample])
+        part = Subset(self.source, self.facts.training[self.sample])
         predictor = self.predictor
         return score_source(
             predictor.model, part, device=predictor.device, mirror=predictor.config.mirror, reporter=self.reporter
@@ -127,7 +121,7 @@ class FigureInputs:
         from halflabel.data.decode import BadImage, read_image
 
         try:
-            image = read_image(self.source().paths[number])
+            image = read_image(self.source.paths[number])
         except BadImage:
             return None
         photo = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
@@ -142,14 +136,3 @@ class FigureInputs:
         if self.truth is not None:
             return measured, self.truth.rows(measured.images), "by the hidden truth"
         return measured, measured.labels, "by their known labels"
-
-    def logits(self, predictor: Predictor, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Plain views of some images (B, 3, S, S), preprocessed for this model, and its logits (B, C)."""
-        import torch
-
-        (fetched,) = self.source(predictor).fetch([numbers], ("plain",))
-        if len(fetched.images) < len(numbers):
-            raise UserError("an image has become unreadable", "leave the photos unchanged and start again")
-        with torch.no_grad():
-            logits: Tensor = predictor.model(fetched.views[0].to(predictor.device)).logits.float().cpu()
-        return fetched.views[0], logits

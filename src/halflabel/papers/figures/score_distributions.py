@@ -1,8 +1,8 @@
-"""Score densities of positives and negatives (Zhou 2022) and score histograms by label (Wang 2023)."""
+"""Score densities of positives and negatives (Zhou 2022)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halflabel.papers.figures.canvas import BLUE, GREY, literal, save_figure
-from halflabel.report.curves import ScoreHistograms, check_scores
+from halflabel.report.curves import check_scores
 
 __all__ = [
     "ScoreDensities",
-    "draw_probability_histograms",
     "draw_score_densities",
     "score_densities",
 ]
 
 Floats = NDArray[np.float64]
-_COLOURS = {"present": "#2a9d5c", "absent": "#d1495b", "unknown": GREY}
+_COLOURS = {"present": "#2a9d5c", "absent": "#d1495b"}
 
 
 class ScoreDensities(NamedTuple):
@@ -78,27 +77,6 @@ def draw_score_densities(
     right.set_xlabel("Wasserstein distance")
     title = f"the {len(shown)} smallest of {len(measured)} classes" if len(measured) > len(shown) else "per class"
     right.set_title(title, fontsize="medium")
-    save_figure(figure, path, caption=caption)
-
-
-def draw_probability_histograms(histograms: Mapping[str, ScoreHistograms], path: Path, caption: str = "") -> None:
-    """Draw one column per set of images: histograms of present, absent and unknown entries, on a log scale."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.5 + 4.6 * len(histograms), 6), layout="constrained")
-    columns = figure.subplots(3, len(histograms), sharex=True, sharey="row", squeeze=False).T
-    for panels, (title, histogram) in zip(columns, histograms.items(), strict=True):
-        for axes, meaning in zip(panels, ("present", "absent", "unknown"), strict=True):
-            entries: NDArray[np.int64] = getattr(histogram, meaning)
-            axes.stairs(entries, histogram.edges, fill=True, color=_COLOURS[meaning])
-            axes.set_yscale("symlog", linthresh=1)
-            axes.set_xlim(0, 1)
-            axes.set_title(f"{meaning}: {int(entries.sum()):,} entries", fontsize="medium")
-        panels[0].set_title(f"{literal(title)}\n{panels[0].get_title()}", fontsize="medium")
-        panels[-1].set_xlabel("score")
-    for axes in columns[0]:  # the other columns share these axes
-        axes.set_ylabel("entries")
-        axes.set_ylim(bottom=0)
     save_figure(figure, path, caption=caption)
 
 
