@@ -2,12 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+SOURCES := src tests benchmarks examples docs/hooks
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test check docs format clean
 
 help:
 	@echo "make demo    set up .venv and run the main job on embedded data"
 	@echo "make test    set up .venv, then lint, type-check and run every test"
+	@echo "make docs    build the documentation site in site/; warnings are errors"
 	@echo "make format  let ruff put the source in order"
 	@echo "make clean   remove .venv and what the demo wrote"
 
@@ -25,8 +27,8 @@ demo: $(READY)
 
 check: $(READY)
 	@echo "==> ruff"
-	@$(BIN)/ruff check src tests benchmarks examples
-	@$(BIN)/ruff format --check src tests benchmarks examples
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
 	@echo "==> mypy --strict"
 	@$(BIN)/mypy
 	@echo "==> import-linter"
@@ -36,9 +38,13 @@ test: check
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
 format: $(READY)
-	@$(BIN)/ruff check --fix src tests benchmarks examples
-	@$(BIN)/ruff format src tests benchmarks examples
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site

@@ -1,0 +1,173 @@
+"""Pages of the method gallery: one page per registered recipe, and an index by the labels that a method learns from."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from result_tables import Row, rows_of
+
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Recipe, recipes
+from halflabel.methods.loss import loss
+from halflabel.training.solver import can_solve
+
+# Values outside the bounds of any option: the error that a method raises for them states its bounds.
+_OUTSIDE: dict[type, tuple[Any, ...]] = {
+    int: (-(10**9), 10**9),
+    float: (-1e30, 1e30),
+    str: ("\0",),
+    bool: (),
+}
+_GROUPS = (
+    (
+        "Positives only",
+        "For labels of which only positives are known: tags, hashtags, one label per photo. These methods also learn "
+        "from labels with negatives.",
+        lambda recipe: {"positives-only", "single-positive"} <= set(recipe.serves),
+    ),
+    (
+        "Positives and negatives",
+        "For labels with known positives and known negatives. These methods refuse positives-only labels.",
+        lambda recipe: "partial" in recipe.serves and "positives-only" not in recipe.serves,
+    ),
+    (
+        "One class per image",
+        "For images that show exactly one class.",
+        lambda recipe: "partial" not in recipe.serves,
+    ),
+)
+
+
+def method_pages(results: str) -> dict[str, str]:
+    """Return the pages by path; `results` is the text of benchmarks/RESULTS.md."""
+    methods = recipes()
+    pages = {f"methods/{file_name(name)}": _page(recipe, methods, results) for name, recipe in methods.items()}
+    pages["methods/index.md"] = _index(methods)
+    return pages
+
+
+def file_name(method: str) -> str:
+    """Return the file name of a method's page.
+
+    >>> file_name("sarb*")
+    'sarb-star.md'
+    """
+    return f"{method.replace('*', '-star')}.md"
+
+
+def _index(methods: dict[str, Recipe] | Any) -> str:
+    text = [
+        "# Methods",
+        "",
+        f"halflabel has {len(methods)} training methods. Each page is generated from the code: formula, paper, options "
+        "with their defaults and bounds, and our own measurements where there are some. `halflabel methods NAME` shows "
+        "the same text in the terminal.",
+        "",
+        "You do not need to choose one: `--method auto`, the default, [chooses by the labels](../concepts/regimes.md). "
+        "`halflabel compare` measures several on your data.",
+        "",
+        "**Solver**: on a frozen backbone the method is fitted by L-BFGS, without learning rate or epochs. **Loss**: "
+        "`halflabel.loss(NAME)` gives its loss for a PyTorch loop of your own.",
+    ]
+    for title, meaning, belongs in _GROUPS:
+        text += ["", f"## {title}", "", meaning, "", "| method | what it does | solver | loss |", "|---|---|---|---|"]
+        for name, recipe in methods.items():
+            if belongs(recipe):
+                solver, module = (_yes(value) for value in (_is_solved(recipe), not _loss_refusal(recipe)))
+                summary = recipe.summary.replace("|", "\\|")
+                text.append(f"| [`{name}`]({file_name(name)}) | {summary} | {solver} | {module} |")
+    return "\n".join(text) + "\n"
+
+
+def _page(recipe: Recipe, methods: Any, results: str) -> str:
+    refusal = _loss_refusal(recipe)
+    facts = [
+        ("Paper", recipe.paper),
+        ("Learns from", ", ".join(recipe.serves) + " labels"),
+        ("Solver on a frozen backbone", "L-BFGS" if _is_solved(recipe) else "epochs of batches (sgd)"),
+        ("Defaults of sgd", f"`--lr {recipe.lr:g} --weight-decay {recipe.weight_decay:g}`"),
+        ("`halflabel.loss`", f"no: it {refusal}" if refusal else f'`halflabel.loss("{recipe.name}")`'),
+    ]
+    header, *others = (f"| {name} | {value} |" for name, value in facts)
+    text = [f"# {recipe.name}", "", header, "|---|---|", *others, ""]
+    text += [_linked(recipe.page, recipe.name, methods), "", "## Options", ""]
+    if recipe.options:
+        text += ["| option | default | allowed |", "|---|---|---|"]
+        for name, option in recipe.options.items():
+            default = str(option.default).lower() if isinstance(option.default, bool) else option.default
+            flag = f"--{name.replace('_', '-')}"
+            shown = f"`{default}`" if default != "" else "none"
+            text.append(f"| `{flag}` | {shown} | {_bounds(recipe, name)} |")
+    else:
+        text.append("None.")
+    text += ["", "## Our measurements", "", *_measurements(recipe.name, results)]
+    return "\n".join(text) + "\n"
+
+
+def _bounds(recipe: Recipe, name: str) -> str:
+    """Return the values that an option allows, as the error for a value outside of them states."""
+    default = recipe.options[name].default
+    if isinstance(default, bool):
+        return "true, false"
+    stated = []
+    for value in _OUTSIDE[type(default)]:
+        try:
+            recipe.make(**{name: value})
+        except UserError as error:
+            stated.append(error.fix.removeprefix("use ").removeprefix("one of: "))
+        except OverflowError:
+            continue
+    return "; ".join(dict.fromkeys(stated)) or ("any text" if isinstance(default, str) else "any number")
+
+
+def _is_solved(recipe: Recipe) -> bool:
+    return can_solve(recipe.make())
+
+
+def _loss_refusal(recipe: Recipe) -> str:
+    """Return why `halflabel.loss` refuses the method, or an empty string."""
+    labels = [[1, 0], [0, 1]] if "partial" not in recipe.serves else [[1, -1], [0, 1]]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss(recipe, table=LabelTable.from_dense(labels), epochs=20)
+    except UserError as error:
+        return str(error).partition(". Fix")[0].partition(": it ")[2] or str(error)
+    return ""
+
+
+def _linked(text: str, own: str, methods: Any) -> str:
+    """Return Markdown in which `name` links to the page of that method."""
+
+    def link(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"[`{name}`]({file_name(name)})" if name in methods and name != own else match[0]
+
+    lines = text.split("\n")
+    return "\n".join(line if line.startswith("    ") else re.sub(r"`([^`]+)`", link, line) for line in lines)
+
+
+def _measurements(name: str, results: str) -> Iterator[str]:
+    sections: dict[str, list[Row]] = {}
+    for row in rows_of(name, results):
+        sections.setdefault(row.section, []).append(row)
+    if not sections:
+        yield "None yet."
+        return
+    yield "From [the measurements](../results.md), which state data, settings and seeds."
+    for section, rows in sections.items():
+        yield from ("", f"**[{section}](../results.md#{rows[0].anchor})**")
+        header: tuple[str, ...] = ()
+        for row in rows:
+            if row.header != header:
+                header = row.header
+                yield from ("", f"| {' | '.join(header)} |", "|" + "---|" * len(header))
+            yield f"| {' | '.join(row.cells)} |"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "–"

@@ -1,0 +1,149 @@
+"""Every command and every Python example of README and docs: run on a small folder, or at least parsed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from doc_blocks import PAGES, ROOT, blocks_of, commands_in
+from example_data import write_example_data
+from typer.testing import CliRunner
+
+from halflabel.cli import app
+
+# Added to trainings, to make them short; everything else runs as written.
+QUICK = {"backbone": "tiny", "size": 32, "workers": 0, "device": "cpu"}
+NO_TRAINING_OPTIONS = {"--continue", "--resume"}
+PREPARED = ["halflabel", "train", "labels.csv", "photos/", "--out", "runs/first"]
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_files() -> Iterator[None]:
+    """Nothing in this process is about power cuts; waiting for the disk is most of the time otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the pages name, and the run that most of them begin with."""
+    folder = tmp_path_factory.mktemp("docs")
+    write_example_data(folder)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        run(PREPARED, "the prepared run")
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the prepared folder, in which one page is run; a method that the page registers is gone afterwards."""
+    from halflabel.methods import base
+    from halflabel.runs import new_run
+
+    monkeypatch.setattr(base, "_REGISTRY", dict(base.recipes()))
+    monkeypatch.setattr(new_run, "train_run", partial(new_run.train_run, **QUICK))
+    monkeypatch.chdir(shutil.copytree(prepared, tmp_path / "work"))
+    return tmp_path / "work"
+
+
+def run(words: list[str], place: str) -> None:
+    command = words[1] if len(words) > 1 else ""
+    is_new = command == "train" and not NO_TRAINING_OPTIONS & set(words)
+    extra = [word for name, value in QUICK.items() for word in (f"--{name}", str(value))] if is_new else []
+    result = CliRunner().invoke(app, [*words[1:], *extra])
+    assert result.exit_code == 0, f"{place}: {' '.join(words)}\n{result.output}\n{result.exception!r}"
+
+
+def halflabel_words(words: list[str]) -> list[str]:
+    """Return the halflabel command in a line, also behind torchrun; empty if there is none."""
+    if words[:1] == ["halflabel"]:
+        return words
+    if "halflabel" in words and "-m" in words:
+        return words[words.index("halflabel") :]
+    return []
+
+
+def check_syntax(words: list[str], place: str) -> None:
+    """Fail unless command, arguments and options exist."""
+    command: Any = typer.main.get_command(app)
+    rest = words[1:]
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command, rest = command.commands[rest[0]], rest[1:]
+    assert not getattr(command, "commands", {}) or not rest, f"{place}: no command {rest[:1]}"
+    try:
+        context = command.make_context("halflabel", list(rest))
+    except Exception as error:
+        pytest.fail(f"{place}: {' '.join(words)}: {error!r} {getattr(error, 'message', '')}")
+    method_flags = [word for word in context.args if word.startswith("--")]
+    assert not method_flags, f"{place}: no option {method_flags}"
+
+
+@pages
+def test_commands_exist(page: Path) -> None:
+    for block in blocks_of(page, "bash", "console", "sh"):
+        for words in commands_in(block):
+            if command := halflabel_words(words):
+                check_syntax(command, block.place)
+            elif words[0] == "make":
+                makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+                assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in words[1:]), block.place
+            elif words[:2] == ["pip", "install"]:
+                extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+                named = re.findall(r"[\w-]+", "".join(re.findall(r"\[(.*?)\]", " ".join(words))))
+                assert set(named) <= set(extras["optional-dependencies"]), block.place
+
+
+def test_unknown_commands_and_options_are_found() -> None:
+    check_syntax(["halflabel", "export", "onnx", "runs/first", "--out", "model.onnx"], "here")
+    for line in (
+        "train labels.csv photos/ --epoks 3",
+        "trian labels.csv",
+        "fill runs/first --preciosion 0.9",
+        "evaluate",
+    ):
+        with pytest.raises((pytest.fail.Exception, AssertionError)):
+            check_syntax(["halflabel", *line.split()], "here")
+
+
+@pages
+@pytest.mark.usefixtures("folder")
+def test_commands_and_examples_run(page: Path) -> None:
+    names: dict[str, Any] = {"__name__": "docs_example"}
+    for block in blocks_of(page, "bash", "console", "sh", "python"):
+        if block.reason or page.name == "CONTRIBUTING.md":  # its code is a method in several files
+            continue
+        if block.language == "python":
+            exec(compile(block.text, block.place, "exec"), names)
+            continue
+        for words in commands_in(block):
+            if words[0] == "halflabel" and words != PREPARED:  # that training is in the folder already
+                run(words, block.place)
+
+
+def test_readme_is_short_and_names_the_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 150
+    assert {"make demo", "make test"} <= {
+        " ".join(words) for block in blocks_of(PAGES[0], "bash") for words in commands_in(block)
+    }
+
+
+def test_all_label_formats_are_listed() -> None:
+    from halflabel.labels.formats import FORMATS
+
+    text = (ROOT / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == set(FORMATS)
