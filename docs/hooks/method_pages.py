@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from result_tables import Row, rows_of
 
 from halflabel.errors import UserError
@@ -130,11 +131,12 @@ def _is_solved(recipe: Recipe) -> bool:
 
 def _loss_refusal(recipe: Recipe) -> str:
     """Return why `halflabel.loss` refuses the method, or an empty string."""
-    labels = [[1, 0], [0, 1]] if "partial" not in recipe.serves else [[1, -1], [0, 1]]
+    labels = torch.tensor([[1, 0], [0, 1]] if "partial" not in recipe.serves else [[1, -1], [0, 1]])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loss(recipe, table=LabelTable.from_dense(labels), epochs=20)
+            module = loss(recipe, table=LabelTable.from_dense(labels.numpy()), epochs=20)
+            module(torch.zeros(2, 2), labels, index=torch.arange(2), epoch=1)
     except UserError as error:
         return str(error).partition(". Fix")[0].partition(": it ")[2] or str(error)
     return ""

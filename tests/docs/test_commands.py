@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from doc_blocks import PAGES, ROOT, blocks_of, commands_in
 from example_data import write_example_data
@@ -140,6 +142,25 @@ def test_readme_is_short_and_names_the_two_commands() -> None:
     assert {"make demo", "make test"} <= {
         " ".join(words) for block in blocks_of(PAGES[0], "bash") for words in commands_in(block)
     }
+
+
+def test_readme_counts_methods_losses_and_formats() -> None:
+    from halflabel.errors import UserError
+    from halflabel.labels.formats import FORMATS
+    from halflabel.methods.base import recipes
+    from halflabel.methods.loss import loss
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    labels = torch.tensor([[1, 0], [0, 1]])
+    losses = 0
+    for name, recipe in recipes().items():
+        table = labels if "partial" not in recipe.serves else torch.tensor([[1, -1], [0, 1]])
+        with contextlib.suppress(UserError):
+            loss(name, table=table, epochs=20)(torch.zeros(2, 2), table, index=torch.arange(2), epoch=1)
+            losses += 1
+    assert f"{len(recipes())} methods" in readme
+    assert f"{losses} such losses" in readme
+    assert f"{len(FORMATS)} label formats" in readme
 
 
 def test_all_label_formats_are_listed() -> None:

@@ -1,0 +1,41 @@
+"""Project files agree with the package: version, workflow, pre-commit hooks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from halflabel import __version__
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_version_is_the_same_everywhere() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == __version__
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(\d\S+)\] - (\S+)$", changelog, re.MULTILINE)
+    assert newest is not None
+    assert newest.groups() == (__version__, citation["date-released"])
+
+
+def test_workflow_calls_make_test() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["test"]["steps"][-1] == {"run": "make test"}
+
+
+def test_hooks_run_tools_that_are_pinned() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    pinned = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    for hook in config["repos"][0]["hooks"]:
+        tool = hook["entry"].split()[0].removeprefix(".venv/bin/")
+        assert f"\n{ {'lint-imports': 'import-linter'}.get(tool, tool) }==" in pinned
+
+
+def test_dockerfile_copies_what_exists_and_says_that_it_is_untested() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert "UNTESTED" in text
+    for sources in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE):
+        assert all((ROOT / source).exists() for source in sources.split())
