@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,18 +21,26 @@ class Row(NamedTuple):
 
 
 def rows_of(method: str, results: str) -> Iterator[Row]:
-    """Yield the rows of tables with a column of methods whose cell names the method first.
+    """Yield the rows of tables with a column of methods whose cell begins with the method.
 
-    >>> text = "## VOC\\n\\n| labels | method | mAP |\\n|---|---|---|\\n| one | `an` | 79 |\\n| | `em`, tuned | 82 |"
-    >>> [row.cells for row in rows_of("em", text)]
-    [('one', '`em`, tuned', '82')]
+    In a column of parts, rows without a method are parts of the method named above them.
+
+    >>> table = "| labels | method | mAP |\\n|---|---|---|\\n| one | `an` | 79 |\\n| | **`em`, tuned** | 82 |"
+    >>> [row.cells for row in rows_of("em", table)]
+    [('one', '**`em`, tuned**', '82')]
+    >>> table = "| part | mAP |\\n|---|---|\\n| `srcr`, BCE | 73 |\\n| + PL | 72 |\\n| `imcl` | 71 |"
+    >>> [row.cells for row in rows_of("srcr", table)]
+    [('`srcr`, BCE', '73'), ('+ PL', '72')]
     """
+    current = ""
     for row in _rows(results):
-        columns = [number for number, name in enumerate(row.header) if name in ("method", "part")]
-        for column in columns:
-            first = row.cells[column].replace("*", "").partition("`")[2].partition("`")[0]
-            if first == method.replace("*", "") and ("*`" in row.cells[column]) == method.endswith("*"):
-                yield row
+        column = next((number for number, name in enumerate(row.header) if name in ("method", "part")), None)
+        if column is None:
+            continue
+        named = re.match(r"\**`([^`]+)`", row.cells[column])
+        current = named[1] if named else current if row.header[column] == "part" else ""
+        if current == method:
+            yield row
 
 
 def _rows(results: str) -> Iterator[Row]:
