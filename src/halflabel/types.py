@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Batch", "DropoutPasses", "Output", "Sweep", "Targets", "at_least_float32"]
+__all__ = ["Batch", "Output", "Sweep", "Targets", "at_least_float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,6 @@ class Targets(NamedTuple):
 
     pos: Tensor  # (B, C) ≥ 0
     neg: Tensor  # (B, C) ≥ 0
-
-
-@dataclass(frozen=True, slots=True)
-class DropoutPasses:
-    """Monte-Carlo dropout passes of the head, which a sweep adds to estimate the uncertainty of the model."""
-
-    count: int
-    of: Literal["logit", "score"] = "logit"  # mean and spread are taken of these values
 
 
 class Sweep(NamedTuple):

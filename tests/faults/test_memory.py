@@ -28,7 +28,7 @@ from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import Settings
 from halflabel.training.loop import Fitted, fit, make_loop
-from halflabel.types import Batch, DropoutPasses, Targets
+from halflabel.types import Batch, Targets
 
 N, C = 24, 3
 SETTINGS = Settings(epochs=2, batch_size=8, lr=0.01, schedule="constant", device="cpu")
@@ -245,10 +245,10 @@ def test_the_optimizers_own_memory_is_not_a_matter_of_images(monkeypatch: pytest
 
 def test_scores_are_the_same_however_many_images_fit() -> None:
     source, _ = data()
-    expected = score_source(model(N), source, batch_size=8, passes=DropoutPasses(3, "score"), mirror=True)
+    expected = score_source(model(N), source, batch_size=8, passes=3, mirror=True)
     small = model(3)
     with pytest.warns(UserWarning, match="out of GPU memory") as caught:
-        found = score_source(small, source, batch_size=8, passes=DropoutPasses(3, "score"), mirror=True)
+        found = score_source(small, source, batch_size=8, passes=3, mirror=True)
     assert len(caught) == 2  # 8 -> 4 -> 2, and no more for the other batches
     for name in ("logits", "features", "mean", "spread"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-6)

@@ -22,7 +22,7 @@ from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Linear, Model, Weldon
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
-from halflabel.types import Batch, DropoutPasses, Output, Sweep, Targets
+from halflabel.types import Batch, Output, Sweep, Targets
 
 _spec = importlib.util.spec_from_file_location(
     "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
@@ -227,7 +227,6 @@ def test_each_member_has_its_own_loss():
         ({"strategy": "none", "gnn": False, "pooling": "mean"}, Linear, False, Ignore),
         ({"strategy": "d", "ensemble": 1}, Weldon, True, Curriculum),
         ({"strategy": "a", "ensemble": 4}, Weldon, True, Curriculum),
-        ({"strategy": "d", "ensemble_of": "snapshots"}, Weldon, True, Curriculum),
     ],
 )
 def test_every_part_can_be_switched_off(options, kind, graphs, relabel):
@@ -239,16 +238,11 @@ def test_every_part_can_be_switched_off(options, kind, graphs, relabel):
 
 
 def test_options_reach_their_parts():
-    method = recipe("plcl").make(
-        strategy="e", theta=0.4, relabel_at="4,6", passes=9, statistic="std", spread_of="score", dropout=0.3, steps=2
-    )
+    method = recipe("plcl").make(strategy="e", theta=0.4, relabel_at="4,6", passes=9, dropout=0.3, steps=2)
     relabel = method.relabel
-    assert (relabel.theta, relabel.before, relabel.statistic, relabel.of) == (0.4, [4, 6], "std", "score")
-    assert relabel.passes == DropoutPasses(9, "score")
+    assert (relabel.theta, relabel.before, relabel.passes) == (0.4, [4, 6], 9)
     head = method.head(4, 5)
     assert (head.steps, head.inner.dropout.p, head.inner.k_plus) == (2, 0.3, 0.1)
-    snapshots = recipe("plcl").make(strategy="d", ensemble=4, ensemble_of="snapshots").relabel
-    assert snapshots.snapshots == 4
     assert recipe("plcl").make().relabel.theta == 0.3
     assert recipe("curriculum").make().relabel.theta == 2.0
 
@@ -264,7 +258,6 @@ def test_options_that_do_not_fit_are_refused():
     for options, advice in (
         ({"pooling": "max"}, "weldon, mean"),
         ({"strategy": "z"}, "none, a, b, c, d, e, 2steps"),
-        ({"ensemble_of": "models"}, "seeds, snapshots"),
         ({"dropout": 0.0}, "above 0 for e"),
         ({"dropout": 1.0}, "dropout < 1"),
     ):
@@ -319,18 +312,3 @@ def test_labels_found_in_training_are_in_the_log_and_close_to_the_truth():
     assert added[1]["label_proportion"] > 0.7
     assert min(added[1]["tp_rate"], added[1]["tn_rate"]) > 0.8
     assert log[-1]["loss"] < log[0]["loss"] / 2
-
-
-def test_snapshots_between_two_labellings_are_no_labellings_in_the_log():
-    rng = np.random.default_rng(0)
-    whole = np.where(rng.random((24, 4)) < 0.5, 1, -1)
-    table = LabelTable.from_dense(whole * (rng.random(whole.shape) < 0.5))
-    method = recipe("plcl").make(
-        strategy="d", ensemble_of="snapshots", ensemble=3, theta=0.01, pooling="mean", gnn=False
-    )
-    model = Model(None, seeded(0, lambda: method.head(6, 4)))
-    source = Features(torch.randn(24, 6, generator=torch.Generator().manual_seed(0)), table.images)
-    log = fit(model, method, source, table, Settings(epochs=8, device="cpu"), truth=LabelTable.from_dense(whole)).log
-    assert method.relabel.before == [4, 6]
-    assert [line["epoch"] for line in log if "label_proportion" in line] == [3, 5]
-    assert [line["epoch"] for line in log if "tp_rate" in line] == [3, 5]

@@ -19,26 +19,22 @@ slow = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(slow)
 
 
-def make(classes, steps=3, readout="node", channels=4):
-    return seeded(classes, lambda: GnnHead(Linear(channels, classes), classes, steps, readout)).double()
+def make(classes, steps=3, channels=4):
+    return seeded(classes, lambda: GnnHead(Linear(channels, classes), classes, steps)).double()
 
 
 def expected(head, x):
     update = dict(head.update.named_parameters())
-    read = None if head.readout is None else (head.readout.weight[0], head.readout.bias[0])
-    return torch.stack(
-        [slow.propagate(row, head.message.weight, head.message.bias, update, head.steps, read) for row in x]
-    )
+    return torch.stack([slow.propagate(row, head.message.weight, head.message.bias, update, head.steps) for row in x])
 
 
 def logits(images, classes, scale=2.0):
     return torch.randn(images, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(images)) * scale
 
 
-@pytest.mark.parametrize("readout", ["node", "linear"])
 @pytest.mark.parametrize(("images", "classes", "steps"), [(3, 4, 3), (1, 3, 1), (2, 1, 3), (1, 1, 2), (2, 2, 2)])
-def test_is_the_slow_loop(images, classes, steps, readout):
-    head = make(classes, steps, readout)
+def test_is_the_slow_loop(images, classes, steps):
+    head = make(classes, steps)
     x = logits(images, classes).requires_grad_()
     found, wanted = head.propagate(x), expected(head, x)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
@@ -165,7 +161,5 @@ def test_is_finite_in_half_precision(dtype):
 def test_refusals_say_what_to_do():
     with pytest.raises(UserError, match=r"2401 classes.*--gnn false"):
         GnnHead(Linear(1, 1), MAX_CLASSES + 1)
-    with pytest.raises(UserError, match="node or linear"):
-        GnnHead(Linear(1, 2), 2, readout="mean")
     with pytest.raises(UserError, match="at least one step"):
         GnnHead(Linear(1, 2), 2, steps=0)

@@ -23,10 +23,8 @@ def gru(h: list[Tensor], m: list[Tensor], parameters: dict[str, Tensor]) -> list
     return new
 
 
-def propagate(
-    x: Tensor, weight: Tensor, bias: Tensor, parameters: dict[str, Tensor], steps: int, read: tuple | None = None
-) -> Tensor:
-    """(C,) scores of one image -> (C,); `read` is (weights, bias) of the linear readout."""
+def propagate(x: Tensor, weight: Tensor, bias: Tensor, parameters: dict[str, Tensor], steps: int) -> Tensor:
+    """(C,) scores of one image -> (C,)."""
     classes = len(x)
     zero = torch.zeros((), dtype=x.dtype)
     first = [[x[v] if c == v else zero for c in range(classes)] for v in range(classes)]
@@ -48,8 +46,5 @@ def propagate(
     scores = []
     for v in range(classes):
         summed = [a + b for a, b in zip(first[v], states[v], strict=True)]
-        if read is None:
-            scores.append(summed[v])
-        else:
-            scores.append(sum(w * s for w, s in zip(read[0], summed, strict=True)) + read[1])
+        scores.append(summed[v])
     return torch.stack(scores)

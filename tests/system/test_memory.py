@@ -22,7 +22,6 @@ from halflabel.methods.parts.relabel import check_size
 from halflabel.models.heads import Linear, Model
 from halflabel.models.scoring import score_source
 from halflabel.system import distributed, memory
-from halflabel.types import DropoutPasses
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -119,9 +118,9 @@ def test_scores_are_the_same_in_a_file_and_unread_images_are_nan(folder: Path, m
     source = Features(values, Names.numbered(23), bad)
     with monkeypatch.context() as there:
         there.setattr(memory, "_SCRATCH_BYTES", 1 << 28)
-        expected = score_source(model, source, batch_size=5, passes=DropoutPasses(3), seed=1)
+        expected = score_source(model, source, batch_size=5, passes=3, seed=1)
         assert not open_files(folder)
-    found = score_source(model, source, batch_size=5, passes=DropoutPasses(3), seed=1)
+    found = score_source(model, source, batch_size=5, passes=3, seed=1)
     assert len(open_files(folder)) == 4
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)

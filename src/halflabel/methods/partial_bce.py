@@ -43,7 +43,6 @@ def partial_bce(
 def curriculum(
     theta: float = 2.0,
     relabel_at: str = "",
-    redecide: bool = False,
     g_value: float = 5.0,
     g_share: float = 0.1,
     gamma: float = 1.0,
@@ -55,9 +54,9 @@ def curriculum(
 
         L = 1/B Σ_i g(p_i)/C Σ_{known or weak c} BCE,   weak labels: x ≥ θ present, x < −θ absent   (eq. 1, 8)
 
-    theta (θ, of the logit). relabel_at, redecide: as in `plcl`; g_value, g_share, gamma: as in `partial-bce`.
+    theta (θ, of the logit). relabel_at: as in `plcl`; g_value, g_share, gamma: as in `partial-bce`.
 
     Figures of Huynh 2020 (Open Images, mAP): 77.05 against 75.85 of `logistic`.
     """
-    relabel = Curriculum("a", theta, relabel_at, redecide=redecide)
+    relabel = Curriculum("a", theta, relabel_at)
     return Method(BCE(), relabel, reduce=ByShare.from_options(g_value, g_share, gamma))

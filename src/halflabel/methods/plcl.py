@@ -21,20 +21,15 @@ def plcl(
     strategy: str = "e",
     theta: float = 0.0,
     relabel_at: str = "",
-    redecide: bool = False,
     passes: int = 20,
-    statistic: str = "variance",
-    spread_of: str = "logit",
     dropout: float = 0.5,
     block: int = 16,
     ensemble: int = 3,
-    ensemble_of: str = "seeds",
     pooling: str = "weldon",
     k_plus: float = 0.1,
     k_minus: float = 0.1,
     gnn: bool = True,
     steps: int = 3,
-    readout: str = "node",
     g_value: float = 5.0,
     g_share: float = 0.1,
     gamma: float = 1.0,
@@ -57,21 +52,17 @@ def plcl(
 
     strategy: none, a, b, c, d, e or 2steps; theta (θ): 0 = the strategy's default, as above.
     relabel_at: the epochs before which labels are added, as in 10,15 (default: at half and three quarters of training,
-    the paper's 10 and 15 of 20). Weak labels stay and later times add to them, as the paper's label proportions show;
-    redecide=true discards them and decides anew each time.
-    passes, dropout, statistic (variance or std), spread_of (logit or score): for e. The paper says "variance of the
-    classification scores" and "the setting used in" Kendall and Gal 2017. It must mean the variance of logits: its θ up
-    to 0.5 leave entries unlabelled, and scores in [0, 1] have a variance of at most 0.25. That setting is 50 passes and
-    dropout 0.2 after every convolution; here dropout is before the head only, with 20 passes at 0.5. Dropout is used in
-    training with every strategy. The variance depends on the model: after few steps, or with little dropout, it is
-    small and everything would be labelled, right or wrong; use strategy a then.
-    block: images per block of b, the paper's mini-batch. ensemble, ensemble_of: for d, which the paper does not
-    describe: "seeds" = so many heads on the same features with different initial weights and losses, whose mean is the
-    model; "snapshots" = the mean of the scores after the last so many epochs.
+    the paper's 10 and 15 of 20). Weak labels stay and later times add to them, as the paper's label proportions show.
+    passes, dropout: for e. The paper says "variance of the classification scores" and "the setting used in" Kendall and
+    Gal 2017. It must mean the variance of logits: its θ up to 0.5 leave entries unlabelled, and scores in [0, 1] have a
+    variance of at most 0.25. That setting is 50 passes and dropout 0.2 after every convolution; here dropout is before
+    the head only, with 20 passes at 0.5. Dropout is used in training with every strategy. The variance depends on the
+    model: after few steps, or with little dropout, it is small and everything would be labelled, right or wrong; use
+    strategy a then. block: images per block of b, the paper's mini-batch. ensemble: for d, which the paper does not
+    describe: so many heads on the same features with different initial weights and losses, whose mean is the model.
     pooling: weldon, or mean (a linear head); k_plus, k_minus (k⁺, k⁻): below 1 a share of the cells, else a number.
-    gnn: use the graph network; steps (T); readout: node as above, or linear, a learned read-out shared by the classes:
-    the paper does not say how the vector h_v⁰ + h_v^T becomes a score. g_value, g_share, gamma, alpha, beta: as in
-    `partial-bce`.
+    gnn: use the graph network; steps (T). The paper does not say how the vector h_v⁰ + h_v^T becomes a score. g_value,
+    g_share, gamma, alpha, beta: as in `partial-bce`.
 
     The paper's ablation (COCO, 10 % known, ResNet-101, mAP): BCE 72.15 (strategy=none gnn=false g_value=1 dropout=0),
     partial-BCE 75.31 (strategy=none gnn=false dropout=0), with the graph 75.82 (strategy=none dropout=0), with
@@ -85,7 +76,6 @@ def plcl(
     dropout=0.2, mAP 49.6: 91 %, 37 and 90. Wrong labels of a weak model do not help it.
     """
     one_of(("none", *STRATEGIES), strategy=strategy)
-    one_of(("seeds", "snapshots"), ensemble_of=ensemble_of)
     one_of(("weldon", "mean"), pooling=pooling)
     if not 0 <= dropout < 1 or (strategy == "e" and dropout == 0):
         raise UserError(f"dropout {dropout:g} does not fit strategy {strategy}", "use 0 ≤ dropout < 1; above 0 for e")
@@ -99,25 +89,12 @@ def plcl(
             head = Weldon(channels, classes, k_plus, k_minus, dropout)
         else:
             head = Linear(channels, classes, dropout)
-        return GnnHead(head, classes, steps, readout) if gnn else head
+        return GnnHead(head, classes, steps) if gnn else head
 
     def make_head(channels: int, classes: int) -> Head:
         return Ensemble([make_member(channels, classes) for _ in range(ensemble)])
 
-    snapshots = ensemble if ensemble_of == "snapshots" else 0
-    relabel = None
-    if strategy != "none":
-        relabel = Curriculum(
-            strategy,
-            theta,
-            relabel_at,
-            redecide=redecide,
-            block=block,
-            snapshots=snapshots,
-            passes=passes,
-            statistic=statistic,
-            of=spread_of,
-        )
-    is_ensemble = strategy == "d" and ensemble_of == "seeds" and ensemble > 1
+    relabel = Curriculum(strategy, theta, relabel_at, block=block, passes=passes) if strategy != "none" else None
+    is_ensemble = strategy == "d" and ensemble > 1
     reduce = ByShare.from_options(g_value, g_share, gamma, alpha, beta)
     return Method(BCE(), relabel, head=make_head if is_ensemble else make_member, reduce=reduce)

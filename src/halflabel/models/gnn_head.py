@@ -25,9 +25,8 @@ class GnnHead(Head):
         y_v = the v-th component of h_v⁰ + h_v^T                                  (eq. 15)
 
     One node per class, all connected; M, b and the GRU are shared by nodes and steps. Eq. 15 leaves a vector of C
-    numbers per class, and the text does not say how they become a score: `readout` "node" takes the component that
-    held the score in h_v⁰, "linear" a learned w · (h_v⁰ + h_v^T) + b shared by all nodes, w starting at ones. With
-    torch's initial weights y is close to (1 + 2^−T) x: training starts from the logits of the inner head.
+    numbers per class, and the text does not say how they become a score: this takes the component that held the score
+    in h_v⁰. With torch's initial weights y is close to (1 + 2^−T) x: training starts from the logits of the inner head.
 
     (B, D) or (B, D, h, w) -> logits (B, C). Maps and `class_maps` are those of the inner head: they show x, not y.
     For an ensemble, put several of these into `Ensemble`, not an `Ensemble` into this.
@@ -38,15 +37,13 @@ class GnnHead(Head):
     per image.
     """
 
-    def __init__(self, inner: Head, classes: int, steps: int = 3, readout: str = "node") -> None:
+    def __init__(self, inner: Head, classes: int, steps: int = 3) -> None:
         super().__init__()
         if classes > MAX_CLASSES:
             raise UserError(
                 f"a graph over {classes} classes has {classes}² states per image; the maximum is {MAX_CLASSES} classes",
                 "switch the graph off (--gnn false), or train on fewer classes",
             )
-        if readout not in ("node", "linear"):
-            raise UserError(f"the graph has no readout {readout!r}", "use node or linear")
         if steps < 1:
             raise UserError(f"a graph needs at least one step, not {steps}", "use 1 or more, or --gnn false")
         self.inner = inner
@@ -54,10 +51,6 @@ class GnnHead(Head):
         self.steps = steps
         self.message = nn.Linear(classes, classes)
         self.update = nn.GRUCell(classes, classes)
-        self.readout = nn.Linear(classes, 1) if readout == "linear" else None
-        if self.readout is not None:
-            nn.init.ones_(self.readout.weight)
-            nn.init.zeros_(self.readout.bias)
 
     def forward(self, features: Tensor) -> Output:
         output: Output = self.inner(features)
@@ -82,13 +75,10 @@ class GnnHead(Head):
     def _propagate(self, logits: Tensor) -> Tensor:
         classes = logits.shape[1]
         others = max(classes - 1, 1)  # a single class receives the message 0
-        first = states = torch.diag_embed(logits)  # (B, C, C): node v's state is row v
+        states = torch.diag_embed(logits)  # (B, C, C): node v's state is row v
         for _ in range(self.steps):
             messages = torch.relu(self.message(states))
             # The sum over all minus the own message, by the mean: the sum could overflow in half precision.
             received = messages.mean(1, keepdim=True) * (classes / others) - messages / others
             states = self.update(received.flatten(0, 1), states.flatten(0, 1)).unflatten(0, logits.shape)
-        if self.readout is not None:
-            scores: Tensor = self.readout(first + states).squeeze(2)
-            return scores
         return logits + states.diagonal(dim1=1, dim2=2)

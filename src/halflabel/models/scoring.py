@@ -18,7 +18,7 @@ from halflabel.system import distributed, memory
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits
-from halflabel.types import DropoutPasses, Sweep
+from halflabel.types import Sweep
 
 __all__ = ["PASSES", "score_source", "seed_generators"]
 
@@ -32,7 +32,7 @@ def score_source(
     device: torch.device | str = "cpu",
     batch_size: int = 64,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    passes: DropoutPasses | None = None,
+    passes: int = 0,
     seed: int = 0,
     mirror: bool = False,
     reporter: Reporter = SILENT,
@@ -41,10 +41,10 @@ def score_source(
 ) -> Sweep:
     """Logits and features of the plain view of every image, in evaluation mode; NaN if an image cannot be read.
 
-    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). `passes`
-    adds Monte-Carlo dropout passes of the head, seeded by `seed`. Several processes score different batches, and each
-    gets the scores of all. If the GPU runs out of memory, `batcher` makes batches smaller from then on. Without
-    `features`, the features of the result have no columns.
+    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). `passes` is
+    the number of Monte-Carlo dropout passes of the head, seeded by `seed`. Several processes score different batches,
+    and each gets the scores of all. If the GPU runs out of memory, `batcher` makes batches smaller from then on.
+    Without `features`, the features of the result have no columns.
 
     Memory: 4·C bytes per image for the logits, 4·D for the features, 4·C each for mean and spread of the passes; each
     process keeps each of these tables of 256 MB or more in a scratch file.
@@ -84,11 +84,10 @@ def score_source(
             store("logits", rows, logits)
             if features:
                 store("features", rows, output.features)
-            if passes is not None:
+            if passes:
                 seed_generators(int(bits(seed, PASSES, number)[0] >> np.uint64(1)), torch.device(device))
                 with autocast(), _dropout_on(model.head):
-                    drawn = torch.stack([model.head(head_input).logits.float() for _ in range(passes.count)])
-                drawn = torch.sigmoid(drawn) if passes.of == "score" else drawn
+                    drawn = torch.stack([model.head(head_input).logits.float() for _ in range(passes)])
                 store("mean", rows, drawn.mean(0))
                 store("spread", rows, drawn.std(0, correction=0))
     model.train(was_training)

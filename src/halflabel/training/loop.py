@@ -45,7 +45,7 @@ from halflabel.training.engine import deterministic_algorithms, make_accelerator
 from halflabel.training.optimizer import learning_rate_factor
 from halflabel.training.state import TrainingState
 from halflabel.training.step import OptimizerStep
-from halflabel.types import DropoutPasses, Sweep
+from halflabel.types import Sweep
 
 __all__ = ["Fitted", "Judge", "Loop", "fit", "make_loop"]
 
@@ -330,9 +330,7 @@ class Loop:
         seed = int(bits(self.settings.seed, PASSES, epoch)[0])
         return self._score(self.distribution.plain, self.source, relabel.passes, seed, relabel.wants_features)
 
-    def _score(
-        self, model: Model, source: Source, passes: DropoutPasses | None = None, seed: int = 0, features: bool = False
-    ) -> Sweep:
+    def _score(self, model: Model, source: Source, passes: int = 0, seed: int = 0, features: bool = False) -> Sweep:
         size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
         return score_source(
             model,

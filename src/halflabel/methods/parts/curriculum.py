@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,20 +13,13 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.label_store import PackedLabels
 from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
 from halflabel.system.rng import hash_names
-from halflabel.types import Batch, DropoutPasses, Sweep, Targets
+from halflabel.types import Batch, Sweep, Targets
 
 __all__ = ["STRATEGIES", "Curriculum"]
 
 STRATEGIES = {"a": 2.0, "b": 0.8, "c": 5.0, "d": 2.0, "e": 0.3, "2steps": 0.0}  # with the paper's θ
 _SHARES = (10 / 20, 15 / 20)  # the paper labels before epochs 10 and 15 of 20
 _BLOCK_ENTRIES = 1 << 20  # entries labelled at a time
-
-
-class _Evidence(NamedTuple):
-    """The scores of a block of images that a strategy uses."""
-
-    score: Tensor  # (b, C): its sign is the label
-    doubt: Tensor | None  # (b, C) uncertainty, for [e]
 
 
 class Curriculum(Relabeler):
@@ -41,26 +33,22 @@ class Curriculum(Relabeler):
         [b]  the ⌊θ M⌋ largest |x| of the M unknown entries of a block      θ = 0.8
         [c]  x ≥ θ present                                                  θ = 5     (eq. 9)
         [d]  [a] on the mean logit of an ensemble                           θ = 2     (eq. 10)
-        [e]  uncertainty ≤ θ, label by the sign of the mean                 θ = 0.3   (eq. 11)
+        [e]  variance of passes ≤ θ, label by the sign of the mean               θ = 0.3   (eq. 11)
         2steps  every entry once: [a] with θ = 0, before the first of the epochs only
 
     Weak labels stay, and later times add to them: the paper's label proportions for [b] are those of taking θ of the
     entries that are *still* unknown twice (10 % known, θ = 0.1: 10 + 9 + 8.1 = 27.1, it reports 26.7; θ = 0.5: 77.5 and
-    77.4). `redecide` discards them first, the alternation of eq. 7 taken literally. A block of [b] is `block` images
-    in the order of the hashes of their names, as random as a shuffled mini-batch but reproducible. [d] uses the logits
-    of the sweep, which for an ensemble head are the mean of its members; or with `snapshots` K > 0 the mean of
-    the sweeps after the last K epochs (those since the last labelling). Images that could not be read stay unknown.
+    77.4). A block of [b] is `block` images in the order of the hashes of their names, as random as a shuffled
+    mini-batch but reproducible. [d] uses the logits of the sweep, which for an ensemble head are the mean of its
+    members. Images that could not be read stay unknown.
 
     `before` empty: before the epochs at half and three quarters, as in the paper (10 and 15 of 20).
-    Memory: 1/4 byte per image and class, from 256 MB on in a scratch file, and 8 bytes per image; with snapshots 4 more
-    per image and class, in memory. A sweep has the logits of all images, 4 bytes per image and class (12 for [e], with
-    mean and uncertainty), from 256 MB on in scratch files. They are read in table order, by [b] in the order of the
-    blocks.
+    Memory: 1/4 byte per image and class, from 256 MB on in a scratch file, and 8 bytes per image. A sweep has the
+    logits of all images, 4 bytes per image and class (12 for [e], with mean and uncertainty), from 256 MB on in scratch
+    files. They are read in table order, by [b] in the order of the blocks.
     """
 
     labels: PackedLabels  # (N, C): known and weak labels
-    summed: Tensor  # (N, C) float32: logits added up over snapshots
-    snapshots_taken: Tensor  # () int64
     order: Tensor  # (N,) int64: images by the hash of their names
     wants_features = False
 
@@ -70,12 +58,8 @@ class Curriculum(Relabeler):
         theta: float = 0.0,
         before: str = "",
         *,
-        redecide: bool = False,
         block: int = 16,
-        snapshots: int = 0,
         passes: int = 20,
-        statistic: str = "variance",
-        of: str = "logit",
     ) -> None:
         super().__init__()
         if strategy not in STRATEGIES:
@@ -84,29 +68,16 @@ class Curriculum(Relabeler):
             raise UserError(
                 f"strategy {strategy} cannot have theta {theta:g}", "use theta ≥ 0; ≤ 1 for b; none for 2steps"
             )
-        if statistic not in ("std", "variance") or of not in ("logit", "score"):
-            raise UserError(
-                f"uncertainty cannot be the {statistic!r} of a {of!r}", "use std or variance, and of a logit or a score"
-            )
-        if block < 1 or snapshots < 0 or passes < 2:
-            raise UserError(
-                f"block is {block}, snapshots {snapshots}, passes {passes}",
-                "use a block of 1 or more, 0 or more snapshots, 2 or more passes",
-            )
+        if block < 1 or passes < 2:
+            raise UserError(f"block is {block}, passes {passes}", "use a block of 1 or more, 2 or more passes")
         self.strategy = strategy
         self.theta = theta or STRATEGIES[strategy]
         self.before_option = _read_epochs(before)
-        self.redecide = redecide
         self.block = block
-        self.snapshots = snapshots if strategy == "d" else 0
-        self.statistic = statistic
-        self.of = of
         if strategy == "e":
-            self.passes = DropoutPasses(passes, cast(Literal["logit", "score"], of))
+            self.passes = passes
         self.plan(20)
         self.labels = PackedLabels()
-        for name in ("summed", "snapshots_taken"):
-            self.register_buffer(name, None)
         self.register_buffer("order", None, persistent=False)
 
     def plan(self, epochs: int) -> None:
@@ -122,13 +93,10 @@ class Curriculum(Relabeler):
 
     def start(self, table: LabelTable) -> None:
         tables = 3 if self.strategy == "e" else 1
-        check_size(table, 4 if self.snapshots else 0, "curriculum labelling", sweeps=tables, stored=0.25)
+        check_size(table, 0, "curriculum labelling", sweeps=tables, stored=0.25)
         self.table = table
         self.labels.start(table, "curriculum labelling")
         self.order = torch.from_numpy(np.argsort(hash_names(table.images.array), kind="stable"))
-        if self.snapshots:
-            self.summed = torch.zeros(table.shape)
-            self.snapshots_taken = torch.zeros((), dtype=torch.int64)
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         labels = torch.where(batch.labels != 0, batch.labels, self.labels.rows(batch.index))
@@ -138,49 +106,29 @@ class Curriculum(Relabeler):
         return self.labels.dense()
 
     def wants_sweep(self, epoch: int) -> bool:
-        """Whether this is one of the last `snapshots` epochs (at least the last one) before labels are added."""
+        """Whether labels are added before the next epoch."""
         all_known = self.table.known == self.table.shape[0] * self.table.shape[1]
-        due = [first for first in self.before if first <= self.epochs]
-        return not all_known and any(0 < first - epoch <= max(self.snapshots, 1) for first in due)
+        return not all_known and epoch < self.epochs and epoch + 1 in self.before
 
     @torch.no_grad()
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
-        if self.snapshots:
-            self.summed += sweep.logits.to(self.summed.device)  # NaN (an unreadable image) stays NaN
-            self.snapshots_taken += 1
-        if epoch + 1 not in self.before:
-            return {}
-        if self.redecide:
-            self.labels.reset(self.table)
         size = self.block if self.strategy == "b" else max(_BLOCK_ENTRIES // max(self.table.shape[1], 1), 1)
         # The other strategies label each entry separately: in table order, which is fast for a memory-mapped file.
         order = self.order if self.strategy == "b" else torch.arange(len(self.table), device=self.order.device)
         for images in torch.split(order, size):
-            self._label(images, self._evidence(sweep, images))
-        if self.snapshots:
-            self.summed.zero_()
-            self.snapshots_taken.zero_()
+            self._label(images, sweep)
         return self._counts()
 
-    def _evidence(self, sweep: Sweep, images: Tensor) -> _Evidence:
+    def _label(self, images: Tensor, sweep: Sweep) -> None:
+        """Turn the easy unknown entries of these images into weak labels."""
         device = self.labels.codes.device
 
-        def rows(values: Tensor) -> Tensor:
+        def rows(values: Tensor | None) -> Tensor:
+            if values is None:
+                raise ValueError("strategy e needs a sweep with passes")
             return values[images.to(values.device)].to(device)
 
-        if self.snapshots:
-            return _Evidence(rows(self.summed) / self.snapshots_taken, None)
-        if self.strategy != "e":
-            return _Evidence(rows(sweep.logits), None)
-        if sweep.mean is None or sweep.spread is None:
-            raise ValueError("strategy e needs a sweep with passes")
-        spread = rows(sweep.spread)
-        doubt = spread.square() if self.statistic == "variance" else spread
-        return _Evidence(rows(sweep.mean) - (0.5 if self.of == "score" else 0.0), doubt)
-
-    def _label(self, images: Tensor, evidence: _Evidence) -> None:
-        """Turn the easy unknown entries of these images into weak labels."""
-        score, doubt = evidence
+        score = rows(sweep.mean if self.strategy == "e" else sweep.logits)
         labels = self.labels.rows(images).to(score.device)
         unknown = (labels == 0) & ~score.isnan()
         present, absent = score >= 0, score < 0
@@ -195,8 +143,7 @@ class Curriculum(Relabeler):
             case "c":
                 easy = score >= self.theta
             case "e":
-                assert doubt is not None
-                easy = doubt <= self.theta
+                easy = rows(sweep.spread).square() <= self.theta
             case _:
                 easy = (score >= self.theta) | (score < -self.theta)
         weak = (present.to(torch.int8) - absent.to(torch.int8)) * (unknown & easy)

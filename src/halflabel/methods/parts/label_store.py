@@ -80,11 +80,6 @@ class PackedLabels(_ByteStore):
         if known:
             self._add_known(table)
 
-    def reset(self, table: LabelTable) -> None:
-        """Forget all labels but the known ones."""
-        self.codes.zero_()
-        self._add_known(table)
-
     def rows(self, index: Tensor) -> Tensor:
         """(B,) image numbers -> (B, C) int8 in {−1, 0, +1}, on the device of `index`."""
         return self._unpack(self.codes[index.to(self.codes.device)].to(index.device))

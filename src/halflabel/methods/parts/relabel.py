@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.system import distributed, memory
-from halflabel.types import Batch, DropoutPasses, Sweep, Targets, at_least_float32
+from halflabel.types import Batch, Sweep, Targets, at_least_float32
 
 __all__ = [
     "AssumeNegative",
@@ -27,7 +27,7 @@ LARGEST = 2 * 10**9  # most bytes that a method may store in memory about images
 class Relabeler(nn.Module):
     """Returns (pos, neg) for a batch. Its state is in buffers, so that checkpoints contain it."""
 
-    passes: DropoutPasses | None = None  # Monte-Carlo dropout passes that a sweep must include
+    passes: int = 0  # Monte-Carlo dropout passes that a sweep must include
     is_static = False  # whether targets depend on the known labels alone, not on scores or epoch
     wants_features = True  # whether a sweep must include the features of the images
 
