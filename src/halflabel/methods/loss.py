@@ -180,7 +180,7 @@ def _check_possible(name: str, method: Method) -> None:
         "relabels by the scores of all training images": (
             type(relabel).wants_sweep is not Relabeler.wants_sweep
             or type(relabel).wants_sweep_first is not Relabeler.wants_sweep_first
-            or relabel.passes is not None
+            or relabel.passes > 0
         ),
     }
     for reason, applies in reasons.items():
