@@ -21,6 +21,7 @@ from halflabel.labels.names import Names
 from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.feature_cache_admin import ABANDONED, CacheInfo, find_caches, remove_cache, select_caches
+from halflabel.models.onnx_features import FEWEST_IMAGES
 from halflabel.system.files import JobLock
 from halflabel.system.reporter import Reporter
 
@@ -244,3 +245,17 @@ def test_at_the_prompt(tmp_path: Path) -> None:
     assert run(tmp_path, "--remove", "all", "--yes").exit_code == 0
     assert "No caches" in run(tmp_path).output
     assert run(tmp_path / "nowhere").exit_code == 2
+
+
+def test_the_exported_network_goes_with_its_cache(tmp_path: Path) -> None:
+    make(tmp_path, number=FEWEST_IMAGES)
+    make(tmp_path, number=FEWEST_IMAGES, weights=1)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    assert len(list(tmp_path.glob("tiny-32px-*.onnx"))) == 2
+    (older,) = select_caches(find_caches(tmp_path), "older")
+    remove_cache(older)
+    (network,) = tmp_path.glob("tiny-32px-*.onnx")
+    (left,) = find_caches(tmp_path)
+    assert left.made_of["weights"] in network.name
+    remove_cache(left)
+    assert everything(tmp_path) == ["model.onnx"]

@@ -28,10 +28,12 @@ from halflabel.errors import NoReadableImage, UserError
 from halflabel.models.backbones import Backbone, fingerprint
 from halflabel.models.feature_cache_admin import ABANDONED, digest_of, mark_used
 from halflabel.models.heads import pool
+from halflabel.models.onnx_features import OnnxBackbone, find_onnx_backbone
 from halflabel.system import distributed
 from halflabel.system.files import DISK_FULL, JobLock, atomic_write, disk_full_error, write_json
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.reporter import SILENT, Reporter
+from halflabel.system.threads import use_free_cores
 
 __all__ = ["cache_features", "copies_for"]
 
@@ -71,7 +73,8 @@ def cache_features(
     Each strong view of all images is a cache of its own in the folder of the plain one, so more can be added later.
     They are an approximation: a few fixed augmentations instead of a new one each time an image is seen.
     (1 + copies) · 2·D bytes per image for pooled features, times h·w for maps: efficientnet-lite0 at 224 px takes
-    2.5 kB and 125 kB per view. `batch_size`: by default 128 on a GPU, else 16. Messages say why a cache is computed
+    2.5 kB and 125 kB per view. On a CPU, ONNX Runtime computes pooled features where it can, see `find_onnx_backbone`.
+    `batch_size`: by default 128 on a GPU, else 16. Messages say why a cache is computed
     again or waited for. Several processes build it together; the first one writes, and all must see the folder.
     """
     if copies and "strong" not in source.views:
@@ -89,6 +92,12 @@ def cache_features(
     faults = distributed.run_on_main(lambda: [cache.fault() for cache in caches])
     missing = [cache for cache, fault in zip(caches, faults, strict=True) if fault is not None]
     total = len(missing) * len(source)
+    network: Backbone | OnnxBackbone = backbone
+    if missing and not maps:
+        size, images = source.views["plain"].size, len(source)
+        network = (
+            find_onnx_backbone(backbone, size, folder, images=images, device=device, reporter=reporter) or backbone
+        )
     for number, cache in enumerate(missing):
 
         def progress(done: int, before: int = number * len(source)) -> None:
@@ -104,7 +113,8 @@ def cache_features(
                 message_once(f"the feature cache is stale ({fault}): computing it again")
             elif changed := distributed.run_on_main(cache.difference):
                 message_once(f"the cached features do not fit ({changed}): computing others beside them")
-            _Build(cache, backbone, source, maps, device, batch_size, progress, is_locked).run()
+            with use_free_cores():
+                _Build(cache, network, source, maps, device, batch_size, progress, is_locked).run()
     if not all(distributed.all_gather(all(cache.values.exists() for cache in caches))):
         raise UserError(
             f"not every process can read the feature cache in {folder}", "put the run into a folder all machines share"
@@ -203,7 +213,7 @@ class _Build:
     """
 
     cache: _ViewCache
-    backbone: Backbone
+    network: Backbone | OnnxBackbone
     source: Images | Arrays
     maps: bool
     device: torch.device | str
@@ -224,7 +234,7 @@ class _Build:
 
     def run(self) -> None:
         self._continue_or_start()
-        self.backbone = self.backbone.to(self.device).to(memory_format=torch.channels_last).eval()
+        self.network = self.network.to(self.device).to(memory_format=torch.channels_last).eval()
         plan = sequential_plan(len(self.source), self.batch_size)[self.done // self.batch_size :]
         try:
             for batch in _gather_batches(plan, self._compute(plan)):
@@ -285,7 +295,7 @@ class _Build:
         self.values.flush()
         self._rename(self.opened)
         crc = _checksum(self.cache.values)
-        note = {"made_of": self.cache.made_of, "crc32": crc, "bad": self.bad, "backbone": self.backbone.name}
+        note = {"made_of": self.cache.made_of, "crc32": crc, "bad": self.bad, "backbone": self.network.name}
         write_json(self.cache.folder / "cache.json", note)
         if self.is_locked:
             (self.cache.folder / "building.json").unlink(missing_ok=True)
@@ -311,7 +321,7 @@ class _Build:
         """Compute this process's batches of the plan."""
 
         def extract(view: torch.Tensor) -> torch.Tensor:
-            features = self.backbone(view)
+            features = self.network(view)
             return (features if self.maps else pool(features)).to(torch.float16)
 
         micro_batcher = MicroBatcher()

@@ -106,13 +106,18 @@ def select_caches(caches: Sequence[CacheInfo], which: str) -> list[CacheInfo]:
 
 
 def remove_cache(cache: CacheInfo) -> None:
-    """Remove a cache; an error if a job is building it or if it holds other files. Open caches stay readable."""
+    """Remove a cache; an error if a job is building it or if it holds other files. Open caches stay readable.
+
+    The network that was exported to compute it goes too; it is exported again in a second.
+    """
     if cache.is_being_built():
         raise UserError(f"{cache.name} is being built", "wait until that job has ended, or end it")
     if others := [path.name for path in cache.folder.rglob("*") if not _FILE_NAME.fullmatch(path.name)]:
         names = ", ".join(others[:3])
         raise UserError(f"{cache.name} holds other files too ({names})", "look into it, and remove it by hand")
     shutil.rmtree(cache.folder)
+    network = f"{cache.backbone.replace('/', '_')}-{cache.size}px-{cache.made_of.get('weights')}.onnx"
+    (cache.folder.parent / network).unlink(missing_ok=True)
 
 
 def _read(folder: Path) -> CacheInfo | None:

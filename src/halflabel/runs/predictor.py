@@ -26,6 +26,7 @@ from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
 from halflabel.models.heads import Model, NormalisedLinear
+from halflabel.models.onnx_features import find_onnx_backbone
 from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.export.metadata import ModelMetadata
@@ -41,6 +42,7 @@ from halflabel.training.device import choose_device
 __all__ = ["Prediction", "Predictor", "evaluate_model", "open_model", "predict_files"]
 
 Progress = Callable[[int, int], None]  # (images done, images in all)
+_FEWEST_FOR_WORKERS = 100  # images; with fewer, starting processes that decode takes longer than it saves
 
 
 class Prediction(NamedTuple):
@@ -144,7 +146,7 @@ class Predictor:
     def logits(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""
         return score_source(
-            self.model,
+            self._fastest_model(len(source), reporter),
             source,
             device=self.device,
             batch_size=32,
@@ -152,6 +154,16 @@ class Predictor:
             reporter=reporter,
             features=False,
         ).logits
+
+    def _fastest_model(self, images: int, reporter: Reporter) -> Model:
+        """Return the model; ONNX Runtime runs its frozen backbone where that is faster and the head allows it."""
+        backbone = self.model.backbone
+        if self.config.tune != "head" or self.model.head.needs_maps or not isinstance(backbone, Backbone):
+            return self.model
+        folder = None if self.run is None else self.run.folder.parent / "cache"
+        size = self.views["plain"].size
+        found = find_onnx_backbone(backbone, size, folder, images=images, device=self.device, reporter=reporter)
+        return self.model if found is None else Model(found, self.model.head)
 
     def scores(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return calibrated probabilities (N, C); NaN for unreadable images."""
@@ -257,7 +269,8 @@ def predict_files(
     paths = distributed.run_on_main(list_files)  # only one of several processes may read standard input
     if not paths:
         raise UserError("there are no images", "name image files, or folders with images")
-    source = Images(paths, Names.numbered(len(paths)), predictor.views, max_bad=1.0)
+    workers = predictor.config.workers if len(paths) >= _FEWEST_FOR_WORKERS else 0
+    source = Images(paths, Names.numbered(len(paths)), predictor.views, workers=workers, max_bad=1.0)
     try:
         scores = predictor.scores(source, reporter)
     except UserError:

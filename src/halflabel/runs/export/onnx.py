@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +20,7 @@ from torch import Tensor, nn
 from halflabel.errors import UserError
 from halflabel.metrics.calibration import Platt
 from halflabel.models.heads import Head, Model
+from halflabel.models.onnx_features import parity_images, quiet_exporter
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder_tables import first_line
 from halflabel.system.files import atomic_write
@@ -38,7 +35,6 @@ __all__ = [
     "OnnxHead",
     "Parity",
     "export_onnx",
-    "parity_images",
     "read_metadata",
     "require_package",
     "write_onnx",
@@ -149,23 +145,12 @@ def write_onnx(model: Model, metadata: ModelMetadata, path: Path, *, tolerance: 
     return parity
 
 
-def parity_images(size: int, batch: int) -> dict[str, Tensor]:
-    """Return images to compare on: noise, which excites every channel, and smooth shapes with edges, as in photos."""
-    generator = torch.Generator().manual_seed(batch)
-    noise = torch.randint(0, 256, (batch, 3, size, size), generator=generator, dtype=torch.uint8)
-    coarse = torch.rand(batch, 3, 5, 5, generator=generator) * 255
-    scene = nn.functional.interpolate(coarse, (size, size), mode="bicubic", align_corners=False)
-    half = size // 2
-    scene[:, :, half // 2 : half, half:] = coarse[:, :, :1, :1]
-    return {"noise": noise, "scene": scene.round().clamp(0, 255).to(torch.uint8)}
-
-
 def require_package(package: str) -> Any:
     """Import a package, or raise an error that names the command to install it."""
     try:
         return import_module(package)
     except ImportError as error:
-        fix = "pip install 'halflabel[export]'"
+        fix = f"pip install {package}"
         raise UserError(f"ONNX needs the package {package}, which is not installed ({error})", fix) from None
 
 
@@ -177,7 +162,7 @@ def _translate(graph: ExportedGraph, size: int) -> Any:
     # The non-strict trace is faster; the strict one also follows code that reads the batch size.
     for strict in (False, True):
         try:
-            with torch.no_grad(), _quiet():
+            with torch.no_grad(), quiet_exporter():
                 program = torch.export.export(graph, example, dynamic_shapes=shapes, strict=strict)
                 program_onnx = torch.onnx.export(
                     program,
@@ -196,19 +181,6 @@ def _translate(graph: ExportedGraph, size: int) -> Any:
         f"{type(graph.model.head).__name__} on this backbone cannot be exported to ONNX ({reason[:200]})",
         "export for the Hub instead: halflabel export hub",
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's log messages and warnings, which a user cannot act on."""
-    previous_level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(previous_level)
 
 
 def _name_batch(proto: Any) -> None:

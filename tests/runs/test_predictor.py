@@ -1,0 +1,77 @@
+"""A predictor runs a frozen backbone by ONNX Runtime for many images, by torch for few."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from halflabel.labels.table import LabelTable
+from halflabel.models import onnx_features
+from halflabel.models.heads import Model
+from halflabel.runs import predictor as module
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.train import train
+from halflabel.training.config import Config, Settings
+
+CONFIG = Config(method="bn-bce", backbone="tiny", size=32, settings=Settings(epochs=1, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (12, 40, 40, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def trained(out: Path, images: Path, config: Config = CONFIG) -> Predictor:
+    labels = np.random.default_rng(1).choice([-1, 1], size=(12, 3))
+    train(LabelTable.from_dense(labels, [f"{i:02d}.png" for i in range(12)]), images, config, RunFolder(out))
+    return Predictor.from_run(RunFolder(out))
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_both_ways_give_the_same_predictions(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, mirror: bool
+) -> None:
+    predictor = trained(tmp_path / "run", folder, dataclasses.replace(CONFIG, mirror=mirror))
+    by_torch = predict_files(predictor, [folder], all_scores=True)
+    assert not list(tmp_path.glob("cache/*.onnx"))
+    monkeypatch.setattr(onnx_features, "FEWEST_IMAGES", 12)
+    by_onnx = predict_files(predictor, [folder], all_scores=True)
+    assert len(list(tmp_path.glob("cache/*.onnx"))) == 1
+    for first, second in zip(by_torch, by_onnx, strict=True):
+        scores = [{label["class"]: label["probability"] for label in each.labels} for each in (first, second)]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-3)
+
+
+def test_a_tuned_backbone_is_run_by_torch(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = trained(tmp_path / "run", folder, dataclasses.replace(CONFIG, tune="all"))
+    monkeypatch.setattr(onnx_features, "FEWEST_IMAGES", 12)
+    predict_files(predictor, [folder])
+    assert not list(tmp_path.glob("**/*.onnx"))
+
+
+def test_many_images_are_decoded_by_the_workers_of_the_run(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = trained(tmp_path / "run", folder)
+    predictor.config = dataclasses.replace(predictor.config, workers=2)
+    used: list[int] = []
+
+    def record(self: Predictor, source: module.Images, *_: object) -> torch.Tensor:
+        used.append(source.workers)
+        return torch.zeros(len(source), 3)
+
+    monkeypatch.setattr(Predictor, "scores", record)
+    predict_files(predictor, [folder])
+    monkeypatch.setattr(module, "_FEWEST_FOR_WORKERS", 12)
+    predict_files(predictor, [folder])
+    assert used == [0, 2]
+    assert isinstance(predictor.model, Model)
