@@ -9,7 +9,7 @@
 FROM python:3.13-slim
 COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src
-RUN pip install --no-cache-dir "/src[web,export]" && useradd --create-home halflabel
+RUN pip install --no-cache-dir "/src[web]" && useradd --create-home halflabel
 USER halflabel
 WORKDIR /data
 ENTRYPOINT ["halflabel"]
