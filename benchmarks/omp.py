@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halflabel.methods.parts.matching_pursuit import Part, Solve, joint_omp
+from halflabel.methods.parts.matching_pursuit import Part, joint_omp
 from halflabel.system.memory import keep_freed_memory
 
 OUT = Path(__file__).parent / "out" / "omp.json"
@@ -54,8 +54,7 @@ def main() -> None:
 
     data = Data(options.images, options.items, options.channels, options.classes)
     contestants: dict[str, Callable[[], Found]] = {
-        "halflabel": lambda: ours(data, options.k, "clipped"),
-        "halflabel exact": lambda: ours(data, options.k, "exact"),
+        "halflabel": lambda: ours(data, options.k),
         "numpy as printed": lambda: by_numpy(data, options.k, norms_once=False),
         "numpy norms once": lambda: by_numpy(data, options.k, norms_once=True),
     }
@@ -97,11 +96,11 @@ def main() -> None:
     print(f"written: {OUT}")
 
 
-def ours(data: Data, k: int, solve: Solve) -> Found:
+def ours(data: Data, k: int) -> Found:
     labels, said, plain, features, items = map(
         torch.from_numpy, (data.labels, data.said, data.item_labels, data.features, data.item_features)
     )
-    found = joint_omp([Part(labels, said, LAMBDA_Y, plain), Part(features, items, LAMBDA_F)], k, solve=solve)
+    found = joint_omp([Part(labels, said, LAMBDA_Y, plain), Part(features, items, LAMBDA_F)], k)
     return found.index.numpy(), found.weights[0].numpy(), found.weights[1].numpy()
 
 

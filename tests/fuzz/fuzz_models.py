@@ -78,6 +78,7 @@ def _onnx(run: Any) -> bytes:
 
 
 def read_run(folder: Path, rng: Rng) -> None:
+    from halflabel.labels.names import Names
     from halflabel.review.scores import cached_scores
     from halflabel.runs.folder import RunFolder
 
@@ -86,7 +87,8 @@ def read_run(folder: Path, rng: Rng) -> None:
         read_model(folder, rng)
         return
     choices: tuple[Callable[[], Any], ...] = (
-        run.read_labels, run.read_rows, run.read_truth, run.read_log, run.read_split, run.read_config,
+        run.read_labels, run.read_rows, run.read_truth, run.read_log, run.read_config,
+        lambda: run.split_of(Names(["x"])),
         lambda: run.read_json("metrics.json"), lambda: cached_scores(run, folder),
     )  # fmt: skip
     rng.choice(choices)()

@@ -20,6 +20,7 @@ import halflabel
 from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
 from halflabel.labels import formats
+from halflabel.labels.names import Names
 from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import open_model
@@ -88,7 +89,7 @@ def test_runs_checkpoints_and_exports_that_are_pickles(tmp_path: Path, mark: Pat
         (run / name).write_bytes(data)
     with pytest.raises(UserError):
         open_model(run.folder)
-    for read in (run.read_labels, run.read_split, run.read_config):
+    for read in (run.read_labels, lambda: run.split_of(Names(["x"])), run.read_config):
         with pytest.raises(UserError):
             read()
     last, hub = tmp_path / "last", tmp_path / "hub"

@@ -100,24 +100,19 @@ def reference_step(method, view, labels, **options):
 @pytest.mark.parametrize("ties", [False, True])
 def test_is_the_slow_loop(shape, ties):
     view, labels = inputs(0, *shape, ties=ties)
-    for options in ({}, {"lambda_y": 2.0, "lambda_f": 0.3, "k": 3, "solve": "exact"}, {"lambda_y": 0.0, "k": 1}):
+    for options in ({}, {"lambda_y": 2.0, "lambda_f": 0.3, "k": 3}, {"lambda_y": 0.0, "k": 1}):
         method = begin(labels, k_a=2, **options)
         checks.same(step(method, view, labels), reference_step(method, view, labels, **options))
 
 
-@pytest.mark.parametrize("options", [{"graph": "identity"}, {"label_similarity": "off"}])
-def test_is_the_slow_loop_without_label_graph(options):
+def test_is_the_slow_loop_without_label_graph():
     view, labels = inputs(1, 6, 4)
-    method = begin(labels, **options)
+    method = begin(labels, graph="identity")
     assert torch.equal(matrix_of(method, 4), torch.eye(4, dtype=torch.float64))
     loss, by_view, by_matrix = step(method, view, labels)
     expected = reference_step(method, view, labels)
     checks.same((loss, by_view), expected[:2])
-    if "graph" in options:
-        checks.same((by_matrix,), expected[2:])
-    else:
-        assert not by_matrix.any()
-        assert method.parameter_groups(1.0)[0]["params"] == []
+    checks.same((by_matrix,), expected[2:])
 
 
 def test_an_image_without_similar_ones_is_left_alone():
@@ -172,18 +167,7 @@ def test_it_starts_as_the_logistic_model():
     found = [step_loss(method, view, labels, epoch) for epoch in range(1, 8)]
     assert found[:4] == [plain] * 4  # round(3.5) = 4
     assert min(found[4:]) > plain
-    for options in ({"lambda_y": 0.0, "lambda_f": 0.0}, {"image_similarity": "off", "label_similarity": "off"}):
-        assert step_loss(checks.begin(make(**options), labels), view, labels) == plain
-
-
-def test_images_off_infers_labels_from_other_labels_of_the_image():
-    view, labels = inputs(4, 6, 4)
-    method = begin(labels, image_similarity="off")
-    matrix = matrix_of(method, 4)
-    assert not matrix.diagonal().any()
-    y = impute(torch.from_numpy(labels), view[:, :4])
-    expected = bce_loss(view, labels) + float((y - torch.tanh(y @ matrix.T)).square().sum()) / 24
-    assert math.isclose(float(step(method, view, labels)[0]), expected, rel_tol=1e-12)
+    assert step_loss(checks.begin(make(lambda_y=0.0, lambda_f=0.0), labels), view, labels) == plain
 
 
 def test_label_graph_from_a_file(tmp_path):
@@ -228,8 +212,6 @@ def test_label_graph_from_wordnet(tmp_path, monkeypatch):
     cat, cow, dog = [4 / 7, 3 / 7, 0, 0], [3 / 7, 4 / 7, 0, 0], [0.2, 0, 0.8, 0]
     np.testing.assert_allclose(matrix("wordnet"), [cat, cow, dog, [0, 0, 0, 1]], atol=1e-7)
     np.testing.assert_allclose(matrix(f"wordnet+{path}"), [cat, cow, dog, [0, 0, 0.75, 0.25]], atol=1e-7)
-    apart = [[0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]]
-    np.testing.assert_allclose(matrix(f"wordnet+{path}", image_similarity="off"), apart, atol=1e-7)
     with pytest.raises(UserError, match=r"no label graph 'nowhere.csv'"):
         matrix("wordnet+nowhere.csv")
 
@@ -357,9 +339,7 @@ def test_rescaling_is_by_means_over_the_last_logistic_epoch_or_the_first_after(l
                 continue
             # Neighbours are looked for with what was measured before this batch.
             scale = [sums[0] / total if total else 1.0 for total in sums[1:]]
-            found = slow.smoothness(
-                slow.impute(logits, known), features, matrix, 2.0 * scale[0], 0.3 * scale[1], 3, "clipped"
-            )
+            found = slow.smoothness(slow.impute(logits, known), features, matrix, 2.0 * scale[0], 0.3 * scale[1], 3)
             l_y, l_f = (float(total) / 24 for total in found)
             if epoch == max(logistic, 1) and known.any():
                 sums += [cross_entropy, l_y, l_f]
@@ -430,8 +410,8 @@ def test_neighbours_of_a_set(monkeypatch):
 OPTIONS = [
     {},
     {"dictionary": 7, "rescale": True},
-    {"image_similarity": "off", "label_similarity": "fixed"},
-    {"solve": "exact", "graph": "identity", "k": 2},
+    {"label_similarity": "fixed"},
+    {"graph": "identity", "k": 2},
 ]
 
 
@@ -526,8 +506,7 @@ def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
     ("options", "said"),
     [
         ({"image_similarity": "some"}, "image_similarity cannot be 'some'"),
-        ({"label_similarity": "yes"}, "use off, fixed or learned"),
-        ({"solve": "best"}, "use clipped or exact"),
+        ({"label_similarity": "yes"}, "use fixed or learned"),
         ({"k": 0}, "k cannot be 0"),
         ({"k": 99}, "use k from 1 to 8"),
         ({"lambda_f": -1.0}, "lambda_f cannot be -1"),

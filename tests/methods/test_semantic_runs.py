@@ -52,7 +52,7 @@ def test_end_to_end_and_back(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     head = again.model.head
     assert bool(head.vectors.any())  # as it was told in training
     assert bool((head.graph != torch.eye(3)).any())
-    whole = again.evaluate(table.subset(np.flatnonzero([run.read_split()[n] for n in table.images])), tmp_path)
+    whole = again.evaluate(table.subset(np.flatnonzero(run.split_of(table.images))), tmp_path)
     assert whole.overall["mAP"] == pytest.approx(found.overall["mAP"])
 
 

@@ -29,7 +29,7 @@ def plain(rows):
     return np.array([[value.item() for value in row] for row in rows]).reshape(len(rows), -1)
 
 
-def smoothness(y, f, matrix, lambda_y, lambda_f, k, solve, memory=(), matching=None, sides=None):
+def smoothness(y, f, matrix, lambda_y, lambda_f, k, memory=(), matching=None, sides=None):
     """Σ_i ℓ_y and Σ_i ℓ_f. memory: (y, f) rows of images that have no gradient; matrix: (C, C) rows of scalars.
 
     matching: (y, f, A) as arrays, where similar images are to be looked for by other values; sides: rows of numbers.
@@ -43,7 +43,7 @@ def smoothness(y, f, matrix, lambda_y, lambda_f, k, solve, memory=(), matching=N
         by_y, spread = np.concatenate([by_y, sides], 1), np.concatenate([spread, sides], 1)
     allowed = np.arange(count)[:, None] != np.arange(len(all_y))
     index, (c, c_bar) = omp.joint_omp(
-        [(by_y[:count], spread, lambda_y, by_y), (by_f[:count], by_f, lambda_f, by_f)], k, allowed, solve
+        [(by_y[:count], spread, lambda_y, by_y), (by_f[:count], by_f, lambda_f, by_f)], k, allowed
     )
     l_y = l_f = torch.zeros((), dtype=torch.float64)
     for i in range(count):
@@ -60,12 +60,12 @@ def smoothness(y, f, matrix, lambda_y, lambda_f, k, solve, memory=(), matching=N
     return l_y, l_f
 
 
-def imcl(logits, features, labels, matrix, lambda_y=1.0, lambda_f=0.5, k=5, solve="clipped", **more):
+def imcl(logits, features, labels, matrix, lambda_y=1.0, lambda_f=0.5, k=5, **more):
     cross_entropy = torch.zeros((), dtype=torch.float64)
     for row, known in zip(logits, labels, strict=True):
         for x, label in zip(row, known, strict=True):
             if label:
                 cross_entropy = cross_entropy + torch.log1p(torch.exp(-float(label) * x))
-    l_y, l_f = smoothness(impute(logits, labels), features, matrix, lambda_y, lambda_f, k, solve, **more)
+    l_y, l_f = smoothness(impute(logits, labels), features, matrix, lambda_y, lambda_f, k, **more)
     size = len(logits) * len(logits[0])
     return cross_entropy / size + (lambda_y * l_y + lambda_f * l_f) / size

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
-from scipy.optimize import nnls
 
 ZERO = np.finfo(np.float64).eps ** 0.5  # what is smaller, relative to the norms, counts as 0
 TIE = 64 * np.finfo(np.float64).eps
@@ -37,23 +34,7 @@ def clipped(target, columns):
     return np.maximum(0, least_squares(target, columns))
 
 
-def exact(target, columns):
-    """Every set of columns tried; scipy's active-set method must find nothing better."""
-    best, best_left = np.zeros(len(columns)), float(target @ target)
-    start = max(best_left, 1e-300)
-    for size in range(1, len(columns) + 1):
-        for chosen in combinations(range(len(columns)), size):
-            solution = np.zeros(len(columns))
-            solution[list(chosen)] = least_squares(target, [columns[j] for j in chosen])
-            left = float(np.square(target - sum(c * a for c, a in zip(solution, columns, strict=True))).sum())
-            if (solution >= 0).all() and left < best_left - 1e-14 * start:
-                best, best_left = solution, left
-    _, norm = nnls(np.stack(columns, 1), target)
-    assert best_left <= norm**2 + 1e-10 * start
-    return best
-
-
-def joint_omp(parts, k, allowed=None, solve="clipped"):
+def joint_omp(parts, k, allowed=None):
     """parts: (targets, items, weight, agree); returns index (B, k) and coefficients of each part (B, k)."""
     images, items = len(parts[0][0]), len(parts[0][1])
     index = np.full((images, k), -1)
@@ -83,7 +64,7 @@ def joint_omp(parts, k, allowed=None, solve="clipped"):
             chosen.append(s)
             for number, (targets, vectors, _, _) in enumerate(parts):
                 columns = [vectors[other] for other in chosen]
-                found = {"clipped": clipped, "exact": exact}[solve](targets[i], columns)
+                found = clipped(targets[i], columns)
                 weights[number][i, : len(chosen)] = found
                 residuals[number] = targets[i] - sum(c * a for c, a in zip(found, columns, strict=True))
         index[i, : len(chosen)] = chosen

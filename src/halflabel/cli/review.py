@@ -56,7 +56,7 @@ def review(
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
-    place = answers or opened / "answers.sqlite"
+    place = answers or opened.answers
     if export is not None:
         _export(opened, place, export, with_labels, force)
         return

@@ -33,7 +33,6 @@ _CHUNK_PAIRS = 1 << 22  # pairs computed at a time
 def fast0tag(
     vectors: str = "graph",
     vector_size: int = 300,
-    missing: str = "error",
     hidden: str = "",
     dropout: float = 0.3,
     unknown: str = "auto",
@@ -47,7 +46,7 @@ def fast0tag(
         L = 1/B Σ_i 1/(|P|·|N|) Σ_{p ∈ P} Σ_{n ∈ N} log(1 + exp(x_n − x_p)),   P known present, N known absent
 
     vectors: graph (computed from co-occurrence), a text file of word vectors (GloVe, word2vec), or text:MODEL, a
-    sentence encoder; vector_size: their length; missing: error, or mean for classes that the file does not have. The
+    sentence encoder; vector_size: their length. The
     vectors are saved with the model. hidden: sizes of the layers of φ, such as 1024 or 8192,2048; empty = a linear map
     (Huynh 2020 has a nonlinear one). dropout: after each layer. unknown: ignore leaves unknown entries out of the
     pairs, negative takes them as absent; auto means negative if no label at all is known to be absent, because pairs
@@ -59,19 +58,17 @@ def fast0tag(
     used only if a present and an absent label are known, one in seven of these images; and vectors of 20 classes from
     so few labels may mean little.
     """
-    return Fast0Tag(vectors, vector_size, missing, _read_sizes(hidden), dropout, unknown)
+    return Fast0Tag(vectors, vector_size, _read_sizes(hidden), dropout, unknown)
 
 
 class Fast0Tag(Method):
     """Ranking of positives before negatives, with a head that uses the label vectors of the training table."""
 
-    def __init__(
-        self, vectors: str, vector_size: int, missing: str, hidden: tuple[int, ...], dropout: float, unknown: str
-    ) -> None:
+    def __init__(self, vectors: str, vector_size: int, hidden: tuple[int, ...], dropout: float, unknown: str) -> None:
         between(1, MAX_SIZE, vector_size=vector_size)
         below_one(dropout=dropout)
         super().__init__(RankNet(), UnknownAs(unknown), head=self._make_head, reduce=over_images)
-        self.source, self.vector_size, self.missing = vectors, vector_size, missing
+        self.source, self.vector_size = vectors, vector_size
         self.hidden, self.rate = hidden, dropout
         self.vectors: Tensor | None = None
         # Heads get the vectors whether they are made before or after `start`; they belong to models, not to the method.
@@ -81,7 +78,7 @@ class Fast0Tag(Method):
         from halflabel.methods.parts.label_vectors import label_vectors
 
         super().start(table)
-        vectors = label_vectors(self.source, table, self.vector_size, missing=self.missing)
+        vectors = label_vectors(self.source, table, self.vector_size)
         earlier, self.vectors = self.vectors, torch.from_numpy(vectors).float()
         for reference in self.heads:
             head = reference()

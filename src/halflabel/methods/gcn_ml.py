@@ -28,7 +28,6 @@ def gcn_ml(
     graph: str = "cooccurrence",
     vectors: str = "graph",
     vector_size: int = 300,
-    missing: str = "error",
     hidden: int = 1024,
     pooling: str = "max",
 ) -> Method:
@@ -49,7 +48,7 @@ def gcn_ml(
     first class is inferred from the second; wordnet (needs nltk and its data); or identity. tau applies to all of them.
     vectors (Z): graph = computed from co-occurrence; a text file of word vectors (GloVe, as in
     the paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: length of the vectors, 300
-    in the paper. missing: for names that the file does not have: error, or mean (of all others). pooling:
+    in the paper. pooling:
     max, which needs features with places (maps), or mean.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.4, VG-200 39.3, VOC 2007 88.9;
@@ -77,5 +76,4 @@ def gcn_ml(
         make_edges,
         vectors=vectors,
         vector_size=vector_size,
-        missing=missing,
     )

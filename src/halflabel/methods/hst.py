@@ -35,7 +35,6 @@ def hst(
     graph: str = "cooccurrence",
     vectors: str = "graph",
     vector_size: int = 300,
-    missing: str = "error",
 ) -> Method:
     """`sst` with prototypes of each label instead of single images, and thresholds learned from the known labels.
 
@@ -49,7 +48,7 @@ def hst(
     the last `bank` images that showed the label. thresholds: learned = both θ start at theta and are learned from the
     known labels, as if these were unknown; falling = as in `sst`, by theta_fall each epoch to theta_floor. The other
     options are those of `sst`: warm, guess_weight, pair_weight, contrast_weight, width, rank, steps, dropout, graph,
-    vectors, vector_size, missing.
+    vectors, vector_size.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 77.9, VG-200 44.8, VOC 2007 90.9.
     Measured here, as for `sst`: 75.5; `sst` 73.8, `bce` 74.0; pooled features 75.9.
@@ -58,27 +57,8 @@ def hst(
     known label of an image, and pushes features away from the prototypes of present labels; here both follow the
     paper's description. Prototypes come from a bank of training features instead of a pass over all images.
     """
+    options = locals()
     one_of(("learned", "falling"), thresholds=thresholds)
     between(1, MAX_SIZE, prototypes=prototypes)
     at_least(1, every=every)
-    return build_transfer(
-        prototypes=prototypes,
-        learned=thresholds == "learned",
-        every=every,
-        theta=theta,
-        theta_fall=theta_fall,
-        theta_floor=theta_floor,
-        warm=warm,
-        guess_weight=guess_weight,
-        pair_weight=pair_weight,
-        contrast_weight=contrast_weight,
-        bank=bank,
-        steps=steps,
-        dropout=dropout,
-        width=width,
-        rank=rank,
-        graph=graph,
-        vectors=vectors,
-        vector_size=vector_size,
-        missing=missing,
-    )
+    return build_transfer(learned=options.pop("thresholds") == "learned", **options)

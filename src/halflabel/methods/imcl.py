@@ -9,9 +9,9 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.matching_pursuit import MOST_ITEMS, Solve
+from halflabel.methods.parts.matching_pursuit import MOST_ITEMS
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory
-from halflabel.methods.parts.similarity_method import SimilarityMethod, Use, has_smoothness, mix
+from halflabel.methods.parts.similarity_method import SimilarityMethod, Use, mix
 from halflabel.system.validate import at_least, between
 
 __all__ = ["Interactive", "imcl"]
@@ -22,8 +22,6 @@ class Interactive(SimilarityMethod):
 
     def smoothness(self, batch: ImageVectors, recent: ImageVectors | None) -> tuple[Tensor, Tensor]:
         y, f = batch.labels, batch.features
-        if self.images == "off":
-            return (y - torch.tanh(self.graph(y))).square().sum(), f.new_zeros(())
         similar = self.find_similar(batch, recent)  # algorithm 2
         c, c_bar = similar.weights
         mixed_y = mix(similar.index, c, y, recent.labels if recent else None)
@@ -36,7 +34,7 @@ class Interactive(SimilarityMethod):
 @method(
     serves=("full", "partial"),
     paper="Huynh 2020 (Interactive Multi-Label CNN Learning with Partial Labels)",
-    tune=lambda options: {"lambda_y": (0.1, 0.3, 1.0)} if has_smoothness(options) else {},
+    tune=lambda options: {"lambda_y": (0.1, 0.3, 1.0)} if options["logistic_share"] < 1 else {},
 )
 def imcl(
     lambda_y: float = 1.0,
@@ -47,7 +45,6 @@ def imcl(
     label_similarity: str = "learned",
     graph: str = "cooccurrence",
     graph_rate: float = 1.0,
-    solve: str = "clipped",
     logistic_share: float = 0.5,
     dictionary: int = 0,
     rescale: bool = True,
@@ -80,13 +77,10 @@ def imcl(
     the Wu-Palmer similarity or as in the file, 1 for itself; rows sum to 1.
     graph_rate: learning rate of A as a multiple of --lr; no weight decay. logistic_share: share of the epochs, at the
     start, with λ_y = λ_f = 0.
-    solve: how c ≥ 0 is ensured: clipped = least squares clipped at 0, as in algorithm 2; exact = non-negative least
-    squares.
     dictionary: number of images of earlier batches that can be similar too, with the vectors they had then (4·(C + D) +
     8 bytes each); the paper searches the batch only, its released code 10,000 more images.
     image_similarity, label_similarity, for ablations (table 4): learned; fixed = as at the end of the logistic epochs
-    (at least one; 4·(C + D) bytes per training image), and A as at the start; off = for images: the image itself
-    replaces similar ones, and no label is inferred from itself; for labels: A = identity. Both off is logistic.
+    (at least one; 4·(C + D) bytes per training image), and A as at the start.
     rescale: as in the released code, λ_y and λ_f are multiplied by CE/ℓ_y and CE/ℓ_f, so that they do not depend on the
     scale of the features and the number of labels; the means are taken over the last logistic epoch, or the first epoch
     after it where there is none or images are fixed; before that ℓ_y and ℓ_f are left out.
@@ -114,10 +108,8 @@ def imcl(
     and recomputes the features of its dictionary every 250 steps.
     """
     for name, value in (("image_similarity", image_similarity), ("label_similarity", label_similarity)):
-        if value not in ("off", "fixed", "learned"):
-            raise UserError(f"{name} cannot be {value!r}", "use off, fixed or learned")
-    if solve not in ("clipped", "exact"):
-        raise UserError(f"solve cannot be {solve!r}", "use clipped or exact")
+        if value not in ("fixed", "learned"):
+            raise UserError(f"{name} cannot be {value!r}", "use fixed or learned")
     between(1, MOST_ITEMS, k=k)
     at_least(0, lambda_y=lambda_y, lambda_f=lambda_f, k_a=k_a, graph_rate=graph_rate, dictionary=dictionary)
     at_least(0, side_weight=side_weight)
@@ -132,7 +124,6 @@ def imcl(
         labels=cast(Use, label_similarity),
         graph=graph,
         graph_rate=graph_rate,
-        solve=cast(Solve, solve),
         rescale=rescale,
         side=side,
         side_weight=side_weight,

@@ -38,7 +38,6 @@ def sarb(
     graph: str = "cooccurrence",
     vectors: str = "graph",
     vector_size: int = 300,
-    missing: str = "error",
 ) -> Method:
     """Features of a label in images that show it are blended into images where it is unknown, with a soft label.
 
@@ -55,7 +54,7 @@ def sarb(
     prototypes: number of cluster centres of a label's features, recomputed every `every` epochs from the last `bank`
     images that showed it. blends: number of unknown labels of an image that get a prototype. The partner m of an image
     is drawn at random from the batch. width, rank: of the head; 1,024 and 512 in the released code. steps, dropout,
-    graph, vectors, vector_size, missing: as in `ssgrl`.
+    graph, vectors, vector_size: as in `ssgrl`.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 77.9, VG-200 45.6, VOC 2007 90.7.
     Measured here (VOC 2012, 2 of 20 labels known, head on frozen maps, 20 epochs, one seed, test mAP, epoch chosen on
@@ -93,7 +92,6 @@ def sarb_star(
     graph: str = "cooccurrence",
     vectors: str = "graph",
     vector_size: int = 300,
-    missing: str = "error",
 ) -> Method:
     """`sarb` with one prototype per quarter of the picture, blended into another quarter than its own.
 
@@ -103,8 +101,7 @@ def sarb_star(
         if there are none);   f_c ← β f_c + (1 − β) (a prototype of c from another quarter than its own)
 
     All options are those of `sarb`, except that there are four prototypes: share, learn, warm, instance_weight,
-    prototype_weight, contrast_weight, every, blends, bank, steps, dropout, width, rank, graph, vectors, vector_size,
-    missing.
+    prototype_weight, contrast_weight, every, blends, bank, steps, dropout, width, rank, graph, vectors, vector_size.
 
     What the star means: Wang 2023 calls SARB* an extension of SARB and cites the arXiv version of the same title, no
     more. That extension blends prototypes "in a location-sensitive manner", and its code does it by quarters, on

@@ -25,7 +25,6 @@ def ssgrl(
     graph: str = "cooccurrence",
     vectors: str = "graph",
     vector_size: int = 300,
-    missing: str = "error",
 ) -> Method:
     """Every label attends to the places that look like it, and passes its features over a graph of the labels.
 
@@ -45,7 +44,7 @@ def ssgrl(
     file of rows class,class,weight, where the first class is inferred from the second; wordnet (needs nltk and its
     data); or identity. vectors (v): graph = computed from co-occurrence; a text file of word vectors (GloVe, as in the
     paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: length of the vectors, 300 in the
-    paper. missing: for names that the file does not have: error, or mean (of all others).
+    paper.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.1, VG-200 39.7, VOC 2007 89.5.
 
@@ -63,5 +62,4 @@ def ssgrl(
         partial(label_edges, graph),
         vectors=vectors,
         vector_size=vector_size,
-        missing=missing,
     )

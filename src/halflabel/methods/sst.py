@@ -32,7 +32,6 @@ def sst(
     graph: str = "cooccurrence",
     vectors: str = "graph",
     vector_size: int = 300,
-    missing: str = "error",
 ) -> Method:
     """Unknown labels become present if known labels of the image, or other images of the label, clearly suggest it.
 
@@ -50,7 +49,7 @@ def sst(
     theta_fall each epoch to theta_floor: 0.95, 0.025 and 0.75 in the paper, after 5 epochs. guess_weight, pair_weight
     and contrast_weight: as above; 1, 10 and 0.05 in the released code. bank: images stored per label, 4·width bytes
     each. width, rank: of the head and of the co-occurrence network; 1,024 and 512 in the released code. steps, dropout,
-    graph, vectors, vector_size, missing: as in `ssgrl`. The co-occurrence network has 2·rank·C² bytes of weights, used
+    graph, vectors, vector_size: as in `ssgrl`. The co-occurrence network has 2·rank·C² bytes of weights, used
     in training only.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 76.7, VG-200 41.8, VOC 2007 90.4.
@@ -65,21 +64,4 @@ def sst(
     L_cos are weighted, not drawn; L_pairs and L_cos have full weight from the first step instead of growing through the
     first epoch.
     """
-    return build_transfer(
-        theta=theta,
-        theta_fall=theta_fall,
-        theta_floor=theta_floor,
-        warm=warm,
-        guess_weight=guess_weight,
-        pair_weight=pair_weight,
-        contrast_weight=contrast_weight,
-        bank=bank,
-        steps=steps,
-        dropout=dropout,
-        width=width,
-        rank=rank,
-        graph=graph,
-        vectors=vectors,
-        vector_size=vector_size,
-        missing=missing,
-    )
+    return build_transfer(**locals())

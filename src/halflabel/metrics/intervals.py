@@ -27,14 +27,14 @@ __all__ = ["Bootstrap", "bootstrap", "limits", "positives_of_mean", "resample", 
 _CHUNK_ENTRIES = 1 << 22
 
 
-class Interval(NamedTuple):
+class IntervalEnds(NamedTuple):
     """The lower and the upper end of intervals."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
 
-def wilson(part: Any, whole: Any, z: float = 1.959964) -> Interval:
+def wilson(part: Any, whole: Any, z: float = 1.959964) -> IntervalEnds:
     """Return the Wilson interval of the share of `part` in `whole`, two-sided at 95 % by default.
 
         (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n),    p = part / whole, n = whole
@@ -49,7 +49,7 @@ def wilson(part: Any, whole: Any, z: float = 1.959964) -> Interval:
     share = part / n
     middle, scale = share + z * z / (2 * n), 1 + z * z / n
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Interval(np.maximum((middle - half) / scale, 0.0), np.minimum((middle + half) / scale, 1.0))
+    return IntervalEnds(np.maximum((middle - half) / scale, 0.0), np.minimum((middle + half) / scale, 1.0))
 
 
 class Bootstrap(NamedTuple):

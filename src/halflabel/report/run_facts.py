@@ -87,7 +87,7 @@ def read_run_facts(run: RunFolder) -> RunFacts:
         held_out=_read_held_out(run, evaluation_table) if run.predictions.exists() else None,
         env=run.read_env(),
         made=run.read_completion(),
-        unreadable=run.count_bad_images(),
+        unreadable=len(run.read_csv("bad_images.csv")),
         finished=run.weights.exists(),
     )
 
@@ -137,7 +137,7 @@ def _read_held_out(run: RunFolder, table: LabelTable) -> HeldOutResults:
     images, scores = images[readable], scores[readable]
     thresholds, metrics = run.read_thresholds(), run.read_metrics()
     protocol = str(metrics.pop("protocol", ""))
-    rows = {row.get("class"): row for row in run.read_per_class()}
+    rows = {row.get("class"): row for row in run.read_csv("per_label.csv")}
     return HeldOutResults(
         images=images,
         scores=scores,

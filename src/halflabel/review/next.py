@@ -46,7 +46,7 @@ def next_questions(
     images = Path(images)
     scored = cached_scores(run, images, reporter)
     table, held_out = scored.table, int(scored.held_out.sum())
-    skip = answered_entries(run / "answers.sqlite", table)
+    skip = answered_entries(run.answers, table)
     if not wrong:
         questions = choose_questions(
             scored.scores,

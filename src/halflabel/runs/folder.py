@@ -9,6 +9,7 @@ import csv
 import json
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -37,8 +38,6 @@ __all__ = ["RunFolder", "model_kind"]
 
 _MAX_CONFIG_BYTES = 1 << 20  # bytes
 _MAX_SETTINGS = 10_000
-
-
 _START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash", "split.parquet")
 _RESULT_FILES = (
     "best.safetensors",
@@ -58,7 +57,6 @@ _RESULT_FILES = (
     "scores.parquet",
     "truth.parquet",
 )
-
 
 P = ParamSpec("P")
 
@@ -108,6 +106,7 @@ class RunFolder:
     out_of_fold = _PathInRun("out_of_fold.parquet")
     bad_images = _PathInRun("bad_images.csv")
     filled = _PathInRun("filled.csv")  # default output of `fill`
+    answers = _PathInRun("answers.sqlite")
     tensorboard = _PathInRun("tensorboard")
 
     def __init__(self, folder: str | Path) -> None:
@@ -146,8 +145,6 @@ class RunFolder:
     @_first_process_only
     def start(self, labels: LabelTable | Rows, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:
         """Remove the files of an earlier run, then write labels and settings. From now on the run can be resumed."""
-        import shutil
-
         (self / "config.yaml").unlink(missing_ok=True)
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         for name in _RESULT_FILES:
@@ -246,10 +243,6 @@ class RunFolder:
     def read_metrics(self) -> dict[str, Any]:
         return self._read_object("metrics.json", "train again")
 
-    def read_per_class(self) -> list[dict[str, str]]:
-        """Return the rows of per_label.csv as text."""
-        return self._read_csv("per_label.csv")
-
     @_first_process_only
     def write_calibration(self, platt: Platt, thresholds: Mapping[str, float]) -> None:
         """Write the calibration of logits and the threshold (a probability) of each class."""
@@ -282,13 +275,6 @@ class RunFolder:
         with atomic_write(self / name) as temporary:
             # A path may contain bytes that are not UTF-8; they are written back unchanged.
             temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-
-    def write_model_card(self, text: str) -> None:
-        self.write_text("model_card.md", text)
-
-    def write_repro_script(self, text: str) -> None:
-        """Write the commands that repeat this training."""
-        self.write_text("repro.sh", text)
 
     @_first_process_only
     def write_env(self, device: str) -> None:
@@ -341,7 +327,8 @@ class RunFolder:
             writer.writerow(header)
             writer.writerows([to_json_value(cell) for cell in row] for row in rows)
 
-    def _read_csv(self, name: str) -> list[dict[str, str]]:
+    def read_csv(self, name: str) -> list[dict[str, str]]:
+        """Return the rows of a CSV file as text; none if there is no such file."""
         path = self / name
         if not path.exists():
             return []
@@ -350,10 +337,6 @@ class RunFolder:
                 return list(csv.DictReader(file))
         except (OSError, csv.Error) as error:
             raise UserError(f"{path} cannot be read ({error})", "train again") from None
-
-    def count_bad_images(self) -> int:
-        """Return the number of images that could not be read."""
-        return len(self._read_csv(self.bad_images.name))
 
     @_first_process_only
     def write_labels(self, labels: LabelTable | Rows) -> None:
@@ -398,11 +381,6 @@ class RunFolder:
     @_first_process_only
     def write_split(self, images: Sequence[str], part: NDArray[Any]) -> None:
         folder_tables.write_split(self.split, images, part)
-
-    def read_split(self) -> dict[str, int]:
-        """Return 0 for training images and 1 for held-out ones, by name; `split_of` is faster for many images."""
-        names, part = folder_tables.read_split(self.split)
-        return dict(zip(names, part.tolist(), strict=True))
 
     def split_of(self, images: Names) -> NDArray[np.int8]:
         """Return 0 for training images, 1 for held-out ones and −1 for unknown ones, in the order of `images` (N,)."""

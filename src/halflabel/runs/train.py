@@ -88,7 +88,7 @@ def train(
     run.write_log(fitted.log)
     if distributed.is_main():
         _write_model(run, Model(job.backbone, fitted.head), job.table.classes, config, job.size)
-    run.write_repro_script(_repro(run, config, str(images) if isinstance(images, Path) else config.images))
+    run.write_text("repro.sh", _repro(run, config, str(images) if isinstance(images, Path) else config.images))
     run.write_completion()
     if fitted.logits is None:
         return None
@@ -299,7 +299,7 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     from halflabel.runs.model_card import model_card
 
     out_of_fold = fitted.protocol == _OUT_OF_FOLD
-    run.write_model_card(model_card(job.config.as_dict(), evaluation, held_out, out_of_fold=out_of_fold))
+    run.write_text("model_card.md", model_card(job.config.as_dict(), evaluation, held_out, out_of_fold=out_of_fold))
     return evaluation
 
 

@@ -93,16 +93,10 @@ def test_files_with_and_without_header_and_names_of_several_words(tmp_path, head
     assert found.tolist() == [[1, 2, 3], [1, 2, 3], [1, 0, 1], [1, 0, 1], [5, 5, 5], [7, 7, 7]]
 
 
-def test_missing_names_are_told_with_what_is_near_or_take_the_mean(tmp_path):
+def test_missing_names_are_told_with_what_is_near(tmp_path):
     path = write(tmp_path, WORDS)
-    with pytest.raises(LabelError, match=r"no vector for 'plants' \(near: plant\), 'zebra'. Fix: .*--missing mean"):
+    with pytest.raises(LabelError, match=r"no vector for 'plants' \(near: plant\), 'zebra'. Fix: .*--vectors graph"):
         from_file(path, Names(["plants", "dog", "zebra"]))
-    found = from_file(path, Names(["plants", "dog", "plant"]), missing="mean")
-    assert found[0].tolist() == [1.5, 1, 1.5]
-    with pytest.raises(LabelError, match="no vector"):
-        from_file(path, Names(["zebra"]), missing="mean")
-    with pytest.raises(UserError, match="use error or mean"):
-        from_file(path, Names(["dog"]), missing="guess")
 
 
 @pytest.mark.parametrize(

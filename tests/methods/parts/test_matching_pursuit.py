@@ -33,7 +33,7 @@ def case(seed, images=8, items=None, classes=6, channels=7, kind="normal"):
     return [(y, other_y @ graph.T, 1.0, other_y), (f, other_f, 0.5, other_f)], allowed
 
 
-def run(parts, k, allowed, solve="clipped", dtype=torch.float64):
+def run(parts, k, allowed, dtype=torch.float64):
     given = [
         Part(
             *(torch.from_numpy(array).to(dtype) for array in (targets, items)),
@@ -42,24 +42,23 @@ def run(parts, k, allowed, solve="clipped", dtype=torch.float64):
         )
         for targets, items, weight, agree in parts
     ]
-    return joint_omp(given, k, allowed=None if allowed is None else torch.from_numpy(allowed), solve=solve)
+    return joint_omp(given, k, allowed=None if allowed is None else torch.from_numpy(allowed))
 
 
-def check(parts, k, allowed, solve):
-    found = run(parts, k, allowed, solve)
-    index, weights = slow.joint_omp(parts, k, allowed, solve)
+def check(parts, k, allowed):
+    found = run(parts, k, allowed)
+    index, weights = slow.joint_omp(parts, k, allowed)
     np.testing.assert_array_equal(found.index.numpy(), index)
     for got, want in zip(found.weights, weights, strict=True):
         np.testing.assert_allclose(got.numpy(), want, atol=1e-8)
     return found
 
 
-@pytest.mark.parametrize("solve", ["clipped", "exact"])
 @pytest.mark.parametrize("kind", ["normal", "ties", "duplicates", "zeros"])
-def test_is_algorithm_2_image_by_image(kind, solve):
+def test_is_algorithm_2_image_by_image(kind):
     longest = 0
     for seed in range(6):
-        found = check(*_swap(case(seed, kind=kind), 5), solve)
+        found = check(*_swap(case(seed, kind=kind), 5))
         longest = max(longest, int((found.index >= 0).sum(1).max()))
     assert longest >= 3
 
@@ -69,15 +68,14 @@ def _swap(made, k):
     return parts, k, allowed
 
 
-@pytest.mark.parametrize("solve", ["clipped", "exact"])
 @pytest.mark.parametrize(
     ("images", "items", "classes", "channels", "k"),
     [(5, 30, 6, 7, 6), (4, 3, 6, 7, 5), (1, None, 6, 7, 5), (3, 1, 6, 7, 2), (6, None, 1, 1, 3), (2, None, 3, 4, 5)],
     ids=["dictionary", "fewer items than k", "one image alone", "one item", "one class, one feature", "two images"],
 )
-def test_sizes(images, items, classes, channels, k, solve):
+def test_sizes(images, items, classes, channels, k):
     for seed in range(4):
-        check(*_swap(case(seed, images, items, classes, channels), k), solve)
+        check(*_swap(case(seed, images, items, classes, channels), k))
 
 
 def test_nothing_to_choose_from():
@@ -110,35 +108,15 @@ def test_both_parts_must_agree():
     assert run([(y, items_y, 1.0, np.abs(items_y)), (f, items_f, 1.0, items_f)], 1, None).index.tolist() == [[1]]
 
 
-def test_clipped_and_exact_differ_as_they_should():
-    """The last of three items turns the first one's coefficient negative."""
-    for seed in range(200):
-        parts, allowed = case(seed, 6, 20, 4, 4)
-        clipped, exact = run(parts, 4, allowed), run(parts, 4, allowed, "exact")
-        same = (clipped.index == exact.index).all(1)
-        for part, (targets, items, _, _) in enumerate(parts):
-            for i in same.nonzero().squeeze(1).tolist():
-                chosen = clipped.index[i][clipped.index[i] >= 0].numpy()
-                left = [
-                    np.square(targets[i] - found.weights[part][i, : len(chosen)].numpy() @ items[chosen]).sum()
-                    for found in (clipped, exact)
-                ]
-                assert left[1] <= left[0] + 1e-12
-                if left[1] < left[0] - 1e-6:
-                    return
-    raise AssertionError("no case in which the constraint matters")
-
-
-@pytest.mark.parametrize("solve", ["clipped", "exact"])
-def test_single_precision_is_close_and_half_is_widened(solve):
+def test_single_precision_is_close_and_half_is_widened():
     parts, allowed = case(3, 20, classes=30, channels=40)
-    wide, single = run(parts, 4, allowed, solve), run(parts, 4, allowed, solve, torch.float32)
+    wide, single = run(parts, 4, allowed), run(parts, 4, allowed, torch.float32)
     assert torch.equal(wide.index, single.index)
     np.testing.assert_allclose(single.weights[0], wide.weights[0], atol=1e-5, rtol=1e-4)
-    half = run(parts, 4, allowed, solve, torch.bfloat16)
+    half = run(parts, 4, allowed, torch.bfloat16)
     assert half.weights[0].dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        cast = run(parts, 4, allowed, solve, torch.float32)
+        cast = run(parts, 4, allowed, torch.float32)
     assert torch.equal(cast.weights[1], single.weights[1])
 
 

@@ -56,13 +56,13 @@ def read(
         parts = [_records(expected.require(base / f"{stem}.bin"), len(classes)) for stem in stems]
         names = Names(f"{stem}/{n}" for stem, part in zip(stems, parts, strict=True) for n in range(len(part)))
         column = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
-        splits[role] = Split(single_label(names, classes, column), RawImages(names, _Reader(parts)))
+        splits[role] = Split(single_label(names, classes, column), RawImages(names, _CifarReader(parts)))
     splits["train"] = _labelled(splits["train"], batch, labelled, unlabelled, seed)
     known = int(np.count_nonzero(np.diff(splits["train"].labels.start)))
     return Dataset.build("cifar10", splits, (f"{known} of {len(splits['train'])} training images are labelled",))
 
 
-class _Reader:
+class _CifarReader:
     """Reads images from memory-mapped files, so that only requested images are in memory."""
 
     def __init__(self, parts: list[NDArray[np.uint8]]) -> None:

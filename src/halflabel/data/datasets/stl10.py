@@ -54,11 +54,13 @@ def read(folder: Path, *, fold: int | None = None, unlabelled: bool = False) -> 
             names += [f"unlabeled/{number}" for number in range(len(parts[1]))]
             column = np.concatenate([column, np.full(len(parts[1]), -1)])
         image_names = Names(names)
-        splits[role] = Split(single_label(image_names, classes, column), RawImages(image_names, _Reader(parts, names)))
+        splits[role] = Split(
+            single_label(image_names, classes, column), RawImages(image_names, _Stl10Reader(parts, names))
+        )
     return Dataset.build("stl10", splits, (f"fold {fold}",) if fold is not None else ())
 
 
-class _Reader:
+class _Stl10Reader:
     """Reads images from memory-mapped files; the name of an image says where it is."""
 
     def __init__(self, parts: list[NDArray[np.uint8]], names: list[str]) -> None:

@@ -26,7 +26,7 @@ _CLASSES = 256  # classes counted at a time
 _MOST_CLASSES = 20_000  # for the decomposition of the co-occurrence matrix
 
 
-def label_vectors(source: str, table: LabelTable, size: int, *, missing: str = "error") -> Vectors:
+def label_vectors(source: str, table: LabelTable, size: int) -> Vectors:
     """Return (C, size) vectors of the classes, all scaled by one number so that their mean squared length is 1.
 
     `source`: "graph" = `from_cooccurrence`; "text:NAME" = a sentence-transformers model by name; else a file of word
@@ -38,7 +38,7 @@ def label_vectors(source: str, table: LabelTable, size: int, *, missing: str = "
     elif source.startswith("text:"):
         vectors = from_encoder(table.classes, sentence_encoder(source.removeprefix("text:")))
     elif Path(source).exists():
-        vectors = from_file(source, table.classes, missing=missing)
+        vectors = from_file(source, table.classes)
     else:
         raise UserError(
             f"there are no label vectors {source!r}",
@@ -52,10 +52,10 @@ def label_vectors(source: str, table: LabelTable, size: int, *, missing: str = "
     return vectors / length if length > 0 else vectors
 
 
-def from_cooccurrence(table: LabelTable, size: int, *, prior: float = 1.0, shift: float = 0.0) -> Vectors:
+def from_cooccurrence(table: LabelTable, size: int, *, prior: float = 1.0) -> Vectors:
     """Compute vectors whose inner products measure how much more often than by chance two labels occur together.
 
-        M_ij = max(log((n_ij + prior) / (m_ij p_i p_j + prior)) − shift, 0)     (shifted positive PMI)
+        M_ij = max(log((n_ij + prior) / (m_ij p_i p_j + prior)), 0)     (positive PMI)
         vectors = U √S of the `size` largest singular values of M; columns beyond C are 0
 
     n_ij = images that show both, m_ij = images where both are known, p_i = positives_i / known_i. Images where either
@@ -84,7 +84,7 @@ def from_cooccurrence(table: LabelTable, size: int, *, prior: float = 1.0, shift
         rows.append(row)
         cols.append(col)
         values.append(np.log((together + prior) / (total * share[row] * share[col] + prior)))
-    matrix = _sparse(np.concatenate(rows), np.concatenate(cols), np.concatenate(values) - shift, classes)
+    matrix = _sparse(np.concatenate(rows), np.concatenate(cols), np.concatenate(values), classes)
     count = min(size, classes)
     if count:
         value, vector = _eigen(matrix, count)
@@ -94,15 +94,13 @@ def from_cooccurrence(table: LabelTable, size: int, *, prior: float = 1.0, shift
     return vectors
 
 
-def from_file(path: str | Path, classes: Names, *, missing: str = "error") -> Vectors:
+def from_file(path: str | Path, classes: Names) -> Vectors:
     """Read vectors from a text file of lines `word number number …`, as GloVe and word2vec write them.
 
     A first line of two numbers (count and length) is skipped. A name is looked up unchanged, then with _ or - for
-    blanks, then as the mean of its words; each also in lower case. Missing names raise, or with `missing` "mean" get
-    the mean of all others. The file is read line by line, and only the needed words are stored.
+    blanks, then as the mean of its words; each also in lower case. Missing names raise. The file is read line by line,
+    and only the needed words are stored.
     """
-    if missing not in ("error", "mean"):
-        raise UserError(f"missing words cannot be {missing!r}", "use error or mean")
     path = Path(path)
     if not path.is_file():
         raise LabelError("there is no such file", "give a text file of word vectors", path)
@@ -117,16 +115,11 @@ def from_file(path: str | Path, classes: Names, *, missing: str = "error") -> Ve
     for number, name in enumerate(names):
         way = next((way for way in spelled[name] if way and all(word in words for word in way)), None)
         if way is None:
-            not_found.append(number)
+            not_found.append(name)
         else:
             vectors[number] = np.mean([words[word] for word in way], axis=0)
-    if not_found and missing == "error":
-        raise _missing_names(path, [names[number] for number in not_found])
     if not_found:
-        found = np.setdiff1d(np.arange(len(names)), not_found)
-        if not len(found):
-            raise _missing_names(path, names)
-        vectors[not_found] = vectors[found].mean(0)
+        raise _missing_names(path, not_found)
     return vectors
 
 
@@ -251,6 +244,6 @@ def _missing_names(path: Path, names: Sequence[str]) -> LabelError:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return LabelError(
         f"no vector for {', '.join(hints)}{more}",
-        "rename these classes to words of the file, or add --missing mean, or use --vectors graph",
+        "rename these classes to words of the file, or use --vectors graph",
         path,
     )

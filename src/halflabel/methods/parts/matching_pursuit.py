@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from halflabel.types import at_least_float32
 
-__all__ = ["Part", "Similar", "Solve", "joint_omp"]
+__all__ = ["Part", "Similar", "joint_omp"]
 
-Solve = Literal["clipped", "exact"]
-MOST_ITEMS = 8  # per image: the exact solution tries all 2^k sets of items
+MOST_ITEMS = 8  # per image
 
 
 class Part(NamedTuple):
@@ -40,16 +37,14 @@ class Similar:
 
 
 @torch.no_grad()
-def joint_omp(parts: Sequence[Part], k: int, *, allowed: Tensor | None = None, solve: Solve = "clipped") -> Similar:
+def joint_omp(parts: Sequence[Part], k: int, *, allowed: Tensor | None = None) -> Similar:
     """Choose at most k items per image, the same for all parts, whose weighted sums are close to the targets.
 
         s = argmax_i' Σ_parts λ ⟨r, a_i'⟩² / ‖a_i'‖²         r = t_i − Σ_{i' ∈ S} c_i' a_i', at first the target t_i
         stop if ⟨r, b_s⟩ ≤ 0 in any part, else S ← S ∪ {s}    b = a, or `agree` (y for a = A y)
         c = max(0, argmin ‖t_i − Σ_{i' ∈ S} c_i' a_i'‖²)       for each part
 
-    Huynh 2020, algorithm 2. `solve` "clipped" clips the least-squares solution at 0, as in step 9; "exact" is the
-    non-negative least-squares solution, the best over all 2^|S| sets of items. `allowed` (B, M) bool marks the items
-    that an image may get (not itself, say).
+    Huynh 2020, algorithm 2. `allowed` (B, M) bool marks the items that an image may get (not itself, say).
 
     Not in the paper: of equal items the one with the lower number is chosen; an image stops if the best item is already
     chosen; zero vectors are never chosen; an item that is linearly dependent on earlier ones (squared sine of the angle
@@ -84,7 +79,7 @@ def joint_omp(parts: Sequence[Part], k: int, *, allowed: Tensor | None = None, s
                 pursuit.take(step, pick, active)
             gram = torch.stack([p.gram[:, : step + 1, : step + 1] for p in pursuits])
             right = torch.stack([p.right[:, : step + 1] for p in pursuits])
-            coefficients[:, :, : step + 1] = _clipped(gram, right) if solve == "clipped" else _exact(gram, right)
+            coefficients[:, :, : step + 1] = _least_squares(gram, right).clamp(min=0)
             for pursuit, solution in zip(pursuits, coefficients, strict=True):
                 pursuit.update_residual(solution[:, : step + 1])
     return Similar(index, tuple(coefficients))
@@ -130,34 +125,6 @@ class _Pursuit:
         """Compute the residual for these coefficients (B, steps) of the chosen items."""
         explained = torch.bmm(coefficients[:, None], self.rows[:, : coefficients.shape[1]]).squeeze(1)
         self.residual = self.targets - explained
-
-
-def _clipped(gram: Tensor, right: Tensor) -> Tensor:
-    """max(0, argmin ‖t − Σ c a‖²) from ⟨a, a⟩ (…, k, k) and ⟨a, t⟩ (…, k)."""
-    return _least_squares(gram, right).clamp(min=0)
-
-
-def _exact(gram: Tensor, right: Tensor) -> Tensor:
-    """argmin ‖t − Σ c a‖² over c ≥ 0: the best of all sets of items whose least-squares solution is ≥ 0.
-
-    This is exact, because the solution is the least-squares solution on the items where it is positive. Of equally good
-    sets the smaller one is taken, then the one with earlier items. Memory: 2^k systems per image.
-    """
-    k = right.shape[-1]
-    mask = torch.tensor(_subsets(k), dtype=gram.dtype, device=gram.device)  # (2^k, k)
-    within, rights = gram[..., None, :, :] * mask[:, :, None] * mask[:, None, :], right[..., None, :] * mask
-    solution = _least_squares(within, rights)  # (…, 2^k, k)
-    gain = (solution * rights).sum(-1).masked_fill((solution < 0).any(-1), -torch.inf)  # the decrease of ‖r‖²
-    best = gain.amax(-1, keepdim=True)  # the empty set gains 0, so this is finite
-    chosen = (gain >= best * (1 - 8 * torch.finfo(gain.dtype).eps)).to(torch.uint8).argmax(-1)
-    return solution.take_along_dim(chosen[..., None, None], -2).squeeze(-2)
-
-
-@cache
-def _subsets(k: int) -> list[list[int]]:
-    """Return all subsets of k things as rows of 0 and 1, small ones first."""
-    members = [set(chosen) for size in range(k + 1) for chosen in combinations(range(k), size)]
-    return [[int(thing in chosen) for thing in range(k)] for chosen in members]
 
 
 def _least_squares(gram: Tensor, right: Tensor) -> Tensor:

@@ -59,8 +59,6 @@ class LabelAwareHead(Head):
                 f"a label graph of {classes} classes has {classes}² weights; {MOST_CLASSES} classes are the most",
                 "use a method without a label graph, or train on fewer classes",
             )
-        if vector_size < 1:
-            raise UserError(f"label vectors cannot have {vector_size} numbers", "use vector_size ≥ 1")
         self.register_buffer("vectors", torch.zeros(classes, vector_size))
         self.register_buffer("graph", torch.eye(classes))
 
@@ -170,12 +168,7 @@ class SemanticHead(LabelAwareHead):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(classes, vector_size)
-        if not 0 <= dropout < 1:
-            raise UserError(f"dropout cannot be {dropout:g}", "use 0 ≤ dropout < 1")
-        if width < 0 or rank < 1 or steps < 0:
-            raise UserError(
-                f"width {width}, rank {rank} and steps {steps} make no head", "use width ≥ 0, rank ≥ 1, steps ≥ 0"
-            )
+        check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
         wide = width or channels
         self.dropout = nn.Dropout1d(dropout)  # the same channels at all places: dropout per place would average out
         self.project = nn.Linear(channels, wide, bias=False) if width else None
@@ -268,13 +261,12 @@ class SemanticMethod(Method):
         *,
         vectors: str = "graph",
         vector_size: int = 300,
-        missing: str = "error",
         **parts: Any,
     ) -> None:
         super().__init__(BCE(), head=self._make_head, reduce=parts.pop("reduce", over_known), **parts)
         self._make = make
         self._edges = edges
-        self.vectors, self.vector_size, self.missing = vectors, vector_size, missing
+        self.vectors, self.vector_size = vectors, vector_size
         self.table: LabelTable | None = None
         self._label_inputs: tuple[Matrix, Matrix] | None = None
         # A weak reference: the head belongs to the model, and its weights must not be trained and saved twice.
@@ -291,7 +283,7 @@ class SemanticMethod(Method):
 
     def begin(self, table: LabelTable) -> None:
         """Prepare for a new training table; not called again for the same one."""
-        vectors = label_vectors(self.vectors, table, self.vector_size, missing=self.missing)
+        vectors = label_vectors(self.vectors, table, self.vector_size)
         self._label_inputs = vectors, self._edges(table).dense(len(table.classes))
 
     def _make_head(self, channels: int, classes: int) -> Head:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -10,23 +9,17 @@ from torch import Tensor
 
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.methods.parts.label_graph import LabelGraph, identity, read_edges
+from halflabel.methods.parts.label_graph import LabelGraph, read_edges
 from halflabel.methods.parts.losses import BCE
-from halflabel.methods.parts.matching_pursuit import Part, Similar, Solve, joint_omp
+from halflabel.methods.parts.matching_pursuit import Part, Similar, joint_omp
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory, impute, read_groups
 from halflabel.models.heads import Model
 from halflabel.types import Batch
 
-__all__ = ["SimilarityMethod", "Use", "has_smoothness", "mix"]
+__all__ = ["SimilarityMethod", "Use", "mix"]
 
-Use = Literal["off", "fixed", "learned"]
+Use = Literal["fixed", "learned"]
 _QUERIES = 512  # images searched for together, when a whole set is searched
-
-
-def has_smoothness(options: Mapping[str, Any]) -> bool:
-    """Whether the options leave images or labels to be smooth over, and an epoch for it."""
-    no_labels = options["label_similarity"] == "off" or options["graph"] == "identity"
-    return options["logistic_share"] < 1 and not (no_labels and options["image_similarity"] == "off")
 
 
 class SimilarityMethod(Method):
@@ -54,7 +47,6 @@ class SimilarityMethod(Method):
         labels: Use,
         graph: str,
         graph_rate: float,
-        solve: Solve,
         rescale: bool,
         side: str,
         side_weight: float,
@@ -67,7 +59,6 @@ class SimilarityMethod(Method):
         self.labels = labels
         self.graph_source = graph
         self.graph_rate = graph_rate
-        self.solve = solve
         self.rescale = rescale
         self.side = side
         self.side_weight = side_weight
@@ -82,9 +73,7 @@ class SimilarityMethod(Method):
         if self.table == table:
             return
         classes = len(table.classes)
-        edges = identity(classes) if self.labels == "off" else read_edges(self.graph_source, table, self.k_a)
-        edges = edges.with_loops(classes)
-        edges = (edges.without_loops() if self.images == "off" else edges).normalised()
+        edges = read_edges(self.graph_source, table, self.k_a).with_loops(classes).normalised()
         groups = read_groups(self.side, table) if self.side else None
         self.table = table
         self.graph = LabelGraph(edges, classes, learned=self.labels == "learned")
@@ -143,7 +132,7 @@ class SimilarityMethod(Method):
         """Find the similar images of each image of a set, among all others: (N, D), (N, C), (N, C) -> Similar.
 
         `index` (N, k) are row numbers, −1 for none; `weights` are c and c̄. The search is that of a step with the
-        present A, even if image similarity is fixed or off. Rows with NaN (images that could not be read) have no
+        present A, even if image similarity is fixed. Rows with NaN (images that could not be read) have no
         neighbours and are no neighbours. `groups` (N,) are the groups of the side information, −1 for none.
         """
         device = self.graph.weights.device
@@ -177,7 +166,6 @@ class SimilarityMethod(Method):
             ],
             self.k,
             allowed=(items.number >= 0) & (items.number != items.number[queries, None]),
-            solve=self.solve,
         )
 
     def _has_neighbours(self) -> bool:

@@ -153,7 +153,6 @@ def build_transfer(
     graph: str,
     vectors: str,
     vector_size: int,
-    missing: str,
     **prototypes: Any,
 ) -> SemanticTransfer:
     """Check the options of sst and hst and build the method."""
@@ -178,7 +177,6 @@ def build_transfer(
         edges=partial(label_edges, graph),
         vectors=vectors,
         vector_size=vector_size,
-        missing=missing,
         **prototypes,
     )
 
