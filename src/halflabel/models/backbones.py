@@ -144,21 +144,18 @@ def build_backbone(
     if size is not None and size > LARGEST:
         raise UserError(f"image size {size} is too large", f"use {LARGEST} pixels or fewer")
     fetch = pretrained and weights is None
-    classifier = None
     if name == "tiny":
         with _fixed_seed():
             model: nn.Module = _Tiny()
         preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
     elif name in _LITE:
         model = load_lite(_LITE[name]) if fetch else _create(f"tf_efficientnet_lite{_LITE[name]}", pretrained=False)
-        if fetch:
-            last = model.get_classifier()  # type: ignore[operator]
-            classifier = (last.weight.detach().clone(), last.bias.detach().clone())
-        model.reset_classifier(0)  # type: ignore[operator]
+        if not fetch:
+            model.reset_classifier(0)  # type: ignore[operator]
         preprocess = replace(_timm_preprocess(model), mean=(_LITE_MEAN,) * 3, std=(_LITE_STD,) * 3)
     else:
         _check_name(name)
-        model = _create(name, pretrained=fetch, size=size, num_classes=0)
+        model = _create(name, pretrained=fetch, size=size, **({} if fetch else {"num_classes": 0}))
         preprocess = _timm_preprocess(model)
     if weights is not None:
         _load_file(model, Path(weights), name)
@@ -166,8 +163,30 @@ def build_backbone(
         preprocess = replace(preprocess, size=size)
     channels: int = model.num_features  # type: ignore[assignment]
     backbone = Backbone(name, model, channels, preprocess).eval()
-    backbone.classifier = classifier
+    if fetch and name != "tiny":
+        backbone.classifier = _pooled_classifier(backbone)
+        model.reset_classifier(0)  # type: ignore[operator]
     return backbone
+
+
+def _pooled_classifier(backbone: Backbone) -> tuple[Tensor, Tensor] | None:
+    """Weight and bias of the classifier that a timm model was trained with, if it is linear on pooled features.
+
+    This is tested on an image: others use a class token (ViT), or layers between pooling and classifier. A classifier
+    of more than 1,000 classes is left out, since the head would have to learn a weight for each of them.
+    """
+    last = backbone.model.get_classifier()  # type: ignore[operator]
+    if not isinstance(last, nn.Linear) or last.in_features != backbone.channels or last.out_features > 1000:
+        return None
+    size = backbone.preprocess.size
+    image = torch.linspace(0, 255, 3 * size * size).view(1, 3, size, size)
+    with torch.inference_mode():
+        expected = backbone.model((image / 255 - backbone.mean) / backbone.std)
+        difference = (last(backbone(image).mean((2, 3))) - expected).abs().max()
+    if not difference <= 1e-3 * expected.abs().max():
+        return None
+    bias = torch.zeros(last.out_features) if last.bias is None else last.bias
+    return last.weight.detach().clone(), bias.detach().clone()
 
 
 def load_lite(variant: int) -> nn.Module:
