@@ -39,3 +39,18 @@ def test_dockerfile_copies_what_exists_and_says_that_it_is_untested() -> None:
     assert "UNTESTED" in text
     for sources in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE):
         assert all((ROOT / source).exists() for source in sources.split())
+
+
+def test_architecture_names_files_and_functions_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "halflabel"
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`(?:[,:]\s+`(\w+)(?:\.(\w+))?)?", text)
+    assert len(named) > 20
+    for path, *names in named:
+        source = (package / path.removeprefix("halflabel/")).read_text(encoding="utf-8")
+        for name in filter(None, names):
+            assert re.search(rf"(?:def|class) {name}\b|^{name}\b", source, re.MULTILINE), f"{path}: {name}"
+    for folder, modules in re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", text, re.MULTILINE):
+        for module in re.findall(r"`(\w+)/?`", re.sub(r"\(.*?\)", "", modules)):
+            place = package / folder / module
+            assert place.is_dir() or place.with_suffix(".py").exists(), f"{folder}/{module}"
