@@ -42,7 +42,7 @@ test: check
 
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "open site/index.html"
+	@echo "open site/index.html; with the search: $(BIN)/python -m http.server --directory site"
 
 format: $(READY)
 	@$(BIN)/ruff check --fix $(SOURCES)

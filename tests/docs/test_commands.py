@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command_pages
 import pytest
 import torch
 import typer
@@ -20,11 +21,13 @@ from example_data import write_example_data
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.methods.base import recipes
 
 # Added to trainings, to make them short; everything else runs as written.
 QUICK = {"backbone": "tiny", "size": 32, "workers": 0, "device": "cpu"}
 NO_TRAINING_OPTIONS = {"--continue", "--resume"}
 PREPARED = ["halflabel", "train", "labels.csv", "photos/", "--out", "runs/first"]
+OTHER_TOOLS = {"--help", "--standalone", "--nproc-per-node", "--version"}
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -107,6 +110,38 @@ def test_commands_exist(page: Path) -> None:
                 extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
                 named = re.findall(r"[\w-]+", "".join(re.findall(r"\[(.*?)\]", " ".join(words))))
                 assert set(named) <= set(extras["optional-dependencies"]), block.place
+
+
+@pages
+def test_commands_and_options_in_sentences_exist(page: Path) -> None:
+    commands = command_pages.commands()
+    method_flags = {f"--{name.replace('_', '-')}" for each in recipes().values() for name in each.options}
+    known_flags = method_flags.union(OTHER_TOOLS, *map(flags, commands.values()))
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"`([^`\n]+)`", text):
+        words = code.split()
+        if words[0] == "halflabel" and len(words) > 1 and words[1] != "COMMAND" and not words[1].startswith("-"):
+            name = next((name for name in (" ".join(words[1:3]), words[1]) if name in commands), None)
+            is_group = any(name.startswith(f"{words[1]} ") for name in commands)
+            assert name or is_group, f"{page.name}: {code}"
+            allowed = flags(commands[name]) | (method_flags if name == "train" else set()) if name else set()
+            assert {word for word in words if word.startswith("--")} <= allowed | {"--help"}, f"{page.name}: {code}"
+        for word in words:
+            if re.fullmatch(r"--[a-z][a-z-]*", word):
+                assert word in known_flags, f"{page.name}: {code}"
+
+
+def flags(command: Any) -> set[str]:
+    return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def test_examples_of_the_help_exist(tmp_path: Path) -> None:
+    page = tmp_path / "commands.md"
+    page.write_text(command_pages.command_page(), encoding="utf-8")
+    examples = [words for block in blocks_of(page, "bash") for words in commands_in(block)]
+    assert len(examples) > 20
+    for words in filter(halflabel_words, examples):
+        check_syntax(words, "the help of a command")
 
 
 def test_unknown_commands_and_options_are_found() -> None:
