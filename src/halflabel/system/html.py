@@ -50,24 +50,26 @@ def el(name: str, /, *children: object, **attributes: object) -> Html:
     return Html("".join(parts))
 
 
-def document(title: str, body: Sequence[Html]) -> str:
+def document(title: str, body: Sequence[Html], *, script: bool = True, forms: str = "'none'") -> str:
     """Return a complete page with our style sheet and a security policy that forbids everything from elsewhere.
 
-    A script sorts tables. The placeholder `PAGE_SIZE` in the body becomes the size of the page.
+    `script` adds the script that sorts tables; `forms` says where forms may be sent. The placeholder `PAGE_SIZE` in the
+    body becomes the size of the page.
     """
     style, code = _read_asset("page.css"), _read_asset("page.js")
-    policy = f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; script-src {_csp_hash(code)}; "
+    policy = f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; "
+    policy += f"script-src {_csp_hash(code)}; " if script else ""
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=f"{policy}base-uri 'none'; form-action 'none'"),
+        el("meta", http_equiv="Content-Security-Policy", content=f"{policy}base-uri 'none'; form-action {forms}"),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="referrer", content="no-referrer"),
         el("title", f"{title} · halflabel"),
         el("style", Html(style)),
     )
-    whole = el("body", *body, el("script", Html(code)))
+    whole = el("body", *body, el("script", Html(code)) if script else None)
     page = "<!DOCTYPE html>\n" + el("html", head, whole, lang="en") + "\n"
     return page.replace(PAGE_SIZE, f"{len(page.encode()) / 1000:.0f} kB")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import io
 import random
 import re
 import socket
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from PIL import Image
 from typer.testing import CliRunner
 
 from halflabel.cli import app as cli
@@ -186,12 +189,59 @@ def test_health_classes_and_docs(client: TestClient, predictor: Predictor, photo
     listed = client.get("/classes").json()["classes"]
     assert [item["class"] for item in listed] == list(predictor.classes)
     assert [item["threshold"] for item in listed] == pytest.approx(predictor.thresholds.tolist())
-    assert client.get("/docs").status_code == 200
+    page = client.get("/docs")
+    assert page.text == client.get("/").text
+    assert not re.findall(r'(?:src|href)="', page.text)
+    assert "https://" not in page.text
+    assert "default-src &#x27;none&#x27;" in page.text
     schema = client.get("/openapi.json").json()
     body = schema["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert {"multipart/form-data", "image/*"} <= set(body)
     assert {"200", "400", "408", "413", "415", "503"} <= set(schema["paths"]["/predict"]["post"]["responses"])
     assert set(schema["components"]["schemas"]["Label"]["properties"]) == {"class", "probability", "present"}
+
+
+def test_the_form_is_answered_with_a_page(client: TestClient, photo: Path) -> None:
+    sent = {"files": files(photo.read_bytes(), b"x")}
+    expected = client.post("/predict?top=5", **sent).json()["images"]
+    page = client.post("/try", **sent)
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    table = re.findall(r'<table class="answer">(.*?)</table>', page.text, re.S)
+    assert len(table) == 1
+    rows = re.findall(r"<tr><th[^>]*>(?:<b>)?([^<]*).*?class=\"area (\w+)\".*?<td>([\d.]+)</td></tr>", table[0], re.S)
+    assert rows == [
+        (one["class"], "present" if one["present"] else "unknown", f"{one['probability']:.3f}")
+        for one in expected[0]["labels"]
+    ]
+    assert expected[1]["error"] in page.text
+    (shown,) = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)"', page.text)
+    with Image.open(photo) as sent_one, Image.open(io.BytesIO(base64.b64decode(shown))) as shown_one:
+        assert shown_one.size == sent_one.size  # small as it is, it is not made smaller
+    assert "photo" not in expected[0]
+    assert "<script" not in page.text
+    refused = client.post("/try", files=files(b"x"))
+    assert refused.status_code == 415
+    assert "Refused" in refused.text
+    assert client.get("/try").text == client.get("/").text
+
+
+def test_the_form_shows_names_as_text(client: TestClient, photo: Path) -> None:
+    name = "<script>alert(1)</script>.png"
+    page = client.post("/try", files=[("files", (name, photo.read_bytes())), ("files", (name, b"x"))])
+    assert "<script" not in page.text
+    assert page.text.count("&lt;script&gt;alert(1)") == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("photos.example:81", "http://photos.example:81/predict"), ("[::1]:8", "&#x27;http://[::1]:8/predict&#x27;")]
+    + [(bad, "http://HOST:PORT/predict") for bad in ("a;rm -rf ~", "<b>", "[::1 x", "")],
+)
+def test_the_examples_name_the_address_the_page_was_found_at(client: TestClient, host: str, shown: str) -> None:
+    page = client.get("/docs", headers={"host": host})
+    assert page.status_code == 200
+    assert f"curl -F files=@photo.jpg {shown}<" in page.text
 
 
 def test_batches_gather_what_comes_together() -> None:
@@ -268,6 +318,9 @@ def test_a_model_that_fails_is_said_as_all_faults_are(
         answer = opened.post("/predict", files=files(photo.read_bytes()))
         assert (answer.status_code, answer.json()) == (status, {"detail": says})
         assert ("retry-after" in answer.headers) == (status == 503)
+        shown = opened.post("/try", files=files(photo.read_bytes()))
+        assert shown.status_code == status
+        assert says in shown.text
         assert opened.get("/health").status_code == 200
     assert ("secret" in caplog.text) == (raised is not None)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import ctypes
+import io
 import logging
+import re
 import signal
 import socket
 import time
@@ -17,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect
 from torch import Tensor
@@ -31,12 +34,15 @@ from halflabel.labels.names import Names
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.serve.batches import Batcher
 from halflabel.runs.serve.limits import Limits, RequestRefused
+from halflabel.runs.serve.page import try_page
 from halflabel.runs.serve.uploads import Body, Upload, Uploads
 
 __all__ = ["make_app", "serve"]
 
 _LOG = logging.getLogger(__name__)
 _LARGE_IMAGE = 3 * 8_000_000  # bytes of a decoded image after which freed memory is returned to the system
+_PHOTO_SIDE = 480  # longer side of a photo on the page, in pixels
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _FILE = {"type": "string", "format": "binary"}
 _BODY = {
     "required": True,
@@ -155,6 +161,29 @@ class _Service:
             predictions.append({"image": upload.name, "labels": labels, "error": error})
         return predictions
 
+    async def photos(self, uploads: Sequence[Upload]) -> list[str]:
+        """Return a small copy of each file as a data URL, for the page; empty for files that cannot be read."""
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(*(loop.run_in_executor(self.decoders, self._photo, upload) for upload in uploads))
+
+    def _photo(self, upload: Upload) -> str:
+        from PIL import Image
+
+        if upload.path is None:
+            return ""
+        try:
+            image = read_image(upload.path, max_pixels=self.limits.pixels)
+        except BadImage:
+            return ""
+        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        picture.thumbnail((_PHOTO_SIDE, _PHOTO_SIDE))
+        stream = io.BytesIO()
+        picture.save(stream, "JPEG", quality=80)
+        if image.numel() > _LARGE_IMAGE:
+            del image
+            _return_memory()
+        return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
+
     async def _await_scores(self, futures: Sequence[asyncio.Future[Tensor]]) -> list[Tensor]:
         """Wait for scores; an exception of the model becomes status 500 or 503, as it is not the client's fault."""
         try:
@@ -195,7 +224,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = None) -> FastAPI:
-    """Return the application: POST /predict, GET /health, /classes, and FastAPI's /openapi.json and /docs."""
+    """Return the application: POST /predict, GET /health, /classes, /openapi.json, and a page at / and /docs."""
     limits = limits or Limits()
     service = _Service(predictor, name, limits)
     service.check()
@@ -213,8 +242,11 @@ def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = 
         version=__version__,
         description=f"Labels of images by {name}. {limits.description}",
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's own pages load their scripts from a public server
+        redoc_url=None,
     )
     _add_api(app, service)
+    _add_page(app, service)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -269,10 +301,36 @@ def _add_api(app: FastAPI, service: _Service) -> None:
         return JSONResponse({"classes": [{"class": name, "threshold": threshold} for name, threshold in pairs]})
 
 
+def _add_page(app: FastAPI, service: _Service) -> None:
+    """Add the page on which people try photos."""
+    predictor = service.predictor
+
+    def page(request: Request, **content: Any) -> str:
+        return try_page(service.name, len(predictor.classes), service.limits, _base_url(request), **content)
+
+    @app.post("/try", include_in_schema=False)
+    async def try_photos(request: Request) -> Response:
+        predictions = await _handle(service, request, 5, False, with_photos=True)
+        if isinstance(predictions, _ErrorResponse):
+            content = page(request, refused=predictions.reason)
+            return HTMLResponse(content, predictions.status, predictions.headers)
+        thresholds = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))
+        return HTMLResponse(page(request, predictions=predictions or (), thresholds=thresholds))
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    @app.get("/try", include_in_schema=False)
+    async def show_page(request: Request) -> HTMLResponse:
+        return HTMLResponse(page(request))
+
+
 async def _handle(
-    service: _Service, request: Request, top: int, every: bool
+    service: _Service, request: Request, top: int, every: bool, *, with_photos: bool = False
 ) -> list[dict[str, Any]] | _ErrorResponse | None:
-    """Return the predictions for a request, the error response, or None if the client has disconnected."""
+    """Return the predictions for a request, the error response, or None if the client has disconnected.
+
+    `with_photos` adds a small copy of each image, for the page.
+    """
     limits = service.limits
     body = Body(request.receive, limits.request_bytes)
     uploads: list[Upload] = []
@@ -289,7 +347,11 @@ async def _handle(
             raise RequestRefused(503, f"no space to store the request ({error.strerror})") from None
         try:
             async with asyncio.timeout(limits.seconds):
-                return await service.predict(uploads, top, every)
+                predictions = await service.predict(uploads, top, every)
+                if not with_photos:
+                    return predictions
+                photos = await service.photos(uploads)
+                return [{**image, "photo": photo} for image, photo in zip(predictions, photos, strict=True)]
         except TimeoutError:
             raise RequestRefused(503, f"no result within {limits.seconds:g} s: the server is overloaded") from None
     except RequestRefused as refused:
@@ -307,6 +369,13 @@ def _return_memory() -> None:
     """Return freed memory to the system; otherwise the C library keeps what the largest request needed."""
     with suppress(OSError, AttributeError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _base_url(request: Request) -> str:
+    """Return the address of this server as the client's Host header gives it; an invalid header is not repeated."""
+    host = request.headers.get("host", "")
+    scheme, root = request.scope.get("scheme", "http"), request.scope.get("root_path", "")
+    return f"{scheme}://{host if _HOST.fullmatch(host) else 'HOST:PORT'}{root}"
 
 
 async def _refuse(request: Request, body: Body, refused: RequestRefused) -> _ErrorResponse:
