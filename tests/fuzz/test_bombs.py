@@ -33,7 +33,7 @@ def little() -> object:
     assert fuzz_cases._peak() - before < 400 << 20
 
 
-@pytest.mark.parametrize("name", ["coco", "lvis", "label-studio", "fiftyone", "imagefolder"])
+@pytest.mark.parametrize("name", ["coco", "lvis", "label-studio", "fiftyone", "imagefolder", "imagefolder-lists"])
 @pytest.mark.parametrize("unit", [("[", "]"), ('{"a":', "}"), ('[{"data":', "}]")])
 @pytest.mark.parametrize("closed", [True, False])
 def test_deep_json(tmp_path: Path, name: str, unit: tuple[str, str], closed: bool) -> None:

@@ -99,7 +99,7 @@ def convert(
     """Convert labels from one format to another; labels that the format cannot hold are an error, never lost.
 
     Formats: binary (.labels: memory-mapped, for millions of images), long (all other extensions), wide, tags, coco,
-    lvis, imagefolder, label-studio, fiftyone.
+    lvis, open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive, label-studio, fiftyone.
 
     Example: halflabel convert labels.csv labels.json --to lvis
     """

@@ -29,6 +29,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "cub": ("CUB*", Policy()),
     "nus-wide": (".", Policy()),
     "single-positive": (".", Policy(split="train")),
+    "imagefolder-lists": ("*.jsonl", Policy()),
     "tags": ("*", Policy(unlisted="unknown")),
     "imagefolder": ("csv", Policy(ignore=("width",))),
     "long": ("own.csv", Policy()),
@@ -134,8 +135,9 @@ def test_a_stated_format_goes_before_the_recognised_one() -> None:
 def test_write_takes_tables_and_rows(tmp_path: Path) -> None:
     table = LabelTable.from_dense([[1, 0], [0, -1]], ["a", "b"], ["cat", "dog"])
     for labels in (table, Rows.from_table(table)):
-        for name in ("long", "wide"):
-            formats.write(labels, tmp_path / f"{name}.csv", format=name)
-            assert formats.read(tmp_path / f"{name}.csv").table() == table
-    with pytest.raises(UserError, match="voc is read, but not written"):
-        formats.write(table, tmp_path / "voc", format="voc")
+        for name in ("long", "wide", "voc", "cub"):
+            path = tmp_path / (f"{name}.csv" if name in ("long", "wide") else name)
+            formats.write(labels, path, format=name)
+            assert formats.read(path).table() == table
+    with pytest.raises(UserError, match="unknown"):
+        formats.write(table, tmp_path / "nus", format="nus-wide")

@@ -1,7 +1,7 @@
 """Label file formats: `read` and `write` for all of them, and detection of the format of a file.
 
-Each format is a module with `sniff(path)`, `read(path, policy)` and `USES`, the names of the Policy options that the
-reader uses. Formats that are also written have `write(rows, path)`.
+Each format is a module with `sniff(path)`, `read(path, policy)`, `write(rows, path)` and `USES`, the names of the
+Policy options that the reader uses.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ FORMATS = {
     "voc": "Pascal VOC folder: ImageSets/Main/<class>_<split>.txt",
     "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
     "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
+    "imagefolder-lists": "Hugging Face ImageFolder: metadata.jsonl with lists of classes, their scores and sources",
     "tags": "one line per image with a list of tags in one column: a.jpg,dog;cat (CSV)",
     "imagefolder": "Hugging Face ImageFolder: metadata.csv, .jsonl or .parquet with file_name",
     "single-positive": "folder of formatted_<split>_images.npy, _labels.npy and _labels_obs.npy",
@@ -88,8 +89,6 @@ def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "auto", 
     if format != "binary" and default_format(path) == "binary":
         reason = "a name ending in .labels is the binary format"
         raise UserError(f"{path} cannot be written as {format}: {reason}", "choose another ending, or --to binary")
-    if not hasattr(module, "write"):
-        raise UserError(f"{format} is read, but not written", "use --to long, or another format")
     for name in options:
         if name not in getattr(module, "OPTIONS", ()):
             flag = "--" + name.replace("_", "-")

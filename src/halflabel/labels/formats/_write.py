@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
 __all__ = [
+    "check_file_names",
     "check_names",
+    "check_stale_files",
     "shortest_float",
     "split_by_image",
     "write_compact_json",
+    "write_text",
 ]
 
 
@@ -25,6 +31,20 @@ def check_names(rows: Rows) -> None:
     """Raise UserError if an image or a class has an empty name."""
     if "" in rows.images or "" in rows.classes:
         raise UserError("an image or a class has no name", "give every image and every class a name")
+
+
+def check_file_names(classes: Names) -> None:
+    """Raise UserError for a class that cannot be part of a file name."""
+    for name in classes:
+        if not name or re.search(r"[/\\\x00-\x1f]", name):
+            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --to long")
+
+
+def check_stale_files(folder: Path, existing: Iterable[str], classes: Names) -> None:
+    """Raise UserError if a folder already has label files of other classes: they would be read with the new ones."""
+    if stale := set(existing) - set(classes):
+        message = f"{folder} already has label files of other classes: {', '.join(sorted(stale)[:5])}"
+        raise UserError(message, "choose a new folder, or remove them")
 
 
 def shortest_float(score: np.float32) -> float:
@@ -35,6 +55,12 @@ def shortest_float(score: np.float32) -> float:
 def split_by_image(rows: Rows, index: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Row indices that are ordered by image, as one array per image; without any image, one empty array."""
     return np.split(index, np.searchsorted(rows.image[index], np.arange(1, len(rows.images))))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file with \\n line ends, completely or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_compact_json(path: Path, content: Any) -> None:

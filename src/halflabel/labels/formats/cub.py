@@ -10,15 +10,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._write import write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
+from halflabel.system.files import atomic_write
 
 __all__ = [
     "USES",
@@ -28,6 +31,7 @@ __all__ = [
     "read",
     "read_numbered_names",
     "sniff",
+    "write",
 ]
 
 USES = ("split",)
@@ -98,6 +102,39 @@ def read(path: Path, policy: Policy) -> LabelImport:
         sources=CERTAINTIES[1:],
     )
     return LabelImport(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write the same layout with a line for every pair: unknown as "not visible", other sources as "definitely"."""
+    import pyarrow.csv as pa_csv
+
+    base = Path(path)
+    for name in (*rows.images, *rows.classes):
+        if not name or name != name.strip() or len(name.splitlines()) != 1 or "\x00" in name:
+            raise UserError(f"the name {name!r} is blank, or has outer blanks or a line break", "write --to long")
+    if not (len(rows.images) and len(rows.classes)):
+        raise UserError("there is no image or no class to write", "write --to long")
+    value = np.zeros((len(rows.images), len(rows.classes)), np.int8)
+    certainty = np.ones_like(value)
+    certainty_of_source = np.array(
+        [CERTAINTIES.index(name) + 1 if name in CERTAINTIES[1:] else 4 for name in rows.sources], np.int8
+    )
+    # The last row of a pair wins, and value 0 makes it unknown again.
+    value[rows.image, rows.column] = rows.value
+    certainty[rows.image, rows.column] = np.where(rows.value == 0, 1, certainty_of_source[rows.source])
+    write_text(base / "images.txt", _numbered_text(rows.images))
+    write_text(base / "attributes" / "attributes.txt", _numbered_text(rows.classes))
+    write_text(base / "attributes" / "certainties.txt", _numbered_text(CERTAINTIES))
+    image, column = np.indices(value.shape, np.int32).reshape(2, -1) + 1
+    present, time = (value.reshape(-1) > 0).astype(np.int8), np.zeros(value.size, np.int8)
+    columns = [pa.array(part) for part in (image, column, present, certainty.reshape(-1), time)]
+    table = pa.table(columns, names=[*FIELDS, "time"])
+    with atomic_write(base / _LABELS_FILE) as temporary:
+        pa_csv.write_csv(table, temporary, pa_csv.WriteOptions(include_header=False, delimiter=" "))
+
+
+def _numbered_text(names: Names | tuple[str, ...]) -> str:
+    return "".join(f"{number} {name}\n" for number, name in enumerate(names, 1))
 
 
 def find_attributes_file(base: Path) -> Path:

@@ -6,6 +6,7 @@ or `negatives`, may name the absent classes.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -123,15 +124,18 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write true, false or null per class: metadata.jsonl in a folder, or the named .jsonl file."""
+    """Write true, false or null per class: metadata.jsonl in a folder, or the named .jsonl, .csv or .parquet file."""
     path = Path(path)
     if path.is_dir() or not path.suffix:
         path = path / "metadata.jsonl"
-    if path.suffix != ".jsonl":
-        raise UserError(f"metadata is not written to {path.suffix} files", "name a folder, or a .jsonl file")
+    writers = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet}
+    if path.suffix not in writers:
+        raise UserError(
+            f"metadata files cannot be {path.suffix} files", f"name a folder, or one of {', '.join(METADATA_FILES)}"
+        )
     if IMAGE_COLUMN in rows.classes:
         raise UserError(f"a class is called {IMAGE_COLUMN!r}, like the column of images", "write the long form instead")
-    _write_jsonl(rows, path)
+    writers[path.suffix](rows, path)
 
 
 def _metadata_file(path: Path) -> Path:
@@ -342,3 +346,29 @@ def _write_jsonl(rows: Rows, path: Path) -> None:
                 image_name = json.dumps(table.images[int(position)], ensure_ascii=False)
                 cells = "".join(f", {key}: {word}" for key, word in zip(keys, row_words, strict=True))
                 file.write(f'{{"{IMAGE_COLUMN}": {image_name}{cells}}}\n')
+
+
+def _write_csv(rows: Rows, path: Path) -> None:
+    table = rows.resolve()
+    unwritable = [name for name in table.classes if name != name.strip() or set(name) & set(";\t|\r\n\0")]
+    unwritable += [name for name in table.images if set(name) & set("\r\n\0")]
+    if unwritable:
+        raise UserError(f"the name {unwritable[0]!r} cannot be written to CSV", "write metadata.jsonl instead")
+    cell_words = np.array(["false", "", "true"])
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([IMAGE_COLUMN, *table.classes])
+        for first in range(0, len(table), 4096):
+            block = np.arange(first, min(first + 4096, len(table)))
+            for position, cells in zip(block, cell_words[table.rows(block) + 1].tolist(), strict=True):
+                writer.writerow([table.images[int(position)], *cells])
+
+
+def _write_parquet(rows: Rows, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = rows.resolve()
+    labels = table.dense()
+    columns = [pa.array(labels[:, number] > 0, mask=labels[:, number] == 0) for number in range(len(table.classes))]
+    with atomic_write(path) as temporary:
+        pq.write_table(pa.table([table.images.array, *columns], names=[IMAGE_COLUMN, *table.classes]), temporary)

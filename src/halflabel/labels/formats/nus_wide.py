@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._write import check_file_names, check_stale_files, write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff"]
+__all__ = ["USES", "read", "sniff", "write"]
 
 USES = ("split",)
 
@@ -60,6 +61,30 @@ def read(path: Path, policy: Policy) -> LabelImport:
     image = np.repeat(np.arange(len(images), dtype=np.int32), len(files))
     column = np.tile(np.arange(len(files), dtype=np.int32), len(images))
     return LabelImport(Rows.build(Names(images), Names(files), image, column, labels.reshape(-1)), audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write AllLabels and Imagelist.txt; UserError for unknown labels, which 0 and 1 cannot express."""
+    table = rows.resolve()
+    labels = table.dense()
+    if not labels.size:
+        raise UserError("there is no image or no class to write", "write --to long")
+    if not labels.all():
+        image, column = (int(where[0]) for where in np.nonzero(labels == 0))
+        message = f"it is unknown whether {table.images[image]!r} is {table.classes[column]!r}, but 0 would say absent"
+        raise UserError(message, "fill in what is unknown first, or write --to long")
+    check_file_names(table.classes)
+    for name in table.images:
+        if not name or name != name.strip().removeprefix("\ufeff") or re.search(r"[\\\x00\r\n]", name):
+            message = f"image {name!r} has a backslash, a line break or outer blanks in its name"
+            raise UserError(message, "rename it, or write --to long")
+    folder = Path(path) / "Groundtruth" / "AllLabels"
+    check_stale_files(folder, _files_by_class(folder, "all") if folder.is_dir() else (), table.classes)
+    for number, name in enumerate(table.classes):
+        text = np.full((len(table), 2), ord("\n"), np.uint8)
+        text[:, 0] = ord("0") + (labels[:, number] > 0)
+        write_text(folder / f"Labels_{name}.txt", text.tobytes().decode())
+    write_text(Path(path) / "ImageList" / "Imagelist.txt", "".join(f"{name}\n" for name in table.images))
 
 
 def _find_entry(folder: Path, name: str) -> Path | None:

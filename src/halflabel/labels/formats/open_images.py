@@ -20,17 +20,21 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line, read_records
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats.long import csv_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows, too_many_sources
+from halflabel.system.files import atomic_write
 
-__all__ = ["REQUIRED_COLUMNS", "USES", "display_names", "read", "sniff"]
+__all__ = ["REQUIRED_COLUMNS", "USES", "display_names", "read", "sniff", "write"]
 
 USES = ("machine",)
 
 COLUMNS = ("ImageID", "Source", "LabelName", "Confidence")
 REQUIRED_COLUMNS = ("ImageID", "LabelName", "Confidence")
 MACHINE = "machine"
+
+_LONG = "write the long form instead (--to long)"
 
 
 def sniff(path: Path) -> bool:
@@ -85,6 +89,38 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are both present and absent: the last verified row wins")
     return LabelImport(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write the labels that hold, with Confidence 1 or 0 and the class name as LabelName.
+
+    Machine-generated rows keep their score as Confidence. Labels filled in by a model (sources "model:…") get their
+    probability of being present, a fraction: nobody verified them. Classes are read back in order of first appearance.
+    An image or a class without known labels cannot be written.
+    """
+    rows = _holding_in_image_order(rows)
+    _check_writable(rows)
+    confidence = (rows.value > 0).astype(np.float32)
+    is_machine = np.array([name == MACHINE for name in rows.sources])[rows.source]
+    confidence[is_machine] = rows.score[is_machine]
+    is_model = np.array([name.startswith("model:") for name in rows.sources])[rows.source]
+    probability = np.nan_to_num(rows.score, nan=0.5)  # that the value is right
+    present = np.where(rows.value > 0, probability, 1 - probability)
+    confidence[is_model] = present[is_model].clip(0.001, 0.999)
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        file.write((",".join(COLUMNS) + "\n").encode())
+        for start in range(0, len(rows), 1 << 18):
+            part = slice(start, start + (1 << 18))
+            block = pa.record_batch(
+                [
+                    rows.images.array.take(pa.array(rows.image[part])),
+                    pa.array(rows.sources, pa.string()).take(pa.array(rows.source[part])),
+                    rows.classes.array.take(pa.array(rows.column[part])),
+                    pa.array(confidence[part]),
+                ],
+                names=list(COLUMNS),
+            )
+            file.write(csv_text(block))
 
 
 class _CodedColumn:
@@ -315,3 +351,31 @@ def _machine_rows_first(rows: Rows) -> Rows:
     if not is_machine.any() or is_machine.all():
         return rows
     return rows.select(np.argsort(~is_machine, kind="stable"))
+
+
+def _holding_in_image_order(rows: Rows) -> Rows:
+    """The rows that hold, in the order of the images."""
+    holding = np.sort(rows.holding())
+    seen, first = np.unique(rows.image[holding], return_index=True)
+    if len(seen) and np.any(np.diff(first) < 0):
+        holding = holding[np.argsort(rows.image[holding], kind="stable")]
+    return rows.select(holding)
+
+
+def _check_writable(rows: Rows) -> None:
+    """Raise UserError for what the format cannot express."""
+    for kind, names, used in (("image", rows.images, rows.image), ("class", rows.classes, rows.column)):
+        has_no_labels = np.bincount(used, minlength=len(names)) == 0
+        if has_no_labels.any():
+            raise UserError(
+                f"{kind} {names[int(np.argmax(has_no_labels))]!r} has no known labels, so it has no row", _LONG
+            )
+        has_line_break = pc.match_substring_regex(names.array, r"[\r\n]")
+        if "" in names or pc.any(has_line_break).as_py():
+            raise UserError(f"one {kind} has no name, or a line break in it", _LONG)
+    is_machine = np.array([name == MACHINE for name in rows.sources])[rows.source]
+    has_confidence = (rows.score > 0) & (rows.score <= 1) & (rows.value > 0)
+    if not has_confidence[is_machine].all():
+        raise UserError("a row of source 'machine' is absent or has no score from 0 to 1 to show as Confidence", _LONG)
+    if any("\n" in name or "\r" in name for name in rows.sources):
+        raise UserError("a source has a line break in its name", _LONG)

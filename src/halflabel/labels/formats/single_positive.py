@@ -18,14 +18,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
+from halflabel.system.files import atomic_write
 
-__all__ = ["USES", "read", "sniff"]
+__all__ = ["USES", "read", "sniff", "write"]
 
 USES = ("split",)
 
@@ -71,6 +72,40 @@ def read(path: Path, policy: Policy) -> LabelImport:
     image, column = np.nonzero(present | absent)
     value = np.where(present[image, column], 1, -1)
     return LabelImport(Rows.build(images, classes, image, column, value), audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write the split "train" into a folder, or the split in a file name such as formatted_val_images.npy.
+
+    A table without unknown labels becomes `_labels` (1, 0), any other `_labels_obs` (1, −1, 0).
+    """
+    path, table = Path(path), rows.resolve()
+    match = _FILE.fullmatch(path.name)
+    if match is None and not path.is_dir() and (path.suffix or path.is_file()):
+        raise UserError(f"{path} is not a folder of .npy files", "name a folder")
+    folder, split = (path.parent, match[1]) if match else (path, "train")
+    images, classes = list(table.images), list(table.classes)
+    if not images or not classes:
+        raise UserError("there are no labels to write", "write the long form instead")
+    for name in (*images, *classes):
+        if not name or name.endswith("\0") or (set(name) & set("\r\n")) or name.startswith("\ufeff"):
+            raise UserError(f"the name {name!r} cannot be written in this format", "write the long form instead")
+    observed = table.known < len(images) * len(classes)
+    _check_other_files(folder, split, images, classes, observed)
+
+    with atomic_write(folder / f"formatted_{split}_labels{'_obs' if observed else ''}.npy") as temporary:
+        # Floating point like the published files; written in blocks, so that it is never all in memory.
+        shape = (len(images), len(classes))
+        labels = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float64, shape=shape)
+        for first in range(0, len(images), 4096):
+            block = np.arange(first, min(first + 4096, len(images)))
+            known = table.rows(block)
+            labels[block] = known if observed else known > 0
+        labels.flush()
+    with atomic_write(folder / f"formatted_{split}_images.npy") as temporary, open(temporary, "wb") as file:
+        np.save(file, np.array(images, dtype=str))
+    with atomic_write(folder / "classes.txt") as temporary:
+        temporary.write_text("".join(f"{name}\n" for name in classes), encoding="utf-8", newline="\n")
 
 
 def _splits(folder: Path) -> list[str]:
@@ -214,3 +249,19 @@ def _load_labels(path: Path, observed: bool) -> NDArray[Any]:
             column=f"[{row}, {column}]",
         )
     return labels
+
+
+def _check_other_files(folder: Path, split: str, images: list[str], classes: list[str], observed: bool) -> None:
+    """Raise UserError if old files in the folder have other images or classes, or would hide the new ones."""
+    splits = _splits(folder) if folder.is_dir() else []
+    new_file = f"formatted_{split}_labels{'_obs' if observed else ''}.npy"
+    files = sorted(file.name for file in folder.glob("formatted_*_labels*.npy")) if splits else []
+    other_files = [name for name in files if name != new_file and _split_of(name, splits) == split]
+    for name in other_files:
+        if name.endswith("_obs.npy"):
+            raise UserError(f"{folder} has {name}, which would be read instead", "choose another folder")
+        if list(_load_images(folder / f"formatted_{split}_images.npy")) != images:
+            raise UserError(f"{folder} has {name} of other images", "choose another folder")
+    classes_file = folder / "classes.txt"
+    if (other_files or set(splits) - {split}) and classes_file.is_file() and _class_lines(classes_file) != classes:
+        raise UserError(f"{folder} has other classes, in classes.txt", "choose another folder")

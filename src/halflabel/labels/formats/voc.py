@@ -11,20 +11,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._write import check_file_names, check_stale_files, write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff"]
+__all__ = ["USES", "read", "sniff", "write"]
 
 USES = ("difficult", "split")
 
 _FLAGS = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 _FIX_ORDER = "every class file must list the same images in the same order"
+_WRITTEN_SPLIT = "trainval"
 
 
 def sniff(path: Path) -> bool:
@@ -65,6 +67,25 @@ def read(path: Path, policy: Policy) -> LabelImport:
         Names(images), Names(files), image, column, labels[image, column], source, sources=("", "difficult")
     )
     return LabelImport(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which is read back as unknown by default."""
+    table = rows.resolve()
+    main = Path(path) / "ImageSets" / "Main"
+    check_file_names(table.classes)
+    for name in table.images:
+        if name.split() != [name] or "\x00" in name or name.startswith("\ufeff"):
+            raise UserError(f"image {name!r} has no name, or blanks in it", "rename it, or write --to long")
+    if not (len(table.images) and len(table.classes)):
+        raise UserError("there is no image or no class to write", "write --to long")
+    check_stale_files(main, _class_files(main).get(_WRITTEN_SPLIT, {}) if main.is_dir() else (), table.classes)
+    images = list(table.images)
+    flags = table.dense()
+    for number, name in enumerate(table.classes):
+        column = (f"{image} {flag:>2}\n" for image, flag in zip(images, flags[:, number].tolist(), strict=True))
+        write_text(main / f"{name}_{_WRITTEN_SPLIT}.txt", "".join(column))
+    write_text(main / f"{_WRITTEN_SPLIT}.txt", "".join(f"{image}\n" for image in images))
 
 
 def _main_folder(path: Path) -> Path:
