@@ -123,6 +123,22 @@ def test_every_method_agrees_over_processes(done: Path) -> None:
         )
 
 
+def test_every_method_is_the_same_with_weights_in_parts(done: Path) -> None:
+    whole, parts = found(done, "every method", 0), found(done, "every method, sharded", 0)
+    assert_same(parts, found(done, "every method, sharded", 1))
+    assert whole.keys() == parts.keys()
+    for key, value in whole.items():
+        torch.testing.assert_close(
+            parts[key], value, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+def test_a_method_that_needs_weights_whole_is_told_so(done: Path) -> None:
+    message = bytes(found(done, "refused", 1)["message"].tolist()).decode()
+    assert message.startswith("Charged computes with the weights of the model")
+    assert "without --shard" in message
+
+
 def test_dropout_differs_between_slices_and_leaves_the_state_of_all_the_same(done: Path) -> None:
     two = found(done, "dropped", 0)
     assert_same(two, found(done, "dropped", 1))
@@ -141,6 +157,7 @@ def test_processes_agree_with_the_first(done: Path) -> None:
 
 def test_two_processes_go_on_from_a_checkpoint_of_one(done: Path, tmp_path: Path) -> None:
     assert_close(JOB.resumed(tmp_path, 4, False), found(done, "resumed", 0), 1e-6)
+    assert_close(JOB.resumed(tmp_path, 6, True), found(done, "resumed in parts", 0), 1e-6)
 
 
 def test_commands_leave_the_same_files(done: Path, alone: tuple[Path, list[str]]) -> None:

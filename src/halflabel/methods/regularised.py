@@ -10,6 +10,7 @@ from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative
 from halflabel.methods.parts.terms import UnknownScores
 from halflabel.models.heads import Model
+from halflabel.system import distributed
 from halflabel.system.validate import at_least
 from halflabel.types import Batch
 
@@ -73,7 +74,7 @@ class RegularisedWeights(Method):
         loss = super().step(model, batch, epoch)
         for weight in model.parameters():
             if weight.requires_grad and weight.ndim > 1:
-                loss = loss + self.strength * weight.abs().pow(self.power).sum()
+                loss = loss + self.strength * distributed.full_tensor(weight.abs().pow(self.power).sum())
         return loss
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "all_gather",
     "check_on_all",
     "claim",
+    "full_tensor",
     "gather_to_main",
     "initialize",
     "is_distributed",
@@ -236,6 +237,15 @@ def _checksum(tensor: Tensor) -> int:
         positions = torch.arange(1, len(block) + 1, device=block.device)
         total = hash((total, number, int((block.to(torch.int64) * positions).sum())))
     return total
+
+
+def full_tensor(total: Tensor) -> Tensor:
+    """Return a sum over a weight whose parts may lie in different processes (`--shard`), with its gradient.
+
+    Methods that penalise weights call it, in all processes in the same order. An ordinary tensor is returned as it is.
+    """
+    gather_parts: Callable[[], Tensor] | None = getattr(total, "full_tensor", None)
+    return total if gather_parts is None else gather_parts()
 
 
 def claim(key: str) -> bool:

@@ -111,6 +111,10 @@ class Settings:
         Literal["no", "inductor"],
         Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),
     ] = "no"
+    shard: Annotated[
+        bool,
+        Option("With torchrun: shard the weights over the processes (FSDP), for large backbones.", SPEED),
+    ] = False
     deterministic: Annotated[
         bool,
         Option("On a GPU: use deterministic algorithms where torch has them. Slower.", SPEED),
@@ -310,6 +314,7 @@ _SGD_OPTIONS = (
     "patience",
     "save_every",
     "precision",
+    "shard",
     "begin_from",
     "held_out",
     "mirror",

@@ -1,13 +1,16 @@
-"""How a training is spread over processes: one process, or data parallel.
+"""How a training is spread over processes: one process, data parallel, or sharded weights (FSDP).
 
-The loop asks a `Distribution` for everything that differs between the two.
+The loop asks a `Distribution` for everything that differs between the three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from halflabel.data.sources import FetchedBatch, Plan, Source
 from halflabel.models.heads import Model
@@ -16,25 +19,48 @@ from halflabel.training.compiled_model import CompiledModel
 from halflabel.training.config import Settings
 from halflabel.training.data_parallel import WholeBatchParallel
 
-__all__ = ["Distribution", "distribute"]
+if TYPE_CHECKING:
+    from halflabel.training.fsdp import ShardedModel
+
+__all__ = ["Distribution", "distribute", "is_sharded", "place_model"]
 
 
-def distribute(plain: Model, settings: Settings) -> Distribution:
-    """The distribution for the settings and the number of processes."""
+def is_sharded(settings: Settings) -> bool:
+    """Whether each process holds only a part of the weights."""
+    return settings.shard and distributed.is_distributed()
+
+
+def place_model(model: Model, settings: Settings, device: torch.device) -> Model:
+    """Move a model to the device, in the memory layout of the settings; weights to be sharded stay on the CPU."""
+    if is_sharded(settings):
+        return model
+    if settings.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    return model.to(device)
+
+
+def distribute(plain: Model, settings: Settings, device: torch.device) -> Distribution:
+    """The distribution for the settings and the number of processes. `plain` comes from `place_model`."""
+    if is_sharded(settings):
+        return Sharded(plain, device)
     if distributed.is_distributed():
         return DataParallel(plain)
     return Distribution(plain, settings)
 
 
 class Distribution:
-    """Training in one process; the base class of `DataParallel`.
+    """Training in one process; the base class of the others.
 
-    plain      the model whose weights are trained, scored and saved
+    plain      the whole model, which is scored and saved
+    trained    the module whose parameters the optimizer updates
     model      what the method calls
     """
 
+    is_sharded = False
+
     def __init__(self, plain: Model, settings: Settings) -> None:
         self.plain: Model = plain
+        self.trained: Model = plain
         is_compiled = settings.compile == "inductor"
         self.model: nn.Module = CompiledModel(plain, settings.batch_size) if is_compiled else plain
         self.can_split_batches = not is_compiled  # a compiled model takes one batch size
@@ -48,13 +74,37 @@ class Distribution:
     def average_gradients(self) -> None:
         """Replace the gradients of this process by their mean over all processes."""
 
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+        """Scale all gradients so that their norm is at most `max_norm`."""
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def whole_model(self) -> Model:
+        """The plain model with the current weights."""
+        return self.plain
+
+    @contextmanager
+    def on_device_for_scoring(self, model: Model) -> Iterator[None]:
+        """The model is on the device within this context."""
+        yield
+
+    def finish(self) -> None:
+        """Called once after training."""
+
+    def gather_optimizer(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The optimizer's tensors for a checkpoint, whole."""
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Mapping[str, Tensor]:
+        """Called after the plain model is loaded: the checkpoint's tensors as this process's optimizer needs them."""
+        return tensors
+
 
 class DataParallel(Distribution):
     """Several processes with all weights each; every process runs the model on its slice of a batch."""
 
-    def __init__(self, plain: Model) -> None:
-        self.plain = plain
-        self.parallel = WholeBatchParallel(plain)
+    def __init__(self, plain: Model, trained: Model | None = None) -> None:
+        self.plain, self.trained = plain, plain if trained is None else trained
+        self.parallel = WholeBatchParallel(self.trained)
         self.model = self.parallel
         self.can_split_batches = False
 
@@ -65,3 +115,41 @@ class DataParallel(Distribution):
 
     def average_gradients(self) -> None:
         self.parallel.average_gradients()
+
+
+class Sharded(DataParallel):
+    """Several processes with a part of the weights each (FSDP)."""
+
+    is_sharded = True
+
+    def __init__(self, plain: Model, device: torch.device) -> None:
+        from halflabel.training.fsdp import ShardedModel  # slow to import
+
+        self.device = device
+        self.sharded: ShardedModel = ShardedModel(plain, device)
+        super().__init__(plain, self.sharded.model)
+
+    def average_gradients(self) -> None:
+        pass  # FSDP takes the mean itself
+
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+        self.sharded.clip_gradients(parameters, max_norm)
+
+    def whole_model(self) -> Model:
+        return self.sharded.gather_into(self.plain)
+
+    @contextmanager
+    def on_device_for_scoring(self, model: Model) -> Iterator[None]:
+        model.to(self.device)
+        yield
+        model.cpu()
+
+    def finish(self) -> None:
+        self.plain.to(self.device)
+
+    def gather_optimizer(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.sharded.gather(tensors)
+
+    def restore(self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Mapping[str, Tensor]:
+        self.sharded.load_from(self.plain)
+        return self.sharded.shard_optimizer_state(tensors, optimizer)

@@ -35,6 +35,10 @@ def make_accelerator(settings: Settings) -> Any:
 
     if distributed.is_distributed() and settings.compile != "no":
         raise UserError(f"--compile {settings.compile} works in one process only", "leave --compile out")
+    if settings.shard and (settings.ema or settings.precision == "fp16"):
+        raise UserError(
+            "--shard works neither with --ema nor with --precision fp16", "use --ema 0 and --precision bf16"
+        )
     distributed.initialize()
     # One process may train several times, with another precision or on another device.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())

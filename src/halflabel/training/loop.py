@@ -8,7 +8,7 @@ data_parallel.py.
 loop.py            `fit`: epochs, validation, relabelling, callbacks
 step.py            one optimizer step
 checkpointer.py    save and resume
-distribution.py    one process, or data parallel
+distribution.py    one process, data parallel, or sharded weights
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from halflabel.training.async_scalar import AsyncScalar, ScalarReading
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpointer import Checkpointer
 from halflabel.training.config import Settings
-from halflabel.training.distribution import Distribution, distribute
+from halflabel.training.distribution import Distribution, distribute, place_model
 from halflabel.training.engine import deterministic_algorithms, make_accelerator
 from halflabel.training.optimizer import learning_rate_factor
 from halflabel.training.state import TrainingState
@@ -121,13 +121,11 @@ def make_loop(
         raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
     accelerator = make_accelerator(settings)
     device = accelerator.device
-    if settings.channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    plain = model.to(device)
+    plain = place_model(model, settings, device)
     method.plan(settings.epochs)
     method.start(table)
     method.to(device)
-    distribution = distribute(plain, settings)  # after method.start, which may set weights of the head
+    distribution = distribute(plain, settings, device)  # after method.start, which may set weights of the head
     step = OptimizerStep(accelerator, method, distribution, table, settings)
     state = TrainingState(torch.zeros((), device=device))
     batches = math.ceil(len(source) / settings.batch_size)
@@ -166,7 +164,8 @@ class Loop:
             with deterministic_algorithms() if self.settings.deterministic else nullcontext():
                 return self._run(resume)
         except KeyboardInterrupt:
-            if not (signals.are_deferred() or self.checkpointer.is_current):  # the state is consistent, so save it
+            # The state is consistent, so save it. Sharded weights cannot be saved: other processes may have ended.
+            if not (signals.are_deferred() or self.distribution.is_sharded or self.checkpointer.is_current):
                 self.checkpointer.save()
             raise
         finally:
@@ -190,6 +189,7 @@ class Loop:
         if not state.best_weights:
             state.best_weights, state.best_epoch = self._evaluated_weights(), state.epoch - 1
         self.distribution.plain.load_state_dict(state.best_weights)
+        self.distribution.finish()
         distributed.all_gather(None)  # wait until the last checkpoint is written
         return Fitted(state.best_weights, state.best_epoch, state.log)
 
@@ -328,34 +328,38 @@ class Loop:
         """Score all training images after this epoch, for the method."""
         relabel = self.method.relabel
         seed = int(bits(self.settings.seed, PASSES, epoch)[0])
-        return self._score(self.distribution.plain, self.source, relabel.passes, seed, relabel.wants_features)
+        model = self.distribution.whole_model()
+        return self._score(model, self.source, relabel.passes, seed, relabel.wants_features)
 
     def _score(self, model: Model, source: Source, passes: int = 0, seed: int = 0, features: bool = False) -> Sweep:
         size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
-        return score_source(
-            model,
-            source,
-            device=self.step.device,
-            batch_size=size,
-            autocast=self.step.autocast,
-            passes=passes,
-            seed=seed,
-            batcher=self.scoring_batches,
-            features=features,
-        )
+        with self.distribution.on_device_for_scoring(model):
+            return score_source(
+                model,
+                source,
+                device=self.step.device,
+                batch_size=size,
+                autocast=self.step.autocast,
+                passes=passes,
+                seed=seed,
+                batcher=self.scoring_batches,
+                features=features,
+            )
 
     def _evaluated_model(self) -> Model:
         """The model that is validated and kept: the weight average if there is one."""
-        return self.distribution.plain if self.step.ema is None else self.step.ema.model
+        return self.distribution.whole_model() if self.step.ema is None else self.step.ema.model
 
     def _evaluated_weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._evaluated_model().state_dict().items()}
 
     def _shared_tensors(self) -> Iterator[Tensor]:
         """All tensors that training changes, which must be equal in all processes."""
-        modules: tuple[Any, ...] = (self.distribution.plain, self.method, self.step.ema)
+        modules: tuple[Any, ...] = (self.distribution.whole_model(), self.method, self.step.ema)
         for module in modules:
             yield from module.state_dict().values() if module is not None else ()
+        if self.distribution.is_sharded:
+            return
         for slots in self.step.optimizer.state.values():
             yield from (value for value in slots.values() if isinstance(value, Tensor))
 

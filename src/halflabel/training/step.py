@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.checks import checked_step
@@ -45,7 +46,7 @@ class OptimizerStep:
         self.accelerator, self.method, self.distribution = accelerator, method, distribution
         self.table, self.settings = table, settings
         device = accelerator.device
-        self.groups = parameter_groups(distribution.plain, method, settings)
+        self.groups = parameter_groups(distribution.trained, method, settings)
         # Not wrapped by the accelerator: its wrapper looks for packages on the disk at every step.
         self.optimizer = make_optimizer(self.groups, settings)
         self.ema = ModelEma(distribution.plain, settings.ema) if settings.ema else None
@@ -115,13 +116,22 @@ class OptimizerStep:
         batch = Batch(index, moved, labels)
         # Typed as a model for the methods; with several processes it is a wrapper with the same interface.
         model: Any = self.distribution.model
-        with self.autocast():
-            if self.check_next_batch:
-                loss = checked_step(self.method, model, batch, epoch)
-                self.check_next_batch = False
-            else:
-                loss = self.method.step(model, batch, epoch)
-        self.accelerator.backward(loss if share == 1 else loss * share)
+        try:
+            with self.autocast():
+                if self.check_next_batch:
+                    loss = checked_step(self.method, model, batch, epoch)
+                    self.check_next_batch = False
+                else:
+                    loss = self.method.step(model, batch, epoch)
+            self.accelerator.backward(loss if share == 1 else loss * share)
+        except RuntimeError as error:
+            if not self.distribution.is_sharded or "DTensor" not in str(error):
+                raise
+            raise UserError(
+                f"{type(self.method).__name__} computes with the weights of the model, of which --shard keeps only a "
+                "part in each process",
+                "train without --shard; in a method, halflabel.system.distributed.full_tensor completes weight sums",
+            ) from error
         return loss.detach()
 
     def _to_layout(self, view: Tensor) -> Tensor:
@@ -137,7 +147,7 @@ class OptimizerStep:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             parameters = [parameter for group in self.groups for parameter in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip)
+            self.distribution.clip_gradients(parameters, self.settings.clip)
         try:
             if scaler is not None:
                 scaler.step(self.optimizer)
