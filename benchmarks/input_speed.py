@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader, Dataset
 from gpu_speed import CLASSES, ceiling, make_model
 from halflabel.data.decode import find_images
 from halflabel.data.pack.read import PackSettings
-from halflabel.data.pack.source import open_packed_images
+from halflabel.data.pack.source import DeviceViews, open_packed_images
 from halflabel.data.pack.write import pack_images
 from halflabel.data.sources import Images, Source
 from halflabel.data.views import Plain, Strong, View, Weak
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--view", choices=["weak", "strong"], default="weak")
-    parser.add_argument("--store", choices=["jpeg", "png"], default="jpeg")
+    parser.add_argument("--store", choices=["jpeg", "png", "raw"], default="jpeg")
     parser.add_argument("--resize", choices=["short", "squash"], default="squash")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--train", default="", help="A backbone to tune on the images.")
@@ -178,7 +178,11 @@ def main() -> None:
         sources: dict[str, Source] = {
             "folder": Images(paths, names, views, **options),
             "pack": open_packed_images(names, pack, views, **options),
+            "pack, views on the device": DeviceViews(open_packed_images(names, pack, views, **options), device),
         }
+        if device.type == "cuda":
+            packed = open_packed_images(names, pack, views, **options)
+            sources["pack, decoded on the device"] = DeviceViews(packed, device, decode=True)
         ways: dict[str, Callable[[int], Iterator[Tensor]]] = {
             "torchvision": lambda epoch: (images.to(device, non_blocking=True) for images in loader),
             **{name: from_source(source) for name, source in sources.items()},

@@ -123,12 +123,17 @@ def test_training_on_a_lossless_pack_is_training_on_the_folder(runs: Path) -> No
     assert weights(runs / "images" / "run") == weights(runs / "pack" / "run")
 
 
-def test_tuning_all_on_a_pack_with_images_on_the_device(data: Path, tmp_path: Path) -> None:
+def test_tuning_all_on_a_pack_with_views_on_the_device(data: Path, tmp_path: Path) -> None:
     how = [data / "pack", "--tune", "all", "--epochs", "1", "--method", "bce", *TINY]
-    done("train", data / "train.csv", *how, "--hold", "device", "--out", tmp_path / "a")
-    assert "--hold device" in (tmp_path / "a" / "repro.sh").read_text()
-    done("train", data / "train.csv", *how, "--out", tmp_path / "b")
-    assert weights(tmp_path / "a") != weights(tmp_path / "b")
+    done("train", data / "train.csv", *how, "--views-on", "device", "--decode-on", "device", "--out", tmp_path / "a")
+    assert "--views-on device" in (tmp_path / "a" / "repro.sh").read_text()
+    done("train", data / "train.csv", *how, "--hold", "device", "--out", tmp_path / "b")
+    # Held there or brought there: the views of a batch are the same.
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    done("train", data / "train.csv", *how, "--out", tmp_path / "c")
+    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+    text = refused("train", data / "train.csv", *how, "--decode-on", "device", "--out", tmp_path / "d")
+    assert "add --views-on device" in text
     assert "use --size 64" in refused(
         "train", data / "train.csv", data / "pack", "--out", tmp_path / "d", *TINY[:2], "--size", "96", *TINY[4:]
     )
@@ -184,11 +189,12 @@ def test_fill_next_report_and_compare_take_a_pack(data: Path, runs: Path, tmp_pa
     assert "bce" in text
 
 
-def test_the_review_page_shows_the_photos_of_a_pack(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["jpeg", "raw"])
+def test_the_review_page_shows_the_photos_of_a_pack(data: Path, tmp_path: Path, store: str) -> None:
     from halflabel.review.thumbnails import ImageUnavailable, Thumbnails
 
     out = tmp_path / "p"
-    done("pack", data / "images", out, "--size", "64", "--workers", "0")
+    done("pack", data / "images", out, "--size", "64", "--store", store, "--workers", "0")
     names = open_pack(out).names.to_pylist()
     (tmp_path / "secret.png").write_bytes((data / "images" / names[0]).read_bytes())
     (out / "link.png").symlink_to(tmp_path / "secret.png")

@@ -6,7 +6,7 @@ import re
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,10 +17,14 @@ from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
+if TYPE_CHECKING:
+    pass
+
 __all__ = ["pack"]
 
 Resize = StrEnum("Resize", ["short", "squash"])
-Store = StrEnum("Store", ["jpeg", "png"])
+Store = StrEnum("Store", ["jpeg", "png", "raw"])
+Shuffle = StrEnum("Shuffle", ["all", "blocks"])
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -35,10 +39,16 @@ def pack(
     resize: Annotated[
         Resize, typer.Option(help="short: keep the aspect ratio; squash: a square of SIZE × SIZE.")
     ] = Resize.short,
-    store: Annotated[Store, typer.Option(help="jpeg: small; png: lossless.")] = Store.jpeg,
+    store: Annotated[
+        Store, typer.Option(help="jpeg: small; png: lossless; raw: needs no decoding, 10 times as large.")
+    ] = Store.jpeg,
     quality: Annotated[int, typer.Option(help="JPEG quality.", min=1, max=100)] = 90,
     file_size: Annotated[str, typer.Option(help="Bytes per file, such as 256M or 1G.", metavar="BYTES")] = "256M",
     labels: Annotated[Path | None, typer.Option(help="Pack only the images of this label file.")] = None,
+    shuffle: Annotated[
+        Shuffle,
+        typer.Option(help="blocks: for disks with slow seeks, training shuffles blocks of neighbouring images."),
+    ] = Shuffle.all,
     workers: Annotated[int, typer.Option(help="Processes that decode and encode images.", min=0)] = 2,
     max_bad: Annotated[
         float, typer.Option(help="Stop if more than this share of the images cannot be read.", min=0, max=1)
@@ -55,14 +65,14 @@ def pack(
 
     Example: halflabel pack photos/ photos.pack --size 448 --workers 8
 
-    Example: halflabel train labels.csv photos.pack --tune all --size 448
+    Example: halflabel train labels.csv photos.pack --tune all --size 448 --views-on device
     """
     check_image_folder(images)
     shard_bytes = _bytes(file_size)
     from halflabel.data.pack.read import PackSettings
 
     # typer has checked these against their enums; mypy cannot know.
-    choices: dict[str, Any] = {"resize": resize.value, "store": store.value}
+    choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
     stored = PackSettings(size=size, quality=quality, **choices)
     ids = None
     if labels is not None:

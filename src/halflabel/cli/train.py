@@ -116,6 +116,8 @@ def train(
         if labels is None or images is None:
             _check_unknown_options(ctx, method)
             raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
+        if training["decode_on"] == "device" and training["views_on"] != "device":
+            raise UserError("--decode-on device needs --views-on device", "add --views-on device")
         check_image_folder(images)
         if method != "auto":
             check_method(method)

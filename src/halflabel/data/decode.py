@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 import struct
@@ -99,7 +98,7 @@ def open_image(path: str | Path) -> IO[bytes]:
         if packed is None:
             raise
         pack, number = packed
-        return io.BytesIO(pack.read(number))
+        return pack.as_file(number)
     if not stat.S_ISREG(status.st_mode):
         raise BadImage(path, "not a file")
     if status.st_size == 0:

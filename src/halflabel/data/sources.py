@@ -33,6 +33,7 @@ __all__ = [
     "Source",
     "Subset",
     "open_images",
+    "preferred_order",
     "sequential_plan",
     "share_unreadable",
 ]
@@ -58,6 +59,15 @@ class Source(Protocol):
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         """Yield the batches of the plan in order, with the named views ("plain", "weak", "strong") of each image."""
         ...
+
+
+def preferred_order(source: Source, seed: int, epoch: int) -> NDArray[np.int64] | None:
+    """Return the order in which a source is read fastest, by seed and epoch; None if any order will do."""
+    if isinstance(source, Subset):
+        whole = preferred_order(source.whole, seed, epoch)
+        return None if whole is None else source.numbers(whole)
+    order: Callable[[int, int], NDArray[np.int64] | None] | None = getattr(source, "order", None)
+    return None if order is None else order(seed, epoch)
 
 
 def sequential_plan(count: int, batch_size: int) -> Plan:
@@ -177,6 +187,11 @@ class Subset:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def numbers(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Convert image numbers of the whole source to numbers of this subset; images outside it are left out."""
+        numbers: NDArray[np.int64] = self._number[index]
+        return numbers[numbers >= 0]
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         for images, tensors in self.whole.fetch([self.index[batch] for batch in plan], views, seed=seed, epoch=epoch):
@@ -307,7 +322,7 @@ def open_images(
 
 def share_unreadable(source: Source) -> None:
     """Tell every process which images the others could not read; too many in total are an error in all processes."""
-    while (whole := getattr(source, "whole", None)) is not None:  # the source of a Subset
+    while (whole := getattr(source, "whole", None)) is not None:  # the source of a Subset or DeviceViews
         source = whole
     if distributed.is_distributed() and isinstance(source, Images):
         for bad in distributed.all_gather(source.bad):

@@ -31,6 +31,8 @@ _SHOWN = (
     "max_bad",
     "workers",
     "hold",
+    "views_on",
+    "decode_on",
     "mirror",
     "copies",
     "select",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.data.gpu_views import load_to_device
+from halflabel.data.pack.source import DeviceViews
 from halflabel.data.quarantine import TooManyBadImages
 from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
 from halflabel.errors import UserError
@@ -245,6 +246,8 @@ def _training_source(job: _Job) -> Source:
     config, source = job.config, job.source
     if isinstance(source, Images) and config.hold == "device":
         return load_to_device(source, job.device, job.reporter.progress)
+    if isinstance(source, Images) and config.views_on == "device":
+        return DeviceViews(source, job.device, decode=config.decode_on == "device")
     return source
 
 

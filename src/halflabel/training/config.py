@@ -238,6 +238,14 @@ class Config:
         Literal["files", "device"],
         Option("device: with --tune all, decode images once and keep them on the GPU.", SPEED, ("train", "reproduce")),
     ] = "files"
+    views_on: Annotated[
+        Literal["workers", "device"],
+        Option("device: with --tune all, workers only decode; the GPU computes crops and colours.", SPEED),
+    ] = "workers"
+    decode_on: Annotated[
+        Literal["workers", "device"],
+        Option("device: with --views-on device, the GPU also decodes the JPEGs of a pack.", SPEED),
+    ] = "workers"
     mirror: Annotated[
         bool,
         Option(

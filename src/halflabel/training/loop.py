@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halflabel.data.sources import Plan, Source, share_unreadable
+from halflabel.data.sources import Plan, Source, preferred_order, share_unreadable
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
@@ -265,8 +265,10 @@ class Loop:
         return len(plan[number]) / sum(map(len, plan[first : first + self.settings.accumulate]))
 
     def _plan(self, epoch: int) -> Plan:
-        """The batches of an epoch; their order depends only on seed, epoch and image names."""
-        order = np.argsort(bits(self.settings.seed, _ORDER, epoch, self.source.hashes), kind="stable")
+        """The batches of an epoch; their order depends only on seed, epoch and image names, or is the source's own."""
+        order = preferred_order(self.source, self.settings.seed, epoch)
+        if order is None:
+            order = np.argsort(bits(self.settings.seed, _ORDER, epoch, self.source.hashes), kind="stable")
         size = self.settings.batch_size
         return [order[first : first + size] for first in range(0, len(order), size)]
 

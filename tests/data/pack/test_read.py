@@ -7,6 +7,8 @@ import io
 import json
 import pickle
 import shutil
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +21,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from halflabel.data.decode import BadImage, find_images, list_images, locate_images, read_image, split_suffixes
+from halflabel.data.gpu_views import make_view
+from halflabel.data.pack import source as packed
 from halflabel.data.pack import write as packing
 from halflabel.data.pack.read import (
     Pack,
     PackSettings,
     data_file_name,
-    decode_jpeg,
+    decode_jpegs,
     find_packed_image,
     is_pack,
     open_pack,
 )
-from halflabel.data.pack.source import PackedImages, min_source_side, open_packed_images
+from halflabel.data.pack.source import DeviceViews, PackedImages, min_source_side, open_packed_images
 from halflabel.data.pack.write import encode_image, pack_images
-from halflabel.data.sources import Images
-from halflabel.data.views import Plain, Strong, View, Weak
+from halflabel.data.sources import Images, Subset, preferred_order
+from halflabel.data.views import Plain, Strong, View, Weak, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 
@@ -97,7 +101,7 @@ def test_the_index_takes_28_bytes_and_the_name() -> None:
     assert sum(np.dtype(kind).itemsize for kind in INDEX_COLUMNS.values()) == 28
 
 
-@pytest.mark.parametrize("store", ["jpeg", "png"])
+@pytest.mark.parametrize("store", ["jpeg", "png", "raw"])
 @pytest.mark.parametrize("resize", ["short", "squash"])
 def test_sizes_and_stores(tmp_path: Path, store: Any, resize: Any) -> None:
     folder = write_photos(tmp_path / "a", 3, high=40, wide=60)
@@ -448,9 +452,158 @@ def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path
 def test_without_torchvisions_decoder_pillow_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = packed_up(write_photos(tmp_path / "a", 3, "jpg", 50, 70), PackSettings(size=40))
     quick = [shards.image(number) for number in range(3)]
-    monkeypatch.setattr("halflabel.data.pack.read.decode_jpeg", lambda encoded: None)
+    monkeypatch.setattr("halflabel.data.pack.read.decode_jpegs", lambda encoded: None)
     assert all(torch.equal(shards.image(number), image) for number, image in enumerate(quick))
-    assert decode_jpeg(b"\xff\xd8\xff and no more") is None
+    assert decode_jpegs([b"\xff\xd8\xff and no more"]) is None
+    if not torch.cuda.is_available():
+        assert decode_jpegs([shards.read(0)], "cuda") is None
+
+
+def test_the_full_shuffle_is_left_to_whoever_plans(tmp_path: Path) -> None:
+    _, pack = sources(tmp_path)
+    assert pack.order(0, 1) is None
+    assert preferred_order(Subset(pack, np.arange(3)), 0, 1) is None
+    assert preferred_order(sources(tmp_path / "x")[0], 0, 1) is None
+
+
+def in_blocks(count: int) -> PackedImages:
+    """A pack in name alone: the order asks for no image."""
+    shards = Pack(Path(), pa.array([]), {}, PackSettings(shuffle="blocks"))
+    at = np.random.default_rng(0).permutation(count)
+    return PackedImages(shards, at, Names.numbered(count), VIEWS)
+
+
+def test_blocks_are_read_in_turn_and_mixed_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_BLOCK", 10)
+    monkeypatch.setattr(packed, "_WINDOW", 3)
+    pack = in_blocks(200)
+    order = pack.order(3, 1)
+    assert order is not None
+    assert sorted(order.tolist()) == list(range(200))
+    # The slow way to say it: each run of 30 images is three whole blocks, in an order that mixes them.
+    mixed = 0
+    for first in range(0, 200, 30):
+        places = pack.positions[order[first : first + 30]]
+        blocks = sorted(set((places // 10).tolist()))
+        assert len(blocks) == len(places) // 10
+        assert sorted(places.tolist()) == [10 * block + place for block in blocks for place in range(10)]
+        mixed += len(set((places[:10] // 10).tolist())) > 1
+    assert mixed >= 5
+    windows = [frozenset((pack.positions[order[first : first + 30]] // 10).tolist()) for first in range(0, 200, 30)]
+    assert windows != sorted(windows, key=min)
+    # A function of seed and epoch.
+    assert np.array_equal(order, in_blocks(200).order(3, 1))
+    for other in ((3, 2), (4, 1)):
+        assert not np.array_equal(order, pack.order(*other))
+    # A part is read in the order of the whole.
+    index = np.random.default_rng(1).permutation(200)[:50]
+    part = preferred_order(Subset(pack, index), 3, 1)
+    assert part is not None
+    assert index[part].tolist() == [number for number in order.tolist() if number in set(index.tolist())]
+
+
+def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from halflabel.labels.table import LabelTable
+    from halflabel.methods.base import recipe
+    from halflabel.models.backbones import build_backbone
+    from halflabel.models.heads import Linear, Model
+    from halflabel.training.config import Settings
+    from halflabel.training.loop import fit
+
+    monkeypatch.setattr(packed, "_BLOCK", 3)
+    monkeypatch.setattr(packed, "_WINDOW", 1)
+    shards = packed_up(write_photos(tmp_path / "a"), PackSettings(size=24, shuffle="blocks"))
+    pack = open_packed_images(Names(f"{number:02d}" for number in range(N)), shards.folder, VIEWS)
+    asked: list[list[int]] = []
+    fetch = PackedImages.fetch
+
+    def watched(self: PackedImages, plan: Any, views: Any, **more: Any) -> Iterator[Any]:
+        asked.append(np.concatenate(plan).tolist())
+        return fetch(self, plan, views, **more)
+
+    monkeypatch.setattr(PackedImages, "fetch", watched)
+    table = LabelTable.from_dense(np.ones((N, 2), np.int8))
+    backbone = build_backbone("tiny")
+    model = Model(backbone, Linear(backbone.channels, 2))
+    fit(model, recipe("bce").make(), Subset(pack, np.arange(N)), table, Settings(epochs=2, batch_size=5, device="cpu"))
+    assert asked == [np.asarray(pack.order(0, epoch)).tolist() for epoch in (1, 2)]
+    # PackSettings in another order than that of the names: neighbours are not alike.
+    assert pack.positions.tolist() != sorted(pack.positions.tolist())
+
+
+def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, pack = sources(tmp_path, shard_bytes=2500)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "os.posix_fadvise", lambda file, first, length, advice: told.append((first, length)), raising=False
+    )
+    pack.pack.read_ahead(np.array([5, 3, 4]))
+    inside = pack.pack.index["shard"][3:6]
+    assert len(told) == len(set(inside.tolist()))
+    assert sum(length for _, length in told) == int(pack.pack.index["length"][3:6].sum())
+    monkeypatch.setattr(packed, "_AHEAD", 4)
+    expected: list[list[int]] = []
+    monkeypatch.setattr(Pack, "read_ahead", lambda self, numbers: expected.append(numbers.tolist()))
+    plan = [np.array([first, first + 1]) for first in range(0, N, 2)]
+    taken = []
+    for batch in pack.fetch(plan, ("plain",)):
+        taken += pack.positions[batch.images].tolist()
+        assert set(taken) <= set(chain(*expected))
+    # Each image is told of once, two batches before it is asked for at the latest.
+    assert list(chain(*expected)) == taken
+    assert [len(some) for some in expected] == [8, 4]
+    (pack.pack.folder / data_file_name(0)).unlink()
+    monkeypatch.undo()
+    pack.pack.read_ahead(np.arange(N))  # no file, no hint, no error
+
+
+def test_views_on_the_device_are_those_of_the_plain_batch(tmp_path: Path) -> None:
+    _, pack = sources(tmp_path)
+    source = DeviceViews(pack, "cpu")
+    assert (len(source), source.order(0, 1)) == (N, None)
+    plan = [np.array([7, 2]), np.array([5])]
+    found = list(source.fetch(plan, ("weak", "plain"), seed=3, epoch=2))
+    for (index, views), (_, (plain,)) in zip(found, pack.fetch(plan, ("plain",)), strict=True):
+        keys = view_keys(3, 2, pack.hashes[index], 2)
+        assert torch.equal(views[0], make_view(VIEWS["weak"], plain, keys[:, 0]))  # type: ignore[arg-type]
+        assert torch.equal(views[1], plain)
+    assert DeviceViews(in_blocks(9), "cpu").order(1, 1) is not None
+    for workers in (0, 2):
+        again = DeviceViews(open_packed_images(pack.names, pack.pack.folder, VIEWS, workers=workers), "cpu")
+        for one, two in zip(found, again.fetch(plan, ("weak", "plain"), seed=3, epoch=2), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+
+
+def test_bytes_decoded_on_the_device_or_else_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_photos(tmp_path / "a", kind="jpg")
+    (folder / "03.jpg").unlink()
+    shards = packed_up(folder, PackSettings(size=20))
+    names = Names(f"{number:02d}" for number in range(N))
+    pack = open_packed_images(names, shards.folder, VIEWS, max_bad=1.0)
+    plan = [np.array([2, 3]), np.array([4, 5, 0]), np.array([3]), np.array([1])]
+    wanted = list(open_packed_images(names, shards.folder, VIEWS, max_bad=1.0).fetch(plan, ("plain",)))
+    calls: list[int] = []
+
+    def decode(encoded: Any, device: Any) -> Any:
+        """What a GPU would do, but for one batch, which it cannot."""
+        calls.append(len(encoded))
+        return None if len(calls) == 2 else decode_jpegs(encoded)
+
+    monkeypatch.setattr(packed, "decode_jpegs", decode)
+    source = DeviceViews(pack, "cpu", decode=True)
+    found = [source._decode_batch(pack, index, data) for index, data in pack.read(plan)]
+    assert [batch.images.tolist() for batch in found] == [[2], [4, 5, 0], [], [1]]
+    for one, two in zip(wanted, found, strict=True):
+        assert len(one.views) == len(two.views)
+        assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+    assert calls == [1, 3, 1]
+    assert [row[0] for row in pack.quarantine.rows] == ["03"]
+    # Where the device is no GPU, the workers decode.
+    again = list(source.fetch(plan, ("plain",)))
+    assert [batch.images.tolist() for batch in again] == [[2], [4, 5, 0], [], [1]]
+    broken_off = pack.read([np.array([0])] * 50)
+    next(broken_off)
+    broken_off.close()
 
 
 def test_packs_travel_to_other_processes_and_close_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

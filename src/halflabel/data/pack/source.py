@@ -1,25 +1,35 @@
-"""Packs as image sources, decoded by worker processes."""
+"""Packs as image sources: decoded by worker processes, or on the GPU; and views made on the GPU for any source."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from halflabel.data.decode import MAX_PIXELS, BadImage
-from halflabel.data.pack.read import Pack, open_pack
+from halflabel.data.gpu_views import make_view
+from halflabel.data.pack.read import Pack, decode_jpegs, open_pack
 from halflabel.data.quarantine import Quarantine
-from halflabel.data.sources import Images
-from halflabel.data.views import Plain, View, Weak
+from halflabel.data.sources import FetchedBatch, Images, Plan
+from halflabel.data.views import Plain, View, Weak, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
+from halflabel.system.rng import bits
 
-__all__ = ["PackedImages", "open_packed_images"]
+__all__ = ["DeviceViews", "PackedImages", "open_packed_images"]
+
+_ORDER = 0x6F726472  # separates the random numbers of the reading order from all others
+_BLOCK = 128  # neighbouring images that are read together
+_WINDOW = 32  # blocks whose images are shuffled together
+_AHEAD = 2048  # images that the system reads ahead
 
 
 class PackedImages(Images):
@@ -50,6 +60,54 @@ class PackedImages(Images):
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
+        """Return all images in a random order of blocks, with the images of several blocks shuffled together.
+
+        A disk reads a block at once; a full shuffle would make it seek for each image. The order depends on seed, epoch
+        and pack only. None if the pack was not written for this: any order will do.
+        """
+        if self.pack.settings.shuffle != "blocks" or not len(self):
+            return None
+        block = np.maximum(self.positions, 0) // _BLOCK
+        blocks = int(block.max()) + 1
+        block_rank = np.empty(blocks, np.int64)
+        block_rank[np.argsort(bits(seed, _ORDER, epoch, np.arange(blocks)), kind="stable")] = np.arange(blocks)
+        return np.lexsort((bits(seed, _ORDER, epoch, self.hashes), block_rank[block] // _WINDOW))
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        return super().fetch(_ReadAheadPlan(plan, self.pack, self.positions), views, seed=seed, epoch=epoch)
+
+    def read(self, plan: Plan) -> Iterator[tuple[NDArray[np.int64], list[bytes | BadImage]]]:
+        """Yield the stored bytes of the images of a plan, batch by batch, read by threads a few batches ahead."""
+
+        def read_batch(index: NDArray[np.int64]) -> list[bytes | BadImage]:
+            stored: list[bytes | BadImage] = []
+            for number in index.tolist():
+                position = int(self.positions[number])
+                try:
+                    if position < 0:
+                        raise BadImage(self.paths[number], "not in the pack")
+                    stored.append(self.pack.read(position))
+                except BadImage as bad:
+                    stored.append(bad)
+            return stored
+
+        threads = max(1, self.workers)
+        with ThreadPoolExecutor(threads) as pool:
+            waiting: deque[tuple[NDArray[np.int64], Future[list[bytes | BadImage]]]] = deque()
+            try:
+                for index in _ReadAheadPlan(plan, self.pack, self.positions):
+                    waiting.append((index, pool.submit(read_batch, index)))
+                    if len(waiting) > 2 * threads:
+                        first, ready = waiting.popleft()
+                        yield first, ready.result()
+                while waiting:
+                    first, ready = waiting.popleft()
+                    yield first, ready.result()
+            finally:  # an interrupted pass must not continue to read
+                for _, ready in waiting:
+                    ready.cancel()
 
     def stamp(self) -> bytes:
         """Return bytes that change when any image changes."""
@@ -103,6 +161,32 @@ class _Paths(Sequence[str]):
         return str(self.folder / self.names[number])
 
 
+class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
+    """A plan that makes the system read ahead the next batches while it is iterated over."""
+
+    def __init__(self, plan: Plan, pack: Pack, positions: NDArray[np.int64]) -> None:
+        self.plan, self.pack, self.positions = plan, pack, positions
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.plan[number]
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        step = max(1, _AHEAD // max(len(self.plan[0]), 1)) if len(self.plan) else 1
+        for number, index in enumerate(self.plan):
+            if number % step == 0:
+                first = number + step if number else 0
+                self._read_ahead(self.plan[first : number + 2 * step])
+            yield index
+
+    def _read_ahead(self, batches: Plan) -> None:
+        if len(batches):
+            positions = self.positions[np.concatenate(batches)]
+            self.pack.read_ahead(positions[positions >= 0])
+
+
 class _PackDecoder(Dataset[Any]):
     def __init__(
         self, pack: Pack, positions: NDArray[np.int64], paths: Sequence[str], views: Mapping[str, View], max_pixels: int
@@ -135,3 +219,63 @@ def min_source_side(views: Sequence[View]) -> int:
                 return 0
         sides.append(math.ceil(view.size / share))
     return max(sides, default=0)
+
+
+class DeviceViews:
+    """Makes the views of another source on the device, from its plain views, a whole batch at a time.
+
+    The workers then only decode. Random numbers are those of the views on the CPU; the pixels differ slightly, see
+    `gpu_views`. With `decode`, a GPU also decodes the JPEGs of a pack, and threads only read; batches that it cannot
+    decode are decoded on the CPU.
+    """
+
+    def __init__(self, whole: Images, device: torch.device | str, *, decode: bool = False) -> None:
+        self.whole = whole
+        self.device = torch.device(device)
+        self.decode = decode
+        self.names, self.hashes, self.views = whole.names, whole.hashes, whole.views
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
+        return self.whole.order(seed, epoch) if isinstance(self.whole, PackedImages) else None
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        whole = self.whole
+        if self.decode and self.device.type == "cuda" and isinstance(whole, PackedImages):
+            batches: Iterator[FetchedBatch] = (self._decode_batch(whole, *batch) for batch in whole.read(plan))
+        else:
+            batches = whole.fetch(plan, ("plain",), seed=seed, epoch=epoch)
+        for index, plain in batches:
+            if not len(index):
+                yield FetchedBatch(index, ())
+                continue
+            images = plain[0].to(self.device, non_blocking=True)
+            keys = view_keys(seed, epoch, self.hashes[index], len(views))
+            yield FetchedBatch(
+                index, tuple(make_view(self.views[name], images, keys[:, v]) for v, name in enumerate(views))
+            )
+
+    def _decode_batch(
+        self, whole: PackedImages, index: NDArray[np.int64], data: list[bytes | BadImage]
+    ) -> FetchedBatch:
+        """Return the plain views of stored images, decoded on the device."""
+        encoded = [stored for stored in data if isinstance(stored, bytes)]
+        decoded = decode_jpegs(encoded, self.device) if encoded and whole.pack.settings.store == "jpeg" else None
+        images = iter(decoded or ())
+        plain = whole.views["plain"]
+        numbers, views = [], []
+        for number, stored in zip(index.tolist(), data, strict=True):
+            try:
+                if isinstance(stored, BadImage):
+                    raise stored
+                if decoded:
+                    image = next(images)
+                else:
+                    image = whole.pack.decode(int(whole.positions[number]), stored).to(self.device)
+                views.append(plain(image, 0))
+                numbers.append(number)
+            except BadImage as bad:
+                whole.mark_unreadable(number, str(bad.path), bad.reason)
+        return FetchedBatch(np.asarray(numbers, np.int64), (torch.stack(views),) if views else ())

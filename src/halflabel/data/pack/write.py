@@ -32,11 +32,12 @@ from halflabel.data.pack.read import (
 from halflabel.data.quarantine import Quarantine
 from halflabel.errors import UserError
 from halflabel.system.files import atomic_write, write_json
-from halflabel.system.rng import hash_names
+from halflabel.system.rng import bits, hash_names
 
 __all__ = ["encode_image", "pack_images"]
 
 _BATCH = 16  # images that a worker encodes at a time
+_STORING = 0x7061636B  # separates the random numbers of the storage order from all others
 
 
 def pack_images(
@@ -58,9 +59,13 @@ def pack_images(
     the bytes are the same as without the interruption, for any number of workers. Unreadable images are listed in
     bad_images.csv; more than the share `max_bad` of all images is an error.
     """
+    import pyarrow as pa
+
     names, not_utf8 = _select_images(folder, ids)
     if not len(names):
         raise UserError(f"there are no images in {folder}", "name the folder with the images")
+    if settings.shuffle == "blocks":  # neighbours are read together: they must not be similar
+        names = names.take(pa.array(np.argsort(bits(0, _STORING, hash_names(names)), kind="stable")))
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -294,6 +299,8 @@ def encode_image(path: Path, settings: PackSettings, max_pixels: int = MAX_PIXEL
     if new != (height, width):
         image = F.resize(image, list(new), antialias=True)
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+    if settings.store == "raw":
+        return pixels.tobytes(), new[1], new[0]
     stream = io.BytesIO()
     try:
         if settings.store == "jpeg":
