@@ -12,6 +12,7 @@ from result_tables import Row, rows_of
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
+from halflabel.methods.auto import RULES, WHOLE_FIRST
 from halflabel.methods.base import Recipe, recipes
 from halflabel.methods.loss import loss
 from halflabel.training.solver import can_solve
@@ -74,6 +75,7 @@ def _index(methods: dict[str, Recipe] | Any) -> str:
         "**Solver**: on a frozen backbone the method is fitted by L-BFGS, without learning rate or epochs. **Loss**: "
         "`halflabel.loss(NAME)` gives its loss for a PyTorch loop of your own.",
     ]
+    text += ["", *_recommended()]
     for title, meaning, belongs in _GROUPS:
         text += ["", f"## {title}", "", meaning, "", "| method | what it does | solver | loss |", "|---|---|---|---|"]
         for name, recipe in methods.items():
@@ -82,6 +84,25 @@ def _index(methods: dict[str, Recipe] | Any) -> str:
                 summary = recipe.summary.replace("|", "\\|")
                 text.append(f"| [`{name}`]({file_name(name)}) | {summary} | {solver} | {module} |")
     return "\n".join(text) + "\n"
+
+
+def _recommended() -> Iterator[str]:
+    """Yield a table of the rules by which `auto` chooses, in their order."""
+    yield from ("## Recommended", "", "The first rule that fits the labels decides; `auto` takes its first method.", "")
+    yield from ("| labels | methods, best first |", "|---|---|")
+    for rule in RULES:
+        conditions = [" or ".join(f"`{regime}`" for regime in rule.regimes)]
+        if rule.known[0] > 0:
+            conditions.append(f"{rule.known[0]:.0%} or more of the classes known per labelled image")
+        if rule.unlabelled[0] > 0:
+            conditions.append(f"{rule.unlabelled[0]:.0%} or more of the images without any label")
+        methods = [f"[`{choice.method}`]({file_name(choice.method)})" for choice in rule.choices]
+        yield f"| {', '.join(conditions)} | **{methods[0]}**, {', '.join(methods[1:])} |"
+    yield from (
+        "",
+        f"With `--tune all`: {' or '.join(f'[`{name}`]({file_name(name)})' for name in WHOLE_FIRST)}, if the ",
+    )
+    yield "rule has it, after a first training of the head alone."
 
 
 def _page(recipe: Recipe, methods: Any, results: str) -> str:
