@@ -50,7 +50,15 @@ def go(digits: Digits, config: Config, cache: Path, tmp_path: Path) -> Callable[
     """Compare methods in the folder `out`; by default two of them, without a search, with two seeds."""
 
     def call(out: str = "out", names: Any = ("bn-bce", "em"), **more: Any) -> Comparison:
-        given = {**digits._asdict(), "config": config, "search": "none", "seeds": 2, "cache": cache, **more}
+        given = {
+            **digits._asdict(),
+            "config": config,
+            "search": "none",
+            "seeds": 2,
+            "references": False,
+            "cache": cache,
+            **more,
+        }
         return compare(given.pop("table"), given.pop("images"), names, out=tmp_path / out, **given)
 
     return call

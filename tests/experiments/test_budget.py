@@ -70,10 +70,8 @@ def test_a_budget_that_is_spent_starts_nothing(go: Any, trained: list[Task]) -> 
 def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
     go: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[Task]
 ) -> None:
-    from halflabel.experiments import bench
-
     now = [0.0]
-    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     told: list[int] = []
 
     def progress(done: int, total: int) -> None:
@@ -97,10 +95,8 @@ def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
 def test_a_run_under_way_is_given_up_at_the_end_of_an_epoch(
     go: Any, monkeypatch: pytest.MonkeyPatch, trained: list[Task]
 ) -> None:
-    from halflabel.experiments import bench
-
     now, told = [0.0], []
-    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     class Recorder(Callback):
         def on_task_start(self, task: Task, number: int, total: int, left: float | None) -> None:

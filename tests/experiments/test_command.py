@@ -14,8 +14,10 @@ from typer.testing import CliRunner, Result
 from halflabel.cli import app
 from halflabel.data.datasets.digits import write_folder
 from halflabel.experiments.bench import Bench, OutOfTime
+from halflabel.experiments.sources import ExperimentSources
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--search", "none"]
+TINY = ["--no-references", *TINY]
 
 
 @pytest.fixture(autouse=True)
@@ -92,11 +94,11 @@ def test_failures_and_what_was_left_out_are_shown(data: Path, tmp_path: Path) ->
 
 
 def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell(self: Bench, done: int, total: int) -> None:
+    def tell(self: ExperimentSources, done: int, total: int) -> None:
         self.reporter.progress(done, total)
         raise OutOfTime
 
-    monkeypatch.setattr(Bench, "_report_features", tell)
+    monkeypatch.setattr(ExperimentSources, "_report_features", tell)
     monkeypatch.setattr("sys.argv", ["halflabel", "compare", "a file.csv", "--force", "--budget", "1s"])
     result = ask(data, tmp_path / "out", "--methods", "bn-bce", "--budget", "1h")
     assert result.exit_code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import re
@@ -16,7 +17,8 @@ from rich.console import Console
 from halflabel.cli import compare as command
 from halflabel.cli import grid
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
-from halflabel.experiments.result import Comparison, ComparisonRow, common_seeds, summarise
+from halflabel.experiments.protocol import describe_protocol
+from halflabel.experiments.result import Comparison, ComparisonRow, TaskScorer, common_seeds, summarise
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 
@@ -38,7 +40,9 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
             noise = np.random.default_rng(seed).normal(size=LABELS.shape)
             found[task] = Outcome(select=0.5, measure="mAP", best_epoch=seed + 1)
             store.write(task, found[task], (strength * LABELS + noise).astype(np.float32))
-    return summarise(grid, found, store, bench)
+    scorer = TaskScorer(bench, store)
+    result = summarise(grid, found, scorer, bench)
+    return dataclasses.replace(result, protocol=tuple(describe_protocol(grid, bench, scorer, result.rows)))
 
 
 def test_methods_are_ranked_by_seeds_that_all_have(tmp_path: Path) -> None:
@@ -97,6 +101,11 @@ def row(labels: str, method: str, **more: Any) -> ComparisonRow:
         "known": 0.5,
         "rate_at_edge": False,
         "kept": 0.5,
+        "CF1": 0.61,
+        "CF1_sd": 0.02,
+        "OF1": 0.63,
+        "OF1_sd": 0.01,
+        "solver": "sgd",
         "per_seed": (0.8, 0.82, 0.7),
     }
     return ComparisonRow(labels, method, **{**given, **more})

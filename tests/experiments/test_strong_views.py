@@ -13,6 +13,7 @@ import torch
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
 from halflabel.experiments import bench as module
+from halflabel.experiments import sources
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.data import split_data
 from halflabel.experiments.grid import Candidate, LabelMask, Task
@@ -40,7 +41,7 @@ def views_differ(source: Any) -> bool:
 def test_a_strong_view_teaches_something_else_than_the_weak_one(
     digits: Any, config: Config, cache: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_BYTES_IN_MEMORY", room)
+    monkeypatch.setattr(sources, "_MAX_BYTES_IN_MEMORY", room)
     bench = Bench(split_data(digits.table, digits.images), config, cache=cache)
     assert not np.allclose(logits(bench, CONSISTENT), logits(bench, PSEUDO), atol=1e-3)
 
@@ -51,13 +52,13 @@ def test_strong_views_count_for_what_fits_into_memory(monkeypatch: pytest.Monkey
     plain, *strong = np.load(tmp_path / "values.npy", mmap_mode="r")
     names = Names.numbered(4)
     for room, held in ((made.nbytes - 1, np.ndarray), (made.nbytes, torch.Tensor)):
-        monkeypatch.setattr(module, "_MAX_BYTES_IN_MEMORY", room)
-        found = module._in_memory(Features(plain, names, [2], strong=strong))
+        monkeypatch.setattr(sources, "_MAX_BYTES_IN_MEMORY", room)
+        found = sources._in_memory(Features(plain, names, [2], strong=strong))
         assert found.strong is not None
         assert found.bad.tolist() == [2]
         assert [values.tolist() for values in (found.values, *found.strong)] == made.tolist()
         assert all(isinstance(values, held) for values in (found.values, *found.strong))
-    assert module._in_memory(Features(plain, names)).strong is None
+    assert sources._in_memory(Features(plain, names)).strong is None
 
 
 def test_a_study_trains_on_both_views(

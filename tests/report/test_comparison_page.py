@@ -80,9 +80,11 @@ def test_page_says_what_the_table_says(made: Path) -> None:
     tables = re.findall(r'<table class="sortable">(.*?)</table>', text, re.S)
     assert len(tables) == 2
     rows = [row for table in tables for row in re.findall(r"<tbody>(.*?)</tbody>", table, re.S)[0].split("</tr>")[:-1]]
-    assert len(rows) == len(content["rows"]) == 7
+    assert len(rows) == len(content["rows"]) == 8
     for row, shown in zip(content["rows"], rows, strict=True):
-        assert f">{row['method']}</th>" in shown
+        assert f">{row['method']}<" in shown
+        assert f">{points(row['CF1'])}<" in shown
+        assert (" unknown = absent<" in shown) == (row["method"] == "an")
         assert f">{points(row['mAP'])}<" in shown
         assert f"{points(row['mAP_low'])} – {points(row['mAP_high'])}" in shown
         if row["behind"] < -0.001:
@@ -94,7 +96,7 @@ def test_page_says_what_the_table_says(made: Path) -> None:
     for sentence in content["protocol"]:
         assert " ".join(sentence.split()) in page.text
     assert "role (labels all): the method 'role' cannot learn from full labels" in page.text.replace(" (", " (")
-    assert "Epochs and hyper-parameters were chosen on the labels left known" in page.text
+    assert "epochs and hyper-parameters were chosen on the labels left known" in page.text
     assert "HIDDEN TRUTH" not in page.text
     for name in ("judged", "methods", "missing", "shares", "seeds", "cost", "classes"):
         assert f'href="#{name}"' in text
@@ -109,9 +111,9 @@ def test_what_cannot_be_told_from_the_best_is_marked(edited: Callable[..., Path]
 
     text = build_comparison(edited(change))
     rows = re.findall(r"−10.00( ≈)?<br>", text)
-    assert len(rows) == 5  # all but the two best
+    assert len(rows) == 6  # all but the two best
     assert all(bool(mark) == near for mark in rows)
-    assert f"not significantly worse: {3 if near else 0} of 3 others" in text
+    assert f"not significantly worse: {4 if near else 0} of 4 others" in text
     assert ("With fewer than 3 seeds" in text) == near, "there are two"
     assert "as good as the best" not in text
 
@@ -128,7 +130,7 @@ def test_hidden_truth_is_shouted(edited: Callable[..., Path]) -> None:
     assert "CHOSEN ON HIDDEN TRUTH" in header
     assert 'class="warn"' in header
     assert page.text.count("CHOSEN ON HIDDEN TRUTH") == 6  # the header, and every section with numbers
-    assert "chosen on the HIDDEN TRUTH of the validation images" in page.text
+    assert "chosen on the HIDDEN TRUTH of images that are not for the test" in page.text
 
 
 def test_awkward_content_stays_text(edited: Callable[..., Path]) -> None:
@@ -288,7 +290,7 @@ def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width
     tab.goto(path.as_uri())
     assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     tab.get_by_role("button", name="s/run").first.click()
-    shown = tab.locator("table.sortable").first.locator("tbody tr td:nth-child(5)").all_inner_texts()
+    shown = tab.locator("table.sortable").first.locator("tbody tr td:nth-child(7)").all_inner_texts()
     assert [float(value) for value in shown] == sorted(map(float, shown), reverse=True)
     assert told == []
     assert asked == [path.as_uri()]

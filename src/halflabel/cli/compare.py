@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
+import textwrap
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -90,8 +90,16 @@ def compare(
     ] = None,
     search: Annotated[
         Search,
-        panel(EVALUATION, "small: for each method, try 3 learning rates, then its main option. none: use defaults."),
+        panel(
+            EVALUATION,
+            "small: for each method, try its main option, and 3 learning rates if it is trained in batches. none: use "
+            "defaults.",
+        ),
     ] = Search.small,
+    references: Annotated[
+        bool,
+        panel(EVALUATION, "Also train with unknown taken as absent, and with all labels where some are hidden."),
+    ] = True,
     test: Annotated[
         Path | None,
         panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE"),
@@ -104,11 +112,11 @@ def compare(
         Select, panel(EVALUATION, "The labels that choose the epoch and the settings: known, or hidden.")
     ] = Select.known,
 ) -> None:
-    """Compare methods on your data, with confidence intervals, paired differences, time and memory.
+    """Compare methods on your data, with confidence intervals, paired differences, F1, time and memory.
 
-    Images are split into training, validation and test images. Labels are hidden (--shares, --protocol) only from
-    training and validation. Finished runs are saved: the same command resumes, also after the time limit of --budget,
-    and methods, shares and seeds can be added.
+    Each method is trained as `halflabel train` would train it. A part of the images is for the test. Labels are hidden
+    (--shares, --protocol) only from the others. Finished runs are saved: the same command resumes, also after the time
+    limit of --budget, and methods, shares and seeds can be added; an edited method is trained again.
 
     Example: halflabel compare labels.csv photos/ --methods bce,em,asl --budget 30m
 
@@ -129,8 +137,9 @@ def compare(
     from halflabel.cli.progress import Bar
     from halflabel.experiments import compare as compare_methods
     from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config
+    from halflabel.training.config import Config, choose_solver
 
+    training["solver"] = choose_solver(training)
     lr = training.pop("lr")
     epochs = training.pop("epochs") or epochs_for(len(table), training["tune"])
     config = Config.from_options({**training, "epochs": epochs})
@@ -148,6 +157,7 @@ def compare(
             test_share=test_share,
             select=select.value,  # type: ignore[arg-type]  # typer has checked it
             search=search.value,  # type: ignore[arg-type]
+            references=references,
             budget=budget,
             lr=lr,
             config=config,
@@ -171,7 +181,7 @@ def _show_result(result: Comparison, out: Path) -> None:
 
 def _show_next_step(ctx: typer.Context, result: Comparison, labels: Path, images: Path) -> None:
     """Print the command that trains the best method."""
-    best = next((row for row in result.rows if row.labels == "all"), None)
+    best = next((row for row in result.rows if row.labels == "all" and row.role != "oracle"), None)
     if best is None:
         console.print(
             "Next:  labels were hidden from all of these. To choose a method for all labels, compare without "
@@ -180,7 +190,7 @@ def _show_next_step(ctx: typer.Context, result: Comparison, labels: Path, images
         )
         return
     words = ["halflabel", "train", str(labels), str(images), "--method", best.method.partition(":")[0]]
-    words += ["--lr", f"{best.lr:.6g}"]
+    words += ["--lr", f"{best.lr:.6g}"] if best.solver == "sgd" else []
     for name, value in best.options.items():
         words += ["--" + name.replace("_", "-"), str(value)]
     console.print(f"Next:  {escape(shlex.join([*words, *_shared_options(ctx)]))}", soft_wrap=True)
@@ -239,20 +249,34 @@ def show_comparison(comparison: Comparison) -> None:
         )
     for sentence in comparison.protocol:
         console.print(f"[bright_black]{escape(sentence)}[/]")
+    for sentence in comparison.conclusions:
+        console.print(f"[bold]{escape(sentence)}[/]", soft_wrap=True)
 
 
 def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
     """The cells of a row by column title."""
     return {
         "test mAP (95 %)": f"{points(row.mAP)} ({points(row.mAP_low)} – {points(row.mAP_high)})",
-        "to the best (95 %)": _difference(row, best),
+        "to the best (95 %)": "—" if row.role == "oracle" else _difference(row, best),
+        "± seeds": points(row.seed_sd),
+        "CF1": _with_spread(row.CF1, row.CF1_sd),
+        "OF1": _with_spread(row.OF1, row.OF1_sd),
         "seeds": f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds),
         "s/run": f"{row.seconds:.3g}",
         "memory": "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB",
-        "lr": f"{row.lr:.2g}",
+        "lr": f"{row.lr:.2g}" if row.solver == "sgd" else "—",
         "options": " ".join(f"{name}={value}" for name, value in row.options.items()) or "—",
         "tried": str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}",
     }
+
+
+def _method_name(row: ComparisonRow) -> str:
+    note = {"naive": " (unknown = absent)", "oracle": " (all labels known)"}.get(row.role, "")
+    return f"{row.method}{note}"
+
+
+def _with_spread(value: float, spread: float) -> str:
+    return points(value) if math.isnan(spread) else f"{points(value)} ± {points(spread)}"
 
 
 def _wide_table(comparison: Comparison) -> Table:
@@ -266,7 +290,7 @@ def _wide_table(comparison: Comparison) -> Table:
         if row.labels != before and before:
             rows.add_row()
         first = row.labels if row.labels != before else ""
-        rows.add_row(escape(first), f"[bold]{escape(row.method)}[/]", *map(escape, cells.values()))
+        rows.add_row(escape(first), f"[bold]{escape(_method_name(row))}[/]", *map(escape, cells.values()))
         before = row.labels
     return rows
 
@@ -274,9 +298,9 @@ def _wide_table(comparison: Comparison) -> Table:
 def _show_narrow(comparison: Comparison) -> None:
     """Print two lines per row: a table that is too wide would be cut."""
     shown = [_cells(row, row is comparison.best(row.labels)) for row in comparison.rows]
-    first = list(shown[0])[:3]
+    first = list(shown[0])[:2]
     widths = [max(len(cells[title]) for cells in [*shown, {t: t for t in first}]) for title in first]
-    name = max(len(row.method) for row in comparison.rows)
+    name = max(len(_method_name(row)) for row in comparison.rows)
     before = ""
     for row, cells in zip(comparison.rows, shown, strict=True):
         if row.labels != before:
@@ -285,9 +309,12 @@ def _show_narrow(comparison: Comparison) -> None:
             console.print(f"  [bold]{'method'.ljust(name)}  {heads}[/]", soft_wrap=True)
         before = row.labels
         figures = "  ".join(cells[title].rjust(width) for title, width in zip(first, widths, strict=True))
-        console.print(f"  [bold]{escape(row.method.ljust(name))}[/]  {escape(figures)}", soft_wrap=True)
-        rest = ", ".join(f"{title} {value}" for title, value in cells.items() if title not in first and value != "—")
-        console.print(Padding(Text(rest, "bright_black"), (0, 0, 0, 4)))
+        console.print(f"  [bold]{escape(_method_name(row).ljust(name))}[/]  {escape(figures)}", soft_wrap=True)
+        rest = [f"{title} {value}" for title, value in cells.items() if title not in first and value != "—"]
+        # A line break inside a cell would part a number from its spread: textwrap does not break at these spaces.
+        text = ", ".join(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in rest)
+        for line in textwrap.wrap(text, console.width - 4, break_long_words=False):
+            console.print(Text("    " + line.replace("\N{NO-BREAK SPACE}", " "), "bright_black"), soft_wrap=True)
 
 
 def _difference(row: ComparisonRow, best: bool) -> str:

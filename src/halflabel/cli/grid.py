@@ -83,7 +83,8 @@ class GridBar(Callback):
             console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}", soft_wrap=True)
         else:
             kind = "mAP (unknown = absent)" if outcome.measure == "assumed_mAP" else "mAP"
-            judged = f"validation {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
+            where = "validation" if outcome.best_epoch else "out-of-fold"
+            judged = f"{where} {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
             console.print(f"{what}: {judged}  {_duration(outcome.seconds)}", soft_wrap=True)
         self._show(1.0)
         if number == total:

@@ -100,8 +100,9 @@ def study(
     from halflabel.cli.progress import Bar
     from halflabel.experiments import study as studies
     from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config
+    from halflabel.training.config import Config, choose_solver
 
+    training["solver"] = choose_solver({**training, "held_out": training["held_out"] or None})
     lr = training.pop("lr")
     epochs = training.pop("epochs") or epochs_for(len(table), training["tune"])
     config = Config.from_options({**training, "epochs": epochs})

@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import math
 import shutil
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,12 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel import __version__
-from halflabel.data.gpu_views import load_to_device
-from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
+from halflabel import __version__, metrics
+from halflabel.data.sources import Subset
 from halflabel.errors import UserError
 from halflabel.experiments.data import ExperimentData, image_identity
-from halflabel.experiments.grid import LabelMask, Outcome, Task
+from halflabel.experiments.grid import Candidate, LabelMask, Outcome, Task
 from halflabel.experiments.meter import Meter
 from halflabel.experiments.shared_start import (
     OutOfTime,
@@ -33,17 +31,18 @@ from halflabel.experiments.shared_start import (
     start_path,
     write_start,
 )
+from halflabel.experiments.sources import ExperimentSources, Parts
 from halflabel.labels.split import assign_parts
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
-from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build_backbone, fingerprint
-from halflabel.models.feature_cache import cache_features, copies_for
+from halflabel.metrics.calibration import Platt
+from halflabel.models.backbones import fingerprint
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
-from halflabel.runs.evaluate import ValidationMetric
+from halflabel.runs.assembly import Assembly
+from halflabel.runs.evaluate import ValidationMetric, fit_decisions
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.callbacks import Callback
+from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 from halflabel.training.device import choose_device
 from halflabel.training.loop import Fitted, fit
@@ -51,7 +50,6 @@ from halflabel.training.loop import Fitted, fit
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
 
 Select = Literal["known", "hidden"]
-_MAX_BYTES_IN_MEMORY = 1 << 30  # larger features are memory-mapped
 
 
 class DataError(UserError):
@@ -77,27 +75,21 @@ class Division(NamedTuple):
         return self._replace(inside=self.inside[np.diff(self.known.start)[self.inside] > 0])
 
 
-class Parts(NamedTuple):
-    """Sources of the images to learn from, the test images, and separate validation images if there are any."""
-
-    rest: Subset
-    test: Subset
-    validation: Source | None
-
-
 @dataclass(eq=False)
 class Bench:
     """The data and settings of an experiment; trains one task at a time.
 
     The test images are the same for all tasks and keep all their labels. Of the other images a label mask hides some
-    labels; a share of the images is then held out for validation, and the rest is trained on. Both depend only on the
-    label mask and the seed, so that all candidates learn from the same labels.
+    labels. A task of the solver lbfgs is fitted to all of them, as `train` does; for one of sgd a share of the images
+    is held out for validation, and the rest is trained on. Both depend only on the label mask and the seed, so that all
+    candidates learn from the same labels.
 
     With validation labels in `data`, nothing is held out. Without them and with config.held_out = 0 no epoch is
-    selected: the last one is used. `select="hidden"` selects epochs on the hidden labels. `pretrained=False` starts
-    from random weights. `truth` compares the guesses of methods with the hidden labels, for the log. `labelled_only`
-    leaves out training images without a known label. `start` is trained once per label mask and seed, and all other
-    tasks start from its weights, which are stored in `cache`. Methods that begin with epochs of the head alone use
+    selected: the last one is used. `select="hidden"` selects epochs and strengths on the hidden labels.
+    `pretrained=False` starts from random weights. `truth` compares the guesses of methods with the hidden labels, for
+    the log. `labelled_only` leaves out training images without a known label. `start` is trained once per label mask
+    and seed, and all other tasks start from its weights, which are stored in `cache`. `with_f1` also fits the decisions
+    of each run, as `train` does, and measures their F1. Methods that begin with epochs of the head alone use
     config.linear_init of them, or if that is 0 their own number.
     """
 
@@ -109,9 +101,12 @@ class Bench:
     truth: bool = False
     labelled_only: bool = False
     start: Start | None = None
+    with_f1: bool = False
     reporter: Reporter = SILENT
-    _opened: dict[str, Any] = field(default_factory=dict)
     _divisions: dict[tuple[LabelMask, int], Division] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sources = ExperimentSources(self.data, self.config, self.cache, self.pretrained, self.reporter)
 
     @property
     def table(self) -> LabelTable:
@@ -155,7 +150,7 @@ class Bench:
             if config[name] == getattr(Config, name):
                 config.pop(name)
         if self.config.weights:  # by content: the file may have been replaced
-            config["weights"] = fingerprint(self._backbone())
+            config["weights"] = fingerprint(self.sources.backbone)
         settings = config.pop("settings")
         for name in ("lr", "weight_decay", "seed", "save_every", "device"):
             settings.pop(name)
@@ -187,6 +182,8 @@ class Bench:
 
     def train(self, task: Task, *, callback: Callback | None = None, folder: Path | None = None) -> Trained:
         """Train one task and score the test images; with a folder, an interrupted task resumes at its last epoch."""
+        if task.candidate.solver == "lbfgs":
+            return self._solve(task, callback or Callback())
         # The start is not timed: otherwise the first task that needs it would pay for all.
         return self._train(task, None if self.start is None else self._started(task), callback, folder)[0]
 
@@ -227,22 +224,97 @@ class Bench:
             return division.labelled()
         return division
 
+    def assembly(self, task: Task) -> Assembly:
+        """Return what makes the parts of a task: its configuration is that of a `train` with these settings."""
+        settings = replace(self.config.settings, lr=task.lr, weight_decay=task.candidate.weight_decay, seed=task.seed)
+        if self.start is not None and self._is_start(task):
+            settings = replace(settings, epochs=self.start.epochs)
+        candidate = task.candidate
+        return Assembly(
+            replace(
+                self.config,
+                method=candidate.method,
+                options=dict(task.options),
+                solver=candidate.solver,
+                settings=settings,
+            )
+        )
+
+    def choose_solver(self, candidate: Candidate) -> Candidate:
+        """Return the candidate with the solver that `train` would use on these images; lbfgs has no learning rate."""
+        config = replace(self.config, method=candidate.method, options=dict(candidate.options))
+        if not Assembly(config).uses_solver(self.rest):
+            return replace(candidate, solver="sgd")
+        return replace(candidate, solver="lbfgs", lr=0.0)
+
+    def _solve(self, task: Task, callback: Callback) -> Trained:
+        """Fit a task by L-BFGS to all images that are not for the test; out-of-fold scores choose and decide."""
+        known = self.divide(task.label_mask, task.seed).known
+        assembly = self.assembly(task)
+        assembly.recipe.check_regime(known.stats().regime)
+        try:
+            parts = self.sources.features(assembly)
+        except UserError as error:
+            raise DataError(error.message, error.fix) from error
+
+        def report(done: int, total: int) -> None:  # each solve counts as an epoch, for progress and deadline
+            callback.on_epoch_start(done, total, len(known))
+            callback.on_epoch_end(EpochLog(epoch=done))
+
+        evaluation = known if self.select == "known" else self.rest
+        with Meter(self.device) as meter:
+            fitted = assembly.solve(
+                parts.pooled(),
+                known,
+                self.sources.backbone.classifier,
+                evaluation=evaluation,
+                reporter=Reporter(progress=report),
+            )
+            model = Model(None, fitted.head).to(self.device)
+            logits = score_source(model, parts.test, device=self.device, batch_size=512).logits
+        cf1, of1 = self._f1(logits, torch.from_numpy(fitted.logits), known)
+        outcome = Outcome(
+            select=fitted.quality,
+            measure="mAP" if bool((evaluation.value < 0).any()) else "assumed_mAP",
+            known=known.known / max(len(known) * len(known.classes), 1),
+            seconds=meter.seconds,
+            wall=meter.seconds,
+            memory=meter.memory,
+            memory_kind=meter.kind,
+            log=tuple(dict(line) for line in fitted.log),
+            strength=fitted.strength,
+            CF1=cf1,
+            OF1=of1,
+        )
+        return Trained(outcome, logits.numpy())
+
+    def _f1(self, logits: Tensor, judged: Tensor | None, known: LabelTable) -> tuple[float, float]:
+        """Return CF1 and OF1 on the test images, at thresholds fitted to `judged` logits of images with known labels.
+
+        Without such images the threshold is 0.5, as in a run of `train` without held-out images.
+        """
+        if not self.with_f1:
+            return math.nan, math.nan
+        platt, thresholds = Platt(), torch.full((logits.shape[1],), 0.5)
+        if judged is not None:
+            platt, thresholds = fit_decisions(judged, torch.from_numpy(known.dense()))
+        readable = ~torch.isnan(logits).any(1)
+        labels = torch.from_numpy(self.test.dense())[readable]
+        rates = metrics.precision_recall_f1(platt.scores(logits[readable]), labels, thresholds)
+        return rates.CF1, rates.OF1
+
     def _train(
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
     ) -> tuple[Trained, Fitted]:
         """Train a task from the weights of a start, if there is one; the start itself is only scored."""
-        method_recipe = recipe(task.candidate.method)
+        assembly = self.assembly(task)
+        method_recipe, settings = assembly.recipe, assembly.config.settings
         known, inside, outside = self._divided(task)
         method_recipe.check_regime(known.stats().regime)
-        method = seeded(task.seed, lambda: method_recipe.make(**dict(task.options)))
+        method = assembly.make_method()
         validation_metric = self._validation_metric(known, outside)
-        settings = replace(self.config.settings, lr=task.lr, weight_decay=task.candidate.weight_decay, seed=task.seed)
-        is_start = self._is_start(task)
-        if self.start is not None and is_start:
-            settings = replace(settings, epochs=self.start.epochs)
-        backbone = self._backbone()
-        head = seeded(task.seed, lambda: method.head(backbone.channels, len(self.table.classes)))
-        copies = copies_for(method.views, self.config.copies)
+        backbone = self.sources.backbone
+        head = assembly.make_head(method, backbone.channels, len(self.table.classes))
         cached = self.config.tune == "head"
         training = known.subset(inside)
 
@@ -263,10 +335,10 @@ class Bench:
 
         # Features are not timed: otherwise the first task that needs them would pay for all.
         try:
-            parts = self._features(head.needs_maps, copies) if cached else self._pictures()
+            parts = self.sources.features(assembly) if cached else self.sources.pictures(self.device)
             own_epochs = method_recipe.linear_init
             linear = 0 if cached or not own_epochs else self.config.linear_init or own_epochs
-            first = self._features(head.needs_maps, copies) if linear else None
+            first = self.sources.features(assembly) if linear else None
         except UserError as error:
             raise DataError(error.message, error.fix) from error
         if not cached:  # memory of an earlier network in reference cycles would count for this one
@@ -279,7 +351,7 @@ class Bench:
                 alone = replace(settings, epochs=linear, lr=rate, compile="no", patience=0)
                 before = fit_on(Model(None, head), first, alone, None).log
             model = Model(None if cached else copy.deepcopy(backbone), head)
-            if start is not None and is_start:
+            if start is not None and self._is_start(task):
                 model.load_state_dict(start.weights)
                 fitted = start
             else:
@@ -287,7 +359,12 @@ class Bench:
                     copy_start(start.weights, model, method, training)
                 fitted = fit_on(model, parts, settings, folder)
             size = 512 if cached else 64
-            logits = score_source(model.to(self.device), parts.test, device=self.device, batch_size=size).logits
+            model = model.to(self.device)
+            logits = score_source(model, parts.test, device=self.device, batch_size=size).logits
+        judged = None
+        if self.with_f1 and len(outside):
+            judged = score_source(model, Subset(parts.rest, outside), device=self.device, batch_size=size).logits
+        cf1, of1 = self._f1(logits, judged, known.subset(outside))
         best = fitted.log[fitted.best_epoch - 1]
         outcome = Outcome(
             select=float(best.get("select", math.nan)),
@@ -300,6 +377,8 @@ class Bench:
             memory=meter.memory,
             memory_kind=meter.kind,
             log=tuple(dict(line) for line in fitted.log),
+            CF1=cf1,
+            OF1=of1,
         )
         return Trained(outcome, logits.numpy()), fitted
 
@@ -314,95 +393,8 @@ class Bench:
 
     def open(self) -> None:
         """Open the backbone and the image files, so that errors are raised before anything is written."""
-        self._raw()
+        self.sources.raw()
 
     def bad_images(self) -> list[tuple[str, str, str]]:
         """Return (image, path, reason) of the images that could not be read so far."""
-        raw = self._opened.get("raw", ())
-        return [row for source in raw if isinstance(source, Images) for row in source.quarantine.rows]
-
-    def _backbone(self) -> Any:
-        config = self.config
-        if "backbone" not in self._opened:
-            weights = Path(config.weights) if config.weights else None
-            self._opened["backbone"] = build_backbone(
-                config.backbone, weights=weights, pretrained=self.pretrained, size=config.size
-            )
-        return self._opened["backbone"]
-
-    def _raw(self) -> list[Images | Arrays]:
-        """Return the source of the images, then that of separate test images and of validation images, if any."""
-        if "raw" not in self._opened:
-            backbone = self._backbone()
-            size = self.config.size or backbone.preprocess.size
-            views = self.config.views(size, backbone)
-
-            def open_source(table: LabelTable, images: Path | Tensor) -> Images | Arrays:
-                if isinstance(images, Tensor):
-                    return Arrays(images, table.images, views)
-                return open_images(
-                    table.images, images, views, workers=self.config.workers, max_bad=self.config.max_bad
-                )
-
-            data = self.data
-            sources = [open_source(data.table, data.images)]
-            if data.has_own_test:
-                sources.append(open_source(data.test, data.images if data.test_images is None else data.test_images))
-            if data.validation is not None:
-                images = data.images if data.validation_images is None else data.validation_images
-                sources.append(open_source(data.validation, images))
-            self._opened["raw"] = sources
-        raw: list[Images | Arrays] = self._opened["raw"]
-        return raw
-
-    def _parts(self, sources: list[Any]) -> Parts:
-        test = sources[1] if self.data.has_own_test else sources[0]
-        validation = None if self.data.validation is None else sources[-1]
-        return Parts(Subset(sources[0], self.data.inside), Subset(test, self.data.outside), validation)
-
-    def _pictures(self) -> Parts:
-        if "pictures" not in self._opened:
-            raw: list[Any] = self._raw()
-            if self.config.hold == "device":
-                raw = [
-                    load_to_device(s, self.device, self.reporter.progress) if isinstance(s, Images) else s for s in raw
-                ]
-            self._opened["pictures"] = self._parts(raw)
-        pictures: Parts = self._opened["pictures"]
-        return pictures
-
-    def _features(self, maps: bool, copies: int) -> Parts:
-        """Return cached features, computed when a candidate first needs them and shared from then on."""
-        kind = f"features, maps {maps}, copies {copies}"
-        if kind not in self._opened:
-            cached = [
-                cache_features(
-                    self._backbone(),
-                    raw,
-                    self.cache,
-                    maps=maps,
-                    copies=copies,
-                    device=self.device,
-                    reporter=replace(self.reporter, progress=self._report_features),
-                )
-                for raw in self._raw()
-            ]
-            self._opened[kind] = self._parts([_in_memory(features) for features in cached])
-        features: Parts = self._opened[kind]
-        return features
-
-    def _report_features(self, done: int, total: int) -> None:
-        """Report the progress of features; raise OutOfTime at the deadline, and the next call continues from there."""
-        self.reporter.progress(done, total)
-        deadline = self.reporter.deadline
-        if deadline is not None and time.monotonic() > deadline and done < total:
-            raise OutOfTime
-
-
-def _in_memory(features: Features) -> Features:
-    """Read small features into memory: faster, and no task is charged for reading them first."""
-    strong = features.strong
-    if sum(values.nbytes for values in (features.values, *(strong or ()))) > _MAX_BYTES_IN_MEMORY:
-        return features
-    tensors = [torch.from_numpy(np.array(values)) for values in (features.values, *(strong or ()))]
-    return Features(tensors[0], features.names, features.bad.tolist(), strong=None if strong is None else tensors[1:])
+        return self.sources.bad_images()

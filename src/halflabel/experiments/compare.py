@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, get_args
 
@@ -10,14 +11,16 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench, Select
+from halflabel.experiments.conclusions import conclude_comparison
 from halflabel.experiments.data import without_model_labels
-from halflabel.experiments.grid import Candidate, Grid, LabelMask, Search, Task
-from halflabel.experiments.result import Comparison, Failure, LeftOut, summarise
+from halflabel.experiments.grid import NAIVE, Candidate, Grid, LabelMask, Search, Task
+from halflabel.experiments.protocol import describe_protocol
+from halflabel.experiments.result import Comparison, Failure, LeftOut, TaskScorer, summarise
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.setup import ExperimentOptions, make_bench, open_store
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.methods.auto import short_list
+from halflabel.methods.auto import short_list, suited
 from halflabel.methods.base import recipe
 from halflabel.system.reporter import SILENT
 
@@ -35,6 +38,7 @@ def compare(
     seeds: int = 3,
     select: Select = "known",
     search: Search = "small",
+    references: bool = True,
     **options: Unpack[ExperimentOptions],
 ) -> Comparison:
     """Train every method with every seed and label mask, and evaluate all on the same test images.
@@ -43,8 +47,10 @@ def compare(
     "em:alpha=0.05"; "auto" stands for a short list that suits the labels. `shares` keep a share of the labels of each
     image, `protocols` name other protocols of `halflabel.labels.drop`, as in "positives:number=2"; without both, no
     label is hidden. `select="hidden"` selects epochs and settings on the hidden labels, and the result says so.
-    `search="small"` also tries other learning rates and values of the most important option with the first seed.
-    Further `options`: see `ExperimentOptions`.
+    `search="small"` also tries values of the most important option and, for methods that are trained in batches, other
+    learning rates, with the first seed. `references` adds two rows: `an`, the naive reading that unknown is absent, and
+    where labels were hidden also a method for full labels that knows all of them. Further `options`: see
+    `ExperimentOptions`.
 
     Calling again with the same folder `out` continues. Methods, shares and seeds may then be added; everything else
     has to be the same.
@@ -59,8 +65,11 @@ def compare(
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)
     for name, reason in reasons.items():
         bench.reporter.message(f"auto: {name}: {reason}")
-    unfit = _unfit(candidates, label_masks, bench)
-    grid = Grid(candidates, label_masks, seeds, search, frozenset(unfit))
+    candidates, unsolved = _with_solvers(candidates, bench)
+    unfit = {(c, mask): reason for c, reason in unsolved.items() for mask in label_masks}
+    unfit |= _unfit(candidates, label_masks, bench)
+    further = _references(candidates, label_masks, bench) if references else ()
+    grid = Grid(candidates, label_masks, seeds, search, frozenset(unfit), further)
     store = open_store(out, "comparison", bench, options)
     store.write_csv("split.csv", ["image", "part"], _split(bench))
     store.write_test(bench.test)
@@ -75,15 +84,21 @@ def compare(
         for task, outcome in outcomes.items()
         if outcome.error
     ]
+    scorer = TaskScorer(bench, store)
     result = summarise(
         grid,
         outcomes,
-        store,
+        scorer,
         bench,
         failures=tuple(failures),
         left_out=_left_out(not_run),
         chosen_by=reasons,
         waiting=features.unfinished,
+    )
+    result = replace(
+        result,
+        conclusions=conclude_comparison(result.rows),
+        protocol=tuple(describe_protocol(grid, bench, scorer, result.rows)),
     )
     store.write_csv("comparison.csv", result.columns, [list(line.values()) for line in result.table()])
     store.write_json("comparison.json", result.to_json())
@@ -130,6 +145,37 @@ def _candidates(
     if not candidates:
         raise UserError("no method is named", "use --methods auto, or names such as bce,em")
     return tuple(candidates.values()), reasons
+
+
+def _with_solvers(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Candidate, ...], dict[Candidate, str]]:
+    """Return the candidates, each with the solver that `train` would use; and why some cannot have the wanted one."""
+    chosen, reasons = [], {}
+    for candidate in candidates:
+        try:
+            chosen.append(bench.choose_solver(candidate))
+        except UserError as error:
+            chosen.append(candidate)
+            reasons[candidate] = error.message
+    return tuple(chosen), reasons
+
+
+def _references(
+    candidates: Iterable[Candidate], label_masks: Sequence[LabelMask], bench: Bench
+) -> tuple[tuple[Candidate, LabelMask], ...]:
+    """Return the naive method for every set of labels with unknown ones, and one that knows all labels if some hide."""
+    pairs = []
+    if not any(candidate.method == NAIVE for candidate in candidates):
+        naive = replace(bench.choose_solver(Candidate.parse(NAIVE)), role="naive")
+        serves = recipe(NAIVE).serves
+        regimes = {mask: bench.stats(mask).regime for mask in label_masks}
+        pairs += [(naive, mask) for mask, regime in regimes.items() if regime != "full" and regime in serves]
+    if LabelMask() not in label_masks:
+        stats = bench.stats(LabelMask())
+        choice = next(iter(suited(stats)), None)
+        if choice is not None and stats.regime in recipe(choice.method).serves:
+            oracle = Candidate.parse(choice.method, lr=choice.settings.get("lr"))
+            pairs.append((replace(bench.choose_solver(oracle), role="oracle"), LabelMask()))
+    return tuple(pairs)
 
 
 def _unfit(

@@ -1,7 +1,8 @@
-"""The conclusions of a study in sentences that claim no more than the confidence intervals support."""
+"""The conclusions of comparisons and studies, in sentences that claim no more than their intervals support."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from halflabel.system.format import points
@@ -10,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halflabel.experiments.learning_curve import Extrapolation
-    from halflabel.experiments.result import Interval
+    from halflabel.experiments.result import ComparisonRow, Interval
     from halflabel.experiments.study import Gap, Point
 
-__all__ = ["MEANING", "advise", "conclude", "describe_control", "points_below_chart", "verdict"]
+__all__ = ["MEANING", "advise", "conclude", "conclude_comparison", "describe_control", "points_below_chart", "verdict"]
 
 MEANING = {
     "partial": "some labels of every image",
@@ -124,3 +125,54 @@ def describe_control(gaps: Sequence[Gap]) -> str:
         shown = ", ".join(f"{_percent(gap.share)} ({_points(gap.difference)})" for gap in better)
         text += f" Whole images are better at {shown}."
     return text if worse or better else f"{text} There is no significant difference."
+
+
+def conclude_comparison(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
+    """Return for each set of labels which method is best, by how much, and whether that may be chance."""
+    oracle = next((row for row in rows if row.role == "oracle"), None)
+    ranked: dict[str, list[ComparisonRow]] = {}
+    for row in rows:
+        if row.role != "oracle":
+            ranked.setdefault(row.labels, []).append(row)
+    return tuple(
+        f"Labels {labels}: {_best_method(methods)}{_references(methods, oracle)}" for labels, methods in ranked.items()
+    )
+
+
+def _best_method(rows: Sequence[ComparisonRow]) -> str:
+    """Return a sentence on the best of the rows, which are ordered."""
+    best = rows[0]
+    others = [row for row in rows[1:] if not math.isnan(row.behind)]
+    if not others:
+        return f"{best.method} has mAP {points(best.mAP)}; no other method was compared."
+    second = others[0]
+    naive = " (unknown = absent)" if second.role == "naive" else ""
+    lead = f"{points(-second.behind, 2)} points of mAP ahead of {second.method}{naive} {_lead_interval(second)}"
+    if second.behind_high < 0:
+        return f"{best.method} is best, mAP {points(best.mAP)}, {lead}: hardly chance."
+    close = [row.method for row in others[1:] if row.behind_high >= 0]
+    further = f", as may be that over {', '.join(close)}" if close else ""
+    seeds = "more seeds" if best.seeds < 5 else "more test images"
+    return (
+        f"{best.method} has the highest mAP, {points(best.mAP)}, {lead}: the lead may be chance{further}; "
+        f"{seeds} would tell."
+    )
+
+
+def _references(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> str:
+    """Return sentences on the naive reading and on full labels, where these were trained."""
+    naive = next((row for row in rows if row.role == "naive"), None)
+    text = ""
+    if naive is not None and naive not in rows[:2] and not math.isnan(naive.behind):
+        text += (
+            f" The naive reading, unknown = absent, has {points(naive.mAP)}: {points(-naive.behind, 2)} points less "
+            f"{_lead_interval(naive)}."
+        )
+    if oracle is not None:
+        text += f" With all labels known, {oracle.method} has {points(oracle.mAP)}."
+    return text
+
+
+def _lead_interval(row: ComparisonRow) -> str:
+    """The interval of the lead of the best method over this one."""
+    return f"(95 %: {points(-row.behind_high, 2, signed=True)} to {points(-row.behind_low, 2, signed=True)})"

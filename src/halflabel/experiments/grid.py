@@ -17,11 +17,12 @@ from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 
-__all__ = ["Candidate", "Grid", "LabelMask", "Options", "Outcome", "Results", "Search", "Task", "parse_budget"]
+__all__ = ["NAIVE", "Candidate", "Grid", "LabelMask", "Options", "Outcome", "Results", "Search", "Task", "parse_budget"]
 
 Options = tuple[tuple[str, Any], ...]
 Search = Literal["small", "none"]
 
+NAIVE = "an"  # the method that takes every unknown label as absent
 _RATES = (1 / 3, 3.0)  # tried besides the learning rate of the method
 
 
@@ -32,8 +33,10 @@ class Candidate:
     name: str
     method: str
     options: Options
-    lr: float
+    lr: float  # 0 for the solver lbfgs, which has none
     weight_decay: float
+    solver: Literal["lbfgs", "sgd"] = "sgd"
+    role: Literal["", "naive", "oracle"] = ""  # why it is in the table, if it was not asked for
 
     @classmethod
     def parse(cls, text: str, *, lr: float | None = None) -> Candidate:
@@ -49,7 +52,12 @@ class Candidate:
 
     def trials(self) -> tuple[str, tuple[Any, ...]]:
         """Return the main hyper-parameter and other values to try; none if it was given, or has no effect."""
-        return _trials(self.method, self.options)
+        return ("", ()) if self.role else _trials(self.method, self.options)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The factors of other learning rates to try."""
+        return () if self.role or self.solver == "lbfgs" else _RATES
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,8 @@ class Task:
         return f"{words[:80]}-{digest}"
 
     def describe(self) -> str:
-        parts = [self.candidate.name, f"labels {self.label_mask.name}", f"seed {self.seed}", f"lr {self.lr:.2g}"]
+        parts = [self.candidate.name, f"labels {self.label_mask.name}", f"seed {self.seed}"]
+        parts += [f"lr {self.lr:.2g}"] if self.candidate.solver == "sgd" else []
         given = dict(self.candidate.options)
         parts += [f"{name} {value}" for name, value in self.options if name not in given]
         return ", ".join(parts)
@@ -147,15 +156,18 @@ class Task:
 class Outcome:
     """The result of a task besides its test scores; `error` is the reason if it failed."""
 
-    select: float = math.nan  # the validation metric of the best epoch
+    select: float = math.nan  # the validation metric of the best epoch, or that of the out-of-fold scores
     measure: str = ""  # "mAP", or "assumed_mAP" if unknown labels count as absent
-    best_epoch: int = 0
+    best_epoch: int = 0  # 0 for the solver lbfgs
     known: float = math.nan  # the share of the training entries that are known
     seconds: float = 0.0  # of all epochs, validation included
     wall: float = 0.0  # with everything before and after the epochs
     memory: int | None = None  # bytes
     memory_kind: str = ""
     log: tuple[Mapping[str, Any], ...] = ()
+    strength: float = math.nan  # of the solver lbfgs, chosen by out-of-fold scores
+    CF1: float = math.nan  # on the test images, at the thresholds of the run
+    OF1: float = math.nan
     error: str = ""
 
     @property
@@ -169,21 +181,26 @@ Results = Mapping[Task, Outcome]
 
 @dataclass(frozen=True)
 class Grid:
-    """All tasks of an experiment; `unfit` pairs, whose method cannot learn from such labels, have none."""
+    """All tasks of an experiment; `unfit` pairs, whose method cannot learn from such labels, have none.
+
+    `references` are further pairs, which are trained with default settings.
+    """
 
     candidates: tuple[Candidate, ...]
     label_masks: tuple[LabelMask, ...]
     seeds: int
     search: Search = "small"
     unfit: frozenset[tuple[Candidate, LabelMask]] = frozenset()
+    references: tuple[tuple[Candidate, LabelMask], ...] = ()
 
     @property
     def pairs(self) -> list[tuple[Candidate, LabelMask]]:
-        return [(c, h) for h in self.label_masks for c in self.candidates if (c, h) not in self.unfit]
+        pairs = [(c, h) for h in self.label_masks for c in self.candidates if (c, h) not in self.unfit]
+        return [*pairs, *self.references]
 
     def runs(self, candidate: Candidate) -> int:
         """Return the number of tasks of a candidate per label mask."""
-        return self.seeds + (len(_RATES) + len(candidate.trials()[1]) if self.search == "small" else 0)
+        return self.seeds + (len(candidate.rates) + len(candidate.trials()[1]) if self.search == "small" else 0)
 
     @property
     def total(self) -> int:
@@ -202,7 +219,8 @@ class Grid:
             for rate in _RATES:
                 for pair in self.pairs:
                     first = self._default(*pair)
-                    yield replace(first, lr=first.lr * rate)
+                    if rate in pair[0].rates:
+                        yield replace(first, lr=first.lr * rate)
             most = max((len(candidate.trials()[1]) for candidate, _ in self.pairs), default=0)
             for number in range(most):
                 for pair in self.pairs:
@@ -216,7 +234,7 @@ class Grid:
         first = self._default(candidate, label_mask)
         tasks = [first]
         if self.search == "small":
-            tasks += [replace(first, lr=first.lr * rate) for rate in _RATES]
+            tasks += [replace(first, lr=first.lr * rate) for rate in candidate.rates]
             tasks += self._option_tasks(candidate, label_mask, outcomes)
         return [task for task in tasks if task in outcomes]
 
@@ -234,7 +252,7 @@ class Grid:
     def _option_tasks(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
         """Return tasks with other values of the main hyper-parameter at the best learning rate."""
         first = self._default(candidate, label_mask)
-        rated = [first, *(replace(first, lr=first.lr * rate) for rate in _RATES)]
+        rated = [first, *(replace(first, lr=first.lr * rate) for rate in candidate.rates)]
         best = _best([task for task in rated if task in outcomes], outcomes) or first
         name, values = candidate.trials()
         return [replace(best, options=_options({**dict(best.options), name: value})) for value in values]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halflabel import metrics
 from halflabel.experiments.bench import Bench
-from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Results, Task
+from halflabel.experiments.grid import NAIVE, Candidate, Grid, LabelMask, Outcome, Results, Task
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipe
 from halflabel.system.files import to_json_value
@@ -60,9 +60,14 @@ class ComparisonRow:
     seed_sd: float  # over all its finished seeds; NaN for a single one
     validation: float  # the metric that epochs and settings were selected by, mean over seeds
     selected_on: str
-    seconds: float  # of all epochs of a run, mean over seeds
+    seconds: float  # of training a run, mean over seeds
     memory: float  # peak in bytes, median over seeds; NaN if not measured
-    lr: float
+    CF1: float  # F1 of the decisions at the run's thresholds, means of classes; mean over seeds
+    CF1_sd: float  # over all finished seeds, as seed_sd
+    OF1: float  # the same over all entries together
+    OF1_sd: float
+    solver: str  # lbfgs or sgd
+    lr: float  # 0 for lbfgs
     options: Mapping[str, Any]
     tried: int  # number of settings that were tried with seed 0
     to_try: int  # number of settings to try
@@ -73,6 +78,8 @@ class ComparisonRow:
     best_epochs: tuple[int, ...] = ()
     judged_by: tuple[int, ...] = ()  # the seeds in the means
     runs: tuple[str, ...] = ()  # their files in tasks/
+    strengths: tuple[float, ...] = ()  # of the regularisation, chosen for each of these seeds; none for sgd
+    role: str = ""  # "naive": unknown is absent; "oracle": it knows all labels
 
     @property
     def unused_seeds(self) -> int:
@@ -110,6 +117,7 @@ class Comparison:
     memory_kind: str = ""
     chosen_by: Mapping[str, str] = field(default_factory=dict)  # the reason for each method of `auto`
     waiting: tuple[int, int] | None = None  # (images with features, images in all) if the budget ended before training
+    conclusions: tuple[str, ...] = ()  # which method is best, by how much and how surely, for each set of labels
 
     def table(self) -> list[dict[str, Any]]:
         """Return one flat dictionary per row, as in the CSV file; fractions, seconds, bytes."""
@@ -117,7 +125,7 @@ class Comparison:
         for row in self.rows:
             line = asdict(row)
             line["options"] = " ".join(f"{name}={value}" for name, value in row.options.items())
-            for name in ("per_seed", "best_epochs", "judged_by"):
+            for name in ("per_seed", "best_epochs", "judged_by", "strengths"):
                 line[name] = " ".join(f"{value:.6g}" for value in getattr(row, name))
             line["runs"] = " ".join(row.runs)
             lines.append(line)
@@ -130,6 +138,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         content = {
+            "conclusions": self.conclusions,
             "protocol": self.protocol,
             "selected_on_hidden_truth": self.select == "hidden",
             "memory_is": self.memory_kind,
@@ -219,19 +228,18 @@ def common_seeds(seeds_of: Mapping[K, Collection[int]]) -> tuple[int, ...]:
     return tuple(sorted(common))
 
 
-def summarise(grid: Grid, outcomes: Results, store: Store, bench: Bench, **details: Any) -> Comparison:
+def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, **details: Any) -> Comparison:
     """Return the table of all finished cells, best first by the common seeds; methods without a common seed last."""
-    scorer = TaskScorer(bench, store)
     rows: list[ComparisonRow] = []
-    for label_mask in grid.label_masks:
+    for label_mask in dict.fromkeys(mask for _, mask in grid.pairs):
         cells = {
             candidate: {
                 seed: task
                 for seed in range(grid.seeds)
                 if (task := grid.cell(candidate, label_mask, seed, outcomes)) in outcomes and not outcomes[task].error
             }
-            for candidate in grid.candidates
-            if (candidate, label_mask) not in grid.unfit
+            for candidate, mask in grid.pairs
+            if mask == label_mask
         }
         done = {candidate: tasks for candidate, tasks in cells.items() if tasks}
         scored = {candidate: {seed: scorer(task) for seed, task in tasks.items()} for candidate, tasks in done.items()}
@@ -257,7 +265,6 @@ def summarise(grid: Grid, outcomes: Results, store: Store, bench: Bench, **detai
     kinds = {outcome.memory_kind for outcome in outcomes.values() if outcome.memory_kind}
     return Comparison(
         tuple(rows),
-        protocol=tuple(_protocol(grid, bench, scorer, rows)),
         select=bench.select,
         memory_kind=" or ".join(sorted(kinds)),
         **details,
@@ -287,6 +294,7 @@ def _row(
     else:
         behind = Interval(math.nan, math.nan, math.nan)
     all_values = np.array([score.mAP for score in scored.values()])
+    f1 = {name: np.array([getattr(all_outcomes[task], name) for task in tasks.values()]) for name in ("CF1", "OF1")}
     outcomes: list[Outcome] = [all_outcomes[tasks[seed]] for seed in seeds]
     first = next(iter(tasks.values()))
     memory = [outcome.memory for outcome in outcomes if outcome.memory is not None]
@@ -300,11 +308,16 @@ def _row(
         behind_low=behind.low,
         behind_high=behind.high,
         seeds=len(values),
-        seed_sd=float(all_values.std(ddof=1)) if len(all_values) > 1 else math.nan,
+        seed_sd=_spread(all_values),
         validation=float(np.mean([outcome.select for outcome in outcomes])),
         selected_on=_selected_on(bench, label_mask, outcomes),
         seconds=float(np.mean([outcome.seconds for outcome in outcomes])),
         memory=float(np.median(memory)) if memory else math.nan,
+        CF1=float(np.mean([outcome.CF1 for outcome in outcomes])),
+        CF1_sd=_spread(f1["CF1"]),
+        OF1=float(np.mean([outcome.OF1 for outcome in outcomes])),
+        OF1_sd=_spread(f1["OF1"]),
+        solver=candidate.solver,
         lr=first.lr,
         options=_key_options(candidate, first),
         tried=len(grid.tried(candidate, label_mask, all_outcomes)),
@@ -316,7 +329,14 @@ def _row(
         best_epochs=tuple(all_outcomes[task].best_epoch for task in tasks.values()),
         judged_by=tuple(seeds),
         runs=tuple(tasks[seed].key for seed in seeds),
+        strengths=tuple(outcome.strength for outcome in outcomes if candidate.solver == "lbfgs"),
+        role=candidate.role or ("naive" if candidate.method == NAIVE else ""),
     )
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    """Return the standard deviation over seeds; NaN for a single one."""
+    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
 
 
 def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:
@@ -357,57 +377,3 @@ class TaskScorer:
             positives = metrics.positives_of_mean((labels > 0).sum(0))
             self._scores[task.key] = TaskScore(boot.mean, boot.replicates.double().numpy(), positives)
         return self._scores[task.key]
-
-
-def _protocol(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequence[ComparisonRow]) -> list[str]:
-    """Return sentences that describe how the numbers were obtained."""
-    test, known = bench.test, int((scorer.labels != 0).sum())
-    source = "with separate labels" if bench.data.has_own_test else "a part of the images that is never trained on"
-    lines = [
-        f"Test: {len(test)} images, {source}, the same for all; {known:,} of {scorer.labels.numel():,} entries known, "
-        f"unknown ones skipped; mAP over the {int(scorer.useful.sum())} of {len(test.classes)} classes with a known "
-        "positive and a known negative there."
-    ]
-    if scorer.unreadable:
-        lines.append(f"{scorer.unreadable} test images could not be read and are left out.")
-    if any(label_mask.protocol for label_mask in grid.label_masks):
-        lines.append("Labels were hidden from the training and validation images only; which ones depends on the seed.")
-    share = f"{100 * bench.config.held_out:g} %"
-    if further := [row for row in rows if row.unused_seeds]:
-        named = [f"{row.method} at {row.labels}: {row.unused_seeds}" for row in further]
-        lines.append(
-            "Ranked by the seeds that all methods have finished with those labels; further finished seeds are listed "
-            f"and not used: {', '.join(named)}."
-        )
-    if apart := [f"{row.method} at {row.labels}" for row in rows if math.isnan(row.behind)]:
-        lines.append(f"Not ranked, because of no seed in common with the others: {', '.join(apart)}.")
-    if bench.select == "hidden":
-        if any(not label_mask.protocol for label_mask in grid.label_masks):
-            lines.append("With all labels nothing is hidden: there, epochs and settings were selected on known labels.")
-        lines.append(
-            f"CHOSEN ON HIDDEN TRUTH: epochs and settings were selected by mAP on the true labels of the validation "
-            f"images ({share} of those not for the test), which are hidden from training. Without these labels the "
-            "selection would be worse, so the numbers are optimistic."
-        )
-    else:
-        lines.append(
-            f"Epochs and settings were selected by mAP on the validation images ({share} of those not for the test), "
-            "on the labels that are known there."
-        )
-        if any(row.selected_on == "known positives" for row in rows):
-            lines.append("Where no label is known to be absent, unknown ones count as absent for this selection only.")
-    if grid.search == "small":
-        lines.append(
-            "Search with seed 0, used for the other seeds: the learning rate of the method, a third and three times "
-            "it; then its main option at the best rate."
-        )
-        if edge := [f"{row.method} at {row.labels}" for row in rows if row.rate_at_edge]:
-            lines.append(f"Selected the highest or lowest rate, so a wider search may be better: {', '.join(edge)}.")
-    lines.append(
-        f"95 % intervals: their variance is that over {RESAMPLES} bootstrap samples of the test images plus that of "
-        "the mean over seeds (a single seed: images alone), wider where known positives are few; mAP of few "
-        "positives is too high on average, so its interval reaches further down than up. Differences to the best are "
-        "paired by image and by seed. The best method was selected on these same images, which favours it slightly; "
-        "there is no correction for multiple comparisons."
-    )
-    return lines

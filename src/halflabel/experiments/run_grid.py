@@ -15,7 +15,9 @@ from halflabel.errors import UserError
 from halflabel.experiments.bench import DataError, OutOfTime, Trained
 from halflabel.experiments.grid import Grid, Outcome, Task
 from halflabel.experiments.shared_start import StopAtDeadline
+from halflabel.experiments.source_digest import method_digest
 from halflabel.experiments.store import Store
+from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback, CallbackList
 
@@ -55,9 +57,12 @@ class _Clock:
 def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[dict[Task, Outcome], list[Task]]:
     """Run the tasks in order; return the outcomes, and the tasks that were not run because of the deadline.
 
-    A running task stops at the end of the epoch in which the deadline passes. The next call resumes it if the whole
-    network is tuned, and restarts it otherwise.
+    Stored runs are reused; a message says how many, and why others were not. A running task stops at the end of the
+    epoch in which the deadline passes. The next call resumes it if the whole network is tuned, and restarts it
+    otherwise.
     """
+    for candidate, _ in grid.pairs:  # before a method can be edited while another one is trained
+        method_digest(candidate.method, candidate.solver)
     callback: Callback = reporter.callback or Callback()
     deadline = reporter.deadline
     outcomes: dict[Task, Outcome] = {}
@@ -65,16 +70,23 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
     clock = _Clock(outcomes)
     shape = bench.test.shape
     stopped = False
+    not_reused: Counter[str] = Counter()
+    reused = 0
     for number, task in enumerate(grid.tasks(outcomes), 1):
-        finished = store.read(task, shape)
-        if finished is not None:
-            outcomes[task] = finished
+        stored = store.read(task, shape)
+        if stored.outcome is not None:
+            outcomes[task] = stored.outcome
+            reused += 1
             continue
         # After the first task that does not fit, no other is started, so that methods stay comparable.
         stopped = stopped or (deadline is not None and time.monotonic() + (clock.expected(task) or 0.0) > deadline)
         if stopped:
             not_run.append(task)
             continue
+        if stored.reason:
+            not_reused[stored.reason] += 1
+            if not_reused[stored.reason] == 1:
+                reporter.message(f"{task.describe()}: trained again, because {stored.reason}")
         callback.on_task_start(task, number, grid.total, clock.remaining(grid))
         try:
             outcome, logits = _attempt(task, bench, store, callback, deadline)
@@ -85,6 +97,9 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
         store.write(task, outcome, logits)
         outcomes[task] = outcome
         callback.on_task_end(task, outcome, number, grid.total)
+    if reused or not_reused:
+        again = "; ".join(f"{number} because {reason}" for reason, number in not_reused.items())
+        reporter.message(f"{counted(reused, 'finished run')} reused" + (f"; trained again: {again}" if again else ""))
     return outcomes, not_run
 
 

@@ -70,7 +70,8 @@ def make_bench(
 ) -> tuple[Bench, FeatureProgress]:
     """Check the options, split the data and return the bench; labels made by a model are removed from the test labels.
 
-    Without a config: a head on the bundled backbone, with epochs by the number of images and the share `held_out`.
+    Without a config: a head on the bundled backbone, fitted as `train` does; for methods that need batches, with epochs
+    by the number of images and the share `held_out`. A given learning rate is a choice of sgd.
     """
     started = time.monotonic()
     budget, lr, config = options.get("budget"), options.get("lr"), options.get("config")
@@ -81,9 +82,11 @@ def make_bench(
     if lr is not None and not 0 < lr < math.inf:
         raise UserError(f"the learning rate {lr:g} cannot be used", "use --lr 0.001, or leave it to the method")
     if config is None:
-        config = Config(held_out=held_out)
+        config = Config(held_out=held_out, solver="auto")
         epochs = epochs_for(len(table), config.tune)
         config = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=epochs))
+    if lr is not None and config.solver == "auto":
+        config = dataclasses.replace(config, solver="sgd")
     reporter = options.get("reporter", SILENT)
     progress = FeatureProgress(reporter.progress)
     deadline = None if seconds is None else started + seconds
@@ -99,6 +102,7 @@ def make_bench(
         config,
         cache if cache is not None else out.parent / "cache",
         select=select,
+        with_f1=True,
         reporter=dataclasses.replace(reporter, progress=progress, deadline=deadline),
     )
     return bench, progress

@@ -8,23 +8,38 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.experiments.grid import Outcome, Task
+from halflabel.experiments.source_digest import method_digest
 from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe
 from halflabel.system.files import atomic_write, to_json_value, write_json
 
-__all__ = ["Store"]
+__all__ = ["Store", "StoredRun"]
 
 What = Literal["comparison", "study"]
 
 _STUDY = ("study.csv", "study.json")
+_FLOATS = tuple(column.name for column in fields(Outcome) if column.type == "float")  # null in JSON: not a number
+_REASONS = {
+    "resolved_options": "an option of {} has another default now",
+    "source": "the code that trains {} was edited",
+}
+_DAMAGED = "its files are damaged"
+
+
+class StoredRun(NamedTuple):
+    """The outcome of a finished task; None if there is none to use, with the reason if there was one."""
+
+    outcome: Outcome | None
+    reason: str = ""
 
 
 class Store:
@@ -82,17 +97,25 @@ class Store:
             raise UserError(f"{self.folder} holds something other than a {self.what}", "choose another --out")
         return content
 
-    def read(self, task: Task, shape: tuple[int, int]) -> Outcome | None:
-        """Return the outcome of a finished task, or None if it is missing, damaged or failed, and must be run again."""
+    def read(self, task: Task, shape: tuple[int, int]) -> StoredRun:
+        """Return the outcome of a finished task, or why it must be run again."""
         try:
-            values = json.loads(self._json(task).read_text(encoding="utf-8"))["outcome"]
-            numbers = {name: math.nan if values[name] is None else values[name] for name in ("select", "known")}
+            content = json.loads(self._json(task).read_text(encoding="utf-8"))
+            for name, value in _made_by(task).items():
+                if content[name] != value:
+                    return StoredRun(None, _REASONS[name].format(task.candidate.method))
+            values = content["outcome"]
+            numbers = {name: math.nan for name in _FLOATS if values[name] is None}
             outcome = Outcome(**{**values, **numbers, "log": tuple(values["log"])})
-            if outcome.error or np.load(self._npy(task), mmap_mode="r", allow_pickle=False).shape != shape:
-                return None
+            if outcome.error:
+                return StoredRun(None, "it failed before")
+            if np.load(self._npy(task), mmap_mode="r", allow_pickle=False).shape != shape:
+                return StoredRun(None, _DAMAGED)
+        except FileNotFoundError:
+            return StoredRun(None)
         except (OSError, ValueError, KeyError, TypeError, EOFError):
-            return None
-        return outcome
+            return StoredRun(None, _DAMAGED)
+        return StoredRun(outcome)
 
     def write(self, task: Task, outcome: Outcome, logits: NDArray[np.float32] | None) -> None:
         """Write the logits, then the JSON file: its presence means that the task is finished."""
@@ -107,6 +130,7 @@ class Store:
             "lr": task.lr,
             "weight_decay": task.candidate.weight_decay,
             "options": dict(task.options),
+            **_made_by(task),
         }
         write_json(self._json(task), {**about, "outcome": asdict(outcome)})
         shutil.rmtree(self.unfinished(task), ignore_errors=True)
@@ -142,6 +166,16 @@ class Store:
 
     def _npy(self, task: Task) -> Path:
         return self.folder / "tasks" / f"{task.key}.npy"
+
+
+def _made_by(task: Task) -> dict[str, Any]:
+    """Return what a stored run must have in common with its task, besides the values in its file name."""
+    method = recipe(task.candidate.method)
+    defaults = {name: option.default for name, option in method.options.items()}
+    return {
+        "resolved_options": to_json_value({**defaults, **dict(task.options)}),
+        "source": method_digest(method.name, task.candidate.solver),
+    }
 
 
 def _check_same(folder: Path, what: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -56,12 +56,12 @@ _STUDY_PROTOCOL = (
     "partial: a share of the labels of every image; dense: all labels of a share of the images, none of the others; "
     "noisy: all labels, the others flipped (not below 50 %, where labels mean the opposite); noisy+: one positive per "
     "image kept, all other labels negative",
-    "All strategies take the same number of steps over the same images; an image without a label adds nothing.",
+    "All strategies are trained in the same way on the same images; an image without a label adds nothing.",
     f"95 % intervals: {RESAMPLES} bootstrap samples of the test images and the spread over seeds together, wider where "
     "known positives are few; differences are paired by image and by seed, and not corrected for their number.",
 )
 _GROWTH_PROTOCOL = (
-    "Shares are nested: with one seed, smaller ones are contained in larger ones. All take the same number of steps.",
+    "Shares are nested: with one seed, smaller ones are contained in larger ones. All are trained in the same way.",
     f"The interval of the gain: {RESAMPLES} curves, from bootstrap samples of the test images and noise with the "
     "pooled spread over seeds. It assumes that the power law holds and that new labels are like the present ones.",
 )
@@ -148,8 +148,8 @@ def grow(
     Labels made by a model are left out. The curve uses whole images with the labels they have; the control uses as many
     labels drawn at random over all images. mAP = a − b · share^(−c) is fitted to the means over seeds; its interval
     comes from resampled curves (`learning_curve.extrapolate`). `worth` is the gain in points of mAP that would justify
-    twice the labels. With config.held_out = 0, the default, the last epoch is evaluated. Further `options`: see
-    `ExperimentOptions`.
+    twice the labels. In epochs of batches and with config.held_out = 0, the default, the last epoch is evaluated.
+    Further `options`: see `ExperimentOptions`.
     """
     out = Path(out)
     shares = _check_shares(shares)
@@ -253,10 +253,12 @@ class _Runs:
         config, bench = self.bench.config, self.bench
         epoch = f"the epoch selected on {100 * config.held_out:g} % held out" if config.held_out else "the last epoch"
         network = f"a head on frozen {config.backbone}" if config.tune == "head" else f"all of {config.backbone}"
+        training = f"{config.settings.epochs} epochs at learning rate {self.candidate.lr:g}, {epoch} is evaluated"
+        if self.candidate.solver == "lbfgs":
+            training = "by L-BFGS, with the strength of regularisation that gives the best out-of-fold scores"
         return (
             f"{len(bench.rest)} training images and {len(bench.test)} test images, the same for all; "
-            f"{self.candidate.name} trains {network}, {config.settings.epochs} epochs at learning rate "
-            f"{self.candidate.lr:g}, {epoch} is evaluated; "
+            f"{self.candidate.name} trains {network}, {training}; "
             f"{seeds} seed{'s' if seeds > 1 else ''}, which also select{'' if seeds > 1 else 's'} the labels"
         )
 
@@ -280,7 +282,7 @@ def _train(
         bench.reporter.message(f"auto: {choice.method}: {choice.why}")
         lr = choice.settings.get("lr") if lr is None else lr
         method = choice.method + "".join(f":{name}={value}" for name, value in choice.options.items())
-    candidate = Candidate.parse(method, lr=lr)
+    candidate = bench.choose_solver(Candidate.parse(method, lr=lr))
     grid = Grid((candidate,), label_masks, seeds, "none")
     store = open_store(out, "study", bench, options)
     outcomes, not_run = run_grid(grid, bench, store, bench.reporter)

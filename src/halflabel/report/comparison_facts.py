@@ -29,6 +29,8 @@ class ComparisonFacts:
     folder: Path
     config: dict[str, Any]
     rows: tuple[ComparisonRow, ...]
+    oracle: ComparisonRow | None  # knows all labels; not among the rows
+    conclusions: tuple[str, ...]
     failures: tuple[Failure, ...]
     left_out: tuple[LeftOut, ...]
     protocol: tuple[str, ...]
@@ -67,10 +69,13 @@ def read_comparison(folder: Path) -> ComparisonFacts:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         content = json.loads(path.read_text(encoding="utf-8"))
+        rows = tuple(_row(row) for row in content["rows"])
         facts = ComparisonFacts(
             folder=folder,
             config={key: value for key, value in config.items() if key != "what"},
-            rows=tuple(_row(row) for row in content["rows"]),
+            rows=tuple(row for row in rows if row.role != "oracle"),
+            oracle=next((row for row in rows if row.role == "oracle"), None),
+            conclusions=tuple(without_folders(str(line)) for line in content["conclusions"]),
             failures=tuple(_failure(Failure(**failure)) for failure in content["failures"]),
             left_out=tuple(_left_out(runs) for runs in content["left_out"]),
             protocol=tuple(map(str, content["protocol"])),
@@ -92,7 +97,7 @@ def _row(content: Mapping[str, Any]) -> ComparisonRow:
     values: dict[str, Any] = {
         name: math.nan if value is None and name in floats else value for name, value in content.items()
     }
-    tuples = ("per_seed", "best_epochs", "judged_by", "runs")
+    tuples = ("per_seed", "best_epochs", "judged_by", "runs", "strengths")
     values |= {name: tuple(values.get(name, ())) for name in tuples}
     return ComparisonRow(
         **{**values, "method": shown_name(values["method"]), "options": shown_options(values["options"])}

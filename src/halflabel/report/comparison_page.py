@@ -11,6 +11,7 @@ import numpy as np
 from halflabel.experiments.result import ComparisonRow
 from halflabel.report import svg
 from halflabel.report.comparison_facts import ClassGap, ComparisonFacts, class_gaps, read_comparison
+from halflabel.report.comparison_table import is_tie, method_table
 from halflabel.report.layout import (
     FEW_POSITIVES,
     WrittenPage,
@@ -80,6 +81,7 @@ def build_comparison(folder: Path) -> str:
         el("p", _subtitle(facts), class_="muted"),
         el("p", el("b", facts.caution), class_="warn", role="note") if facts.caution else None,
         _cards(facts),
+        el("ul", *(el("li", sentence) for sentence in facts.conclusions)) if facts.conclusions else None,
     )
     footer = comparison_footer(
         facts.config, "the methods were compared", ("entry", "AP", "mAP", "95 % interval", "epoch")
@@ -99,7 +101,7 @@ def _cards(facts: ComparisonFacts) -> Html:
     """Return the best method of each set of labels, and how many others are not significantly worse."""
     items = []
     for rows in facts.panels[:PANELS]:
-        best, ties = rows[0], sum(_is_tie(row) for row in rows[1:])
+        best, ties = rows[0], sum(is_tie(row) for row in rows[1:])
         note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
         note += f"; not significantly worse: {ties} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
         note += f" ({best.seeds} seed{'s' * (best.seeds > 1)})" if ties and best.seeds < ENOUGH_SEEDS else ""
@@ -108,22 +110,17 @@ def _cards(facts: ComparisonFacts) -> Html:
     return cards(items)
 
 
-def _is_tie(row: ComparisonRow) -> bool:
-    """Whether the paired interval of the difference to the best method includes 0."""
-    return math.isnan(row.behind_high) or row.behind_high >= 0
-
-
 def _few_seeds_note(rows: Sequence[ComparisonRow]) -> str:
     """Return a caution where intervals of differences come from few seeds; otherwise empty."""
-    return f". {FEW_SEEDS}" if any(row.seeds < ENOUGH_SEEDS and _is_tie(row) for row in rows[1:]) else ""
+    return f". {FEW_SEEDS}" if any(row.seeds < ENOUGH_SEEDS and is_tie(row) for row in rows[1:]) else ""
 
 
 def _protocol(facts: ComparisonFacts) -> Html:
     """Return the protocol: how epochs and settings were chosen, and why these methods were compared."""
     selection = {
-        "hidden truth": "on the HIDDEN TRUTH of the validation images, which nobody has in practice",
-        "known labels": "on the labels left known of the validation images",
-        "known positives": "on the positives left known of the validation images, unknown counted as absent",
+        "hidden truth": "on the HIDDEN TRUTH of images that are not for the test, which nobody has in practice",
+        "known labels": "on the labels left known of images that are not for the test",
+        "known positives": "on the positives left known of images that are not for the test, unknown counted as absent",
     }
     kinds = dict.fromkeys(row.selected_on for row in facts.rows)
     where = {
@@ -138,7 +135,7 @@ def _protocol(facts: ComparisonFacts) -> Html:
         "How it was measured",
         el(
             "p",
-            el("b", "Epochs and hyper-parameters were chosen "),
+            el("b", "Strengths, epochs and hyper-parameters were chosen "),
             chosen,
             ".",
             class_="warn" if facts.caution else None,
@@ -169,17 +166,19 @@ def _methods(facts: ComparisonFacts) -> Html:
                 el("span", f"({known} of entries known)", class_="muted"),
             )
         )
-        tables.append(_method_table(rows))
+        tables.append(method_table(rows, facts.oracle))
     charts = [chart for rows in facts.panels[:PANELS] for chart in _method_charts(rows)]
     notes = (
         "Small numbers are 95 % intervals. To the best: the mean difference of mAP, paired by image and by seed; ≈ "
         "marks a method that is not significantly worse than the best, which does not mean that it is as good. "
         + (f"{FEW_SEEDS} " if any(_few_seeds_note(rows) for rows in facts.panels) else "")
         + "Seeds: those that all methods have finished with the same labels, by which they are ranked; "
-        "+ further seeds, which are not used. Seconds: epochs of one run. "
+        "+ further seeds, which are not used. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over "
+        "classes and of all entries, ± standard deviation over seeds. Seconds: training of one run. "
         + (f"Memory: {facts.memory_kind} during a run. " if facts.memory_kind else "")
-        + "Chosen: learning rate and options that were best on validation with seed 0, of the number tried; ↥ marks a "
-        "learning rate at the edge of the range. Validation: mAP on validation images, and the labels it used."
+        + "Chosen: learning rate (lbfgs has none) and options that were best on validation with seed 0, of the number "
+        "tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores (lbfgs) or on "
+        "validation images, and the labels it used."
     )
     return section(
         "methods",
@@ -227,34 +226,6 @@ def _method_summaries(facts: ComparisonFacts) -> Html | None:
     summaries = [(name, method_summary(name.partition(":")[0])) for name in names]
     lines = [el("div", el("dt", shorten(name, 40)), el("dd", summary)) for name, summary in summaries if summary]
     return el("dl", *lines, class_="words") if lines else None
-
-
-def _method_table(rows: Sequence[ComparisonRow]) -> Html:
-    titles = ["method", "mAP", "to the best", "seeds", "s/run", "memory", "chosen", "tried", "validation"]
-    lines = []
-    for row in rows:
-        best = row is rows[0]
-        options = ", ".join(f"{name} {value}" for name, value in row.options.items())
-        rate = f"{row.lr:.2g}{' ↥' if row.rate_at_edge else ''}"
-        behind = "best" if best else signed_points(row.behind) + (" ≈" if _is_tie(row) else "")
-        memory = "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB" if row.memory >= 2**20 else "< 1 MB"
-        tried = str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}"
-        interval = f"{signed_points(row.behind_low)} to {signed_points(row.behind_high)}"
-        lines.append(
-            el(
-                "tr",
-                el("th", shorten(row.method, 40), scope="row", class_="name", title=shorten(row.method, 200)),
-                cell_with_note(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
-                cell_with_note(0.0 if best else row.behind, behind, "" if best or math.isnan(row.behind) else interval),
-                cell(row.seeds, f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds)),
-                cell(row.seconds, f"{row.seconds:.3g}"),
-                cell(row.memory, memory),
-                cell_with_note(row.lr, rate, shorten(options, 40)),
-                cell(row.tried, tried),
-                cell_with_note(row.validation, points(row.validation), row.selected_on),
-            )
-        )
-    return scroll_table(titles, lines, f"Methods with labels {shorten(rows[0].labels, 60)}", sortable=True)
 
 
 def _missing(facts: ComparisonFacts) -> Html | None:
@@ -366,7 +337,7 @@ def _cost(facts: ComparisonFacts) -> Html | None:
         "What it costs",
         el("div", *parts, class_="grid"),
         on=_with_caution(
-            facts, f"Seconds of one run's epochs on {device}, mean over seeds; computing features is not counted."
+            facts, f"Seconds of training one run on {device}, mean over seeds; computing features is not counted."
         ),
     )
 

@@ -53,9 +53,9 @@ class Assembly:
     def make_head(self, method: Method, channels: int, classes: int) -> Head:
         return seeded(self.config.settings.seed, lambda: method.head(channels, classes))
 
-    def make_backbone(self) -> Backbone:
+    def make_backbone(self, *, pretrained: bool = True) -> Backbone:
         weights = Path(self.config.weights) if self.config.weights else None
-        return build_backbone(self.config.backbone, weights=weights, size=self.config.size)
+        return build_backbone(self.config.backbone, weights=weights, pretrained=pretrained, size=self.config.size)
 
     def uses_solver(self, table: LabelTable) -> bool:
         """Return whether L-BFGS fits the head: on a frozen backbone, for methods and tables that allow it."""
@@ -68,6 +68,12 @@ class Assembly:
             raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use --solver auto or sgd")
         return hindrance is None
 
+    def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
+        """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""
+        method = self.make_method()
+        is_map = self.make_head(method, channels, classes).needs_maps
+        return is_map, copies_for(method.views, self.config.copies)
+
     def features(
         self,
         backbone: Backbone,
@@ -79,13 +85,13 @@ class Assembly:
         reporter: Reporter = SILENT,
     ) -> Features:
         """Return the cached features of a source; with `for_training` also the strong views that the method uses."""
-        method = self.make_method()
+        maps, copies = self.feature_kind(backbone.channels, classes)
         return cache_features(
             backbone,
             source,
             folder,
-            maps=self.make_head(method, backbone.channels, classes).needs_maps,
-            copies=copies_for(method.views, self.config.copies) if for_training else 0,
+            maps=maps,
+            copies=copies if for_training else 0,
             device=self.device,
             reporter=reporter,
         )

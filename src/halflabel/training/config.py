@@ -180,6 +180,7 @@ class Config:
             "epochs of batches; auto: lbfgs where the backbone is frozen, the method allows it and no option of sgd, "
             "such as --epochs or --lr, is given.",
             COMMON,
+            EXPERIMENTS,
             command_default="auto",
         ),
     ] = "sgd"

@@ -1,0 +1,130 @@
+"""The images of an experiment and their cached features, opened once and shared by all tasks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halflabel.data.gpu_views import load_to_device
+from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
+from halflabel.experiments.data import ExperimentData
+from halflabel.experiments.shared_start import OutOfTime
+from halflabel.labels.table import LabelTable
+from halflabel.models.backbones import Backbone
+from halflabel.runs.assembly import Assembly, pooled_features
+from halflabel.system.reporter import SILENT, Reporter
+from halflabel.training.config import Config
+
+__all__ = ["ExperimentSources", "Parts"]
+
+_MAX_BYTES_IN_MEMORY = 1 << 30  # larger features are memory-mapped
+
+
+class Parts(NamedTuple):
+    """Sources of the images to learn from, the test images, and separate validation images if there are any."""
+
+    rest: Subset
+    test: Subset
+    validation: Source | None
+
+    def pooled(self) -> Tensor:
+        """Return the features (N, D) of the images to learn from, NaN for images that could not be read."""
+        assert isinstance(self.rest.whole, Features)
+        return pooled_features(self.rest.whole)[torch.from_numpy(self.rest.index)]
+
+
+@dataclass(eq=False)
+class ExperimentSources:
+    """Opens the backbone, the images and their features when a task first needs them."""
+
+    data: ExperimentData
+    config: Config
+    cache: Path
+    pretrained: bool = True
+    reporter: Reporter = SILENT
+    _opened: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def backbone(self) -> Backbone:
+        if "backbone" not in self._opened:
+            self._opened["backbone"] = Assembly(self.config).make_backbone(pretrained=self.pretrained)
+        backbone: Backbone = self._opened["backbone"]
+        return backbone
+
+    def raw(self) -> list[Images | Arrays]:
+        """Return the source of the images, then that of separate test images and of validation images, if any."""
+        if "raw" not in self._opened:
+            views = self.config.views(self.config.size or self.backbone.preprocess.size, self.backbone)
+
+            def open_source(table: LabelTable, images: Path | Tensor) -> Images | Arrays:
+                if isinstance(images, Tensor):
+                    return Arrays(images, table.images, views)
+                return open_images(
+                    table.images, images, views, workers=self.config.workers, max_bad=self.config.max_bad
+                )
+
+            data = self.data
+            sources = [open_source(data.table, data.images)]
+            if data.has_own_test:
+                sources.append(open_source(data.test, data.images if data.test_images is None else data.test_images))
+            if data.validation is not None:
+                images = data.images if data.validation_images is None else data.validation_images
+                sources.append(open_source(data.validation, images))
+            self._opened["raw"] = sources
+        raw: list[Images | Arrays] = self._opened["raw"]
+        return raw
+
+    def bad_images(self) -> list[tuple[str, str, str]]:
+        """Return (image, path, reason) of the images that could not be read so far."""
+        raw = self._opened.get("raw", ())
+        return [row for source in raw if isinstance(source, Images) for row in source.quarantine.rows]
+
+    def pictures(self, device: str) -> Parts:
+        """Return the images themselves, for tuning the whole network."""
+        if "pictures" not in self._opened:
+            raw: list[Any] = self.raw()
+            if self.config.hold == "device":
+                raw = [load_to_device(s, device, self.reporter.progress) if isinstance(s, Images) else s for s in raw]
+            self._opened["pictures"] = self._parts(raw)
+        pictures: Parts = self._opened["pictures"]
+        return pictures
+
+    def features(self, assembly: Assembly) -> Parts:
+        """Return cached features, computed when a task first needs them and shared from then on."""
+        classes = len(self.data.table.classes)
+        kind = str(assembly.feature_kind(self.backbone.channels, classes))
+        if kind not in self._opened:
+            reporter = replace(self.reporter, progress=self._report_features)
+            cached = [
+                assembly.features(self.backbone, raw, classes, self.cache, reporter=reporter) for raw in self.raw()
+            ]
+            self._opened[kind] = self._parts([_in_memory(features) for features in cached])
+        features: Parts = self._opened[kind]
+        return features
+
+    def _parts(self, sources: list[Any]) -> Parts:
+        test = sources[1] if self.data.has_own_test else sources[0]
+        validation = None if self.data.validation is None else sources[-1]
+        return Parts(Subset(sources[0], self.data.inside), Subset(test, self.data.outside), validation)
+
+    def _report_features(self, done: int, total: int) -> None:
+        """Report the progress of features; raise OutOfTime at the deadline, and the next call continues from there."""
+        self.reporter.progress(done, total)
+        deadline = self.reporter.deadline
+        if deadline is not None and time.monotonic() > deadline and done < total:
+            raise OutOfTime
+
+
+def _in_memory(features: Features) -> Features:
+    """Read small features into memory: faster, and no task is charged for reading them first."""
+    strong = features.strong
+    if sum(values.nbytes for values in (features.values, *(strong or ()))) > _MAX_BYTES_IN_MEMORY:
+        return features
+    tensors = [torch.from_numpy(np.array(values)) for values in (features.values, *(strong or ()))]
+    return Features(tensors[0], features.names, features.bad.tolist(), strong=None if strong is None else tensors[1:])
