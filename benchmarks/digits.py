@@ -54,7 +54,7 @@ def load(images: int, seed: int, cache: Path, network: bool) -> tuple[LabelTable
         views = {"plain": Plain(size), "weak": Weak(size, least=1.0, flip=0.0), "strong": Strong(size, flip=0.0)}
         kept = [DeviceImages(s.images, Names(s.names), views) for s in (made, test)]
         return table, kept[0], kept[1], truth
-    backbone = build_backbone()
+    backbone = build_backbone("fast")
     usual = make_views(SIZE, "squash", backbone.preprocess.interpolation, backbone.preprocess.crop_pct) | {
         "strong": Strong(SIZE, flip=0.0)
     }

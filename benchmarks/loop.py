@@ -69,7 +69,7 @@ def time_network(steps: int, batch: int = 32, classes: int = 20) -> dict[str, fl
     def new_model() -> Model:
         head = seeded(0, lambda: Linear(1280, classes))
         assert isinstance(head, Linear)
-        return Model(build_backbone(), head).to(memory_format=torch.channels_last)
+        return Model(build_backbone("fast"), head).to(memory_format=torch.channels_last)
 
     settings = Settings(epochs=1, batch_size=batch, schedule="constant", device="cpu", backbone_lr=1.0)
     fit_seconds, plain_seconds = [], []

@@ -109,7 +109,7 @@ def digits(images: int, cache: Path) -> Data:
     from halflabel.models.backbones import build_backbone
     from halflabel.models.feature_cache import cache_features
 
-    backbone = build_backbone()
+    backbone = build_backbone("fast")
     made, other = scenes(images), scenes(max(images // 2, 1), split="test")
     preprocess = backbone.preprocess
     views = make_views(SIZE, "squash", preprocess.interpolation, preprocess.crop_pct)

@@ -45,7 +45,7 @@ def read_labels(labels: Path, split: str) -> LabelTable:
 
 
 def load_features(table: LabelTable, photos: Path, cache: Path, maps: bool, copies: int = 0) -> Features:
-    backbone = build_backbone()
+    backbone = build_backbone("fast")
     preprocess = backbone.preprocess
     views = make_views(preprocess.size, "squash", preprocess.interpolation, preprocess.crop_pct)
     source = open_images(table.images, photos, views)

@@ -121,7 +121,7 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
     }
     train = DeviceImages(data["train"], full.images, views)
     test = DeviceImages(data["val"], data["test_names"], views)
-    backbone = resnet50(job["weights"], size) if job.get("backbone") == "resnet50" else build_backbone()
+    backbone = resnet50(job["weights"], size) if job.get("backbone") == "resnet50" else build_backbone("fast")
     head = seeded(seed, lambda: method.head(backbone.channels, len(full.classes)))
     model = Model(backbone, head)
     train_source: Source = train

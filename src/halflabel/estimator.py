@@ -29,6 +29,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import Choice, choose
 from halflabel.methods.base import Method, Recipe, recipe, seeded
 from halflabel.metrics import best_thresholds, shrunk_thresholds
+from halflabel.models.backbone_names import DEFAULT
 from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
@@ -110,7 +111,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str | Recipe | Callable[..., Method] = "bn-bce",
         *,
         options: Mapping[str, Any] | None = None,
-        backbone: str = "efficientnet-lite0",
+        backbone: str = DEFAULT,
         size: int | None = None,
         solver: Literal["auto", "lbfgs", "sgd"] = "auto",
         epochs: int | None = None,

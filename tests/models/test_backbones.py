@@ -112,7 +112,7 @@ def test_channels_last_features_are_turned() -> None:
     "features", [torch.randn(1, 7, 4), torch.randn(1, 0, 4), [torch.randn(1, 4, 2, 2), torch.randn(1, 4, 1, 1)]]
 )
 def test_features_that_are_no_map_are_refused(features: Any) -> None:
-    with pytest.raises(UserError, match="use another, for instance efficientnet-lite0"):
+    with pytest.raises(UserError, match="use another, for instance efficientnet-lite2"):
         Backbone("odd", Fixed(features), 4, PLAIN)(noise(1, 3, 32, 32))
 
 
@@ -183,7 +183,7 @@ def test_preprocess_is_the_models_own() -> None:
         ("efficientnet-lite9", "efficientnet-lite0"),
         ("resnet50.no_such_tag", "resnet50"),
         ("Tiny", "tiny"),
-        ("qqqqqqqq", "efficientnet-lite0"),
+        ("qqqqqqqq", "efficientnet-lite2"),
         ("../resnet50", "resnet50"),
     ],
 )
@@ -225,7 +225,7 @@ def test_without_network_the_error_says_what_to_do(hub: Path) -> None:
     with pytest.raises(UserError, match="could not be loaded: LocalEntryNotFoundError") as caught:
         build_backbone("test_resnet.r160_in1k")
     assert "--weights FILE" in caught.value.fix
-    assert "efficientnet-lite0" in caught.value.fix
+    assert "efficientnet-lite2" in caught.value.fix
 
 
 def test_models_without_published_weights_say_so() -> None:
@@ -275,7 +275,7 @@ def lite0() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def bundled() -> Backbone:
-    return build_backbone()
+    return build_backbone("efficientnet-lite0")
 
 
 def top5(model: nn.Module, backbone: Backbone, pixels: np.ndarray[Any, Any]) -> list[int]:
@@ -390,7 +390,7 @@ def swap(state: dict[str, Tensor], one: str, other: str) -> dict[str, Tensor]:
 def test_packages_file_can_be_given_by_hand(bundled: Backbone, tmp_path: Path) -> None:
     state = {key: tensor for key, tensor in packaged().items() if "num_batches_tracked" not in key}
     torch.save(state, tmp_path / "lite0.pth")
-    assert fingerprint(build_backbone(weights=tmp_path / "lite0.pth")) == fingerprint(bundled)
+    assert fingerprint(build_backbone("fast", weights=tmp_path / "lite0.pth")) == fingerprint(bundled)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_files_in_another_order_are_refused(
 ) -> None:
     torch.save(change(packaged()), tmp_path / "lite0.pth")
     with pytest.raises(UserError, match=message):
-        build_backbone(weights=tmp_path / "lite0.pth")
+        build_backbone("fast", weights=tmp_path / "lite0.pth")
 
 
 # Weights from a file

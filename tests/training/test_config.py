@@ -75,3 +75,8 @@ def test_arguments_give_the_same_config() -> None:
     assert [words[words.index(flag) + 1] for flag in ("--method", "--epochs", "--class-prior")] == ["em", "7", "0.1"]
     assert {"--mirror", "--shard", "--no-deterministic"} <= set(words)
     assert "--weights" not in words
+
+
+def test_fast_is_short_for_the_smaller_bundled_backbone() -> None:
+    assert Config(backbone="fast").backbone == "efficientnet-lite0"
+    assert Config().backbone == "efficientnet-lite2"
