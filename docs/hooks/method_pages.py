@@ -98,11 +98,8 @@ def _recommended() -> Iterator[str]:
             conditions.append(f"{rule.unlabelled[0]:.0%} or more of the images without any label")
         methods = [f"[`{choice.method}`]({file_name(choice.method)})" for choice in rule.choices]
         yield f"| {', '.join(conditions)} | **{methods[0]}**, {', '.join(methods[1:])} |"
-    yield from (
-        "",
-        f"With `--tune all`: {' or '.join(f'[`{name}`]({file_name(name)})' for name in WHOLE_FIRST)}, if the ",
-    )
-    yield "rule has it, after a first training of the head alone."
+    whole = " or ".join(f"[`{name}`]({file_name(name)})" for name in WHOLE_FIRST)
+    yield from ("", f"With `--tune all`: {whole}, if the rule has it, after a first training of the head alone.")
 
 
 def _page(recipe: Recipe, methods: Any, results: str) -> str:
