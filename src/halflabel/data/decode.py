@@ -41,6 +41,7 @@ __all__ = [
     "match_names",
     "open_image",
     "read_image",
+    "read_pixels",
     "split_suffixes",
 ]
 
@@ -118,6 +119,14 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int 
 
     Raises BadImage, and nothing else, for anything that is wrong with the file.
     """
+    import torch  # imported late: finding files does not need it
+
+    pixels = read_pixels(path, max_pixels=max_pixels, min_side=min_side)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def read_pixels(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0) -> NDArray[np.uint8]:
+    """Decode a file as `read_image` does, to (H, W, 3), without torch."""
     try:
         with open_image(path) as file:
             return decode_image(file, path, max_pixels=max_pixels, min_side=min_side)
@@ -127,8 +136,10 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int 
         raise BadImage(path, _reason(error)) from error
 
 
-def decode_image(file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0) -> torch.Tensor:
-    """Decode an open file as `read_image` does; BadImage reports `path`."""
+def decode_image(
+    file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0
+) -> NDArray[np.uint8]:
+    """Decode an open file as `read_pixels` does; BadImage reports `path`."""
     try:
         with _quiet():
             image = _header(path, file)
@@ -140,14 +151,11 @@ def decode_image(file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIX
             if min_side:
                 image.draft("RGB", (min_side, min_side))  # has no effect on formats other than JPEG
             image.load()
-            pixels = _rgb(_upright(image))
+            return _rgb(_upright(image))
     except BadImage:
         raise
     except Exception as error:
         raise BadImage(path, _reason(error)) from error
-    import torch  # imported late: finding files does not need it
-
-    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 @contextmanager

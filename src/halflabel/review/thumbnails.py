@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["SIZES", "ClassMaps", "EmptyClassMap", "ImageUnavailable", "Thumbnails"]
 
 SIZES = {"small": 320, "large": 1024}  # longer side in pixels
-MAX_PIXELS = 100_000_000
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _MAX_DECODING = 4  # photos decoded at the same time
 _MAP_COLOUR = (255, 64, 0)
 
@@ -102,45 +100,18 @@ class Thumbnails:
 
 
 def _shrink(path: Path, side: int) -> bytes:
-    from PIL import Image, ImageOps
+    from PIL import Image
+
+    from halflabel.data.decode import BadImage, read_pixels
 
     try:
-        with _open(path) as file:
-            picture: Any = Image.open(file, formats=_FORMATS)
-            if picture.width * picture.height > MAX_PIXELS:
-                raise ImageUnavailable("the image has too many pixels")
-            # Decoding a JPEG at 1/2 to 1/8 of its size is much faster.
-            picture.draft("RGB", (side, side))
-            picture.load()
-        if picture.mode.startswith(("I", "F")):  # more than 8 bits: scaled as in training
-            picture = Image.fromarray(_read_high_depth(path))
-        picture = ImageOps.exif_transpose(picture)
-        if picture.has_transparency_data:
-            picture = picture.convert("RGBA")
-            picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-        picture = picture.convert("RGB")
-        picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        stream = io.BytesIO()
-        picture.save(stream, "JPEG", quality=88)  # without metadata
-    except ImageUnavailable:
-        raise
-    except Exception as error:  # decoders raise many types for damaged files
-        raise ImageUnavailable(f"the image cannot be read ({type(error).__name__})") from None
+        picture = Image.fromarray(read_pixels(path, min_side=side))
+    except BadImage as bad:
+        raise ImageUnavailable(f"the image cannot be read ({bad.reason})") from None
+    picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=88)  # without metadata
     return stream.getvalue()
-
-
-def _open(path: Path) -> IO[bytes]:
-    if path.exists():
-        return open(path, "rb")
-    from halflabel.data.decode import open_image  # an image in a pack
-
-    return open_image(path)
-
-
-def _read_high_depth(path: Path) -> Any:
-    from halflabel.data.decode import read_image
-
-    return read_image(path).permute(1, 2, 0).contiguous().numpy()
 
 
 class ClassMaps:

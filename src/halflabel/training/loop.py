@@ -36,7 +36,6 @@ from halflabel.models.scoring import PASSES, score_source, seed_generators
 from halflabel.system import distributed, signals
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.rng import bits
-from halflabel.training.async_scalar import AsyncScalar, ScalarReading
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpointer import Checkpointer
 from halflabel.training.config import Settings
@@ -155,7 +154,6 @@ class Loop:
     truth: LabelTable | None
 
     def __post_init__(self) -> None:
-        self.loss_reader = AsyncScalar(self.step.device)
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
 
@@ -212,7 +210,6 @@ class Loop:
         """Train on the rest of the plan. Between optimizer steps, everything a checkpoint holds is consistent."""
         settings, state, step = self.settings, self.state, self.step
         step_seeds = (bits(settings.seed, _STEP, state.epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
-        self.loss_reader.reset()
         batches = self.distribution.fetch(
             self.source, plan[state.batches_done :], self.method.views, seed=settings.seed, epoch=state.epoch
         )
@@ -248,16 +245,16 @@ class Loop:
 
     def _report_step(self, number: int, images: int, read_now: bool) -> None:
         """Call the callback with the mean loss, where it is read; stop if the loss is not finite."""
-        loss_sum = self.state.loss_sum
-        reading = self.loss_reader(loss_sum, number + 1) if number % _LOSS_INTERVAL == 0 else None
-        if read_now:
-            reading = ScalarReading(float(loss_sum), number + 1)
-        if reading is not None and not math.isfinite(reading.value):
+        if not read_now and number % _LOSS_INTERVAL:  # reading the loss waits for the device
+            self.callback.on_step_end(images, None)
+            return
+        loss = float(self.state.loss_sum) / (number + 1)
+        if not math.isfinite(loss):
             raise UserError(
-                f"the loss is not finite (epoch {self.state.epoch}, by batch {reading.batches})",
+                f"the loss is not finite (epoch {self.state.epoch}, by batch {number + 1})",
                 f"lower --lr (now {self.settings.lr:g}), or add --clip 1",
             )
-        self.callback.on_step_end(images, None if reading is None else reading.value / reading.batches)
+        self.callback.on_step_end(images, loss)
 
     def _share(self, plan: Plan, number: int) -> float:
         """The batch's share of the images of its optimizer step, so that the step equals that of one large batch."""

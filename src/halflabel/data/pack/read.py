@@ -214,17 +214,18 @@ class Pack:
         path = self.folder / self.name(number)
         if width * height > max_pixels:
             raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
+        import torch  # imported late: finding names does not need it
+
         if self.settings.store == "raw":
             if len(data) != 3 * width * height:
                 raise BadImage(path, "truncated")
-            import torch  # imported late: finding names does not need it
-
             return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
         if data[:3] == b"\xff\xd8\xff" and not (min_side and min(width, height) >= 2 * min_side):
             images = decode_jpegs([data])
             if images is not None:
                 return images[0]
-        return decode_image(io.BytesIO(data), path, max_pixels=max_pixels, min_side=min_side)
+        pixels = decode_image(io.BytesIO(data), path, max_pixels=max_pixels, min_side=min_side)
+        return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def as_file(self, number: int) -> io.BytesIO:
         """Return one image as a file that any program can read: raw rows become a BMP."""

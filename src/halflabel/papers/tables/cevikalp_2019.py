@@ -26,16 +26,11 @@ PRINTED = (
         "S3-table1",
         "Average classification accuracies on the CIFAR-10 dataset",
         {
-            "ILSVRC init.": """
-                RML-CNN    | 89.24±0.3
-                SS-RML-CNN | 91.46±0.2
-                WARP       | 85.41±0.4
-                Softmax    | 89.32±0.4""",
-            "random init.": """
-                RML-CNN    | 52.37±2.4
-                SS-RML-CNN | 58.86±1.7
-                WARP       | 50.52±0.5
-                Softmax    | 51.46±1.1""",
+            ("ILSVRC init.", "random init."): """
+                RML-CNN    | 89.24±0.3  52.37±2.4
+                SS-RML-CNN | 91.46±0.2  58.86±1.7
+                WARP       | 85.41±0.4  50.52±0.5
+                Softmax    | 89.32±0.4  51.46±1.1""",
             "other networks": """
                 DGL            | 82.44±0.3
                 Improved GAN   | 81.37±2.3
@@ -48,16 +43,11 @@ PRINTED = (
         "S3-table2",
         "Average classification accuracies on the STL-10 dataset",
         {
-            "ILSVRC init.": """
-                RML-CNN    | 91.11±0.3
-                SS-RML-CNN | 94.1±0.2
-                WARP       | 85.63±0.6
-                Softmax    | 91.34±0.3""",
-            "random init.": """
-                RML-CNN    | 40.00±0.9
-                SS-RML-CNN | 44.25±0.8
-                WARP       | 39.15±0.7
-                Softmax    | 39.27±1.7""",
+            ("ILSVRC init.", "random init."): """
+                RML-CNN    | 91.11±0.3  40.00±0.9
+                SS-RML-CNN | 94.1±0.2  44.25±0.8
+                WARP       | 85.63±0.6  39.15±0.7
+                Softmax    | 91.34±0.3  39.27±1.7""",
             "other networks": """
                 Haeusser et al. | 81.00
                 Huang et al.    | 76.80±0.3""",
