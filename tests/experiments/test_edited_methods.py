@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import dataclasses
+import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from halflabel.data.datasets.digits import write_folder
+from halflabel.experiments.grid import Candidate, LabelMask, Outcome, Task
 from halflabel.experiments.source_digest import method_digest
+from halflabel.experiments.store import Store, StoredRun
+from halflabel.methods import base
+from halflabel.methods.base import recipe
+from halflabel.methods.user_files import load_methods
+from halflabel.system.reporter import Reporter
 
 METHOD = '''
 """Binary cross-entropy whose positives count more."""
@@ -22,7 +29,7 @@ from weighting import Weighted
 
 
 @method(serves=("full", "partial"), paper="none")
-def mine(weight: float = {weight}) -> Method:
+def mine(weight: float = 2.0) -> Method:
     """Weighted cross-entropy."""
     return Method(Weighted(weight), reduce=over_known)
 '''
@@ -42,47 +49,64 @@ class Weighted(Loss):
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    write_folder(tmp_path / "digits", 40, size=32)
-    (tmp_path / "mine.py").write_text(METHOD.format(weight=2.0))
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A method of one's own and a part that it imports, listed in HALFLABEL_METHODS."""
+    (tmp_path / "mine.py").write_text(METHOD)
     (tmp_path / "weighting.py").write_text(PART.format(factor=1))
-    return tmp_path
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HALFLABEL_METHODS", "")
+    load_methods(tmp_path / "mine.py")
+    yield tmp_path
+    del base._REGISTRY["mine"], sys.modules["weighting"]
 
 
-def compare(project: Path, *more: str) -> tuple[str, dict[str, float]]:
-    """Run the command in a new process; return what it prints, and the mAP of each method."""
-    words = [sys.executable, "-m", "halflabel", "compare", "digits/train.csv", "digits/images", "--out", "out"]
-    words += ["--methods", "mine,bn-bce", "--seeds", "1", "--backbone", "tiny", "--size", "32", "--workers", "0"]
-    words += ["--device", "cpu", "--search", "none", "--no-references", *more]
-    paths = [str(project), *sys.path]
-    env = {**os.environ, "HALFLABEL_METHODS": str(project / "mine.py"), "PYTHONPATH": os.pathsep.join(paths)}
-    result = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
-    rows = json.loads((project / "out" / "comparison.json").read_text())["rows"]
-    return " ".join(result.stdout.split()), {row["method"]: row["mAP"] for row in rows}
+def import_again(project: Path) -> None:
+    """Import the edited files, as a new process does."""
+    importlib.invalidate_caches()
+    del sys.modules["weighting"], sys.modules[recipe("mine").build.__module__], base._REGISTRY["mine"]
+    load_methods(project / "mine.py")
 
 
-def test_an_edited_method_is_trained_again_and_others_are_not(project: Path) -> None:
-    first, before = compare(project)
-    assert "reused" not in first
-    same, _ = compare(project)
-    assert "2 finished runs reused" in same
-    assert "trained again" not in same
+def test_an_edited_method_is_trained_again_and_others_are_not(
+    go: Any, project: Path, tmp_path: Path, trained: list[Task]
+) -> None:
+    messages: list[str] = []
 
+    def compare() -> tuple[list[str], dict[str, Any]]:
+        trained.clear()
+        messages.clear()
+        go(names=["mine", "bn-bce"], seeds=1, reporter=Reporter(message=messages.append))
+        logits = {path.name.partition("-seed")[0]: np.load(path) for path in (tmp_path / "out" / "tasks").glob("*.npy")}
+        return [task.candidate.name for task in trained], logits
+
+    names, before = compare()
+    assert names == ["mine", "bn-bce"]
+    assert not messages
     source = (project / "mine.py").read_text()
     (project / "mine.py").write_text("# A comment changes nothing.\n" + source)
-    assert "2 finished runs reused" in compare(project)[0]
+    import_again(project)
+    assert compare()[0] == []
+    assert messages == ["2 finished runs reused"]
+    (project / "weighting.py").write_text(PART.format(factor=100))
+    import_again(project)
+    names, after = compare()
+    assert names == ["mine"]
+    assert messages[-1] == "1 finished run reused; trained again: 1 because the code that trains mine was edited"
+    assert not np.allclose(after["mine-all"], before["mine-all"])
+    assert np.array_equal(after["bn-bce-all"], before["bn-bce-all"])
 
-    (project / "mine.py").write_text(source.replace("over_known)", "over_known)  # the same", 1).replace("2.0", "30.0"))
-    edited, after = compare(project)
-    assert "1 finished run reused; trained again: 1 because an option of mine has another default now" in edited
-    assert after["mine"] != before["mine"]
-    assert after["bn-bce"] == before["bn-bce"]
 
-    (project / "weighting.py").write_text(PART.format(factor=0.01))
-    edited, last = compare(project)
-    assert "1 finished run reused; trained again: 1 because the code that trains mine was edited" in edited
-    assert last["mine"] != after["mine"]
+def test_another_default_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, candidate = Store(tmp_path), Candidate.parse("em")
+    task = Task(candidate, LabelMask(), 0, candidate.lr, candidate.options)
+    store.write(task, Outcome(), np.zeros((3, 2), np.float32))
+    assert store.read(task, (3, 2)).outcome is not None
+    known = recipe("em")
+    options = {**known.options, "alpha": known.options["alpha"].replace(default=0.7)}
+    monkeypatch.setitem(base._REGISTRY, "em", dataclasses.replace(known, options=options))
+    assert store.read(task, (3, 2)) == StoredRun(None, "an option of em has another default now")
+    given = dataclasses.replace(task, options=(("alpha", 0.2),))
+    assert store.read(given, (3, 2)) == StoredRun(None), "it was never trained"
 
 
 def test_methods_of_one_solver_have_digests_of_their_own() -> None:

@@ -30,6 +30,9 @@ class _Module(NamedTuple):
     imports: frozenset[str]  # modules that may be edited, also those that are imported inside functions
 
 
+_READ: dict[str, tuple[object, _Module]] = {}  # the spec of its import and the module, by name
+
+
 def method_digest(method: str, solver: str) -> str:
     """Return a digest of the source of a method, of all modules it imports, and of the solver.
 
@@ -40,17 +43,18 @@ def method_digest(method: str, solver: str) -> str:
     while to_read:
         name = to_read.pop()
         if name not in modules:
-            module = _read_module(name, id(getattr(sys.modules.get(name), "__spec__", None)))
-            modules[name] = module.digest
-            to_read += module.imports
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            # Read once per import: what is edited later is not what this process runs.
+            if name not in _READ or _READ[name][0] is not spec:
+                _READ[name] = spec, _read_module(name)
+            modules[name] = _READ[name][1].digest
+            to_read += _READ[name][1].imports
     content = [f"{name} {digest}" for name, digest in sorted(modules.items())]
     content += [] if modules[build.__module__] else [_source(build)]  # a notebook cell has no file
     return hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-@cache
-def _read_module(name: str, spec: int) -> _Module:
-    """Read a module once per import (`spec`): what is edited later is not what this process runs."""
+def _read_module(name: str) -> _Module:
     path, names = _file(name), set[str]()
     try:
         tree = ast.parse(path.read_bytes()) if path is not None else None
