@@ -23,8 +23,25 @@ __all__ = ["app", "main"]
 _TOGETHER = ("train", "evaluate", "predict", "fill")  # commands that several processes can run together
 
 
+# The groups of commands in `--help`, most useful first.
+_GROUPS = {
+    "From labels to a model": ("demo", "inspect", "train", "evaluate", "predict", "report"),
+    "From a model to more labels": ("fill", "next", "review", "rules"),
+    "Label files and images": ("import", "convert", "drop", "pack", "cache"),
+    "Ship a model": ("export", "serve"),
+    "Compare methods": ("methods", "compare", "study", "reproduce", "figures"),
+}
+
+
 class Commands(TyperGroup):
-    """Prints a UserError as one message, without a traceback, and exits with code 2."""
+    """Groups the commands in `--help`. Prints a UserError as one message, and exits with code 2."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        for group, names in _GROUPS.items():
+            for name in names:
+                self.commands[name].rich_help_panel = group  # type: ignore[attr-defined]
+        grouped = [name for names in _GROUPS.values() for name in names]
+        return grouped + [name for name in super().list_commands(ctx) if name not in grouped]
 
     def invoke(self, ctx: Any) -> Any:
         from halflabel.cli.terminal import show_error

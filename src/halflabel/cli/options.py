@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMON",
+    "HELP_ALL",
     "LABEL_OPTIONS",
     "SPEED",
     "GroupedCommand",
@@ -38,6 +39,7 @@ __all__ = [
     "takes_training_options",
 ]
 
+HELP_ALL = "--help-all"
 READING = "How to read the label file"
 _GROUPS = (COMMON, MODEL, IMAGES, OPTIMIZATION, SPEED)  # in the order of `--help`
 
@@ -59,13 +61,25 @@ RunFolder = Annotated[
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose `--help` lists common options first, and `--help` itself among them."""
+    """A command whose `--help` shows the common options, and `--help-all` all of them."""
 
     def get_help_option(self, ctx: Any) -> Any:
         option: Any = super().get_help_option(ctx)
         if option is not None:
             option.rich_help_panel = COMMON
+            option.help = f"Show this message and exit; {HELP_ALL} shows all options."
         return option
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if HELP_ALL in args:
+            typer.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        if not {"--help", "-h"}.isdisjoint(args):
+            for parameter in self.params:  # this process prints the help and ends
+                panel = getattr(parameter, "rich_help_panel", None)
+                if parameter.param_type_name == "option" and panel != COMMON:
+                    parameter.hidden = True  # type: ignore[attr-defined]
+        return super().parse_args(ctx, args)
 
 
 class Meaning(StrEnum):

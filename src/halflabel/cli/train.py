@@ -17,6 +17,7 @@ from rich.markup import escape
 from halflabel.cli import app
 from halflabel.cli.options import (
     COMMON,
+    HELP_ALL,
     LABEL_OPTIONS,
     GroupedCommand,
     ReadLabels,
@@ -50,7 +51,7 @@ class TrainCommand(GroupedCommand):
         words = deque(args)
         while words:
             word = words.popleft()
-            if not word.startswith("--") or word.partition("=")[0] in known | {"--", "--help"}:
+            if not word.startswith("--") or word.partition("=")[0] in known | {"--", "--help", HELP_ALL}:
                 other_words.append(word)
                 continue
             method_words.append(word)
@@ -76,6 +77,15 @@ def train(
     ] = "auto",
     out: Annotated[Path | None, panel(COMMON, "The run folder (default: runs/METHOD).", show_default=False)] = None,
     force: Annotated[bool, panel(COMMON, "Replace a run that the folder already holds.", "--force")] = False,
+    dry_run: Annotated[
+        bool, panel(COMMON, "Show what would be trained, and on how many images; write nothing.", "--dry-run")
+    ] = False,
+    config_file: Annotated[
+        Path | None,
+        panel(
+            COMMON, "Take options from the config.yaml of a run; options given here win.", "--config", metavar="FILE"
+        ),
+    ] = None,
     resume: Annotated[Path | None, panel(EARLIER_RUNS, "Resume an interrupted run.", metavar="RUN")] = None,
     finished: Annotated[
         Path | None,
@@ -121,10 +131,14 @@ def train(
         check_image_folder(images)
         if method != "auto":
             check_method(method)
-        _train(ctx, read, labels, images, method, out, force, truth, tensorboard, training)
+        job = _new_job(ctx, read, labels, images, method, out, force, truth, training, config_file)
+        if dry_run:
+            _show_job(job, images)
+        else:
+            _run_job(job, tensorboard)
 
 
-def _train(
+def _new_job(
     ctx: typer.Context,
     read: ReadLabels,
     labels: Path,
@@ -133,12 +147,16 @@ def _train(
     out: Path | None,
     force: bool,
     truth: Path | None,
-    tensorboard: bool,
     training: dict[str, Any],
-) -> None:
-    """Train a new run."""
-    from halflabel.runs.folder import RunFolder
+    config_file: Path | None,
+) -> TrainingJob:
+    """Read the labels and choose the configuration of a new run; nothing is written."""
+    from halflabel.runs.folder import RunFolder, read_config
 
+    earlier = None if config_file is None else read_config(config_file, "name the config.yaml of a run")
+    if earlier is not None and not _is_given(ctx, "method"):
+        method = str(earlier.get("method"))
+        check_method(method)
     run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
     label_import = read(labels)
     table = label_import.table()
@@ -146,15 +164,48 @@ def _train(
 
     from halflabel.methods.auto import choose
     from halflabel.methods.base import recipe
-    from halflabel.runs.new_run import make_config
+    from halflabel.runs.new_run import change_config, make_config
     from halflabel.runs.resume import TrainingJob
+    from halflabel.training.config import Config
 
     choice = choose(table.stats(), tune=training["tune"], method=None if method == "auto" else method)
     if method == "auto":
         console.print(f"Method: [bold]{choice.method}[/] ({choice.why})", soft_wrap=True)
-    config = make_config(choice, training, _method_options(ctx, recipe(choice.method)), str(images.absolute()))
+    options = _method_options(ctx, recipe(choice.method))
+    if earlier is None:
+        config = make_config(choice, training, options, str(images.absolute()))
+    else:
+        given = {name: value for name, value in training.items() if _is_given(ctx, name)}
+        config = change_config(Config.from_dict(earlier), choice.method, given, options, str(images.absolute()))
     true_labels = read(truth).table() if truth is not None else None
-    _run_job(TrainingJob(label_import.rows, images, config, run, true_labels), tensorboard)
+    return TrainingJob(label_import.rows, images, config, run, true_labels)
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the user gave an option on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _show_job(job: TrainingJob, images: Path) -> None:
+    """Print what a training would do, and the command that does it."""
+    from halflabel.data.sources import open_images
+    from halflabel.labels.provenance import training_and_evaluation_tables
+    from halflabel.runs.assembly import Assembly
+
+    config, run = job.config, job.run
+    table, _ = training_and_evaluation_tables(job.labels)
+    source = open_images(table.images, images, {}, max_bad=1.0)
+    missing = f"; {counted(len(source.bad), 'image')} not found" if source.bad else ""
+    console.print(f"\nImages: {counted(len(source) - len(source.bad), 'image')} found{missing}")
+    way = "the head, by L-BFGS" if Assembly(config).uses_solver(table) else f"{config.settings.epochs} epochs of sgd"
+    tuned = "frozen" if config.tune == "head" else "tuned"
+    console.print(f"Training: [bold]{config.method}[/], {way}; {config.backbone} {tuned}, on {Assembly(config).device}")
+    for name, value in config.options.items():
+        console.print(f"  {_flag(name)} {value}", markup=False)
+    console.print(
+        f"Nothing was written. Without --dry-run, the run would be in {escape(str(run.folder))}", soft_wrap=True
+    )
 
 
 def _resume(ctx: typer.Context, folder: Path, images: Path | None, tensorboard: bool) -> None:
@@ -239,8 +290,7 @@ def _check_no_other_options(ctx: typer.Context, flag: str, allowed: Set[str]) ->
     """Refuse options other than the allowed ones: the settings of an earlier run cannot be changed."""
     for parameter in ctx.command.params:
         name = parameter.name or ""
-        source = ctx.get_parameter_source(name)
-        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+        if name not in allowed and _is_given(ctx, name):
             other = parameter.opts[0]
             raise UserError(f"{other} cannot be used with {flag}", f"leave {other} out, or start a new run")
     if ctx.args:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
     from halflabel.metrics.calibration import Platt
 
-__all__ = ["RunFolder", "model_kind"]
+__all__ = ["RunFolder", "model_kind", "read_config"]
 
 _MAX_CONFIG_BYTES = 1 << 20  # bytes
 _MAX_SETTINGS = 10_000
@@ -190,16 +190,7 @@ class RunFolder:
             )
 
     def read_config(self) -> dict[str, Any]:
-        import yaml
-
-        text = read_text(self / "config.yaml", "train again", max_bytes=_MAX_CONFIG_BYTES)
-        try:
-            config = yaml.safe_load(text)
-        except Exception as error:  # YAML's errors, and Python's for invalid dates and numbers
-            raise UserError(f"{self / 'config.yaml'} cannot be read ({first_line(error)})", "train again") from None
-        if not isinstance(config, dict) or not _is_small(config):
-            raise UserError(f"{self / 'config.yaml'} does not hold settings", "train again")
-        return config
+        return read_config(self / "config.yaml", "train again")
 
     @_first_process_only
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -430,6 +421,20 @@ def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:
         return "hub"
     RunFolder.open(path).check_finished()
     return "run"
+
+
+def read_config(path: Path, fix: str) -> dict[str, Any]:
+    """Return the content of a config.yaml; any failure is a UserError with the given fix."""
+    import yaml
+
+    text = read_text(path, fix, max_bytes=_MAX_CONFIG_BYTES)
+    try:
+        config = yaml.safe_load(text)
+    except Exception as error:  # YAML's errors, and Python's for invalid dates and numbers
+        raise UserError(f"{path} cannot be read ({first_line(error)})", fix) from None
+    if not isinstance(config, dict) or not _is_small(config):
+        raise UserError(f"{path} does not hold settings", fix)
+    return config
 
 
 def _is_small(config: Any) -> bool:

@@ -27,7 +27,7 @@ from halflabel.runs.train import train
 from halflabel.system import distributed
 from halflabel.training.config import Config, choose_solver, declared_options
 
-__all__ = ["TrainedRun", "continue_run", "make_config", "train_run"]
+__all__ = ["TrainedRun", "change_config", "continue_run", "make_config", "train_run"]
 
 
 class TrainedRun(NamedTuple):
@@ -113,6 +113,22 @@ def make_config(choice: Choice, training: Mapping[str, Any], options: Mapping[st
             "options": {**choice.options, **options},
             "images": images,
         }
+    )
+
+
+def change_config(
+    earlier: Config, method: str, given: Mapping[str, Any], options: Mapping[str, Any], images: str
+) -> Config:
+    """Return the configuration of an earlier run with other images and the given changes.
+
+    The options of the method are those of the earlier run if it had the same method.
+    """
+    kept = earlier.options if method == earlier.method else {}
+    values = {**vars(earlier.settings), **vars(earlier), **given}
+    values.pop("settings")
+    solver = choose_solver({"solver": earlier.solver, **given})
+    return Config.from_options(
+        {**values, "solver": solver, "method": method, "options": {**kept, **options}, "images": images}
     )
 
 

@@ -61,11 +61,11 @@ class Settings:
 
     epochs: Annotated[
         Positive,
-        Option("Passes over the training images.", COMMON, EVERY_COMMAND, decided_by="by the number of images"),
+        Option("Passes over the training images.", OPTIMIZATION, EVERY_COMMAND, decided_by="by the number of images"),
     ] = 10
-    batch_size: Annotated[Positive, Option("Images per step.", COMMON, EVERY_COMMAND)] = 32
+    batch_size: Annotated[Positive, Option("Images per step.", OPTIMIZATION, EVERY_COMMAND)] = 32
     lr: Annotated[
-        Amount, Option("Learning rate of the head.", COMMON, EVERY_COMMAND, decided_by="chosen by the method")
+        Amount, Option("Learning rate of the head.", OPTIMIZATION, EVERY_COMMAND, decided_by="chosen by the method")
     ] = 1e-3
     backbone_lr: Annotated[
         Amount,
@@ -185,7 +185,7 @@ class Config:
             "lbfgs: fit the head on all images at once, with out-of-fold scores instead of held-out images; sgd: in "
             "epochs of batches; auto: lbfgs where the backbone is frozen, the method allows it and no option of sgd, "
             "such as --epochs or --lr, is given.",
-            COMMON,
+            OPTIMIZATION,
             EXPERIMENTS,
             command_default="auto",
         ),
@@ -235,12 +235,12 @@ class Config:
     ] = 0.5
     held_out: Annotated[
         Annotated[float, Ge(0), Le(0.9)],
-        Option("Share of the images held out for validation.", COMMON, EXPERIMENTS),
+        Option("Share of the images held out for validation.", OPTIMIZATION, EXPERIMENTS),
     ] = 0.2
     max_bad: Annotated[
         Share, Option("Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
     ] = 0.01
-    workers: Annotated[Count, Option("Processes that decode images.", SPEED, EVERY_COMMAND, command_default=2)] = 0
+    workers: Annotated[Count, Option("Processes that decode images.", COMMON, EVERY_COMMAND, command_default=2)] = 0
     hold: Annotated[
         Literal["files", "device"],
         Option("device: with --tune all, decode images once and keep them on the GPU.", SPEED, ("train", "reproduce")),
