@@ -217,7 +217,7 @@ def test_s3_random_weights_trials_and_noise(
         calls.append(more["pretrained"])
         return original(*words, **more)
 
-    monkeypatch.setattr("halflabel.experiments.bench.build_backbone", build)
+    monkeypatch.setattr("halflabel.runs.assembly.build_backbone", build)
     monkeypatch.setitem(TABLES, "S3-table1", _small_cifar(TABLES["S3-table1"]))
     monkeypatch.setitem(TABLES, "S3-noise", _small_cifar(TABLES["S3-noise"]))
     overrides = Overrides(backbone="tiny", size=32, epochs=1, batch_size=8, device="cpu", workers=0)
