@@ -7,7 +7,6 @@ import weakref
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
-from torch.utils.checkpoint import checkpoint
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
@@ -16,6 +15,7 @@ from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.embedding_heads import LabelVectorHead
 from halflabel.models.heads import Head
+from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Targets, at_least_float32
 
@@ -107,12 +107,8 @@ class RankNet(Loss):
         image, positive = (pos > 0).nonzero(as_tuple=True)
         size = max(_CHUNK_PAIRS // x.shape[1], 1)
         chunks = list(zip(torch.split(image, size), torch.split(positive, size), strict=True))
-        if len(chunks) > 1 and torch.is_grad_enabled():
-            # The function is not random, so the states of the random generators need not be stored.
-            sums = [
-                checkpoint(_pair_sums, x, neg, *chunk, use_reentrant=False, preserve_rng_state=False)
-                for chunk in chunks
-            ]
+        if len(chunks) > 1:
+            sums = [recompute(_pair_sums, x, neg, *chunk) for chunk in chunks]
         else:
             sums = [_pair_sums(x, neg, *chunk) for chunk in chunks]
         pairs = (pos.sum(1) * neg.sum(1)).clamp(min=torch.finfo(x.dtype).tiny)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from halflabel.errors import UserError
 from halflabel.models.heads import Head
+from halflabel.system.gpu_memory import recompute
 from halflabel.types import Output
 
 __all__ = ["MAX_CLASSES", "GnnHead"]
@@ -65,12 +65,7 @@ class GnnHead(Head):
         if torch.compiler.is_exporting() or len(logits) <= part_size:
             return self._propagate(logits)
         parts = (logits[first : first + part_size] for first in range(0, len(logits), part_size))
-        if not torch.is_grad_enabled():
-            return torch.cat([self._propagate(part) for part in parts])
-        # Nothing here is random, so the state of the random generators need not be saved.
-        return torch.cat(
-            [checkpoint(self._propagate, part, use_reentrant=False, preserve_rng_state=False) for part in parts]
-        )
+        return torch.cat([recompute(self._propagate, part) for part in parts])
 
     def _propagate(self, logits: Tensor) -> Tensor:
         classes = logits.shape[1]

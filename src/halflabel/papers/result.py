@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,36 +131,24 @@ def collect_figures(
                 reason = f"skipped: {row.why_skipped(methods)}"
             elif any((run.row, run.condition) == cell for run in failures):
                 reason = "failed"
-            for measure in table.measures:
-                figures.append(
-                    _figure(
-                        table,
-                        row,
-                        condition,
-                        measure,
-                        by_row,
-                        runs,
-                        of_runs,
-                        reason,
-                        paper_datasets.get(condition.name),
-                    )
-                )
+            unmeasured = TableFigure(
+                *(row.name, condition.name, "", math.nan, math.nan, math.nan, math.nan, math.nan, 0, runs, of_runs),
+                note=reason,
+                published_on=paper_datasets.get(condition.name, ""),
+            )
+            figures += [_measured(unmeasured, table, row, measure, by_row) for measure in table.measures]
     return figures
 
 
-def _figure(
+def _measured(
+    figure: TableFigure,
     table: PaperTable,
     row: TableRow,
-    condition: Condition,
     measure: PaperMeasure,
     by_row: Mapping[str, Mapping[int, Mapping[str, float]]],
-    runs: int,
-    of_runs: int,
-    reason: str,
-    paper_dataset: str | None,
 ) -> TableFigure:
-    """One number; `by_row`: row -> seed -> measure -> value, `reason`: the note if there is no number of ours."""
-    printed = PRINTED[table.id].number(row.name, condition.name, measure.name) if table.id in PRINTED else None
+    """The number of one measure; `by_row`: row -> seed -> measure -> value. Without a number, the note stays."""
+    printed = PRINTED[table.id].number(row.name, figure.condition, measure.name) if table.id in PRINTED else None
     base = row.relative_to if measure.relative else None
     ours = {seed: values[measure.name] for seed, values in by_row.get(row.name, {}).items()}
     if base is not None:
@@ -170,22 +158,18 @@ def _figure(
     # The reference row has its absolute value, which is not comparable with a published difference.
     is_reference = measure.relative and base is None
     published = math.nan if printed is None or is_reference else printed.value
-    note = reason if math.isnan(mean) else "absolute value: other rows are relative to it" if is_reference else ""
-    return TableFigure(
-        row=row.name,
-        condition=condition.name,
+    absolute = "absolute value: other rows are relative to it" if is_reference else ""
+    return replace(
+        figure,
         measure=measure.name,
         published=published,
         published_spread=math.nan if printed is None or printed.spread is None else printed.spread,
         ours=mean,
         ours_sd=float(per_seed.std(ddof=1)) if len(per_seed) > 1 else math.nan,
-        difference=math.nan if paper_dataset else mean - published,  # meaningless on another data set
+        difference=math.nan if figure.published_on else mean - published,  # meaningless on another data set
         seeds=len(per_seed),
-        runs=runs,
-        of_runs=of_runs,
         relative_to=base or "",
-        note=note,
-        published_on=paper_dataset or "",
+        note=figure.note if math.isnan(mean) else absolute,
         per_seed=tuple(float(value) for value in per_seed),
     )
 

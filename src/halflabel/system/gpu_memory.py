@@ -1,4 +1,4 @@
-"""Out of GPU memory: split batches into smaller pieces, and undo what the failed attempt changed."""
+"""GPU memory: store less for the gradient; where it runs out, split batches and undo the failed attempt."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from halflabel.errors import UserError
 
-__all__ = ["MicroBatcher", "Snapshot", "out_of_gpu_memory"]
+__all__ = ["MicroBatcher", "Snapshot", "out_of_gpu_memory", "recompute"]
 
 _MAX_STATE_BYTES = 1 << 26  # a larger method state is not copied before every step
 
@@ -79,3 +80,12 @@ class Snapshot:
             torch._foreach_copy_(self.buffers, self.copies)
         if self.state is not None:
             self.method.load_state_dict(self.state)
+
+
+def recompute(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Return function(*inputs), with its intermediate tensors recomputed in the backward pass instead of stored."""
+    if not torch.is_grad_enabled():
+        return function(*inputs)
+    # The function is not random, so the states of the random generators need not be stored.
+    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return result

@@ -21,7 +21,7 @@ import weakref
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +31,6 @@ from PIL import Image
 
 from halflabel.data.decode import MAX_PIXELS, SUFFIXES, BadImage, decode_image, match_names, split_suffixes
 from halflabel.errors import UserError
-from halflabel.system.rng import hash_names
 
 if TYPE_CHECKING:
     import torch
@@ -270,22 +269,12 @@ class Pack:
             numbers[left] = [-1 if name is None else number_of[name] for name in matches]
         return numbers
 
-    @cached_property
-    def _by_hash(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        hashes = hash_names(self.names)
-        order = np.argsort(hashes, kind="stable")
-        return hashes[order], order
-
     def number(self, name: str) -> int:
         """Return the number of one name, −1 if there is none."""
-        hashes, order = self._by_hash
-        wanted = hash_names([name])[0]
-        for place in range(int(np.searchsorted(hashes, wanted)), len(hashes)):
-            if hashes[place] != wanted:
-                break
-            if self.name(order[place]) == name:
-                return int(order[place])
-        return -1
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        return int(pc.index(self.names, pa.scalar(name, self.names.type)).as_py())
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
         """Advise the system to read these images ahead; neighbours are combined into one read."""

@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from halflabel.data.decode import MAX_PIXELS, BadImage
+from halflabel.data.decode import BadImage
 from halflabel.data.gpu_views import make_view
 from halflabel.data.pack.read import Pack, decode_jpegs, open_pack
-from halflabel.data.quarantine import Quarantine
 from halflabel.data.sources import FetchedBatch, Images, Plan
 from halflabel.data.views import Plain, View, Weak, view_keys
 from halflabel.errors import UserError
@@ -45,15 +44,9 @@ class PackedImages(Images):
         positions: NDArray[np.int64],
         names: Names,
         views: Mapping[str, View],
-        *,
-        workers: int = 0,
-        max_bad: float = 0.01,
-        max_pixels: int = MAX_PIXELS,
-        quarantine: Quarantine | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            (), names, views, workers=workers, max_bad=max_bad, max_pixels=max_pixels, quarantine=quarantine
-        )
+        super().__init__((), names, views, **options)
         self.pack = pack
         self.positions = positions  # (N,) numbers in the pack, −1 for an image that is not there
         self.paths = _Paths(pack.folder, names)
@@ -117,16 +110,11 @@ class PackedImages(Images):
         return _PackDecoder(self.pack, self.positions, self.paths, self.views, self.max_pixels)
 
 
-def open_packed_images(
-    names: Names,
-    folder: Path,
-    views: Mapping[str, View],
-    *,
-    workers: int = 0,
-    max_bad: float = 0.01,
-    quarantine: Quarantine | None = None,
-) -> PackedImages:
-    """Open the images of a label table in a pack, by the rules for a folder; a missing image is unreadable."""
+def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **options: Any) -> PackedImages:
+    """Open the images of a label table in a pack, by the rules for a folder; a missing image is unreadable.
+
+    `options` are those of `Images`: workers, max_bad, max_pixels, quarantine.
+    """
     pack = open_pack(folder)
     for view in views.values():
         if view.size > pack.settings.size:
@@ -145,7 +133,7 @@ def open_packed_images(
             f"none of the {len(positions)} images of the label file is in {folder} (first: {names[0]!r})",
             "check the pack; names may leave out the ending, such as .jpg",
         )
-    return PackedImages(pack, positions, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    return PackedImages(pack, positions, names, views, **options)
 
 
 class _Paths(Sequence[str]):

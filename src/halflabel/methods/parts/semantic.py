@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
-from torch.utils.checkpoint import checkpoint
 
 from halflabel.errors import UserError, WrongHead
 from halflabel.labels.table import LabelTable
@@ -20,6 +19,7 @@ from halflabel.methods.parts.label_graph import Edges, read_edges
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.models.heads import Head, pool
+from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
 
@@ -33,7 +33,6 @@ __all__ = [
     "check_head",
     "label_edges",
     "label_features",
-    "recompute",
 ]
 
 MOST_CLASSES = 10_000  # with more, the graph alone would take more than 400 MB of the model file
@@ -305,12 +304,3 @@ def label_features(output: Output) -> Tensor:
     if output.per_class is None:
         raise WrongHead("the step needs features of each label", "use the head that the method makes")
     return at_least_float32(output.per_class)
-
-
-def recompute(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Return function(*inputs), with its intermediate tensors recomputed in the backward pass instead of stored."""
-    if not torch.is_grad_enabled():
-        return function(*inputs)
-    # The function is not random, so the states of the random generators need not be stored.
-    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return result

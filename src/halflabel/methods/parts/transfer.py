@@ -20,9 +20,9 @@ from halflabel.methods.parts.semantic import (
     check_head,
     label_edges,
     label_features,
-    recompute,
 )
 from halflabel.models.heads import Model
+from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
