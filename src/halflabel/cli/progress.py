@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from typing import Self
 
+import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from halflabel.cli.terminal import console
-from halflabel.system.format import points
+from halflabel.system.format import group_digits, points
 from halflabel.training.callbacks import Callback, EpochLog
 
 __all__ = ["Bar", "TrainingBar"]
+
+_LINE_SECONDS = 10.0  # between two lines of progress in a file or a pipe
 
 
 def _progress() -> Progress:
@@ -29,12 +32,12 @@ def _progress() -> Progress:
 
 
 class Bar:
-    """A progress bar, called with (done, total)."""
+    """A progress bar, called with (done, total); in a file or a pipe, a line on stderr every ten seconds."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self._progress: Progress | None = None
-        self._started = 0.0
+        self._started = self._told = 0.0
         self._first = 0
 
     def __enter__(self) -> Self:
@@ -48,10 +51,16 @@ class Bar:
             self._progress = _progress()
             self._progress.start()
             self._progress.add_task(self.title, total=total, completed=done, rate="", note="")
-            self._started, self._first = time.perf_counter(), done
+            self._started = self._told = time.perf_counter()
+            self._first = done
         else:
-            rate = (done - self._first) / max(time.perf_counter() - self._started, 1e-9)
+            now = time.perf_counter()
+            rate = (done - self._first) / max(now - self._started, 1e-9)
             self._progress.update(self._progress.task_ids[0], completed=done, rate=f"{rate:.0f} images/s")
+            if not console.is_terminal and now - self._told >= _LINE_SECONDS and rate > 0:
+                self._told = now
+                left = f"{rate:.0f} images/s, {(total - done) / rate:.0f} s left"
+                typer.echo(f"{self.title}: {group_digits(done)} of {group_digits(total)}, {left}", err=True)
         if done >= total:
             self._stop()
 
