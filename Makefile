@@ -7,7 +7,7 @@ SOURCES := src tests benchmarks examples docs/hooks
 .PHONY: help demo test check docs format clean
 
 help:
-	@echo "make demo    set up .venv and run the main job on embedded data"
+	@echo "make demo    set up .venv and show the whole job on photos of birds"
 	@echo "make test    set up .venv, then lint, type-check and run every test"
 	@echo "make docs    build the documentation site in site/; warnings are errors"
 	@echo "make format  let ruff put the source in order"

@@ -1,4 +1,4 @@
-"""Methods side by side on the demo's digit scenes, over seeds, with the learning rate chosen per method.
+"""Methods side by side on digit scenes, over seeds, with the learning rate chosen per method.
 
 python benchmarks/digits.py [--protocol single-positive|partial|corrupt] [--methods an,em,...] [--seeds 3] [--network]
 
@@ -25,7 +25,6 @@ from halflabel.data.datasets.digits import scenes
 from halflabel.data.gpu_views import DeviceImages
 from halflabel.data.sources import Arrays, Source, Subset
 from halflabel.data.views import Plain, Strong, Weak, make_views
-from halflabel.experiments.demo import SIZE
 from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
@@ -38,6 +37,7 @@ from halflabel.system.memory import keep_freed_memory
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 
+SIZE = 96  # pixels of the enlarged scenes: enough for the digits, and three times as fast as 160
 OPTIONS = {
     "partial": {"share": 0.1},
     "corrupt": {"share": 0.3},

@@ -102,17 +102,16 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
 
 
 def digits(images: int, cache: Path) -> Data:
-    """Features of the demo's scenes, computed once."""
+    """Features of digit scenes, computed once."""
     from halflabel.data.datasets.digits import CLASSES, scenes
     from halflabel.data.views import make_views
-    from halflabel.experiments.demo import SIZE
     from halflabel.models.backbones import build_backbone
     from halflabel.models.feature_cache import cache_features
 
     backbone = build_backbone("fast")
     made, other = scenes(images), scenes(max(images // 2, 1), split="test")
     preprocess = backbone.preprocess
-    views = make_views(SIZE, "squash", preprocess.interpolation, preprocess.crop_pct)
+    views = make_views(96, "squash", preprocess.interpolation, preprocess.crop_pct)
     train, test = (cache_features(backbone, Arrays(x.images, Names(x.names), views), cache) for x in (made, other))
     table = LabelTable.from_dense(made.labels, made.names, CLASSES)
     return Data(train, table, test, other.labels, f"digit scenes, {images} to train and {len(other.names)} to test")

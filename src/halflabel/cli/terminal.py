@@ -247,6 +247,6 @@ def show_next_step(folder: Path) -> None:
         step = escape(shlex.join(["halflabel", "inspect", name]))
         console.print(f"Found {escape(name)} here. To see its known labels:\n\n  {step}\n", soft_wrap=True)
     else:
-        console.print("There is no label file here. To try it on generated images:\n\n  halflabel demo\n")
+        console.print("There is no label file here. To try it on photos of birds:\n\n  halflabel demo\n")
         console.print("Then with your labels:  halflabel inspect LABELS.csv\n")
     console.print("halflabel --help lists all commands; halflabel COMMAND --help explains one.")

@@ -140,13 +140,15 @@ def _vary_classes(rank: NDArray[Any], most: int) -> list[GalleryEntry]:
 def score_images(
     facts: RunFacts, predictor: Predictor, source: Images, most: int, reporter: Reporter = SILENT
 ) -> GalleryScores:
-    """Return held-out images with the scores in the run, and at most `most` training images, scored now.
+    """Return images with the scores in the run, held-out or out-of-fold, and at most `most` others, scored now.
 
     Of more training images a random sample is scored, which depends only on the image names.
     """
     from halflabel.data.sources import Subset
 
     training = facts.training
+    if facts.held_out is not None:
+        training = np.setdiff1d(training, facts.held_out.images)
     if len(training) > most:
         order = np.argsort(bits(_SAMPLE, hash_names(facts.table.images.take(training).array)), kind="stable")
         training = np.sort(training[order[:most]])
@@ -188,6 +190,8 @@ def galleries(
         f"Chosen by score from {count(scored.held_out)} held-out images, with the scores of the run, and "
         f"{count(trained_on)} of {count(len(facts.training))} training images, scored for this page. A model has seen "
         "the labels of its training images and rarely contradicts them: each photo is marked as one or the other."
+        if scored.held_out < len(facts.table)
+        else f"Chosen by score from {count(scored.held_out)} images, each scored by a model without its labels."
     )
     return section(
         "photos",

@@ -25,6 +25,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
 from halflabel.system import distributed
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config, choose_solver, declared_options
 
 __all__ = ["TrainedRun", "change_config", "continue_run", "make_config", "train_run"]
@@ -45,6 +46,7 @@ def train_run(
     method: str = "auto",
     *,
     force: bool = False,
+    reporter: Reporter = SILENT,
     **options: Any,
 ) -> TrainedRun:
     """Train a classifier as `halflabel train` does, in the new run folder `out`, and open it.
@@ -52,7 +54,7 @@ def train_run(
     `labels` is a label file or folder of any known format, or labels already read. `images` is an image folder, a pack,
     or uint8 images (N, 3, H, W) in the order of the labels. "auto" chooses a method that suits the labels. `options`
     are options of `halflabel train` and of the method, with underscores: `epochs=40`, `tune="all"`, `alpha=0.1`.
-    `force` replaces a run that the folder already holds.
+    `force` replaces a run that the folder already holds. `reporter` reports progress and messages.
 
         run = halflabel.train("labels.csv", "photos", "runs/first")
         run.evaluation.overall["mAP"]
@@ -67,7 +69,7 @@ def train_run(
     config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else str(folder.absolute()))
     _check_options(config)
     run = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
-    return _open(run, train(rows, folder, config, run))
+    return _open(run, train(rows, folder, config, run, reporter=reporter))
 
 
 def continue_run(
@@ -77,6 +79,7 @@ def continue_run(
     answers: str | Path | Rows | None = None,
     images: str | Path | None = None,
     force: bool = False,
+    reporter: Reporter = SILENT,
 ) -> TrainedRun:
     """Train in the new run folder `out`, from the weights, labels and settings of a finished run, and open it.
 
@@ -89,7 +92,7 @@ def continue_run(
     new = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     rows = read(answers).rows if isinstance(answers, str | Path) else answers
     job = continue_training(finished, new, answers=rows, images=Path(images) if images is not None else None)
-    return _open(new, job.start())
+    return _open(new, job.start(reporter))
 
 
 def make_config(choice: Choice, training: Mapping[str, Any], options: Mapping[str, Any], images: str) -> Config:

@@ -1,0 +1,1 @@
+"""The data, the picture and the table of `halflabel demo`."""

