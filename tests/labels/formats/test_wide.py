@@ -296,3 +296,27 @@ def test_no_bytes_bring_it_down(file: Path, golden: str) -> None:
             fault = error
         assert fault is None or fault.fix
     assert 0 < read < 150
+
+
+def test_all_that_must_be_stated_is_said_at_once_with_options_that_work(file: Path) -> None:
+    content = (
+        "image,split,age,dog,cat\na.jpg,train,3,1,0\nb.jpg,test,40,-1,1\nc.jpg,train,7,0,\nd.jpg,train,0,1,maybe\n"
+    )
+    error = refusal(file, content=content)
+    assert "in all, 5 things must be stated" in error.message
+    for part in ("'split'", "'age'", "what 'maybe' in 'cat' means", "what -1 means", "what 0 means beside it"):
+        assert part in error.message
+    options = "--ignore split --ignore age --value maybe=unknown --minus-one absent --zero unknown"
+    assert error.fix == f"add {options}  (or what is true of your file)"
+    policy = Policy(ignore=("split", "age"), values={"maybe": "unknown"}, minus_one="absent", zero="unknown")
+    assert wide.read(file, policy).table().dense().tolist() == [[1, 0], [-1, 1], [0, 0], [1, 0]]
+
+
+def test_what_is_stated_already_is_not_asked_again(file: Path) -> None:
+    content = "image,split,dog\na.jpg,train,1\nb.jpg,test,-1\nc.jpg,val,0\n"
+    error = refusal(file, Policy(ignore=("split",)), content)
+    assert "in all, 2 things" in error.message
+    assert error.fix.startswith("add --minus-one absent --zero unknown")
+    error = refusal(file, Policy(ignore=("split",), minus_one="absent"))
+    assert "in all" not in error.message
+    assert wide.read(file, Policy(ignore=("split",), minus_one="unknown")).table().known == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +12,23 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit
-from halflabel.labels.policy import LABEL_VALUES, Meaning, Policy, UndecidedValue, read_value
+from halflabel.labels.policy import (
+    LABEL_VALUES,
+    MINUS_ONE,
+    ONE,
+    VALUE_WORDS,
+    ZERO,
+    Meaning,
+    Policy,
+    UndecidedValue,
+    quote_option,
+    read_value,
+    shorten,
+)
 
 __all__ = ["decode_columns"]
+
+_MOST_ODD_VALUES = 2  # values of a class that are not labels; a column with more of them is not a class
 
 
 def decode_columns(
@@ -42,10 +56,46 @@ def decode_columns(
             try:
                 meaning = read_value(raw, policy, all_values)
             except UndecidedValue as undecided:
-                raise make_error(undecided, name, raw, int(np.argmax(codes == code))) from None
+                error = make_error(undecided, name, raw, int(np.argmax(codes == code)))
+                problems, options = _open_questions(
+                    {name: values.dictionary.to_pylist() for name, values in coded.items()}, policy
+                )
+                if len(problems) > 1:
+                    error.message += f"; in all, {len(problems)} things must be stated: {'; '.join(problems)}"
+                    error.fix = f"add {' '.join(options)}  (or what is true of your file)"
+                raise error from None
             value_of[code] = LABEL_VALUES[meaning]
             counts[raw.strip(), meaning] += int(count)
         labels[:, number] = value_of[codes]
     for (raw, meaning), count in sorted(counts.items(), key=lambda item: -item[1]):
         audit.add(raw or blank, meaning, count)
     return labels
+
+
+def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tuple[list[str], list[str]]:
+    """What the file leaves open, and the options that would usually answer it, from the distinct values of each column.
+
+    A column with one or two values that are not labels, beside labels, is a class with a value to explain; a column
+    with more of them is not a class.
+    """
+    known = {*policy.values, *MINUS_ONE, *ZERO, *VALUE_WORDS}
+    problems, options, of_classes = [], [], set[str]()
+    for name, raws in columns.items():
+        texts = {raw.strip() for raw in raws}
+        strange = sorted(text for text in texts if text not in known and text.lower() not in VALUE_WORDS)
+        if len(strange) > _MOST_ODD_VALUES or (strange and texts.isdisjoint({*ONE, *ZERO, *MINUS_ONE})):
+            problems.append(f"{shorten(name)!r} does not look like a class ({shorten(strange[0], 20)!r})")
+            options.append(quote_option("--ignore", name))
+            continue
+        of_classes |= texts
+        for text in strange:
+            problems.append(f"what {shorten(text, 20)!r} in {shorten(name)!r} means")
+            options.append(quote_option("--value", f"{text}=unknown"))
+    minus_one = of_classes.intersection(MINUS_ONE) - set(policy.values)
+    if minus_one and policy.minus_one is None:
+        problems.append("what -1 means")
+        options.append("--minus-one absent")
+    if minus_one and (policy.minus_one or "absent") == "absent" and of_classes & {*ZERO} and policy.zero is None:
+        problems.append("what 0 means beside it")
+        options.append("--zero unknown")
+    return problems, options
