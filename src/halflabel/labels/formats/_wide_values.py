@@ -28,6 +28,7 @@ from halflabel.labels.policy import (
 
 __all__ = ["decode_columns"]
 
+_MOST_PROBLEMS = 8  # named in a message
 _MOST_ODD_VALUES = 2  # values of a class that are not labels; a column with more of them is not a class
 
 
@@ -57,11 +58,11 @@ def decode_columns(
                 meaning = read_value(raw, policy, all_values)
             except UndecidedValue as undecided:
                 error = make_error(undecided, name, raw, int(np.argmax(codes == code)))
-                problems, options = _open_questions(
-                    {name: values.dictionary.to_pylist() for name, values in coded.items()}, policy
-                )
+                distinct = {each: values.dictionary.to_pylist() for each, values in coded.items()}
+                problems, options = _open_questions(distinct, policy)
                 if len(problems) > 1:
-                    error.message += f"; in all, {len(problems)} things must be stated: {'; '.join(problems)}"
+                    shown = "; ".join(problems[:_MOST_PROBLEMS]) + (" …" if len(problems) > _MOST_PROBLEMS else "")
+                    error.message += f"; in all, {len(problems)} things must be stated: {shown}"
                     error.fix = f"add {' '.join(options)}  (or what is true of your file)"
                 raise error from None
             value_of[code] = LABEL_VALUES[meaning]
