@@ -19,6 +19,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import _csv as sheet
 from halflabel.labels.policy import Policy
+from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
 
 DEEP = 200_000
@@ -162,8 +163,6 @@ def test_arrays_that_claim_more_than_they_have(tmp_path: Path) -> None:
 
 
 def test_weights_whose_header_lies(tmp_path: Path) -> None:
-    from halflabel.models.backbones import build_backbone
-
     for header in ({"x": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}, {"x": [1]}, [], "x" * 100):
         text = json.dumps(header).encode()
         for told in (len(text), 2**63, 2**64 - 1):

@@ -119,9 +119,9 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int 
 
     Raises BadImage, and nothing else, for anything that is wrong with the file.
     """
+    pixels = read_pixels(path, max_pixels=max_pixels, min_side=min_side)
     import torch  # imported late: finding files does not need it
 
-    pixels = read_pixels(path, max_pixels=max_pixels, min_side=min_side)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import csv_line, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._json import load_json
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import LabelTable
@@ -180,10 +180,7 @@ def _read_hierarchy(path: Path, classes: Names) -> Rules:
     LabelName is the id of the class (/m/0…). Labels that were read with a file of class descriptions have display names
     instead; the same file next to the hierarchy translates the ids here.
     """
-    try:
-        root = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise LabelError(f"not JSON ({error})", "download the hierarchy again", path) from None
+    root = load_json(path)
     number = _numbers_by_id(path.parent, classes)
     pairs: set[tuple[int, int]] = set()
     ignored = 0

@@ -26,6 +26,7 @@ __all__ = [
     "Record",
     "check_name",
     "head_and_tail",
+    "load_json",
     "load_object",
     "read_score",
     "record_id",
@@ -59,8 +60,8 @@ def head_and_tail(path: Path) -> str:
         return ""
 
 
-def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
-    """The object in a JSON file; the keys `without` are dropped while parsing, so that outlines cost no memory."""
+def load_json(path: str | Path, without: Collection[str] = ()) -> Any:
+    """The content of a JSON file; the keys `without` are dropped while parsing, so that outlines cost no memory."""
     path = existing_path(path)
     try:
         raw = path.read_bytes()
@@ -81,12 +82,17 @@ def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
         return record
 
     try:
-        document = json.loads(text.removeprefix("\ufeff"), object_hook=drop_keys if without else None)
+        return json.loads(text.removeprefix("\ufeff"), object_hook=drop_keys if without else None)
     except json.JSONDecodeError as fault:
         message = f"this is not JSON: {fault.msg} at character {fault.colno}"
         raise LabelError(message, "export the file again, or repair it here", path, line=fault.lineno) from None
     except (RecursionError, ValueError):  # brackets nested a thousand deep; a number of thousands of digits
         raise LabelError("this JSON is nested too deep or has a number too long", "export it again", path) from None
+
+
+def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
+    """The object in a JSON file; `without` as in `load_json`."""
+    document = load_json(path, without)
     if not isinstance(document, dict):
         raise LabelError(
             f"the file holds {_describe_value(document)}, not an object with images, annotations and categories",

@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._json import Record, head_and_tail, read_score, starts_with
-from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.formats._unlisted import mark_unlisted_absent
+from halflabel.labels.formats._json import Record, head_and_tail, load_json, read_score, starts_with
+from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -77,12 +76,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     for number, task in enumerate(tasks):
         _read_task(collector, task, number, policy, answered)
     if collector.choices and policy.unlisted is None:
-        raise LabelError(
-            f"{collector.choices} choices name classes that are present and none says absent, "
-            "so what is not chosen may be absent or unknown",
-            "add --unlisted unknown (nobody looked) or --unlisted absent (every choice was considered)",
-            path,
-        )
+        reason = f"{collector.choices} choices name classes that are present and none says absent"
+        raise LabelError(*unlisted_not_stated(reason, "every choice was considered"), path)
     if policy.unlisted is not None and not collector.choices:
         message = "every class has its own question, so nothing is unlisted"
         raise LabelError(message, "leave --unlisted out: an open question is unknown", path)
@@ -427,16 +422,7 @@ def _get_list(record: Record, key: str, path: Path, place: str) -> list[Any]:
 
 def _load_tasks(path: Path) -> list[Record]:
     """The tasks of a file, each an object."""
-    path = existing_path(path)
-    try:
-        tasks = json.loads(path.read_bytes())
-    except OSError as error:
-        raise LabelError(f"cannot be read: {error.strerror}", "check that you may read the file", path) from None
-    except json.JSONDecodeError as fault:
-        message = f"this is not JSON: {fault.msg} at character {fault.colno}"
-        raise LabelError(message, "export the project again", path, line=fault.lineno) from None
-    except (ValueError, RecursionError, MemoryError):
-        raise LabelError("this is not JSON in UTF-8", "export the project again", path) from None
+    tasks = load_json(path)
     tasks = [tasks] if isinstance(tasks, dict) and "data" in tasks else tasks  # target storages have one file per task
     if not isinstance(tasks, list) or not tasks:
         raise LabelError("this is not a list of tasks", "export the project as JSON", path)
