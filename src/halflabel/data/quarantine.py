@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 from halflabel.errors import UserError
-from halflabel.system.files import atomic_write
+from halflabel.system.files import write_csv
 
 __all__ = ["Quarantine", "TooManyBadImages"]
 
@@ -61,11 +60,4 @@ class Quarantine:
 
     def write(self, path: str | Path) -> None:
         """Write the rows as CSV `image,path,reason`, atomically."""
-        with (
-            atomic_write(path) as temporary,
-            # A file name may hold bytes that are not UTF-8; surrogateescape writes them back unchanged.
-            open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-        ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("image", "path", "reason"))
-            writer.writerows(self.rows)
+        write_csv(path, ("image", "path", "reason"), self.rows)

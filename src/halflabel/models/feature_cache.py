@@ -30,14 +30,13 @@ from halflabel.models.feature_cache_admin import ABANDONED, digest_of, mark_used
 from halflabel.models.heads import pool
 from halflabel.models.onnx_features import OnnxBackbone, find_onnx_backbone
 from halflabel.system import distributed
-from halflabel.system.files import DISK_FULL, JobLock, atomic_write, disk_full_error, write_json
+from halflabel.system.files import DISK_FULL, JobLock, atomic_write, disk_full_error, file_crc32, write_json
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.threads import use_free_cores
 
 __all__ = ["cache_features", "copies_for"]
 
-_CHECKSUM_BLOCK = 1 << 24  # bytes
 _NOTE_IMAGES = 512  # images between two notes of how far a build is
 _NOTE_SECONDS = 30.0  # the longest time between two notes
 _POLL_SECONDS = 0.5  # between two checks whether another job has ended
@@ -419,14 +418,10 @@ def _images_digest(source: Images | Arrays) -> str:
 
 
 def _checksum(path: Path) -> int:
-    crc = 0
     try:
-        with open(path, "rb") as file:
-            while block := file.read(_CHECKSUM_BLOCK):
-                crc = zlib.crc32(block, crc)
+        return file_crc32(path)
     except OSError:
         return -1
-    return crc
 
 
 def _open(path: Path) -> NDArray[Any]:

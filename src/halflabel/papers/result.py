@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -16,7 +14,7 @@ from halflabel.experiments.grid import LabelMask
 from halflabel.methods.base import recipes
 from halflabel.papers.spec import Condition, PaperMeasure, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED
-from halflabel.system.files import atomic_write, to_json_value, write_json
+from halflabel.system.files import to_json_value, write_csv, write_json
 
 __all__ = ["CellRun", "Reproduction", "TableFigure", "collect_figures"]
 
@@ -86,15 +84,11 @@ class Reproduction:
     def write(self, folder: Path) -> None:
         """Write reproduction.csv with a line per number, and reproduction.json with everything."""
         names = [one_field.name for one_field in fields(TableFigure) if one_field.name != "per_seed"]
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["table", *names, "per_seed"])
-        for figure in self.figures:
-            values = [to_json_value(getattr(figure, name)) for name in names]
-            per_seed = " ".join(f"{value:.6g}" for value in figure.per_seed)
-            writer.writerow([self.id, *("" if value is None else value for value in values), per_seed])
-        with atomic_write(folder / "reproduction.csv") as temporary:
-            temporary.write_text(text.getvalue(), encoding="utf-8")
+        rows = [
+            [self.id, *(getattr(figure, name) for name in names), " ".join(f"{value:.6g}" for value in figure.per_seed)]
+            for figure in self.figures
+        ]
+        write_csv(folder / "reproduction.csv", ["table", *names, "per_seed"], rows)
         write_json(folder / "reproduction.json", self.to_json())
 
     def to_json(self) -> dict[str, Any]:

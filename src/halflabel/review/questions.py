@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import PositiveUnlabelled, image_blocks
-from halflabel.system.files import atomic_write
+from halflabel.system.files import write_csv
 from halflabel.system.rng import bits, hash_names
 
 __all__ = [
@@ -381,15 +381,9 @@ def doubtful_labels(
 
 def write_questions(questions: Sequence[Question], table: LabelTable, path: str | Path) -> None:
     """Write questions in their order as CSV: image,class,probability,why."""
-    with (
-        atomic_write(path) as temporary,
-        open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for item in questions:
-            image, label = table.images[item.image], table.classes[item.column]
-            writer.writerow((image, label, f"{item.probability:.4f}", item.why))
+    entries = ((table.images[item.image], table.classes[item.column], item) for item in questions)
+    rows = ((image, label, f"{item.probability:.4f}", item.why) for image, label, item in entries)
+    write_csv(path, COLUMNS, rows)
 
 
 def read_questions(path: str | Path, table: LabelTable) -> list[Question]:

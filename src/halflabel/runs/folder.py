@@ -25,7 +25,7 @@ from halflabel.errors import UserError
 from halflabel.runs import folder_tables
 from halflabel.runs.folder_tables import first_line
 from halflabel.system import distributed
-from halflabel.system.files import atomic_write, read_json, read_text, to_json_value, write_json
+from halflabel.system.files import atomic_write, read_json, read_text, to_json_value, write_csv, write_json
 from halflabel.system.validate import check_fields
 
 if TYPE_CHECKING:
@@ -310,13 +310,7 @@ class RunFolder:
 
     @_first_process_only
     def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        with (
-            atomic_write(self / name) as temporary,
-            open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-        ):
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header)
-            writer.writerows([to_json_value(cell) for cell in row] for row in rows)
+        write_csv(self / name, header, rows)
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Return the rows of a CSV file as text; none if there is no such file."""

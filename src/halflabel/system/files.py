@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import json
 import math
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,17 @@ __all__ = [
     "JobLock",
     "atomic_write",
     "disk_full_error",
+    "file_crc32",
     "read_json",
     "read_text",
     "to_json_value",
+    "write_csv",
     "write_json",
 ]
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
 _MAX_TEXT_BYTES = 1 << 28
+_CHECKSUM_BLOCK = 1 << 24  # bytes read at a time
 
 
 def write_json(path: str | Path, content: Any) -> None:
@@ -39,6 +44,27 @@ def write_json(path: str | Path, content: Any) -> None:
     with atomic_write(path) as temporary:
         # A path may hold bytes that are not UTF-8: Python's surrogates are written as \udcff, which JSON reads back.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a CSV file, atomically; NaN, infinities and None become empty cells."""
+    with (
+        atomic_write(path) as temporary,
+        # A file name may hold bytes that are not UTF-8; surrogateescape writes them back unchanged.
+        open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([to_json_value(cell) for cell in row] for row in rows)
+
+
+def file_crc32(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(_CHECKSUM_BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc
 
 
 def read_text(path: str | Path, fix: str, *, max_bytes: int = _MAX_TEXT_BYTES) -> str:

@@ -31,6 +31,7 @@ from PIL import Image
 
 from halflabel.data.decode import MAX_PIXELS, SUFFIXES, BadImage, decode_image, match_names, split_suffixes
 from halflabel.errors import UserError
+from halflabel.system.files import file_crc32
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,6 @@ __all__ = [
     "PackSettings",
     "data_file_name",
     "decode_jpegs",
-    "file_crc32",
     "find_packed_image",
     "is_pack",
     "open_pack",
@@ -62,7 +62,6 @@ INDEX_COLUMNS = {
     "crc32": np.uint32,
 }
 _MAX_OPEN_FILES = 128  # data files that stay open; reopening the others is a small part of reading
-_BLOCK = 1 << 24  # bytes read at a time for a checksum
 _NEAR = 1 << 16  # reads with fewer bytes between them are combined
 
 
@@ -132,15 +131,6 @@ def _open(folder: str, changed: int) -> Pack:
         return Pack(path, batch.column("name"), index, settings, tuple(manifest["tail"]), str(manifest["index_crc32"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise UserError(f"the pack {folder} cannot be read ({error})", fix) from None
-
-
-def file_crc32(path: Path) -> int:
-    """Return the CRC-32 of a file."""
-    crc = 0
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            crc = zlib.crc32(block, crc)
-    return crc
 
 
 class Pack:

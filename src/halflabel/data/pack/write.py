@@ -25,13 +25,12 @@ from halflabel.data.pack.read import (
     VERSION,
     PackSettings,
     data_file_name,
-    file_crc32,
     is_pack,
     read_manifest,
 )
 from halflabel.data.quarantine import Quarantine
 from halflabel.errors import UserError
-from halflabel.system.files import atomic_write, write_json
+from halflabel.system.files import atomic_write, file_crc32, write_json
 from halflabel.system.rng import bits, hash_names
 
 __all__ = ["encode_image", "pack_images"]

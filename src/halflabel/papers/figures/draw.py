@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from halflabel.errors import UserError, missing_package
 from halflabel.papers.figures import score_distributions
 from halflabel.papers.figures.inputs import FigureInputs, FigureUnavailable
-from halflabel.system.files import atomic_write, write_json
+from halflabel.system.files import write_csv, write_json
 from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -76,14 +75,6 @@ class _Request(NamedTuple):
         except FigureUnavailable as reason:
             return DrawnFigure(name, (), str(reason))
 
-    def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-        path = self.out / name
-        with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header)
-            writer.writerows(rows)
-        return path
-
 
 def _densities(request: _Request) -> tuple[Path, ...]:
     measured, truth, labels_from = request.inputs.held_out()
@@ -129,7 +120,8 @@ def _label_neighbours(request: _Request) -> tuple[Path, ...]:
         raise FigureUnavailable(error.message) from None
     rows = strongest_edges(before, after, classes, len(after.rows))
     header = ("label", "inferred from", "weight", "weight at the start")
-    return picture, request.write_csv("label_neighbours.csv", header, rows)
+    write_csv(picture.with_suffix(".csv"), header, rows)
+    return picture, picture.with_suffix(".csv")
 
 
 def _image_neighbours(request: _Request) -> tuple[Path, ...]:
@@ -171,4 +163,5 @@ def _image_neighbours(request: _Request) -> tuple[Path, ...]:
         for place, neighbour in enumerate(index[row].tolist())
         if neighbour >= 0
     ]
-    return picture, request.write_csv("image_neighbours.csv", ("image", "neighbour", "c", "c̄"), rows)
+    write_csv(picture.with_suffix(".csv"), ("image", "neighbour", "c", "c̄"), rows)
+    return picture, picture.with_suffix(".csv")
