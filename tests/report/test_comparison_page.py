@@ -147,7 +147,7 @@ def test_awkward_content_stays_text(edited: Callable[..., Path]) -> None:
     page = check(text)
     assert "<script>alert" not in text
     assert HOSTILE[:40] in page.text
-    assert "budget ended before 1 200 runs" in page.text
+    assert "budget ended before 1,200 runs" in page.text
     assert "Why these methods" in page.text
 
 

@@ -113,8 +113,8 @@ def test_many_classes_do_not_explode_the_page(tmp_path: Path) -> None:
     text = build_page(random_run(tmp_path / "run", images=30, classes=names))
     page = check(text)
     assert text.count('<th scope="row" class="name"') == 200
-    assert "200 of 1 200 classes are listed: those with the most known positives" in page.text
-    assert "28 of 1 200 classes are drawn: those with the most known positives" in page.text
+    assert "200 of 1,200 classes are listed: those with the most known positives" in page.text
+    assert "28 of 1,200 classes are drawn: those with the most known positives" in page.text
     assert page.count("svg") < 60
     # A name that makes every character six takes most of it.
     assert len(text) < 1_500_000

@@ -144,7 +144,7 @@ def test_unfinished_ones_say_what_is_missing(edited: Callable[..., Path]) -> Non
         content["points"] = [{**content["points"][0], "seeds": 1, "per_seed": [0.5], "low": None, "high": None}]
 
     page = check(build_study(edited("growth", change)))
-    assert "budget ended before 1 200 runs" in page.text
+    assert "budget ended before 1,200 runs" in page.text
     assert "'x.jpg' is gone" in page.text
     assert "Too few runs are finished for a curve" in page.text
     assert "Too few runs are finished to estimate the gain of more labels" in page.text

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from halflabel.cli.terminal import console
-from halflabel.system.format import group_digits, points
+from halflabel.system.format import duration, group_digits, plain_number, points
 from halflabel.training.callbacks import Callback, EpochLog
 
 __all__ = ["Bar", "TrainingBar"]
@@ -34,8 +34,9 @@ def _progress() -> Progress:
 class Bar:
     """A progress bar, called with (done, total); in a file or a pipe, a line on stderr every ten seconds."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, unit: str = "images") -> None:
         self.title = title
+        self.unit = unit
         self._progress: Progress | None = None
         self._started = self._told = 0.0
         self._first = 0
@@ -56,13 +57,16 @@ class Bar:
         else:
             now = time.perf_counter()
             rate = (done - self._first) / max(now - self._started, 1e-9)
-            self._progress.update(self._progress.task_ids[0], completed=done, rate=f"{rate:.0f} images/s")
+            self._progress.update(self._progress.task_ids[0], completed=done, rate=self._speed(rate))
             if not console.is_terminal and now - self._told >= _LINE_SECONDS and rate > 0:
                 self._told = now
-                left = f"{rate:.0f} images/s, {(total - done) / rate:.0f} s left"
+                left = f"{self._speed(rate)}, {duration((total - done) / rate)} left"
                 typer.echo(f"{self.title}: {group_digits(done)} of {group_digits(total)}, {left}", err=True)
         if done >= total:
             self._stop()
+
+    def _speed(self, rate: float) -> str:
+        return f"{rate:.0f} {self.unit}/s" if rate >= 10 else f"{rate:.1f} {self.unit}/s"
 
     def _stop(self) -> None:
         if self._progress is not None:
@@ -79,6 +83,8 @@ class TrainingBar(Callback):
         self._progress = _progress()
         self._seen = 0
         self._started = 0.0
+        self._began = 0.0  # of the first epoch that this process trains
+        self._epochs_timed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +99,8 @@ class TrainingBar(Callback):
         self._progress.start()  # not earlier: the features may show their own bar first
         self._progress.add_task(f"{self.word} {epoch}/{self.epochs}", total=images, rate="", note="")
         self._seen, self._started = 0, time.perf_counter()
+        if not self._epochs_timed:
+            self._began = self._started
 
     def on_step_end(self, images: int, loss: float | None) -> None:
         self._seen += images
@@ -108,6 +116,10 @@ class TrainingBar(Callback):
             if key in log:
                 parts.append(f"{title} {points(log[key])}")
         known = {"epoch", "loss", "lr", "images_per_s", "seconds", "mAP", "assumed_mAP", "select"}
-        parts += [f"{key} {value:.4g}" for key, value in log.items() if key not in known]
+        parts += [f"{key} {plain_number(value)}" for key, value in log.items() if key not in known]
         parts.append(f"{log['images_per_s']:.0f} images/s")
+        self._epochs_timed += 1
+        if left := self.epochs - log["epoch"]:
+            seconds = (time.perf_counter() - self._began) / self._epochs_timed * left
+            parts.append(f"about {duration(seconds)} left")
         console.print("  ".join(parts))

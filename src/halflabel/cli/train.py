@@ -269,8 +269,9 @@ def _run_job(job: TrainingJob, tensorboard: bool) -> None:
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
-    with _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, Bar("features") as bar:
-        evaluation = job.start(Reporter(bar, say, callback), init_callback=head_bar)
+    features, fits = Bar("features"), Bar("fits", "fits")
+    with _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:
+        evaluation = job.start(Reporter(features, say, callback, fits=fits), init_callback=head_bar)
     if evaluation is not None:
         show_evaluation(evaluation)
     shown, quoted = escape(str(run.folder)), escape(shlex.quote(str(run.folder)))

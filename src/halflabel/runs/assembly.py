@@ -122,7 +122,7 @@ class Assembly:
             folds=folds,
             seed=config.settings.seed,
             device=self.device,
-            progress=reporter.progress,
+            progress=reporter.fits,
         )
 
 

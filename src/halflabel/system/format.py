@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["counted", "decimal", "group_digits", "percent", "points", "probability", "shorten"]
+__all__ = [
+    "counted",
+    "decimal",
+    "duration",
+    "group_digits",
+    "percent",
+    "plain_number",
+    "points",
+    "probability",
+    "shorten",
+]
 
 
 def points(value: float, digits: int = 1, *, signed: bool = False) -> str:
@@ -36,13 +46,37 @@ def probability(value: float) -> str:
     return "< 0.001" if value < 0.0005 else "> 0.999" if value > 0.9995 else decimal(value)
 
 
-def group_digits(value: float, gap: str = " ") -> str:
+def group_digits(value: float) -> str:
     """Format a whole number with its digits in groups of three.
 
     >>> group_digits(1234567)
-    '1 234 567'
+    '1,234,567'
     """
-    return f"{int(value):,}".replace(",", gap)
+    return f"{int(value):,}"
+
+
+def plain_number(value: float) -> str:
+    """Format a number that may be a count or a share: whole numbers in groups, others with four digits, no exponent.
+
+    >>> plain_number(10370.0), plain_number(0.012345), plain_number(1234.56), plain_number(math.nan)
+    ('10,370', '0.01235', '1,235', '—')
+    """
+    if not math.isfinite(value):
+        return "—"
+    if value == int(value) or abs(value) >= 1000:
+        return group_digits(round(value))
+    return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
+
+
+def duration(seconds: float) -> str:
+    """Format a time in the unit that suits it.
+
+    >>> duration(12.3), duration(200), duration(9000)
+    ('12 s', '3 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:

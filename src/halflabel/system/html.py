@@ -82,8 +82,8 @@ def join(children: Iterable[object]) -> Html:
 
 
 def count(value: float) -> str:
-    """Format a whole number with its digits in groups of three, without line breaks."""
-    return text_format.group_digits(value, _NARROW_SPACE)
+    """Format a whole number with its digits in groups of three."""
+    return text_format.group_digits(value)
 
 
 def percent(part: float, whole: float) -> str:
