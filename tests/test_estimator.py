@@ -31,7 +31,7 @@ from halflabel.methods import base as registry
 from halflabel.methods.auto import Choice
 from halflabel.methods.base import Method, recipe, recipes
 from halflabel.methods.parts.losses import BCE
-from halflabel.metrics import shrunk_thresholds
+from halflabel.metrics.positives_only import expected_f1_threshold
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Linear, NormalisedLinear, pool
 from halflabel.types import Output
@@ -202,23 +202,6 @@ def test_a_score_needs_the_fitted_classes() -> None:
         model.score(X, LabelTable.from_dense(truth, classes=["c", "b", "a"]))
 
 
-def test_fitted_thresholds_have_the_best_f1() -> None:
-    X, _, y = half_labelled()
-    model = make(threshold="fitted", epochs=2, lr=0.02).fit(X, y)
-    scores = model.predict_proba(X)
-
-    def f1(c: int, cut: float) -> float:
-        said, known = scores[:, c] >= cut, y[:, c] != 0
-        hits = np.sum(said & (y[:, c] > 0))
-        return float(2 * hits / (np.sum(said & known) + np.sum(y[:, c] > 0)))
-
-    for c in range(3):
-        best = max(f1(c, cut) for cut in scores[y[:, c] != 0, c])
-        assert f1(c, model.thresholds_[c]) == pytest.approx(best)
-    np.testing.assert_array_equal(model.predict(X), np.where(scores >= model.thresholds_, 1, -1))
-    assert not np.allclose(model.thresholds_, 0.5)
-
-
 def test_a_threshold_is_kept() -> None:
     X, _, y = half_labelled()
     model = make(threshold=0.9).fit(X, y)
@@ -282,7 +265,7 @@ def test_the_seed_alone_decides() -> None:
 
 def test_pickle_and_clone() -> None:
     X, _, y = half_labelled()
-    model = make(threshold="fitted").fit(X, y)
+    model = make().fit(X, y)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(model.predict_proba(X), again.predict_proba(X))
     np.testing.assert_array_equal(model.predict(X), again.predict(X))
@@ -422,10 +405,12 @@ def test_a_device_that_is_not_there_is_named() -> None:
         make(device="cuda").fit(X, y)
 
 
-def test_no_threshold_from_positives_alone() -> None:
-    X, _, y = half_labelled()
-    with pytest.raises(UserError, match="no threshold can be fitted"):
-        make(method="an", threshold="fitted").fit(X, np.where(y > 0, 1.0, NAN))
+def test_positives_alone_give_probabilities_and_a_threshold() -> None:
+    X, truth, y = half_labelled()
+    model = solved(method="an").fit(X, np.where(y > 0, 1.0, NAN))
+    assert model.calibration_.assumption
+    called = model.predict(X) > 0
+    assert 0.5 * (truth > 0).sum() < called.sum() < 1.5 * (truth > 0).sum()
 
 
 # The solver lbfgs
@@ -459,10 +444,9 @@ def test_the_solver_uses_the_size_of_features() -> None:
 
 def test_thresholds_of_the_solver_are_fitted_on_out_of_fold_scores() -> None:
     X, _, y = half_labelled()
-    model = solved(threshold="fitted").fit(X, y)
-    scores = torch.sigmoid(torch.from_numpy(model.oof_logits_))
-    expected = shrunk_thresholds(scores, torch.from_numpy(y.astype(np.int8)))
-    np.testing.assert_allclose(model.thresholds_, expected.numpy())
+    model = solved().fit(X, y)
+    expected = expected_f1_threshold(model.calibration_.scores(torch.from_numpy(model.oof_logits_)).numpy())
+    np.testing.assert_allclose(model.thresholds_, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -606,7 +590,7 @@ def test_a_few_unreadable_images_are_left_out(folder: Path, tmp_path: Path) -> N
     files, labels = sorted(folder.iterdir()), scenes(120, size=32).labels
     files[7] = broken
     with pytest.warns(UserWarning, match=r"1 of 120 images .* left out .*X\[7\], .*broken.png"):
-        model = tiny(threshold="fitted").fit(files, labels)
+        model = tiny().fit(files, labels)
     scores = model.predict_proba(files)
     assert np.flatnonzero(np.isnan(scores).any(1)).tolist() == [7]
     assert np.isnan(scores[7]).all()

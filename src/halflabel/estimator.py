@@ -28,13 +28,14 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import Choice, choose
 from halflabel.methods.base import Method, Recipe, recipe, seeded
-from halflabel.metrics import best_thresholds, shrunk_thresholds
+from halflabel.metrics.calibration import Platt
 from halflabel.models.backbone_names import DEFAULT
 from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.assembly import pooled_features, solver_hindrance
+from halflabel.runs.evaluate import Decisions, fit_decisions
 from halflabel.system import memory
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, EpochLog
@@ -86,17 +87,17 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `schedule`) differs from its default. `lr` and
     `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
     a higher `lr`; `size` is the side in pixels to which images are resized, None the backbone's own; `threshold` is the
-    least probability called present, or "fitted" for each class's best F1 on the known training labels (lbfgs: by
-    out-of-fold scores, those of rare classes shrunk towards the others); `cache` is a
-    folder that keeps features for the next call, None keeps none. The same data, parameters and `seed` give the same
-    classifier.
+    least probability called present, "auto" that of the best expected F1 by out-of-fold scores, or 0.5 for sgd;
+    `cache` is a folder that keeps features for the next call, None keeps none. The same data, parameters and `seed`
+    give the same classifier.
 
     A pickled classifier holds its weights and names the code: where it is loaded, a method and a head of your own must
     be there to import, or in a file that HALFLABEL_METHODS names, at the same place.
 
     Attributes: `classes_`, the names or numbers of the columns of y, or the classes of y (N,); `zero_`, what 0 means in
-    y, "auto" where there was none to tell from, None for y (N,); `thresholds_` (C,); `model_`, backbone (None for
-    features) and head; `log_`, one line per epoch, or per strength of regularisation; `oof_logits_` (N, C), the logits
+    y, "auto" where there was none to tell from, None for y (N,); `calibration_`, from logits to probabilities;
+    `thresholds_` (C,); `model_`, backbone (None for features) and head; `log_`, one line per epoch, or per strength of
+    regularisation; `oof_logits_` (N, C), the logits
     of the training rows by models that did not see their labels, None for sgd; for features also
     `n_features_in_` and, where X names its columns, `feature_names_in_`.
 
@@ -121,7 +122,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw",
         schedule: Literal["cosine", "step", "constant"] = "cosine",
         zero: Zero = "auto",
-        threshold: float | Literal["fitted"] = 0.5,
+        threshold: float | Literal["auto"] = "auto",
         seed: int = 0,
         device: str = "auto",
         cache: str | Path | None = None,
@@ -160,8 +161,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         make_method = partial(seeded, self.seed, partial(how.make, **{**chosen.options, **(self.options or {})}))
         method = make_method()
         how.check_regime(table.stats().regime)
-        if self.threshold == "fitted" and not (table.value < 0).any():
-            raise UserError("no threshold can be fitted: nothing is known to be absent", "use threshold=0.5")
         solves = self._uses_solver(method, how.name, table)
 
         backbone = None if images is None else build_backbone(self.backbone, size=self.size)
@@ -200,9 +199,13 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = labels.classes
         self.zero_ = labels.zero
         self.oof_logits_ = out_of_fold
-        self.thresholds_ = np.full(len(table.classes), 0.5 if self.threshold == "fitted" else float(self.threshold))
-        if self.threshold == "fitted":
-            self.thresholds_ = self._fit_thresholds(source, labels.labels)
+        decisions = Decisions(Platt(), torch.full((len(table.classes),), 0.5))
+        if out_of_fold is not None and labels.zero is not None:
+            decisions = fit_decisions(torch.from_numpy(out_of_fold), torch.from_numpy(labels.labels))
+        self.calibration_ = decisions.platt
+        self.thresholds_ = decisions.thresholds.double().numpy()
+        if self.threshold != "auto":
+            self.thresholds_ = np.full(len(table.classes), float(self.threshold))
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float32]:
@@ -215,13 +218,14 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Probabilities (N, C), NaN for images that cannot be read.
 
-        p = σ(x). For y (N,) rows sum to 1: pₖ = σ(xₖ) / Σⱼ σ(xⱼ).
+        p = σ(a x + b), calibrated on out-of-fold scores (sgd: σ(x)); `calibration_` says under which assumption where
+        hardly anything is known to be absent. For y (N,) rows sum to 1: pₖ = σ(xₖ) / Σⱼ σ(xⱼ).
         """
         logits = self._logits(X)
         if self.zero_ is None:
             # The same quotient, and no 0 / 0 where all classes are far from likely.
             return torch.softmax(logsigmoid(logits), dim=1).numpy()
-        return torch.sigmoid(logits).numpy()
+        return self.calibration_.scores(logits).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Labels (N, C): 1 where p ≥ threshold, else what means absent (0 or −1); for y (N,) the likeliest class."""
@@ -230,7 +234,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.zero_ is None:
             return np.asarray(self.classes_[logits.argmax(1).numpy()])
         absent = 0 if self.zero_ == "absent" else -1
-        return np.where(torch.sigmoid(logits).numpy() >= self.thresholds_, 1, absent)
+        return np.where(self.calibration_.scores(logits).numpy() >= self.thresholds_, 1, absent)
 
     def score(self, X: Any, y: Any) -> float:
         """The mean average precision over the known entries of y (N, C); the accuracy on y (N,)."""
@@ -266,8 +270,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise UserError(f"solver={self.solver!r} is not known", f"use one of: {', '.join(_SOLVERS)}")
         if self.zero not in ("auto", "unknown", "absent"):
             raise UserError(f"zero={self.zero!r} is not known", 'use zero="unknown", "absent" or "auto"')
-        if self.threshold != "fitted" and not (isinstance(self.threshold, int | float) and 0 <= self.threshold <= 1):
-            raise UserError(f"{self.threshold!r} is not a threshold", 'give a probability, or "fitted"')
+        if self.threshold != "auto" and not (isinstance(self.threshold, int | float) and 0 <= self.threshold <= 1):
+            raise UserError(f"{self.threshold!r} is not a threshold", 'give a probability, or "auto"')
 
     def _settings(self, how: Recipe, chosen: Choice) -> Settings:
         """Return the settings of training in epochs: given parameters, else the choice for the labels."""
@@ -291,16 +295,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if hindrance is not None and solver == "lbfgs":
             raise UserError(f"the solver lbfgs cannot be used: {hindrance}", 'use solver="auto" or "sgd"')
         return hindrance is None
-
-    def _fit_thresholds(self, source: Features, labels: NDArray[np.int8]) -> NDArray[np.float64]:
-        """Return the thresholds (C,) of the best F1, on out-of-fold scores if there are any."""
-        if self.oof_logits_ is None:
-            logits, choose_thresholds = score_source(Model(None, self.model_.head), source).logits, best_thresholds
-        else:
-            logits, choose_thresholds = torch.from_numpy(self.oof_logits_), shrunk_thresholds
-        readable = ~torch.isnan(logits).any(1)
-        thresholds = choose_thresholds(torch.sigmoid(logits[readable]), torch.from_numpy(labels)[readable])
-        return np.asarray(thresholds.numpy(), np.float64)
 
     def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self)

@@ -489,21 +489,3 @@ def test_cuda_gives_what_the_cpu_gives():
     single = torch.nn.functional.one_hot(there[0].argmax(1), 7) * 2 - 1
     assert metrics.accuracy(there[0], single) == 1
     assert metrics.completion_rates(there[1], there[1]).accuracy == 1
-
-
-def test_thresholds_of_rare_classes_are_drawn_towards_that_of_all_classes() -> None:
-    generator = np.random.default_rng(0)
-    labels = np.where(generator.random((400, 3)) < 0.3, 1, -1)
-    labels[:, 2] = -1
-    labels[0, 2] = 1
-    scores = np.clip(0.5 + 0.2 * labels + 0.15 * generator.normal(size=labels.shape), 0.01, 0.99)
-    scores[0, 2] = 0.02  # the only known positive of the class
-    best, shrunk = metrics.best_thresholds(scores, labels), metrics.shrunk_thresholds(scores, labels)
-    pooled = float(metrics.best_thresholds(scores.reshape(-1, 1), labels.reshape(-1, 1)))
-    assert abs(float(shrunk[2]) - pooled) < abs(float(best[2]) - pooled) / 3
-    for column in range(2):  # many positives: hardly changed
-        assert abs(float(shrunk[column]) - float(best[column])) < 0.05
-    unlabelled = np.where(np.arange(3) == 1, 0, labels)
-    assert float(metrics.shrunk_thresholds(scores, unlabelled)[1]) == pytest.approx(
-        float(metrics.best_thresholds(scores.reshape(-1, 1), unlabelled.reshape(-1, 1)))
-    )

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
+from halflabel.cli.options import PositivesPerImage, Threshold
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -28,6 +29,8 @@ app.add_typer(export)
 def onnx(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="The .onnx file to write.")] = Path("model.onnx"),
+    threshold: Threshold = None,
+    positives_per_image: PositivesPerImage = None,
     force: Force = False,
 ) -> None:
     """Export an ONNX model that maps resized uint8 images to calibrated probabilities.
@@ -49,7 +52,7 @@ def onnx(
     from halflabel.runs.export.onnx import export_onnx
     from halflabel.runs.predictor import open_model
 
-    predictor = open_model(run)
+    predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     parity = export_onnx(predictor, out)
     size = predictor.views["plain"].size
     console.print(
@@ -73,6 +76,8 @@ def hub(
         str | None, typer.Option(help="Also upload it to the Hugging Face Hub.", metavar="USER/NAME")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="With --push: make the repository private.")] = False,
+    threshold: Threshold = None,
+    positives_per_image: PositivesPerImage = None,
     force: Force = False,
 ) -> None:
     """Write a folder for the Hugging Face Hub: weights, settings and a model card with the evaluation.
@@ -90,7 +95,7 @@ def hub(
     from halflabel.runs.export.hub import FILES, export_hub
     from halflabel.runs.export.hub import push as upload
 
-    export_hub(opened, out, force=force)
+    export_hub(opened, out, force=force, threshold=threshold, positives_per_image=positives_per_image)
     console.print(f"Wrote [bold]{escape(str(out))}[/]: {', '.join(FILES)}", soft_wrap=True)
     if push is not None:
         console.print(f"Uploaded to {escape(upload(out, push, private=private))}", soft_wrap=True)

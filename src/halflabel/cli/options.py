@@ -30,8 +30,10 @@ __all__ = [
     "GroupedCommand",
     "ImageFolder",
     "LabelFile",
+    "PositivesPerImage",
     "ReadLabels",
     "RunFolder",
+    "Threshold",
     "check_image_folder",
     "check_method",
     "panel",
@@ -57,6 +59,20 @@ ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder 
 RunFolder = Annotated[
     Path,
     typer.Argument(metavar="RUN", help="A run folder of `train`, or a folder or .onnx file that `export` wrote."),
+]
+
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        help="Call a class present from this probability on.", min=0, max=1, show_default="the model's threshold"
+    ),
+]
+PositivesPerImage = Annotated[
+    float | None,
+    typer.Option(
+        help="Present classes of an image, on average: probabilities are made to agree with it. Needs a run.",
+        show_default="as estimated in training",
+    ),
 ]
 
 

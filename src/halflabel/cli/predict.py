@@ -18,8 +18,10 @@ from halflabel.cli import app
 from halflabel.cli.options import (
     ImageFolder,
     LabelFile,
+    PositivesPerImage,
     ReadLabels,
     RunFolder,
+    Threshold,
     check_image_folder,
     takes_label_options,
 )
@@ -110,6 +112,8 @@ def predict(
     output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
     top: Annotated[int, typer.Option(help="Show at least this many labels per image.", min=0)] = 3,
     all_scores: Annotated[bool, typer.Option("--all", help="Show all classes, not only likely ones.")] = False,
+    threshold: Threshold = None,
+    positives_per_image: PositivesPerImage = None,
 ) -> None:
     """Predict the labels of images, with probabilities.
 
@@ -124,11 +128,13 @@ def predict(
     from halflabel.cli.progress import Bar
     from halflabel.runs.predictor import open_model, predict_files
 
-    predictor = open_model(run)
+    predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     names = (line.rstrip("\n") for line in sys.stdin)
     with Bar("scores") as bar:
         predictions = predict_files(predictor, images, names, top=top, all_scores=all_scores, reporter=Reporter(bar))
     _PRINTERS[output_format](predictions)
+    if predictor.platt.assumption and output_format is OutputFormat.table:
+        console.print(f"[bright_black]Probabilities hold if {escape(predictor.platt.assumption)}.[/]", soft_wrap=True)
     if all(prediction.error for prediction in predictions):
         raise UserError("no image could be read", "check the paths")
 

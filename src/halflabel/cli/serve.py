@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
+from halflabel.cli.options import PositivesPerImage, Threshold
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -27,6 +28,8 @@ def serve(
         str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all networks of this machine.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
+    threshold: Threshold = None,
+    positives_per_image: PositivesPerImage = None,
     max_mb: Annotated[float, typer.Option(help="Largest file, in megabytes.", min=0.001, rich_help_panel=LIMITS)] = 20,
     max_files: Annotated[int, typer.Option(help="Most files per request.", min=1, rich_help_panel=LIMITS)] = 16,
     max_megapixels: Annotated[
@@ -94,7 +97,7 @@ def serve(
             batch=batch,
             wait=wait_ms / 1000,
         )
-        predictor = open_model(model)
+        predictor = open_model(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
         made = server.make_app(predictor, model.resolve().name, limits)
         address, taken = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address

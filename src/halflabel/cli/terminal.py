@@ -205,11 +205,19 @@ def show_advice(advice: Advice) -> None:
 def show_evaluation(evaluation: Evaluation) -> None:
     """Print mAP with its interval, F1, the calibration error and the weakest classes."""
     value = evaluation.overall
-    low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
-    console.print(
-        f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   micro F1 {points(value['micro_f1'])}   "
-        f"macro F1 {points(value['macro_f1'])}   calibration error {decimal(value['ECE'])}"
-    )
+    if "estimated_precision" in value:
+        low, high = (points(value[f"estimated_precision_{end}"]) for end in ("low", "high"))
+        console.print(
+            f"\n[bold]recall {points(value['OR'])}[/] of the known positives   estimated precision "
+            f"{points(value['estimated_precision'])} ({low} – {high})   estimated F1 {points(value['estimated_f1'])}   "
+            f"{decimal(value['called_present'], 2)} classes called present per image"
+        )
+    else:
+        low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
+        console.print(
+            f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   micro F1 {points(value['micro_f1'])}   "
+            f"macro F1 {points(value['macro_f1'])}   calibration error {decimal(value['ECE'])}"
+        )
     if "G1" in value:
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
         console.print(f"mAP of fifths of the classes, fewest training labels first: {groups}")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         best_thresholds,
         group_means,
         mean_average_precision,
-        shrunk_thresholds,
     )
     from halflabel.metrics.thresholded import (
         Counts,
@@ -54,7 +53,6 @@ __all__ = [
     "positives_of_mean",
     "precision_recall_f1",
     "resample",
-    "shrunk_thresholds",
     "summary",
     "wilson",
 ]

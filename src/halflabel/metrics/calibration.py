@@ -39,11 +39,15 @@ _BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
 class Platt(NamedTuple):
-    """p = σ(slope · x + offset), one pair for all classes (Platt 1999)."""
+    """p = σ(slope · x + offset), one pair for all classes (Platt 1999), fitted on `known` labels.
+
+    `assumption` says in words under which assumption p holds; "" where the known labels include enough negatives.
+    """
 
     slope: float = 1.0
     offset: float = 0.0
     known: int = 0
+    assumption: str = ""
 
     def scores(self, logits: Tensor) -> Tensor:
         return (self.slope * logits + self.offset).sigmoid()

@@ -29,7 +29,6 @@ __all__ = [
     "group_means",
     "mean_average_precision",
     "mean_known",
-    "shrunk_thresholds",
     "sorted_cuts",
 ]
 
@@ -107,23 +106,6 @@ def best_thresholds(scores: ArrayLike, labels: ArrayLike) -> Tensor:
     """
     table, known = as_pair(scores, labels)
     return _per_class(table, known, _best_f1).masked_fill_(~(known < 0).any(0), 0.5)
-
-
-def shrunk_thresholds(scores: ArrayLike, labels: ArrayLike, prior: float = 20.0) -> Tensor:
-    """Return per class the threshold of `best_thresholds`, drawn towards one threshold for all classes.
-
-    logit t = (n · logit t_c + prior · logit t_all) / (n + prior), with n the known positives of the class and t_all the
-    threshold with the highest F1 over the known entries of all classes together. A class with few known positives
-    decides nearly like all others, instead of by the scores of one or two images. Without a known positive or a known
-    negative of the class, t is t_all.
-
-    scores: (N, C) probabilities; labels: (N, C). Returns (C,) float64.
-    """
-    table, known = as_pair(scores, labels)
-    of_class = best_thresholds(table, known).clamp(1e-6, 1 - 1e-6)
-    of_all = best_thresholds(table.reshape(-1, 1), known.reshape(-1, 1)).clamp(1e-6, 1 - 1e-6)
-    positives = (known > 0).sum(0).double() * (known < 0).any(0)
-    return torch.sigmoid((positives * of_class.logit() + prior * of_all.logit()) / (positives + prior))
 
 
 def group_means(values: ArrayLike, counts: ArrayLike, groups: int = 5) -> GroupMeans:

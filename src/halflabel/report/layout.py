@@ -50,7 +50,7 @@ FEW_POSITIVES = 5  # with fewer known positives, the AP of a class is mostly luc
 GLOSSARY = {
     "entry": "one class in one image; its label is present, absent or unknown",
     "score": "between 0 and 1: how sure the model is that a class is present",
-    "threshold": "the score from which on a class is called present; each class has its own",
+    "threshold": "the score from which on a class is called present",
     "precision": "of the entries called present, the share that is",
     "recall": "of the entries that are present, the share that is called so",
     "F1": "the harmonic mean of precision and recall; micro: over all entries, macro: the mean over classes",

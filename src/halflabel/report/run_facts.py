@@ -35,6 +35,7 @@ class HeldOutResults:
     overall: dict[str, float]
     per_class: list[dict[str, Any]]  # one per class, in the table's order
     protocol: str
+    assumption: str = ""  # under which the scores are probabilities, where known labels could not calibrate them
 
     @property
     def known(self) -> int:
@@ -43,8 +44,8 @@ class HeldOutResults:
 
     @property
     def knows_absence(self) -> bool:
-        """Whether anything is known to be absent; without it, neither AP nor calibration can be measured."""
-        return bool((self.labels < 0).any())
+        """Whether enough is known to be absent; without it, neither AP nor calibration can be measured."""
+        return "estimated_precision" not in self.overall and bool((self.labels < 0).any())
 
     @property
     def description(self) -> str:
@@ -146,6 +147,7 @@ def _read_held_out(run: RunFolder, table: LabelTable) -> HeldOutResults:
         overall={name: _to_float(value) for name, value in metrics.items()},
         per_class=[_class_row(name, rows.get(name, {})) for name in classes],
         protocol=protocol,
+        assumption=run.read_calibration().assumption if run.is_calibrated else "",
     )
 
 

@@ -158,7 +158,13 @@ def _headline(facts: RunFacts) -> Html:
                 ("calibration error", decimal(value.get("ECE", np.nan)), "how far scores are off; 0 is best"),
             ]
         else:
-            items.append(("mAP", "—", "needs known absences"))
+            low, mean, high = (value.get(f"estimated_precision{end}", np.nan) for end in ("_low", "", "_high"))
+            items += [
+                ("recall", points(value.get("OR", np.nan)), "of the known positives; 100 is best"),
+                ("estimated precision", points(mean), f"95 % interval {points(low)} – {points(high)}, if scores hold"),
+                ("estimated F1", points(value.get("estimated_f1", np.nan)), "all entries together; 100 is best"),
+                ("called present", decimal(value.get("called_present", np.nan)), "classes per image"),
+            ]
     images, names = facts.table.shape
     share = percent(facts.table.known, images * names)
     items.append(("known labels", share, f"{count(images)} images × {count(names)} classes"))
@@ -178,8 +184,9 @@ def _cautions(facts: RunFacts) -> list[str]:
         classes = count(len(results.per_class))
         if not results.knows_absence:
             cautions.append(
-                "Nothing is known to be absent among the held-out images, so only recall can be measured: label some "
-                "negatives."
+                "Hardly anything is known to be absent, so precision is estimated, assuming that "
+                f"{results.assumption or 'scores are probabilities'}. To measure it, answer random questions: "
+                "halflabel review, and train with the answers."
             )
         else:
             cautions.append(

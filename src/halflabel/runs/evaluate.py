@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from halflabel import metrics
 from halflabel.labels.names import Names
-from halflabel.metrics.calibration import Platt, fit_platt
+from halflabel.metrics.calibration import Platt, fit_platt, has_enough_negatives
+from halflabel.metrics.positives_only import expected_f1_threshold, fit_positives_only, match_positives_per_image
 
-__all__ = ["Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
+__all__ = ["Decisions", "Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
 
 GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
 
@@ -55,17 +57,32 @@ class ValidationMetric:
         return {"assumed_mAP" if self.assumes_absent else "mAP": value, "select": value}
 
 
-def fit_decisions(logits: Tensor, labels: Tensor) -> tuple[Platt, Tensor]:
-    """Fit how a run decides: the calibration, and for each class the probability (C,) from which on it is present.
+class Decisions(NamedTuple):
+    """How a model decides: a class is present where its calibrated probability reaches its threshold."""
 
-    logits (N, C): scores by models that did not see these labels; NaN rows are images that could not be read. Without
-    any known negative the thresholds are 0.5.
+    platt: Platt  # from logits to probabilities, with the assumption under which they hold
+    thresholds: Tensor  # (C,)
+
+
+def fit_decisions(logits: Tensor, labels: Tensor, *, positives_per_image: float = 0.0) -> Decisions:
+    """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
+
+    Where enough negatives are known the calibration is fitted on the known labels. Where labels are positives only, or
+    mostly, unknown entries are not like the known ones: probabilities then rest on an assumption about which present
+    labels were given, see `metrics.positives_only`, or on the number of `positives_per_image` that somebody states. The
+    threshold is the same for all classes: the probability that maximises the expected micro F1 over all entries.
     """
-    platt = fit_platt(logits, labels)
-    if not bool((labels < 0).any()):
-        return platt, torch.full((labels.shape[1],), 0.5)
-    readable = ~torch.isnan(logits).any(1)
-    return platt, metrics.shrunk_thresholds(platt.scores(logits)[readable], labels[readable]).float()
+    x, known = logits.cpu().numpy(), labels.cpu().numpy()
+    platt = fit_platt(logits, labels) if has_representative_negatives(known) else fit_positives_only(x, known)
+    if positives_per_image:
+        platt = match_positives_per_image(x, platt, positives_per_image)
+    threshold = expected_f1_threshold(platt.scores(logits).cpu().numpy())
+    return Decisions(platt, torch.full((labels.shape[1],), threshold))
+
+
+def has_representative_negatives(labels: NDArray[Any]) -> bool:
+    """Whether known labels can be calibrated on: all entries are known, or at least as many are absent as present."""
+    return bool((labels != 0).all()) or has_enough_negatives(labels)
 
 
 def evaluate(
@@ -120,13 +137,50 @@ def evaluate(
         f"images, wider where known positives are few; present or absent by "
         + (f"one threshold of {thresholds:g}" if isinstance(thresholds, int | float) else "the threshold of each class")
     )
-    if not bool((labels < 0).any()):
+    if _are_nearly_all_positive(labels):
         recall = counts.hits.double() / counts.positives  # NaN for a class without known positives
         overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"]}
         overall |= {"CR": float(recall.nanmean()), "OR": float(counts.hits.sum() / counts.positives.sum())}
         overall["classes"] = float((counts.positives > 0).sum())
-        per_class = [row | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
-        protocol += "; no label is known to be absent, so only recall can be measured: label some negatives"
+        overall |= _estimate_precision(scores, labels, thresholds)
+        unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
+        per_class = [row | unmeasured | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
+        absent = int((labels < 0).sum())
+        few = f"only {absent} labels are known to be absent" if absent else "no label is known to be absent"
+        assumption = platt.assumption if platt is not None and platt.assumption else "scores are probabilities"
+        protocol += f"; {few}, so recall is measured and precision is estimated, assuming that {assumption}"
     if unreadable:
         protocol += f"; {unreadable} of these {len(readable)} images could not be read and are left out"
     return Evaluation(overall, per_class, protocol)
+
+
+def _are_nearly_all_positive(labels: Tensor) -> bool:
+    """Whether negatives are so few that known labels cannot measure precision; a complete table can."""
+    absent, present = int((labels < 0).sum()), int((labels > 0).sum())
+    return absent == 0 or (10 * absent < present and bool((labels == 0).any()))
+
+
+def _estimate_precision(scores: Tensor, labels: Tensor, thresholds: Tensor | float) -> dict[str, float]:
+    """Expected precision, recall and micro F1 of the decisions if scores (N, C) are probabilities.
+
+    Known labels count as certain. The 95 % interval of the precision comes from 400 resamples of the images: it says
+    nothing about the assumption.
+    """
+    p = torch.where(labels == 0, scores.double(), (labels > 0).double()).cpu().numpy()
+    called = (scores >= torch.as_tensor(thresholds)).cpu().numpy()
+    per_image = np.stack([(p * called).sum(1), called.sum(1), p.sum(1)], 1)  # expected hits, called, expected present
+    generator = np.random.default_rng(0)
+    images = max(len(p), 1)
+    resampled = np.stack([per_image[generator.integers(0, images, len(p))].sum(0) for _ in range(400)])
+    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice")  # nothing is called present
+        low, high = np.nanpercentile(resampled[:, 0] / resampled[:, 1], (2.5, 97.5))
+        hits, count, present = per_image.sum(0)
+        return {
+            "estimated_precision": float(hits / count),
+            "estimated_precision_low": float(low),
+            "estimated_precision_high": float(high),
+            "estimated_recall": float(hits / present),
+            "estimated_f1": float(2 * hits / (count + present)),
+            "called_present": float(count / images),
+        }

@@ -36,17 +36,12 @@ def model_card(
         "",
         f"| measured on {measured_on} | |",
         "|---|---|",
-        f"| mAP (95 % interval) | {points(value['mAP'])} ({points(value['mAP_low'])} – {points(value['mAP_high'])}) |",
-        f"| micro F1 at per-class thresholds | {points(value['micro_f1'])} |",
-        f"| macro F1 | {points(value['macro_f1'])} |",
-        f"| calibration error | {decimal(value['ECE'])} |",
+        *_measurements(value),
         "",
         f"Protocol: {evaluation.protocol}.",
         f"The thresholds and the calibration were fitted on the same {'' if out_of_fold else 'held-out '}labels, so F1 "
-        f"and calibration error are optimistic; {chosen} selected by mAP on them too.",
+        f"and calibration error are optimistic; {chosen} selected on them too.",
     ]
-    if not bool((held_out.value < 0).any()):
-        lines += ["", "No label was known to be absent, so mAP on known labels has no meaning: label some negatives."]
     not_evaluated = [row for row in evaluation.per_class if np.isnan(row["AP"])]
     for missing, classes in (
         ("positive", [row["class"] for row in not_evaluated if not row["present"]]),
@@ -59,3 +54,20 @@ def model_card(
                 f"Not evaluated, because the {images} have no known {missing}: {shown}.",
             ]
     return "\n".join(lines) + "\n"
+
+
+def _measurements(value: Mapping[str, float]) -> list[str]:
+    if "estimated_precision" in value:
+        low, high = (points(value[f"estimated_precision_{end}"]) for end in ("low", "high"))
+        return [
+            f"| recall of the known positives | {points(value['OR'])} |",
+            f"| estimated precision (95 % interval) | {points(value['estimated_precision'])} ({low} – {high}) |",
+            f"| estimated micro F1 | {points(value['estimated_f1'])} |",
+            f"| classes called present per image | {decimal(value['called_present'], 2)} |",
+        ]
+    return [
+        f"| mAP (95 % interval) | {points(value['mAP'])} ({points(value['mAP_low'])} – {points(value['mAP_high'])}) |",
+        f"| micro F1 | {points(value['micro_f1'])} |",
+        f"| macro F1 | {points(value['macro_f1'])} |",
+        f"| calibration error | {decimal(value['ECE'])} |",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -24,6 +24,7 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
+from halflabel.metrics.positives_only import expected_f1_threshold, match_positives_per_image
 from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
 from halflabel.models.heads import Model, NormalisedLinear
 from halflabel.models.onnx_features import find_onnx_backbone
@@ -169,6 +170,31 @@ class Predictor:
         """Return calibrated probabilities (N, C); NaN for unreadable images."""
         return self.platt.scores(self.logits(source, reporter))
 
+    def deciding(self, *, threshold: float | None = None, positives_per_image: float | None = None) -> Predictor:
+        """Return a copy that decides otherwise: by one threshold, or as if images had so many present classes.
+
+        The second needs the out-of-fold scores of a run, on which the calibration is fitted again.
+        """
+        platt, thresholds = self.platt, self.thresholds
+        if positives_per_image is not None:
+            scores = self.run.read_out_of_fold(self.run.read_labels().images) if self.run is not None else None
+            if scores is None:
+                raise UserError(
+                    "the number of positives per image needs the out-of-fold scores of a run",
+                    "name a run that was fitted by the solver lbfgs, or state a threshold instead",
+                )
+            if not 0 < positives_per_image < len(self.classes):
+                raise UserError(
+                    f"{positives_per_image:g} positives per image do not fit {len(self.classes)} classes",
+                    "state their mean number, such as 1.5",
+                )
+            platt = match_positives_per_image(scores[0], platt, positives_per_image)
+            optimum = expected_f1_threshold(platt.scores(torch.from_numpy(scores[0])).numpy())
+            thresholds = torch.full_like(thresholds, optimum)
+        if threshold is not None:
+            thresholds = torch.full_like(thresholds, check_threshold(threshold))
+        return replace(self, platt=platt, thresholds=thresholds)
+
     def labels(self, scores: Tensor, *, top: int = 3, every: bool = False) -> list[dict[str, Any]]:
         """Return class, probability and present (over its threshold) from the scores (C,), most likely first.
 
@@ -195,8 +221,8 @@ class Predictor:
         A class that the labels do not have counts as unknown. `labels_name` is used in error messages. With `threshold`
         that one probability decides for all classes, otherwise each class has its own threshold.
         """
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise UserError(f"{threshold:g} is not a threshold", "give a probability between 0 and 1")
+        if threshold is not None:
+            check_threshold(threshold)
         with_model_made, table = training_and_evaluation_tables(labels)
         if with_model_made.known and not table.known:
             raise UserError(
@@ -234,6 +260,13 @@ def open_model(path: str | Path) -> Predictor:
     if kind == "onnx":
         return Predictor.from_onnx(path)
     return Predictor.from_hub(path) if kind == "hub" else Predictor.from_run(RunFolder.open(path))
+
+
+def check_threshold(threshold: float) -> float:
+    """Return the threshold, or raise a UserError if it is not a probability."""
+    if not 0 <= threshold <= 1:
+        raise UserError(f"{threshold:g} is not a threshold", "give a probability between 0 and 1")
+    return threshold
 
 
 def evaluate_model(

@@ -289,7 +289,9 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     run, logits = job.run, fitted.logits
     held_out = job.evaluation_table.subset(fitted.rows)
     labels = torch.from_numpy(held_out.dense())
-    platt, thresholds = fit_decisions(logits, labels)
+    platt, thresholds = fit_decisions(logits, labels, positives_per_image=job.config.positives_per_image)
+    if platt.assumption:
+        job.reporter.message(f"probabilities hold if {platt.assumption}")
     trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
     annotations = job.table.subset(trained).stats().annotations
     evaluation = evaluate(

@@ -237,6 +237,14 @@ class Config:
         Annotated[float, Ge(0), Le(0.9)],
         Option("Share of the images held out for validation.", OPTIMIZATION, EXPERIMENTS),
     ] = 0.2
+    positives_per_image: Annotated[
+        Annotated[float, Ge(0)],
+        Option(
+            "Present classes of an image, on average: probabilities are made to agree with it.",
+            COMMON,
+            decided_by="estimated from the labels",
+        ),
+    ] = 0.0
     max_bad: Annotated[
         Share, Option("Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
     ] = 0.01

@@ -23,8 +23,15 @@ FILES = ("model.safetensors", "config.json", "README.md")
 _MAX_CLASSES = 60  # classes in the table of the card
 
 
-def export_hub(run: RunFolder, folder: Path, *, force: bool = False) -> Path:
-    """Write model.safetensors, config.json and README.md; nothing is uploaded."""
+def export_hub(
+    run: RunFolder,
+    folder: Path,
+    *,
+    force: bool = False,
+    threshold: float | None = None,
+    positives_per_image: float | None = None,
+) -> Path:
+    """Write model.safetensors, config.json and README.md; nothing is uploaded. For decisions see Predictor.deciding."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file", "name a folder with --out")
     if (folder / "config.yaml").exists():
@@ -36,7 +43,8 @@ def export_hub(run: RunFolder, folder: Path, *, force: bool = False) -> Path:
     from halflabel.runs.export.metadata import ModelMetadata
     from halflabel.runs.predictor import Predictor  # imports torch, so only after the quick checks
 
-    metadata = ModelMetadata.of(Predictor.from_run(run))  # also checks that the run is complete
+    predictor = Predictor.from_run(run)  # also checks that the run is complete
+    metadata = ModelMetadata.of(predictor.deciding(threshold=threshold, positives_per_image=positives_per_image))
     with atomic_write(folder / FILES[0]) as temporary:
         shutil.copyfile(run.weights, temporary)
     write_json(folder / FILES[1], metadata.as_dict())

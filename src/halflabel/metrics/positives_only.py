@@ -1,0 +1,157 @@
+"""Calibration where only positives are known: the probability that a class is present, from which labels were given.
+
+Both models assume p = σ(slope · x + offset) for the logit x of a class, and that the labels that were given are a
+random sample of the present ones. The shape of p then tells how many present labels were not given. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from halflabel.metrics.calibration import Platt, sigmoid
+
+__all__ = [
+    "expected_f1_threshold",
+    "fit_chosen_labels",
+    "fit_given_labels",
+    "fit_positives_only",
+    "match_positives_per_image",
+]
+
+Floats = NDArray[np.float64]
+
+_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(8)
+_MAX_ENTRIES = 100_000  # logits that the choice of one label per image is fitted on
+_CANDIDATES = 64  # most likely classes of an image among which its label was chosen
+_SINGLE = 0.95  # share of labelled images with one positive from which on it was chosen; reviews add a few more
+_BINS = 1024  # of the logits in the fit of given labels
+_WIDEST = (1.0, 99.0)  # percentiles between which the bins lie, widened by their distance
+
+
+def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
+    """Fit the calibration by `fit_chosen_labels` where nearly all labelled images have one positive, else the other."""
+    positives = (labels > 0).sum(1)
+    labelled = int((positives > 0).sum())
+    is_single = int((positives == 1).sum()) >= _SINGLE * labelled and labels.shape[1] > 1
+    return (fit_chosen_labels if is_single else fit_given_labels)(logits, labels)
+
+
+def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
+    """Fit p = σ(slope · x + offset) where each image (N, C) has one known positive, chosen at random among the present.
+
+    Classes are present independently given x. The label of an image is then class c with probability proportional to
+
+        q_c = P(c is present and chosen) = p_c · E[1 / (1 + number of other present classes)]
+            = p_c · ∫₀¹ Π_{d ≠ c} (1 − p_d + p_d u) du
+
+    and (slope, offset) maximise the likelihood of the given labels, Σ log(q_given / Σ_c q_c). A label that often goes
+    to the second-ranked class means that several classes are present.
+    """
+    logits, labels = np.asarray(logits, np.float64), np.asarray(labels)
+    usable = np.flatnonzero(((labels > 0).sum(1) == 1) & ~np.isnan(logits).any(1))
+    candidates = min(_CANDIDATES, logits.shape[1])
+    usable = usable[:: max(1, math.ceil(len(usable) * candidates / _MAX_ENTRIES))]
+    x, given = logits[usable], (labels[usable] > 0).argmax(1)
+    if len(usable) < 2 or candidates < 2:
+        return Platt(assumption=_NOTHING)
+    rows = np.arange(len(x))
+    chosen = x[rows, given]
+    x[rows, given] = np.inf  # the given label comes first among the candidates
+    x = -np.partition(-x, candidates - 1, axis=1)[:, :candidates]
+    place = x.argmax(1)
+    x[rows, place] = chosen
+
+    def minus_log_likelihood(parameters: Floats) -> float:
+        p = sigmoid(math.exp(parameters[0]) * x + parameters[1])
+        q = p * _chosen_share(p)
+        return -float(np.mean(np.log(q[rows, place] / q.sum(1) + 1e-12))) + _prior(parameters)
+
+    slope, offset = _minimise(minus_log_likelihood, [0.0, 0.0])
+    return Platt(math.exp(slope), offset, len(usable), _CHOSEN)
+
+
+def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
+    """Fit p = σ(slope · x + offset) where each present label is known with the same probability c.
+
+    P(label given | x) = c · p, and (slope, offset, c) maximise the likelihood of which entries (N, C) are given. The
+    share of given labels levels off at c among the surest entries, which tells c. (Elkan 2008 estimates c as the mean
+    of P(given | x) over given labels: too low where classes overlap.) Known negatives are left out. Entries with
+    similar logits are fitted as one.
+    """
+    logits, labels = np.asarray(logits), np.asarray(labels)
+    usable = (labels >= 0) & ~np.isnan(logits)
+    x, given = logits[usable].astype(np.float64), labels[usable] > 0
+    if not 0 < given.sum() < len(given):
+        return Platt(assumption=_NOTHING)
+    low, high = np.percentile(x, _WIDEST)
+    low, high = max(float(x.min()), 2 * low - high), min(float(x.max()), 2 * high - low)
+    cell = np.clip((x - low) / max(high - low, 1e-9) * _BINS, 0, _BINS - 1).astype(np.int64)
+    count, positives, total = (np.bincount(cell, weights, _BINS) for weights in (None, given, x))
+    filled = count > 0
+    count, positives, centre = count[filled], positives[filled], total[filled] / count[filled]
+
+    def minus_log_likelihood(parameters: Floats) -> float:
+        c = sigmoid(parameters[2:])[0]
+        g = np.clip(c * sigmoid(math.exp(parameters[0]) * centre + parameters[1]), 1e-12, 1 - 1e-12)
+        likelihood = positives * np.log(g) + (count - positives) * np.log1p(-g)
+        return -float(likelihood.sum() / positives.sum()) + _prior(parameters)
+
+    slope, offset, c = _minimise(minus_log_likelihood, [0.0, 0.0, -2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0])
+    share = f"{100 * sigmoid(np.array(c)):.0f} %"
+    return Platt(math.exp(slope), offset, int(given.sum()), f"{_GIVEN}, here {share}")
+
+
+def match_positives_per_image(logits: NDArray[Any], platt: Platt, positives_per_image: float) -> Platt:
+    """Move the offset until images (N, C) have `positives_per_image` present classes on average."""
+    x = np.asarray(logits, np.float64)
+    x = platt.slope * x[~np.isnan(x).any(1)]
+    low, high = -60.0 - float(x.max(initial=0)), 60.0 - float(x.min(initial=0))
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_too_few = float(sigmoid(x + middle).sum(1).mean()) < positives_per_image
+        low, high = (middle, high) if is_too_few else (low, middle)
+    assumption = f"images have {positives_per_image:g} present classes on average, as stated"
+    return Platt(platt.slope, (low + high) / 2, platt.known, assumption)
+
+
+def expected_f1_threshold(probabilities: NDArray[Any]) -> float:
+    """Return the probability from which on calling entries present maximises the expected micro F1; NaN is left out.
+
+    The expected F1 of the k most likely entries is about 2 Σ_{i ≤ k} p_i / (k + Σ p). The optimum is half of its value.
+    """
+    p = np.sort(probabilities[~np.isnan(probabilities)].astype(np.float64))[::-1]
+    if not len(p) or not p[0] > 0:
+        return 0.5
+    f1 = 2 * np.cumsum(p) / (np.arange(1, len(p) + 1) + p.sum())
+    return float(f1.max() / 2)
+
+
+_NOTHING = "nothing is known that probabilities could be fitted to"
+_CHOSEN = "the one label of an image was chosen at random among its present classes"
+_GIVEN = "every present label was given with the same probability"
+
+
+def _chosen_share(p: Floats) -> Floats:
+    """E[1 / (1 + number of other present classes)] of each class, (N, C) -> (N, C), by Gauss-Legendre quadrature."""
+    share = np.zeros_like(p)
+    for node, weight in zip((_NODES + 1) / 2, _NODE_WEIGHTS / 2, strict=True):
+        factor = np.log1p(-p * (1 - node))
+        share += weight * np.exp(factor.sum(1, keepdims=True) - factor)
+    return share
+
+
+def _prior(parameters: Floats) -> float:
+    """A weak pull to slope 1 and offset 0, which keeps separable labels from driving the slope to infinity."""
+    return 1e-4 * float(parameters[0] ** 2) + 1e-5 * float(parameters[1] ** 2)
+
+
+def _minimise(function: Callable[[Floats], float], *starts: list[float]) -> list[float]:
+    options = {"maxiter": 400, "xatol": 0.01, "fatol": 1e-6}
+    results = [minimize(function, start, method="Nelder-Mead", options=options) for start in starts]
+    return [float(value) for value in min(results, key=lambda result: float(result.fun)).x]

@@ -1,0 +1,129 @@
+"""Calibration from positives only: simulated labels whose truth is known, and the formulas against slow loops."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.metrics.calibration import Platt
+from halflabel.metrics.positives_only import (
+    _chosen_share,
+    expected_f1_threshold,
+    fit_chosen_labels,
+    fit_given_labels,
+    fit_positives_only,
+    match_positives_per_image,
+)
+from halflabel.runs.evaluate import evaluate, fit_decisions
+
+
+def simulate(images: int = 8000, classes: int = 8, prior: float = -1.5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return logits with p = σ(2 x − 1), the probabilities, and which classes are present; no image is empty."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(prior, 2.0, size=(images, classes))
+    p = 1 / (1 + np.exp(-(2 * logits - 1)))
+    present = generator.random(p.shape) < p
+    some = present.any(1)
+    return logits[some], p[some], present[some]
+
+
+def choose_one(present: np.ndarray) -> np.ndarray:
+    generator = np.random.default_rng(1)
+    labels = np.zeros(present.shape, np.int8)
+    for row, classes in enumerate(present):
+        labels[row, generator.choice(np.flatnonzero(classes))] = 1
+    return labels
+
+
+def test_the_chosen_share_is_that_of_all_combinations() -> None:
+    p = np.array([[0.2, 0.9, 0.5, 0.0]])
+    for column in range(4):
+        others, expected = [other for other in range(4) if other != column], 0.0
+        for combination in product((0, 1), repeat=3):
+            chance = np.prod([p[0, c] if on else 1 - p[0, c] for c, on in zip(others, combination, strict=True)])
+            expected += chance / (1 + sum(combination))
+        assert _chosen_share(p)[0, column] == pytest.approx(expected, abs=1e-9)
+
+
+def test_one_chosen_label_per_image_tells_the_probabilities() -> None:
+    logits, p, present = simulate()
+    platt = fit_chosen_labels(logits, choose_one(present))
+    fitted = platt.scores(torch.from_numpy(logits)).numpy()
+    assert float(fitted.sum(1).mean()) == pytest.approx(present.sum(1).mean(), rel=0.12)
+    assert float(np.abs(fitted - p).mean()) < 0.05
+    assert "random" in platt.assumption
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_labels_given_with_one_probability_tell_it_and_the_probabilities(share: float) -> None:
+    logits, p, present = simulate()
+    given = (present & (np.random.default_rng(2).random(p.shape) < share)).astype(np.int8)
+    platt = fit_given_labels(logits, given)
+    assert float(np.abs(platt.scores(torch.from_numpy(logits)).numpy() - p).mean()) < 0.05
+    assert abs(int(platt.assumption.rsplit(" ", 2)[1]) - 100 * share) < 100 * share * 0.2
+
+
+def test_the_model_follows_from_the_number_of_positives_per_image() -> None:
+    logits, p, present = simulate(600)
+    one = choose_one(present)
+    several = (present & (np.random.default_rng(2).random(p.shape) < 0.6)).astype(np.int8)
+    assert fit_positives_only(logits, one) == fit_chosen_labels(logits, one)
+    assert fit_positives_only(logits, several) == fit_given_labels(logits, several)
+    one[:5] = several[:5]  # a few answers do not change the kind of labels
+    assert fit_positives_only(logits, one) == fit_chosen_labels(logits, one)
+
+
+@pytest.mark.parametrize("labels", [np.zeros((6, 3), np.int8), np.ones((6, 3), np.int8)])
+def test_labels_that_tell_nothing_leave_the_scores_as_they_are(labels: np.ndarray) -> None:
+    platt = fit_positives_only(np.zeros((6, 3)), labels)
+    assert (platt.slope, platt.offset) == (1.0, 0.0)
+    assert platt.assumption
+
+
+def test_a_stated_number_of_positives_is_met() -> None:
+    logits = simulate(500)[0]
+    logits[3] = np.nan
+    for number in (0.5, 1.7, 5.0):
+        scores = match_positives_per_image(logits, Platt(2.0, 7.0), number).scores(torch.from_numpy(logits))
+        assert float(scores.nansum(1).sum() / (len(logits) - 1)) == pytest.approx(number, rel=1e-3)
+
+
+def test_the_threshold_maximises_the_expected_f1() -> None:
+    p = np.random.default_rng(0).beta(0.3, 2, size=(200, 5))
+    p[0, 0] = np.nan
+
+    def expected_f1(threshold: float) -> float:
+        called = p >= threshold
+        return float(2 * np.nansum(p[called]) / (called.sum() + np.nansum(p)))
+
+    best = expected_f1_threshold(p)
+    assert expected_f1(best) >= max(expected_f1(each) for each in np.linspace(0.01, 0.99, 99)) - 1e-9
+    assert expected_f1_threshold(np.full((2, 2), np.nan)) == 0.5
+
+
+def test_few_negatives_do_not_calibrate_positives() -> None:
+    """Some answered questions among one label per image: known entries are not like the unknown ones."""
+    logits, _, present = simulate()
+    labels = choose_one(present)
+    labels[:40][~present[:40] & (logits[:40] > 0)] = -1
+    platt, thresholds = fit_decisions(torch.from_numpy(logits), torch.from_numpy(labels))
+    called = platt.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
+    assert platt.assumption
+    assert called.sum() == pytest.approx(present.sum(), rel=0.25)
+
+
+def test_precision_is_estimated_where_it_cannot_be_measured() -> None:
+    from halflabel.labels.names import Names
+
+    logits, _, present = simulate()
+    labels = torch.from_numpy(choose_one(present))
+    platt, thresholds = fit_decisions(torch.from_numpy(logits), labels)
+    result = evaluate(torch.from_numpy(logits), labels, Names(list("abcdefgh")), thresholds=thresholds, platt=platt)
+    called = platt.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
+    precision = (called & present).sum() / called.sum()
+    assert result.overall["estimated_precision"] == pytest.approx(precision, abs=0.05)
+    assert np.isnan(result.overall["mAP"])
+    assert platt.assumption in result.protocol
