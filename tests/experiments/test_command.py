@@ -46,6 +46,7 @@ def test_help_teaches() -> None:
     for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget", "hidden"):
         assert part in text
     assert "compare" in run("--help").stdout
+    assert all("--solver" in run(command, "--help-all").stdout for command in ("train", "compare", "study"))
 
 
 def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) -> None:
@@ -131,6 +132,18 @@ def test_next_trains_what_was_compared(data: Path, tmp_path: Path, monkeypatch: 
     assert not {"--out", "--seeds", "--search", "--shares", "--methods"} & set(words)
     trained = run(*words[1:], "--out", tmp_path / "run")
     assert trained.exit_code == 0, trained.output
+
+
+def test_without_options_of_batches_the_solver_is_used(data: Path, tmp_path: Path) -> None:
+    options = ["--methods", "bn-bce", "--seeds", "1", *(word for word in TINY if word not in ("--epochs", "1"))]
+    result = run("compare", data / "train.csv", data / "images", "--out", tmp_path, *options)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert (row["solver"], row["lr"]) == ("lbfgs", 0.0)
+    assert "out-of-fold mAP" in result.stdout
+    words = shlex.split(next(line for line in result.stdout.splitlines() if line.startswith("Next:")))
+    assert "--lr" not in words
+    assert words[words.index("--method") + 1] == "bn-bce"
 
 
 def test_nothing_is_recommended_where_all_labels_were_hidden(data: Path, tmp_path: Path) -> None:

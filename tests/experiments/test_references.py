@@ -42,7 +42,7 @@ def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 
     ends = (behind - half, behind + half) if behind else (0.0, 0.0)
     numbers = {"mAP_low": 0.6, "mAP_high": 0.8, "behind": behind, "behind_low": ends[0], "behind_high": ends[1]}
     other = dict.fromkeys(["seed_sd", "validation", "seconds", "memory", "CF1", "CF1_sd", "OF1", "OF1_sd"], 0.0)
-    other |= dict.fromkeys(["lr", "tried", "to_try", "known", "kept"], 0.0)
+    other |= dict.fromkeys(["lr", "tried", "to_try", "kept"], 0.0) | {"known": 1.0}
     return ComparisonRow(
         labels,
         method,

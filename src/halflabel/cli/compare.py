@@ -271,8 +271,7 @@ def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
 
 
 def _method_name(row: ComparisonRow) -> str:
-    note = {"naive": " (unknown = absent)", "oracle": " (all labels known)"}.get(row.role, "")
-    return f"{row.method}{note}"
+    return f"{row.method} ({row.reference})" if row.reference else row.method
 
 
 def _with_spread(value: float, spread: float) -> str:

@@ -3,16 +3,19 @@
 compare.py         `compare`: which method is best for these labels
 study.py           `study` and `grow`: how to spend labels, and whether more labels pay
 study_result.py    points, paired differences and files of a study
-conclusions.py     sentences that the intervals of a study support
+conclusions.py     sentences that the intervals of a comparison or study support
 learning_curve.py  the power law of `grow`
 grid.py            candidates, label masks, tasks, and the order in which they are run
 run_grid.py        runs the tasks within a time budget, skipping finished ones
 setup.py           options that all experiments share
 data.py            training, test and validation images; model-made labels are left out
-bench.py           trains one task on the data
+sources.py         the images and their features, opened once
+bench.py           trains one task on the data, as `train` would
 shared_start.py    a model that is trained once and that all tasks start from
 store.py           the folder with the finished tasks
+source_digest.py   digest of the code that trains a method: an edited one is trained again
 result.py          intervals, paired differences and the table
+protocol.py        how the numbers were obtained, in sentences
 meter.py           seconds and memory
 """
 

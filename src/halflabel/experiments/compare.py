@@ -20,7 +20,7 @@ from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.setup import ExperimentOptions, make_bench, open_store
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.methods.auto import short_list, suited
+from halflabel.methods.auto import Choice, short_list, suited
 from halflabel.methods.base import recipe
 from halflabel.system.reporter import SILENT
 
@@ -68,7 +68,7 @@ def compare(
     candidates, unsolved = _with_solvers(candidates, bench)
     unfit = {(c, mask): reason for c, reason in unsolved.items() for mask in label_masks}
     unfit |= _unfit(candidates, label_masks, bench)
-    further = _references(candidates, label_masks, bench) if references else ()
+    further = _references(candidates, label_masks, bench, options.get("lr")) if references else ()
     grid = Grid(candidates, label_masks, seeds, search, frozenset(unfit), further)
     store = open_store(out, "comparison", bench, options)
     store.write_csv("split.csv", ["image", "part"], _split(bench))
@@ -136,15 +136,18 @@ def _candidates(
             candidates.setdefault(name.strip(), Candidate.parse(name, lr=lr))
             continue
         for choice in short_list(*(bench.stats(label_mask) for label_mask in label_masks)):
-            options = "".join(f":{option}={value}" for option, value in choice.options.items())
-            # Epochs and similar settings are the same for all methods; only the learning rate differs.
-            rate = choice.settings.get("lr") if lr is None else lr
-            candidate = Candidate.parse(choice.method + options, lr=rate)
+            candidate = _chosen_candidate(choice, lr)
             if candidate.name not in candidates:
                 candidates[candidate.name], reasons[candidate.name] = candidate, choice.why
     if not candidates:
         raise UserError("no method is named", "use --methods auto, or names such as bce,em")
     return tuple(candidates.values()), reasons
+
+
+def _chosen_candidate(choice: Choice, lr: float | None) -> Candidate:
+    """Return the method of a rule of `auto`; epochs and similar settings are the same for all methods."""
+    options = "".join(f":{option}={value}" for option, value in choice.options.items())
+    return Candidate.parse(choice.method + options, lr=choice.settings.get("lr") if lr is None else lr)
 
 
 def _with_solvers(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Candidate, ...], dict[Candidate, str]]:
@@ -160,12 +163,12 @@ def _with_solvers(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[
 
 
 def _references(
-    candidates: Iterable[Candidate], label_masks: Sequence[LabelMask], bench: Bench
+    candidates: Iterable[Candidate], label_masks: Sequence[LabelMask], bench: Bench, lr: float | None
 ) -> tuple[tuple[Candidate, LabelMask], ...]:
-    """Return the naive method for every set of labels with unknown ones, and one that knows all labels if some hide."""
+    """Return the naive method for each set of labels with unknown ones, and one without a label mask if all mask."""
     pairs = []
     if not any(candidate.method == NAIVE for candidate in candidates):
-        naive = replace(bench.choose_solver(Candidate.parse(NAIVE)), role="naive")
+        naive = replace(bench.choose_solver(Candidate.parse(NAIVE, lr=lr)), role="naive")
         serves = recipe(NAIVE).serves
         regimes = {mask: bench.stats(mask).regime for mask in label_masks}
         pairs += [(naive, mask) for mask, regime in regimes.items() if regime != "full" and regime in serves]
@@ -173,8 +176,8 @@ def _references(
         stats = bench.stats(LabelMask())
         choice = next(iter(suited(stats)), None)
         if choice is not None and stats.regime in recipe(choice.method).serves:
-            oracle = Candidate.parse(choice.method, lr=choice.settings.get("lr"))
-            pairs.append((replace(bench.choose_solver(oracle), role="oracle"), LabelMask()))
+            oracle = bench.choose_solver(_chosen_candidate(choice, lr))
+            pairs.append((replace(oracle, role="oracle"), LabelMask()))
     return tuple(pairs)
 
 

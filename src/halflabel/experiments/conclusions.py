@@ -146,7 +146,7 @@ def _best_method(rows: Sequence[ComparisonRow]) -> str:
     if not others:
         return f"{best.method} has mAP {points(best.mAP)}; no other method was compared."
     second = others[0]
-    naive = " (unknown = absent)" if second.role == "naive" else ""
+    naive = f" ({second.reference})" if second.reference else ""
     lead = f"{points(-second.behind, 2)} points of mAP ahead of {second.method}{naive} {_lead_interval(second)}"
     if second.behind_high < 0:
         return f"{best.method} is best, mAP {points(best.mAP)}, {lead}: hardly chance."
@@ -165,11 +165,11 @@ def _references(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> 
     text = ""
     if naive is not None and naive not in rows[:2] and not math.isnan(naive.behind):
         text += (
-            f" The naive reading, unknown = absent, has {points(naive.mAP)}: {points(-naive.behind, 2)} points less "
+            f" The naive reading, {naive.reference}, has {points(naive.mAP)}: {points(-naive.behind, 2)} points less "
             f"{_lead_interval(naive)}."
         )
     if oracle is not None:
-        text += f" With all labels known, {oracle.method} has {points(oracle.mAP)}."
+        text += f" With {oracle.reference}, {oracle.method} has {points(oracle.mAP)}."
     return text
 
 

@@ -79,7 +79,13 @@ class ComparisonRow:
     judged_by: tuple[int, ...] = ()  # the seeds in the means
     runs: tuple[str, ...] = ()  # their files in tasks/
     strengths: tuple[float, ...] = ()  # of the regularisation, chosen for each of these seeds; none for sgd
-    role: str = ""  # "naive": unknown is absent; "oracle": it knows all labels
+    role: str = ""  # "naive": unknown is taken as absent; "oracle": no label is hidden from it
+
+    @property
+    def reference(self) -> str:
+        """What a row to compare with stands for; empty for other rows."""
+        oracle = "all labels known" if self.known > 0.999 else "no label hidden"
+        return {"naive": "unknown = absent", "oracle": oracle}.get(self.role, "")
 
     @property
     def unused_seeds(self) -> int:

@@ -35,8 +35,10 @@ class Parts(NamedTuple):
 
     def pooled(self) -> Tensor:
         """Return the features (N, D) of the images to learn from, NaN for images that could not be read."""
-        assert isinstance(self.rest.whole, Features)
-        return pooled_features(self.rest.whole)[torch.from_numpy(self.rest.index)]
+        whole, index = self.rest.whole, self.rest.index
+        assert isinstance(whole, Features)
+        values = whole.values[torch.from_numpy(index) if isinstance(whole.values, Tensor) else index]
+        return pooled_features(Features(values, self.rest.names, self.rest.numbers(whole.bad).tolist()))
 
 
 @dataclass(eq=False)

@@ -29,7 +29,7 @@ class ComparisonFacts:
     folder: Path
     config: dict[str, Any]
     rows: tuple[ComparisonRow, ...]
-    oracle: ComparisonRow | None  # knows all labels; not among the rows
+    oracle: ComparisonRow | None  # no label is hidden from it; not among the rows
     conclusions: tuple[str, ...]
     failures: tuple[Failure, ...]
     left_out: tuple[LeftOut, ...]

@@ -12,8 +12,6 @@ from halflabel.system.html import Html, el
 
 __all__ = ["is_tie", "method_table"]
 
-_ROLES = {"naive": "unknown = absent", "oracle": "all labels known"}
-
 
 def is_tie(row: ComparisonRow) -> bool:
     """Whether the paired interval of the difference to the best method includes 0."""
@@ -21,7 +19,7 @@ def is_tie(row: ComparisonRow) -> bool:
 
 
 def method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> Html:
-    """Return the table of one set of labels, best method first, the method that knows all labels last."""
+    """Return the table of one set of labels, best method first, the method from which no label is hidden last."""
     titles = ["method", "mAP", "to the best", "CF1", "OF1", "seeds", "s/run", "memory", "chosen", "tried", "validation"]
     lines = []
     for row in (*rows, oracle) if oracle is not None else rows:
@@ -39,7 +37,7 @@ def method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) ->
                 el(
                     "th",
                     shorten(row.method, 40),
-                    el("small", f" {_ROLES[row.role]}", class_="muted") if row.role else None,
+                    el("small", f" {row.reference}", class_="muted") if row.reference else None,
                     scope="row",
                     class_="name",
                     title=shorten(row.method, 200),
