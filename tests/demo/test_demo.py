@@ -68,17 +68,20 @@ def test_picture_shows_photos_decisions_and_credit(tmp_path: Path) -> None:
 
 
 @needs_photos
-def test_the_story_and_its_commands(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    text = done("demo", "--out", folder, "--images", "100", "--seeds", "1")
+def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("demo")
+    text = done("demo", "--images", "100", "--seeds", "1")
     for step in range(1, 7):
         assert f"\n{step}. " in text
     assert "generated" not in text
-    commands = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("  halflabel ")]
+    assert max(map(len, text.splitlines())) <= 80
+    joined = text.replace("\\\n", "").splitlines()
+    commands = [shlex.split(line)[1:] for line in joined if line.startswith("  halflabel ")]
     assert [words[0] for words in commands] == [
         *("inspect", "train", "evaluate", "predict", "fill", "next", "train", "report", "review", "inspect")
     ]
-    said = re.search(r"set aside: mAP ([\d.]+)", text)
+    said = re.search(r"set aside:\s+mAP\s+([\d.]+)", text)
     assert said is not None
     assert f"mAP {said[1]} " in done(*commands[2])
     assert "labels (*" in done(*commands[3])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PRECISION = 0.9  # of filled labels
 QUESTIONS = 20
 PHOTOS = 4  # in the picture
+_WIDTH = 75  # columns of a command
 
 
 @app.command()
@@ -66,9 +67,14 @@ def _step(number: int, title: str) -> None:
 
 
 def _command(*words: str | Path) -> None:
-    """Print a command that the reader can copy."""
-    line = shlex.join(["halflabel", *map(str, words)])
-    console.print(f"  [cyan]{escape(line)}[/]", soft_wrap=True)
+    """Print a command that the reader can copy, over several lines if it is long."""
+    lines = ["halflabel"]
+    for word in map(shlex.quote, map(str, words)):
+        if len(lines[-1]) + len(word) < _WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"    {word}")
+    console.print("  [cyan]" + escape(" \\\n  ".join(lines)) + "[/]", soft_wrap=True)
 
 
 def _show_labels(data: DemoData) -> None:
@@ -120,27 +126,35 @@ def _decide(data: DemoData, bench: TestBench, run: TrainedRun) -> None:
     from halflabel.demo.grid import write_grid
 
     photos = _decided_photos(data, bench, run)
-    _step(3, f"Decide about {len(photos)} of the photos that were set aside")
+    _step(3, "Decide what new photos show")
+    console.print(
+        f"{len(photos)} of the photos that were set aside, one from each quarter: from the fewest mistakes to the "
+        "most. A class is called present if its probability reaches the threshold of the class."
+    )
     _command("predict", run.folder, *(photo.path for photo in photos))
     picture = data.folder / "decisions.jpg"
     write_grid(photos, picture, data.credit)
     for photo in photos:
         shown = (each.text if each.is_right else f"[red]{each.text}[/]" for each in photo.decisions)
         console.print(f"{photo.path.name}  {', '.join(shown)}")
-    console.print(f"The same as a picture: [bold]{escape(str(picture))}[/]", soft_wrap=True)
+    console.print(f"As a picture, with mistakes in red: [bold]{escape(str(picture))}[/]")
 
 
 def _decided_photos(data: DemoData, bench: TestBench, run: TrainedRun) -> list[DecidedPhoto]:
-    """Return test photos that show three classes or more, at equal distances, with what is called present or missed."""
+    """Return test photos that show two classes or more: one from each quarter of them, ordered by mistakes.
+
+    The decisions of a photo are the classes that are called present or that were missed, most probable first.
+    """
     from halflabel.demo.grid import DecidedPhoto, Decision
 
-    scores, labels = bench.test_scores(run.model), data.test.dense()
-    rich = [number for number, row in enumerate(labels) if (row > 0).sum() >= 3]
+    scores, is_present = bench.test_scores(run.model), data.test.dense() > 0
+    mistakes = ((scores >= run.model.thresholds).numpy() != is_present).sum(1)
+    order = sorted((number for number, row in enumerate(is_present) if row.sum() >= 2), key=mistakes.__getitem__)
     photos = []
-    for number in dict.fromkeys(rich[(2 * part + 1) * len(rich) // (2 * PHOTOS)] for part in range(PHOTOS)):
-        is_present = dict(zip(data.test.classes, (labels[number] > 0).tolist(), strict=True))
+    for number in dict.fromkeys(order[(2 * part + 1) * len(order) // (2 * PHOTOS)] for part in range(PHOTOS)):
+        shows = dict(zip(data.test.classes, is_present[number].tolist(), strict=True))
         decisions = [
-            Decision(each["class"], each["probability"], each["present"], is_present[each["class"]])
+            Decision(each["class"], each["probability"], each["present"], shows[each["class"]])
             for each in run.model.labels(scores[number], every=True)
         ]
         shown = [each for each in decisions if each.is_called or each.is_present]
@@ -220,9 +234,7 @@ def _report(data: DemoData, run: TrainedRun) -> None:
     _step(6, "Look at it, and answer the questions yourself")
     _command("report", run.folder, "--images", data.photos)
     page = write_report(RunFolder.open(run.folder), images=data.photos)
-    console.print(
-        f"Open [bold]{escape(str(page.path))}[/] for the classes, likely mistakes and missing labels.", soft_wrap=True
-    )
+    console.print(f"Open [bold]{escape(str(page.path))}[/]: classes, likely mistakes, likely missing labels.")
     _command("review", run.folder, data.photos, "--questions", data.folder / "questions.csv")
     console.print("This command opens a page that asks the questions; the keys y and n answer.")
 

@@ -33,10 +33,10 @@ class Decision(NamedTuple):
         """The class and its probability, with a word on a mistake.
 
         >>> Decision("sky", 0.31, False, True).text
-        'sky 31 % missed'
+        'sky 0.31 missed'
         """
         mistake = "" if self.is_right else " wrong" if self.is_called else " missed"
-        return f"{self.name} {100 * self.probability:.0f} %{mistake}"
+        return f"{self.name} {self.probability:.2f}{mistake}"
 
 
 class DecidedPhoto(NamedTuple):
