@@ -297,7 +297,8 @@ class Bench:
             return math.nan, math.nan
         platt, thresholds = Platt(), torch.full((logits.shape[1],), 0.5)
         if judged is not None:
-            platt, thresholds = fit_decisions(judged, torch.from_numpy(known.dense()))
+            labels = torch.from_numpy(known.dense())
+            platt, thresholds = fit_decisions(judged, labels, positives_per_image=self.config.positives_per_image)
         readable = ~torch.isnan(logits).any(1)
         labels = torch.from_numpy(self.test.dense())[readable]
         rates = metrics.precision_recall_f1(platt.scores(logits[readable]), labels, thresholds)
