@@ -34,6 +34,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "imagefolder": ("csv", Policy(ignore=("width",))),
     "long": ("own.csv", Policy()),
     "wide": ("plain.csv", Policy()),
+    "class-folders": ("photos", Policy(unlisted="unknown")),
 }
 
 

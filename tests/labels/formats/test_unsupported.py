@@ -57,14 +57,14 @@ def test_boxes_of_pascal_voc(tmp_path: Path) -> None:
     assert formats.detect_format(tmp_path / "VOC2007") == "voc"
 
 
-def test_a_folder_per_class(tmp_path: Path) -> None:
-    for name in ("dog", "cat"):
+def test_folders_that_may_be_splits(tmp_path: Path) -> None:
+    for name in ("train", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}1.JPG").touch()
     error = refusal(tmp_path)
-    assert "one per class (cat, dog)" in error.message
-    assert "cat/cat1.JPG,cat" in error.fix
-    assert "this folder has images, but no labels" in refusal(tmp_path / "dog").message
+    assert "folders of images (dog, train), which may be classes, splits or parts" in error.message
+    assert error.fix.startswith("if they are classes, add --format class-folders")
+    assert "dog/dog1.JPG,dog;cat" in error.fix
 
 
 def test_what_is_not_known(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ FORMATS = {
     "single-positive": "folder of formatted_<split>_images.npy, _labels.npy and _labels_obs.npy",
     "long": "one row per label: image,class,value,source,score (CSV or Parquet); halflabel's own form",
     "wide": "one line per image, one column per class (CSV)",
+    "class-folders": "folders of images, one per class: dog/0001.jpg",
 }
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.formats._json import head_and_tail, starts_with
 
-__all__ = ["unsupported_format_error"]
+__all__ = ["IMAGE_ENDINGS", "folders_with_images", "unsupported_format_error"]
 
-_IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _MAX_ENTRIES = 200  # entries of a folder that are examined
 
 _FULL_EXPORT_KEYS = ('"image_id"', '"category_id"', '"data"')  # keys of COCO results and of full Label Studio exports
@@ -50,18 +50,25 @@ def _recognize_folder(path: Path) -> tuple[str, str] | None:
     for folder in (path, path / "Annotations"):
         if any(name.lower().endswith(".xml") for name in _entry_names(folder)):
             return _pascal_voc_boxes(folder)
-    if any(name.lower().endswith(_IMAGE_ENDINGS) for name in _entry_names(path)):
+    if any(name.lower().endswith(IMAGE_ENDINGS) for name in _entry_names(path)):
         return "this folder has images, but no labels in a known format", "name the file with the labels"
-    class_folders = []
-    for name in sorted(_entry_names(path)):
-        if images := [file for file in _entry_names(path / name) if file.lower().endswith(_IMAGE_ENDINGS)]:
-            class_folders.append((name, min(images)))
+    class_folders = folders_with_images(path)
     if not class_folders:
         return None
     examples = ", ".join(name for name, _ in class_folders[:3]) + (", …" if len(class_folders) > 3 else "")
     name, image = class_folders[0]
-    fix = f"{_WRITE} {name}/{image},{name}; if the folders are splits or parts, name the file with the labels"
-    return f"folders of images, perhaps one per class ({examples}), which are not supported", fix
+    other = f"name the file with the labels, or {_WRITE} {name}/{image},dog;cat"
+    message = f"folders of images ({examples}), which may be classes, splits or parts"
+    return message, f"if they are classes, add --format class-folders; else {other}"
+
+
+def folders_with_images(path: Path) -> list[tuple[str, str]]:
+    """The folders in a folder that hold images, each with one of its images."""
+    found = []
+    for name in sorted(_entry_names(path)):
+        if images := [file for file in _entry_names(path / name) if file.lower().endswith(IMAGE_ENDINGS)]:
+            found.append((name, min(images)))
+    return found
 
 
 def _pascal_voc_boxes(folder: Path) -> tuple[str, str]:

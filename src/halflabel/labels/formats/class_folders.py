@@ -1,0 +1,69 @@
+"""Folders of images, one per class: `dog/0001.jpg` is an image with the class dog."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, folders_with_images
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("unlisted", "ignore")
+
+# Folders of these names divide a data set; they are not classes.
+_SPLITS = {
+    *("all", "dev", "holdout", "image", "images", "img", "imgs", "photos", "pictures", "test", "testing", "train"),
+    *("training", "unlabeled", "unlabelled", "val", "valid", "validation"),
+}
+
+
+def sniff(path: Path) -> bool:
+    """A folder of two or more folders with images, none of which has the name of a split."""
+    folders = [name.lower() for name, _ in folders_with_images(path)] if path.is_dir() else []
+    return len(folders) > 1 and _SPLITS.isdisjoint(folders)
+
+
+def read(path: Path, policy: Policy) -> LabelImport:
+    """Read the class of each image from its folder; images in deeper folders belong to the first folder's class."""
+    classes = (
+        sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name not in {*policy.ignore})
+        if path.is_dir()
+        else []
+    )
+    images: list[str] = []
+    columns: list[int] = []
+    for column, name in enumerate(classes):
+        found = sorted(
+            Path(folder, file).relative_to(path).as_posix()
+            for folder, _, files in os.walk(path / name)
+            for file in files
+            if file.lower().endswith(IMAGE_ENDINGS)
+        )
+        images += found
+        columns += [column] * len(found)
+    if not images:
+        raise LabelError("there is no folder with images", "name the folder that has one folder per class", path)
+    if policy.unlisted is None:
+        message, fix = unlisted_not_stated(
+            "each image is in the folder of one class", "each image shows nothing else of these classes"
+        )
+        raise LabelError(message, fix, path)
+    audit = Audit("class-folders", [str(path)])
+    audit.add("folder", "present", len(images))
+    present = np.ones(len(images), np.int8)
+    rows = Rows.build(Names(images), Names(classes), np.arange(len(images)), np.array(columns), present)
+    return LabelImport(apply_unlisted_policy(rows, policy, audit), audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Refuse: an image with two classes would have to be in two folders."""
+    raise UserError("folders of images cannot hold several classes of an image", "write the long form (--to long)")
