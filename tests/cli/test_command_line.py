@@ -147,8 +147,46 @@ def test_commands_on_runs_refuse_without_importing_torch(tmp_path: Path) -> None
 def test_a_bare_call_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "halflabel demo" in done()
+    assert "halflabel inspect LABELS.csv" in done()
+    (tmp_path / "answers.csv").write_text("image,cat\na,1\n")
+    (tmp_path / "test.csv").write_text("image,cat\na,1\n")
+    assert "no label file" in done()
+    (tmp_path / "colours.csv").write_text("image,cat\na,1\n")
+    assert "halflabel inspect colours.csv" in done()
     (tmp_path / "tags.csv").write_text("image,cat\na,1\n")
-    assert "halflabel inspect tags.csv" in done()
+    assert "halflabel train tags.csv PHOTOS --out runs/first" in done()
+    (tmp_path / "my photos").mkdir()
+    (tmp_path / "my photos" / "a.JPG").touch()
+    assert "halflabel train tags.csv 'my photos' --out runs/first" in done()
+    for name in ("old", "new"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "best.safetensors").touch()
+    os.utime(tmp_path / "runs" / "old" / "best.safetensors", (0, 0))
+    text = done()
+    assert "halflabel report runs/new --images 'my photos'" in text
+    assert "halflabel fill runs/new 'my photos' --out filled.csv" in text
+    assert "inspect" not in text
+
+
+def next_commands(text: str) -> list[str]:
+    return [line.partition("Next:")[2].strip() for line in text.splitlines() if "Next:" in line]
+
+
+def test_every_command_ends_with_the_next_one(data: Path, trained: Path, tmp_path: Path) -> None:
+    labels = data / "train.csv"
+    told = next_commands(done("inspect", labels, "--ignore", "1", "--zero", "unknown"))
+    assert told == [f"halflabel train {labels} PHOTOS --zero unknown --ignore 1 --out runs/first"]
+    assert next_commands(done("import", labels, tmp_path / "a.csv")) == [f"halflabel inspect {tmp_path / 'a.csv'}"]
+    assert next_commands(done("convert", labels, tmp_path / "b.csv")) == [f"halflabel inspect {tmp_path / 'b.csv'}"]
+    assert next_commands(done("drop", labels, tmp_path / "c.csv", "--keep", "0.5"))
+    test = data / "test"
+    assert next_commands(done("evaluate", trained, test / "test.csv", test / "images"))[0].startswith(
+        f"halflabel report {trained} --images {test / 'images'}"
+    )
+    assert next_commands(done("methods"))
+    assert next_commands(done("methods", "em")) == ["halflabel train LABELS PHOTOS --method em"]
+    assert next_commands(done("report", trained, "--out", tmp_path / "page.html"))
+    assert next_commands(done("report", trained, "--out", tmp_path / "page.html", "--images", data / "images"))
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,9 @@ def start(
 ) -> None:
     """Multi-label image classifiers from labels that are only partly known."""
     if ctx.invoked_subcommand is None:
-        from halflabel.cli.terminal import show_next_step
+        from halflabel.cli.terminal import show_next_steps
 
-        show_next_step(Path())
+        show_next_steps(Path())
     elif distributed.is_distributed() and ctx.invoked_subcommand not in _TOGETHER:
         raise UserError(
             f"{ctx.invoked_subcommand} runs in one process, not in {distributed.world_size()}",

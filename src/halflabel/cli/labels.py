@@ -12,8 +12,8 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import LabelFile, ReadLabels, takes_label_options
-from halflabel.cli.terminal import console, show_advice, show_audit, show_counts, show_stats
+from halflabel.cli.options import LabelFile, ReadLabels, takes_label_options, words_of
+from halflabel.cli.terminal import console, show_advice, show_audit, show_counts, show_next, show_stats
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
@@ -57,8 +57,10 @@ def inspect(
     console.print()
     show_stats(stats, top_pairs(table, min(top, 10)), most=top)
     show_advice(advice)
+    console.print()
     if plot is not None:
-        console.print(f"\nWrote {escape(str(plot))}", soft_wrap=True)
+        console.print(f"Wrote {escape(str(plot))}", soft_wrap=True)
+    show_next("halflabel", "train", labels, "PHOTOS", *words_of(read), "--out", "runs/first")
 
 
 @app.command("import")
@@ -111,6 +113,8 @@ def convert(
     formats.write(label_import.rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
     show_audit(label_import.audit, label_import.table())
     console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
+    if to != "label-studio":
+        show_next("halflabel", "inspect", out)
     if to == "label-studio":
         config = escape(str(out.with_suffix(".config.xml")))
         console.print(f"First paste {config} into the labelling interface of the project, as code.", soft_wrap=True)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console, paragraphs
+from halflabel.cli.terminal import console, paragraphs, show_next
 from halflabel.errors import UserError
 
 
@@ -41,6 +41,7 @@ def methods(
             serves = "any" if set(recipe.serves) == set(REGIMES) else ", ".join(recipe.serves)
             table.add_row(f"[bold]{recipe.name}[/]", serves, escape(recipe.summary))
     console.print(table)
+    show_next("halflabel", "methods", "NAME", why="its formula, paper and options")
 
 
 def _show_method(name: str) -> None:
@@ -55,3 +56,4 @@ def _show_method(name: str) -> None:
     for option, parameter in recipe.options.items():
         default = '""' if parameter.default == "" else str(parameter.default)
         console.print(f"  --{option.replace('_', '-')} {escape(default)}")
+    show_next("halflabel", "train", "LABELS", "PHOTOS", "--method", recipe.name)

@@ -39,6 +39,7 @@ __all__ = [
     "panel",
     "takes_label_options",
     "takes_training_options",
+    "words_of",
 ]
 
 HELP_ALL = "--help-all"
@@ -239,6 +240,16 @@ def _read(path: Path, *, format: str, value: list[str] | None, where: list[str] 
     values["ignore"] = tuple(values["ignore"] or ())
     policy = Policy(values=_pairs("--value", value, set(Meaning)), where=_pairs("--where", where), **values)
     return formats.read(path, policy, format=format)
+
+
+def words_of(read: ReadLabels) -> list[str]:
+    """The options that the user gave a reader made by `takes_label_options`, as words of a command."""
+    words: list[str] = []
+    for name, value in read.keywords.items():  # type: ignore[attr-defined]
+        if value is not None and (name, value) != ("format", "auto"):
+            for each in value if isinstance(value, list) else [value]:
+                words += ["--" + name.replace("_", "-"), str(each)]
+    return words
 
 
 def _pairs(flag: str, texts: list[str] | None, meanings: set[Any] | None = None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from halflabel.cli.options import (
     check_image_folder,
     takes_label_options,
 )
-from halflabel.cli.terminal import console, show_audit, show_evaluation
+from halflabel.cli.terminal import console, show_audit, show_evaluation, show_next
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
@@ -95,6 +95,8 @@ def evaluate(
         content = {"protocol": result.protocol, **shared_threshold, **result.overall, "per_class": result.per_class}
         write_json(out, content)
         console.print(f"Wrote {escape(str(out))}", soft_wrap=True)
+    if predictor.run is not None:
+        show_next("halflabel", "report", run, "--images", images, why="which labels it gets wrong")
 
 
 def _is_evaluation(path: Path) -> bool:

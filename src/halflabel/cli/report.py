@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console
+from halflabel.cli.terminal import console, show_next
 from halflabel.errors import UserError
 from halflabel.system.reporter import Reporter
 
@@ -66,8 +65,6 @@ def report(
         made = write_report(RunFolder.open(run), out, images=images, scan=scan, reporter=Reporter(bar))
     console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
     if images is None:
-        console.print(
-            f"For galleries of likely missing and wrong labels:  halflabel report {escape(shlex.quote(str(run)))} "
-            "--images PHOTOS",
-            soft_wrap=True,
-        )
+        show_next("halflabel", "report", run, "--images", "PHOTOS", why="galleries of likely missing and wrong labels")
+    else:
+        show_next("halflabel", "review", run, images, why="answer the questions that help the model most")

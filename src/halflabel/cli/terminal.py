@@ -6,6 +6,7 @@ import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ __all__ = [
     "show_counts",
     "show_error",
     "show_evaluation",
-    "show_next_step",
+    "show_next",
+    "show_next_steps",
     "show_stats",
     "warnings_in_a_line",
 ]
@@ -246,15 +248,67 @@ def show_evaluation(evaluation: Evaluation) -> None:
         console.print(f"— for {those} without a known positive or negative here: {escape(shown)}")
 
 
-def show_next_step(folder: Path) -> None:
-    """Print the next step, depending on the files in the folder."""
+def show_next(*words: str | Path, why: str = "") -> None:
+    """Print the next useful command, on one line to copy."""
+    command = escape(shlex.join(map(str, words)))
+    console.print(f"Next:  {command}" + (f"   [bright_black]{escape(why)}[/]" if why else ""), soft_wrap=True)
+
+
+def show_next_steps(folder: Path) -> None:
+    """Print the next steps, depending on the files in the folder."""
     console.print("[bold]halflabel[/]: image classifiers from labels that are only partly known\n")
-    labels = sorted(p for p in folder.iterdir() if p.suffix in (".csv", ".parquet", ".json") and p.is_file())
-    if labels:
-        name = labels[0].name
-        step = escape(shlex.join(["halflabel", "inspect", name]))
-        console.print(f"Found {escape(name)} here. To see its known labels:\n\n  {step}\n", soft_wrap=True)
+    labels, photos, run = _find_labels(folder), _find_photos(folder), _find_run(folder)
+    if run is not None:
+        steps = [
+            ("report", run, *(() if photos is None else ("--images", photos)), "what the model knows, on one page"),
+            ("fill", run, photos or "PHOTOS", "--out", "filled.csv", "the missing labels that it is sure of"),
+            ("review", run, photos or "PHOTOS", "answer the questions that help it most"),
+        ]
+        console.print(f"Found the run {escape(str(run))} here:\n")
+    elif labels is not None:
+        steps = [
+            ("inspect", labels, "what is known"),
+            ("train", labels, photos or "PHOTOS", "--out", "runs/first", "a model from it"),
+        ]
+        console.print(f"Found the labels {escape(str(labels))} here:\n")
     else:
-        console.print("There is no label file here. To try it on photos of birds:\n\n  halflabel demo\n")
-        console.print("Then with your labels:  halflabel inspect LABELS.csv\n")
-    console.print("halflabel --help lists all commands; halflabel COMMAND --help explains one.")
+        steps = [
+            ("demo", "all steps on photos of birds"),
+            ("inspect", "LABELS.csv", "what your label file says"),
+            ("train", "LABELS.csv", "PHOTOS", "--out", "runs/first", "a model from it"),
+        ]
+        console.print("There is no label file here:\n")
+    commands = [shlex.join(["halflabel", *map(str, words)]) for *words, _ in steps]
+    for command, (*_, what) in zip(commands, steps, strict=True):
+        console.print(f"  {escape(command):{max(map(len, commands))}}   [bright_black]{what}[/]", soft_wrap=True)
+    console.print("\nhalflabel --help lists all commands; halflabel COMMAND --help explains one.")
+
+
+# Beginnings of the names of files that are not training labels.
+_OTHER_FILES = ("answers", "eval", "filled", "hidden", "metrics", "predict", "questions", "test", "truth", "val")
+
+
+def _find_labels(folder: Path) -> Path | None:
+    """The file that is most likely the training labels, by its ending and name."""
+    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".csv", ".parquet", ".json", ".labels")]
+    files = [path for path in files if path.is_file() and not path.name.lower().startswith(_OTHER_FILES)]
+    named = [path for path in files if any(word in path.stem.lower() for word in ("label", "train", "tags", "annot"))]
+    return next(iter(named or files), None)
+
+
+def _find_photos(folder: Path) -> Path | None:
+    """The first folder that holds images, or a pack."""
+    endings = (".jpg", ".jpeg", ".png", ".webp")
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            names = (entry.name.lower() for entry in islice(path.iterdir(), 100))
+            if any(name.endswith(endings) or name == "index.arrow" for name in names):
+                return path
+    return None
+
+
+def _find_run(folder: Path) -> Path | None:
+    """The newest finished run in runs/."""
+    finished = (folder / "runs").glob("*/best.safetensors") if (folder / "runs").is_dir() else ()
+    newest = max(finished, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent
