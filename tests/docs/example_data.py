@@ -27,6 +27,9 @@ def write_example_data(folder: Path) -> None:
         _save(folder / "photos" / name, _stripes(row, random))
     for name, row in zip(("new.jpg", "holiday/beach.jpg", "holiday/town.jpg"), truth, strict=False):
         _save(folder / name, _stripes(row, random))
+    for column in (2, 3):
+        for name, row in list(zip(names, truth, strict=True))[:8]:
+            _save(folder / "sorted" / CLASSES[column] / name, _stripes(row, random))
     known = random.random(truth.shape) < 0.5
     known[:4] = True
     _write_long(folder / "labels.csv", names[:40], truth, known)
