@@ -109,7 +109,7 @@ def test_an_option_that_was_given_is_not_searched() -> None:
         ("l1r", "strength", (1e-6, 1e-4)),
         ("l1r:of=scores", "strength", (0.01, 0.1, 1.0)),
         ("sst:theta=0.8", "theta_floor", (0.65,)),  # thresholds above θ it would refuse
-        ("imcl:label_similarity=off", "lambda_y", (0.1, 0.3)),
+        ("imcl:label_similarity=fixed", "lambda_y", (0.1, 0.3)),
     ],
 )
 def test_values_to_try_fit_the_options_given(text: str, name: str, values: tuple[float, ...]) -> None:
@@ -121,8 +121,6 @@ IDLE = [
     ("plcl", {"strategy": "2steps"}, "theta", None),
     ("partial-bce", {"alpha": 1.0}, "g_value", (3.0, 20.0)),
     ("srcr", {"saliency": "none"}, "alpha", (0.1, 1.0)),
-    ("imcl", {"image_similarity": "off", "label_similarity": "off"}, "lambda_y", (0.1, 1.0)),
-    ("imcl", {"image_similarity": "off", "graph": "identity"}, "lambda_y", (0.1, 1.0)),
     ("imcl", {"logistic_share": 1.0}, "lambda_y", (0.1, 1.0)),
     ("gcn-ml", {"graph": "identity"}, "tau", (0.2, 0.6)),
     ("gcn-ml", {"p": 0.0}, "tau", (0.2, 0.6)),
