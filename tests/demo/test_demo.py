@@ -81,6 +81,12 @@ def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [words[0] for words in commands] == [
         *("inspect", "train", "evaluate", "predict", "fill", "next", "train", "report", "review", "inspect")
     ]
+    # The tutorial shows the same commands, with other photos.
+    page = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    shown = [line.split()[1:] for line in page.splitlines() if line.startswith("halflabel ")]
+    without_photos = [[word for word in words if not word.endswith(".jpg")] for words in commands]
+    for words in shown[1:]:
+        assert [word for word in words if not word.endswith(".jpg")] in without_photos
     said = re.search(r"set aside:\s+mAP\s+([\d.]+)", text)
     assert said is not None
     assert f"mAP {said[1]} " in done(*commands[2])

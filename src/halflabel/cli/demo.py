@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,13 +68,13 @@ def _step(number: int, title: str) -> None:
 
 
 def _command(*words: str | Path) -> None:
-    """Print a command that the reader can copy, over several lines if it is long."""
+    """Print a command that the reader can copy, over several lines if it is long; every option here has a value."""
     lines = ["halflabel"]
-    for word in map(shlex.quote, map(str, words)):
-        if len(lines[-1]) + len(word) < _WIDTH:
-            lines[-1] += f" {word}"
+    for part in re.findall(r"--\S+ \S+|\S+", shlex.join(map(str, words))):
+        if len(lines[-1]) + len(part) < _WIDTH:
+            lines[-1] += f" {part}"
         else:
-            lines.append(f"    {word}")
+            lines.append(f"    {part}")
     console.print("  [cyan]" + escape(" \\\n  ".join(lines)) + "[/]", soft_wrap=True)
 
 
