@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from sklearn.base import clone
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict, cross_val_score
@@ -608,6 +609,17 @@ def test_a_fitted_image_classifier_is_whole_without_its_files(folder: Path, monk
     monkeypatch.setattr(module, "build_backbone", None)
     again = pickle.loads(kept).set_params(size=64)  # of the next fit
     np.testing.assert_array_equal(again.predict_proba(files), wanted)
+
+
+def test_a_list_of_pil_images_of_any_size_is_read_like_their_files(folder: Path) -> None:
+    files, labels = sorted(folder.iterdir())[:24], scenes(24, size=32).labels
+    opened = [Image.open(file) for file in files]
+    by_file, by_image = tiny().fit(files, labels), tiny().fit(opened, labels)
+    np.testing.assert_allclose(by_image.predict_proba(opened), by_file.predict_proba(files), atol=1e-4)
+    mixed = [image.resize((40, 24 + 2 * number)).convert("L") for number, image in enumerate(opened)]
+    scores = tiny().fit(mixed, labels).predict_proba([*mixed, mixed[0]])
+    assert scores.shape == (25, labels.shape[1])
+    np.testing.assert_allclose(scores[0], scores[-1], rtol=1e-6)
 
 
 def test_faulty_x_is_named(folder: Path) -> None:

@@ -59,7 +59,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
       - numbers (N, D): features; `make_pipeline(StandardScaler(), …)` makes their columns count alike
       - image files, a list of str or Path: features of the frozen backbone, pooled, or maps for heads that need them,
         and of four strong views of each image for methods that ask for them
-      - uint8 (N, 3, H, W) or (N, H, W, 3): images, likewise
+      - uint8 (N, 3, H, W) or (N, H, W, 3), or a list of PIL images of any sizes: images, likewise
 
     y (N, C), one column per class: 1 is present, −1 absent, NaN unknown. What 0 means is stated by `zero`, because two
     customs contradict each other: it is unknown beside ±1, and absent in scikit-learn's indicator. "auto" takes it from
@@ -323,7 +323,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if images.pixels is None:
             source = Images([Path(key) for key in distinct.tolist()], names, views, max_bad=1.0)
         else:
-            source = Arrays(torch.from_numpy(images.pixels[first]), names, views)
+            source = Arrays([torch.from_numpy(images.pixels[number]) for number in first], names, views)
         with TemporaryDirectory() as temporary:
             place = Path(temporary if self.cache is None else self.cache)
             device = choose_device(self.device)

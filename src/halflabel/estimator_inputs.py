@@ -10,10 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d
 from torch import Tensor
 
+from halflabel.data.decode import image_pixels
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 
@@ -23,10 +25,10 @@ Zero = Literal["unknown", "absent", "auto"]
 
 
 class InputImages(NamedTuple):
-    """Images; `keys` (N,) are absolute paths, or hashes of `pixels` (N, 3, H, W)."""
+    """Images; `keys` (N,) are absolute paths, or hashes of `pixels`, each (3, H, W)."""
 
     keys: list[str]
-    pixels: NDArray[np.uint8] | None = None
+    pixels: Sequence[NDArray[np.uint8]] | NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -51,11 +53,18 @@ def read_images(X: Any) -> InputImages | None:
         if len(channels) != 1:
             raise UserError(f"images of shape {X.shape} have no one axis of 3 channels", "give (N, 3, H, W)")
         pixels = np.ascontiguousarray(X if channels == [1] else X.transpose(0, 3, 1, 2))
-        return InputImages([hashlib.sha256(image.data).hexdigest() for image in pixels], pixels)
+        return InputImages([_digest(image) for image in pixels], pixels)
     listed = X.tolist() if getattr(X, "ndim", 0) == 1 else X
     if isinstance(listed, Sequence) and len(listed) and all(isinstance(item, str | Path) for item in listed):
         return InputImages([os.path.abspath(item) for item in listed])
+    if isinstance(listed, Sequence) and len(listed) and all(isinstance(item, Image.Image) for item in listed):
+        decoded = [np.ascontiguousarray(image_pixels(item).transpose(2, 0, 1)) for item in listed]
+        return InputImages([_digest(image) for image in decoded], decoded)
     return None
+
+
+def _digest(image: NDArray[np.uint8]) -> str:
+    return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()
 
 
 def read_labels(y: Any, zero: Zero) -> InputLabels:

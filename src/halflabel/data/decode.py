@@ -36,6 +36,7 @@ __all__ = [
     "BadImage",
     "decode_image",
     "find_images",
+    "image_pixels",
     "list_images",
     "locate_images",
     "match_names",
@@ -136,6 +137,13 @@ def read_pixels(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int
         raise BadImage(path, _reason(error)) from error
 
 
+def image_pixels(image: Image.Image) -> NDArray[np.uint8]:
+    """The pixels (H, W, 3) of an image that Pillow has opened, upright and in RGB as `read_image` makes them."""
+    with _quiet():
+        image.load()
+        return _rgb(_upright(image))
+
+
 def decode_image(
     file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0
 ) -> NDArray[np.uint8]:
@@ -150,8 +158,7 @@ def decode_image(
                 raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
             if min_side:
                 image.draft("RGB", (min_side, min_side))  # has no effect on formats other than JPEG
-            image.load()
-            return _rgb(_upright(image))
+            return image_pixels(image)
     except BadImage:
         raise
     except Exception as error:

@@ -76,9 +76,9 @@ def sequential_plan(count: int, batch_size: int) -> Plan:
 
 
 class Arrays:
-    """Decoded images held in memory: (N, 3, H, W) uint8, 3·H·W bytes per image."""
+    """Decoded images held in memory, 3·H·W bytes each: (N, 3, H, W) uint8, or a list of (3, H, W) of any sizes."""
 
-    def __init__(self, images: Tensor, names: Names, views: Mapping[str, View]) -> None:
+    def __init__(self, images: Tensor | Sequence[Tensor], names: Names, views: Mapping[str, View]) -> None:
         self.images = images
         self.names = names
         self.views = views

@@ -404,7 +404,8 @@ def _images_digest(source: Images | Arrays) -> str:
     """Changes when an image changes: by content for arrays, by size and modification time for files."""
     digest = hashlib.sha256()
     if isinstance(source, Arrays):
-        digest.update(source.images.contiguous().numpy().data)
+        for image in source.images:
+            digest.update(image.contiguous().numpy().data)
     elif isinstance(source, PackedImages):
         digest.update(source.stamp())
     else:
