@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["LabelError", "NoReadableImage", "UserError", "WrongHead", "missing_package"]
+__all__ = ["LabelError", "NoReadableImage", "UserError", "WrongHead", "error_summary", "missing_package"]
 
 _MAX_LENGTH = 2000  # characters; a name in a damaged file may have millions
 
@@ -53,6 +53,16 @@ class NoReadableImage(UserError):
 
 class WrongHead(UserError):
     """A method needs outputs that only its own head computes, and the model has another head."""
+
+
+def error_summary(error: Exception) -> str:
+    """Return the first line of an error's message, or its type where it has no message.
+
+    >>> error_summary(ValueError("no\\nnumber")), error_summary(ValueError())
+    ('no', 'ValueError')
+    """
+    text = error.message if isinstance(error, UserError) else str(error)
+    return (text.splitlines() or [type(error).__name__])[0]
 
 
 def missing_package(error: ImportError, extra: str) -> UserError:

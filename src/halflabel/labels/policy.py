@@ -20,7 +20,7 @@ __all__ = [
     "UndecidedValue",
     "quote_option",
     "read_value",
-    "shorten",
+    "shorten_cell",
 ]
 
 Meaning = Literal["present", "absent", "unknown"]
@@ -122,16 +122,16 @@ def read_value(raw: str, policy: Policy, all_values: frozenset[str]) -> Meaning:
     meaning = VALUE_WORDS.get(text.lower())
     if meaning is None:
         fix = "use 1, 0 or blank"
-        if shorten(text) == text:
+        if shorten_cell(text) == text:
             fix += f", or state what it means: {quote_option('--value', text + '=present')} (or absent, or unknown)"
-        raise UndecidedValue(f"value {shorten(text)!r} is not a label", fix)
+        raise UndecidedValue(f"value {shorten_cell(text)!r} is not a label", fix)
     return meaning
 
 
-def shorten(text: str, limit: int = 60) -> str:
+def shorten_cell(text: str, limit: int = 60) -> str:
     """The first line of a cell, at most `limit` characters, with … if anything was cut; for error messages.
 
-    >>> shorten("a cat"), shorten("a cat\\nand a dog"), shorten("very long", 5)
+    >>> shorten_cell("a cat"), shorten_cell("a cat\\nand a dog"), shorten_cell("very long", 5)
     ('a cat', 'a cat…', 'very…')
     """
     beginning = "".join(text.splitlines()[:1])[:limit]

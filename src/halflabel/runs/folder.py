@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel import __version__
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.runs import folder_tables
-from halflabel.runs.folder_tables import first_line
 from halflabel.system import distributed
 from halflabel.system.files import atomic_write, read_json, read_text, to_json_value, write_csv, write_json
 from halflabel.system.validate import check_fields
@@ -425,7 +424,7 @@ def read_config(path: Path, fix: str) -> dict[str, Any]:
     try:
         config = yaml.safe_load(text)
     except Exception as error:  # YAML's errors, and Python's for invalid dates and numbers
-        raise UserError(f"{path} cannot be read ({first_line(error)})", fix) from None
+        raise UserError(f"{path} cannot be read ({error_summary(error)})", fix) from None
     if not isinstance(config, dict) or not _is_small(config):
         raise UserError(f"{path} does not hold settings", fix)
     return config

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.system.files import atomic_write
 
-__all__ = ["first_line", "read_folds", "read_predictions", "read_split", "write_predictions", "write_split"]
+__all__ = ["read_folds", "read_predictions", "read_split", "write_predictions", "write_split"]
 
 
 def write_split(path: Path, images: Sequence[str], part: NDArray[Any]) -> None:
@@ -42,7 +42,7 @@ def read_split(path: Path) -> tuple[Names, NDArray[np.int8]]:
             raise ValueError("an image has no name or no part")
         names = Names(image)
     except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException, UserError) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)})", "start a new run") from None
+        raise UserError(f"{path} cannot be read ({error_summary(error)})", "start a new run") from None
     return names, pc.equal(part, "validation").to_numpy(zero_copy_only=False).astype(np.int8)
 
 
@@ -77,7 +77,7 @@ def read_predictions(path: Path) -> tuple[Names, list[str], NDArray[np.float32]]
         flat = table["scores"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         scores = flat.reshape(len(names), len(classes)).astype(np.float32)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException, UserError) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)})", "train again") from None
+        raise UserError(f"{path} cannot be read ({error_summary(error)})", "train again") from None
     return names, classes, scores
 
 
@@ -89,10 +89,4 @@ def read_folds(path: Path) -> NDArray[np.int8]:
     try:
         return np.asarray(pq.read_table(path, columns=["fold"])["fold"].to_numpy(), np.int8)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)})", "train again") from None
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type where it has no message."""
-    text = error.message if isinstance(error, UserError) else str(error)
-    return (text.splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} cannot be read ({error_summary(error)})", "train again") from None

@@ -17,7 +17,7 @@ from torch import Tensor
 from halflabel.data.decode import find_images
 from halflabel.data.sources import Images, Source, open_images
 from halflabel.data.views import Plain, View
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
@@ -32,7 +32,6 @@ from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder, model_kind
-from halflabel.runs.folder_tables import first_line
 from halflabel.system import distributed
 from halflabel.system.files import read_json
 from halflabel.system.reporter import SILENT, Reporter
@@ -89,7 +88,7 @@ class Predictor:
             model = _build_model(backbone, config.method, config.options, classes, weights)
             model.load_state_dict(weights)
         except (RuntimeError, TypeError, ValueError) as error:  # unsuitable options raise any of these
-            reason = first_line(error)
+            reason = error_summary(error)
             raise UserError(f"{run.weights} belongs to another model ({reason})", "train again") from None
         platt, thresholds = Platt(), torch.full((len(classes),), 0.5)
         if run.is_calibrated:
@@ -123,7 +122,7 @@ class Predictor:
             model = _build_model(backbone, metadata.method, metadata.options, metadata.classes, state)
             model.load_state_dict(state)
         except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
-            reason = first_line(error)
+            reason = error_summary(error)
             raise UserError(f"{weights} does not fit {path.name} ({reason})", "export the run again") from None
         device = choose_device("auto")
         return cls(_ready(model, device), **described, device=device)

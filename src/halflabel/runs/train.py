@@ -21,7 +21,7 @@ from halflabel.data.gpu_views import load_to_device
 from halflabel.data.pack.source import DeviceViews
 from halflabel.data.quarantine import TooManyBadImages
 from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
@@ -261,7 +261,7 @@ def _start_from(run: RunFolder, model: Model, classes: Names) -> None:
     try:
         model.load_state_dict(before.model.state_dict())
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = error_summary(error)
         raise UserError(
             f"{run.folder} has another model ({reason})", "use its backbone, method and options, or start anew"
         ) from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,9 +95,8 @@ def initialize() -> None:
         store, own_rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
         dist.init_process_group(backend, store=store, rank=own_rank, world_size=size, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         raise UserError(
-            f"the {world_size()} processes of this job cannot reach each other ({reason})",
+            f"the {world_size()} processes of this job cannot reach each other ({error_summary(error)})",
             "start them with torchrun or accelerate launch, with the same address and port on all machines",
         ) from None
     _store = PrefixStore("halflabel", store)

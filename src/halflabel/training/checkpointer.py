@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.methods.base import Method
 from halflabel.system import distributed
 from halflabel.training import checkpoint as checkpoints
@@ -92,9 +92,8 @@ class Checkpointer:
             groups = [saved | present for saved, present in zip(meta["groups"], fused, strict=True)]
             checkpoints.unpack_optimizer(optimizer, self.distribution.restore(tensors, optimizer), groups)
         except (RuntimeError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
             raise UserError(
-                f"the checkpoint belongs to another model ({reason})", "resume with the same options"
+                f"the checkpoint belongs to another model ({error_summary(error)})", "resume with the same options"
             ) from None
         device = self.step.device
         best_weights = checkpoints.restore("best", tensors)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError
+from halflabel.errors import LabelError, error_summary
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.policy import quote_option
 from halflabel.system.memory import physical_memory
@@ -290,7 +290,7 @@ class CsvTable:
                     )
         except LabelError as fault:
             return fault
-        reason = str(error).splitlines()[0]
+        reason = error_summary(error)
         return LabelError(f"cannot be read as CSV ({reason})", "check the quoting and the encoding", self.path)
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
@@ -344,7 +344,7 @@ def read_parquet(path: Path) -> pa.Table:
                 _check_memory(sum(pc.sum(length).as_py() or 0 for length in lengths), path)
     # A damaged file can raise nearly anything, even MemoryError for an impossible size.
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = error_summary(error)
         raise LabelError(f"cannot be read as Parquet ({reason})", "write the file again", path) from None
     return table
 

@@ -23,7 +23,7 @@ from halflabel.labels.policy import (
     UndecidedValue,
     quote_option,
     read_value,
-    shorten,
+    shorten_cell,
 )
 
 __all__ = ["decode_columns"]
@@ -85,12 +85,12 @@ def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tup
         texts = {raw.strip() for raw in raws}
         strange = sorted(text for text in texts if text not in known and text.lower() not in VALUE_WORDS)
         if len(strange) > _MOST_ODD_VALUES or (strange and texts.isdisjoint({*ONE, *ZERO, *MINUS_ONE})):
-            problems.append(f"{shorten(name)!r} does not look like a class ({shorten(strange[0], 20)!r})")
+            problems.append(f"{shorten_cell(name)!r} does not look like a class ({shorten_cell(strange[0], 20)!r})")
             options.append(quote_option("--ignore", name))
             continue
         of_classes |= texts
         for text in strange:
-            problems.append(f"what {shorten(text, 20)!r} in {shorten(name)!r} means")
+            problems.append(f"what {shorten_cell(text, 20)!r} in {shorten_cell(name)!r} means")
             options.append(quote_option("--value", f"{text}=unknown"))
     minus_one = of_classes.intersection(MINUS_ONE) - set(policy.values)
     if minus_one and policy.minus_one is None:

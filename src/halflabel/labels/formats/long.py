@@ -27,7 +27,7 @@ from halflabel.labels.formats._csv import CsvTable, ParquetTable, csv_line, dete
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names
 from halflabel.labels.names import Names
-from halflabel.labels.policy import LABEL_VALUES, MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, read_value, shorten
+from halflabel.labels.policy import LABEL_VALUES, MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, read_value, shorten_cell
 from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.system.files import atomic_write
 
@@ -254,7 +254,7 @@ def _check_declarations(
             if has_text.any():
                 row = int(np.argmax(has_text))
                 missing = "class" if has_image[row] else "image"
-                message = f"{role} {shorten(cells[role][row].as_py())!r} has no {missing}"
+                message = f"{role} {shorten_cell(cells[role][row].as_py())!r} has no {missing}"
                 fix = f"name the {missing}, or leave {', '.join(roles[r] for r in COLUMNS[2:] if r in roles)} blank"
                 raise sheet.error(message, fix, row=int(selected[row]), column=roles[missing])
 
@@ -263,7 +263,7 @@ def _note_lists(classes: Names, audit: Audit) -> None:
     """Note class names with a separator in them: they may be lists of names."""
     lists = classes.array.filter(pc.match_substring_regex(classes.array, "[^,;|]+[,;|][^,;|]+"))
     if len(lists):
-        example = shorten(lists[0].as_py())
+        example = shorten_cell(lists[0].as_py())
         audit.note(f"{len(lists)} classes look like lists, such as {example!r}: if they are, add --format tags")
 
 

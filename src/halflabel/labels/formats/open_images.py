@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line, read_records
 from halflabel.labels.formats._paths import existing_path
@@ -203,7 +203,7 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
         for batch in reader:
             yield {name: batch.column(number) for name, number in place.items()}
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        raise _diagnose(path, header, str(error).splitlines()[0]) from None
+        raise _diagnose(path, header, error_summary(error)) from None
 
 
 def _diagnose(path: Path, header: list[str], reason: str) -> LabelError:

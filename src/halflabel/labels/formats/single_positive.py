@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names
@@ -175,8 +175,9 @@ def _load_array(path: Path) -> NDArray[Any]:
     except LabelError:
         raise
     except Exception as error:  # a header is Python source: a damaged one raises nearly anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LabelError(f"cannot be read as .npy ({reason:.80})", "save it again with numpy.save", path) from None
+        raise LabelError(
+            f"cannot be read as .npy ({error_summary(error):.80})", "save it again with numpy.save", path
+        ) from None
     raise LabelError(
         "the array holds Python objects, which may run code when loaded",
         "save the image names as strings (np.array(names, dtype=str)) and labels as numbers",

@@ -16,7 +16,7 @@ from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
 from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
 from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.names import Names
-from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorten
+from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorten_cell
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
@@ -51,7 +51,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         fix = undecided.fix
         if "not a label" in undecided.message:
             fix += f"; if {name!r} is not a class, add {quote_option('--ignore', name)}"
-            if shorten(raw) == raw:
+            if shorten_cell(raw) == raw:
                 fix += f" or {quote_option('--where', f'{name}={raw}')}"
             if name.lower() in LIST_COLUMNS:
                 fix += "; if it lists the present classes, add --format tags"

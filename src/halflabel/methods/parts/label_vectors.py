@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 
@@ -147,7 +147,7 @@ def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
     try:
         model = package.SentenceTransformer(name)
     except (OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = error_summary(error)
         raise UserError(f"there is no text encoder {name!r} ({reason})", "name a model, or its folder") from None
 
     def encode(texts: list[str]) -> ArrayLike:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.report.run_facts import HeldOutResults, read_run_facts
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
@@ -108,7 +108,7 @@ class FigureInputs:
         try:
             method.load_state_dict(checkpoint.restore("method", newest.tensors))
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            reason = error_summary(error)
             raise UserError(
                 f"a checkpoint of {self.run.folder} was written by another version ({reason})", "train again"
             ) from None

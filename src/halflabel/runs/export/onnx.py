@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.metrics.calibration import Platt
 from halflabel.models.heads import Head, Model
 from halflabel.models.onnx_features import parity_images, quiet_exporter
 from halflabel.runs.export.metadata import ModelMetadata
-from halflabel.runs.folder_tables import first_line
 from halflabel.system.files import atomic_write
 from halflabel.types import Output
 
@@ -87,7 +86,7 @@ class OnnxHead(Head):
         try:
             return cls(runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]), path)
         except Exception as error:  # the runtime has one exception type per fault
-            reason = first_line(error)
+            reason = error_summary(error)
             raise UserError(f"{path} cannot be opened as ONNX ({reason})", "export the run again") from None
 
     def forward(self, features: Tensor) -> Output:
@@ -95,7 +94,7 @@ class OnnxHead(Head):
             (logits,) = self.session.run(["logits"], {"images": features.numpy()})
             return Output(torch.from_numpy(logits).reshape(len(features), -1), torch.zeros(len(features), 0))
         except Exception as error:  # the runtime's exceptions, or an output that is not logits
-            reason = first_line(error)
+            reason = error_summary(error)
             raise UserError(f"{self.path} cannot score images ({reason})", "export the run again") from None
 
 
@@ -173,7 +172,7 @@ def _translate(graph: ExportedGraph, size: int) -> Any:
                 )
         # The exporter and the tracer raise many unrelated types; for the user they all mean the same.
         except Exception as error:
-            reason = first_line(error)
+            reason = error_summary(error)
             continue
         assert program_onnx is not None
         return program_onnx.model_proto
@@ -207,7 +206,7 @@ def _compare(graph: ExportedGraph, path: Path, size: int) -> Parity:
             except Exception as error:  # the runtime has one exception type per fault
                 fix = "export for the Hub instead: halflabel export hub"
                 raise UserError(
-                    f"ONNX Runtime cannot run {batch} images at a time ({first_line(error)})", fix
+                    f"ONNX Runtime cannot run {batch} images at a time ({error_summary(error)})", fix
                 ) from None
             relative = np.abs(logits - onnx_logits) / np.maximum(1, np.abs(logits))
             # np.maximum keeps NaN, where max would drop it.
