@@ -9,7 +9,7 @@ import pytest
 from halflabel.methods.base import recipe
 from halflabel.papers.run import reproduce
 from halflabel.papers.settings import Overrides
-from halflabel.papers.tables import TABLES, find_printed
+from halflabel.papers.tables import PRINTED, TABLES
 
 TINY = Overrides(backbone="tiny", size=32, epochs=2, batch_size=16, device="cpu", workers=0)
 
@@ -38,9 +38,9 @@ def test_heads_of_other_papers_have_no_dropout() -> None:
 
 def test_k_belongs_to_saliency_only() -> None:
     """The number of the default equals that of SR in table 2, rounded, not that of SR + CR."""
-    at_5 = find_printed("S4-table3").number("k=5", "50 %", "mAP")
-    alone = find_printed("S4-table2").number("BN-BCE + SR", "50 %", "mAP")
-    both = find_printed("S4-table2").number("BN-BCE + SR + CR (w/ SR)", "50 %", "mAP")
+    at_5 = PRINTED["S4-table3"].number("k=5", "50 %", "mAP")
+    alone = PRINTED["S4-table2"].number("BN-BCE + SR", "50 %", "mAP")
+    both = PRINTED["S4-table2"].number("BN-BCE + SR + CR (w/ SR)", "50 %", "mAP")
     assert at_5 is not None
     assert alone is not None
     assert both is not None
@@ -51,7 +51,7 @@ def test_k_belongs_to_saliency_only() -> None:
 
 def test_rows_of_huynh_2020_are_repeated() -> None:
     names = {"Latent Noise": "Latent Noise (visual)", "Curriculum": "Curriculum Labeling"}
-    here, there = find_printed("S4-table4"), find_printed("S1-table1")
+    here, there = PRINTED["S4-table4"], PRINTED["S1-table1"]
     groups = [column.measure for column in there.columns if column.condition == "end to end"]
     for row in ("Latent Noise", "CNN-RNN", "Curriculum", "IMCL"):
         for column, group in zip(here.columns, groups, strict=True):

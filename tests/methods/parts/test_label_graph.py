@@ -217,7 +217,7 @@ def test_wordnet_graph_is_optional(monkeypatch):
     loaded = types.SimpleNamespace(synsets=synsets, ensure_loaded=lambda: None)
     monkeypatch.setitem(sys.modules, "nltk", types.ModuleType("nltk"))
     monkeypatch.setitem(sys.modules, "nltk.corpus", types.SimpleNamespace(wordnet=loaded))
-    found = from_wordnet(Names(["cat", "dog", "cow", "x y"]), least=0.1)
+    found = from_wordnet(Names(["cat", "dog", "cow", "x y"]))
     assert dense(found, 4).tolist() == [[0, 0.2, 0.9, 0], [0.2, 0, 0.2, 0], [0.9, 0.2, 0, 0], [0, 0, 0, 0]]
     assert dense(from_wordnet(Names(["cat", "dog", "cow"]), 1), 3).tolist() == [[0, 0, 0.9], [0.2, 0, 0], [0.9, 0, 0]]
     with pytest.raises(UserError, match="none of the classes"):

@@ -169,11 +169,11 @@ def from_file(path: str | Path, classes: Names) -> Edges:
     return _by_row(ends[:, 0], ends[:, 1], np.array([weight for _, weight in read.values()]))
 
 
-def from_wordnet(classes: Names, k: int | None = None, *, least: float = 0.0) -> Edges:
+def from_wordnet(classes: Names, k: int | None = None) -> Edges:
     """Connect each label to its k nearest others (None = all) in WordNet, by the similarity of Wu and Palmer 1994.
 
     weight = 2 · depth of the closest common ancestor / (depth of one + depth of the other), from 0 to 1, of the first
-    noun meaning of each name. Pairs below `least` have no edge, nor do names that WordNet does not know. Needs the
+    noun meaning of each name. Names that WordNet does not know have no edge. Needs the
     package nltk and its WordNet data. Time: C² / 2 look-ups, 200 classes in about a second.
     """
     wordnet = _wordnet()
@@ -192,7 +192,7 @@ def from_wordnet(classes: Names, k: int | None = None, *, least: float = 0.0) ->
     order = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
     rows, cols = np.repeat(np.arange(len(meanings)), order.shape[1]), order.ravel()
     weights = similarity[rows, cols]
-    is_edge = (weights > 0) & (weights >= least)
+    is_edge = weights > 0
     return Edges(rows[is_edge], cols[is_edge], weights[is_edge])
 
 

@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from halflabel.errors import UserError
 from halflabel.system.files import atomic_write
 
 __all__ = ["BLUE", "GREY", "ORANGE", "literal", "save_figure"]
@@ -23,13 +22,11 @@ def literal(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def save_figure(figure: Any, path: Path, *, caption: str = "", kind: str = "png", dpi: int = 130) -> None:
-    """Write a figure atomically, with the caption below it, without touching matplotlib's global state."""
+def save_figure(figure: Any, path: Path, *, caption: str = "") -> None:
+    """Write a figure as PNG atomically, with the caption below it, without touching matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    canvas = FigureCanvasAgg(figure)
-    if kind not in canvas.get_supported_filetypes():
-        raise UserError(f"{path}: a figure cannot be written as {path.suffix!r}", "use .png, .svg or .pdf")
+    FigureCanvasAgg(figure)
     options: dict[str, Any] = {}
     if caption:
         figure.text(0.01, -0.01, literal(caption), va="top", fontsize="small", color="#4b5563")
@@ -37,4 +34,4 @@ def save_figure(figure: Any, path: Path, *, caption: str = "", kind: str = "png"
     with atomic_write(path) as temporary, warnings.catch_warnings():
         # A name may contain letters that the font lacks. Matplotlib draws boxes for them; the user cannot change that.
         warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
-        figure.savefig(temporary, format=kind, dpi=dpi, **options)
+        figure.savefig(temporary, format="png", dpi=130, **options)

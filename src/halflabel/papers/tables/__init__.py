@@ -11,7 +11,7 @@ from halflabel.errors import UserError
 from halflabel.papers.spec import PaperTable, PrintedTable
 from halflabel.papers.tables import cevikalp_2019, durand_2019, huynh_2020, wang_2023, zhou_2022
 
-__all__ = ["PAPERS", "PRINTED", "TABLES", "find_printed", "find_table", "paper_of"]
+__all__ = ["PAPERS", "PRINTED", "TABLES", "find_table", "paper_of"]
 
 PAPERS = {
     "S1": "Huynh, Elhamifar 2020: Interactive Multi-Label CNN Learning with Partial Labels",
@@ -33,13 +33,6 @@ def find_table(id: str) -> PaperTable:
     if id not in TABLES:
         raise UserError(f"there is no table {id!r}", f"use one of: {', '.join(TABLES)}")
     return TABLES[id]
-
-
-def find_printed(id: str) -> PrintedTable:
-    """The printed numbers of a table, such as S2-table4."""
-    if id not in PRINTED:
-        raise UserError(f"there is no printed table {id!r}", f"use one of: {', '.join(PRINTED)}")
-    return PRINTED[id]
 
 
 def paper_of(id: str) -> str:
