@@ -5,8 +5,8 @@ python benchmarks/fill.py --labels labels.csv --photos DIR --cache DIR [--method
 
 `labels.csv` has the columns id, split and one per class (1 present, -1 absent, 0 only difficult objects, counted as
 absent). The split `train` keeps a random share of its labels. The head on frozen EfficientNet-Lite0 features is
-cross-fitted on these labels, and the thresholds use only these labels. The hidden labels are used only for the printed
-table.
+cross-fitted on these labels by the solver of `halflabel train`, and the thresholds use only these labels. The hidden
+labels are used only for the printed table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from halflabel.data.sources import Features
 from halflabel.fill.plan import plan_fill
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
-from halflabel.methods.base import recipe
+from halflabel.models.backbones import build_backbone
 from halflabel.runs.crossfit import cross_fit
 from halflabel.training.config import Config, Settings
 from voc_frozen import load_features, read_labels
@@ -33,12 +33,9 @@ from voc_frozen import load_features, read_labels
 def measure_fill(full: LabelTable, source: Features, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Fill once and compare with the hidden labels."""
     known = drop.apply("partial", full, seed=seed, share=args.share)
-    method_recipe = recipe(args.method)
-    settings = Settings(
-        epochs=20, lr=method_recipe.lr, weight_decay=method_recipe.weight_decay, seed=seed, device="cpu"
-    )
+    config = Config(method=args.method, solver="lbfgs", settings=Settings(seed=seed, device="cpu"))
     started = time.perf_counter()
-    scores = cross_fit(source, known, Config(method=args.method, settings=settings), folds=args.folds)
+    scores = cross_fit(source, known, config, folds=args.folds, backbone=build_backbone("efficientnet-lite0"))
     trained = time.perf_counter()
     filling = plan_fill(scores, known, precision=args.precision, confidence=args.confidence)
     value = filling.rows().resolve().dense()
