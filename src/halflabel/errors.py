@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-__all__ = ["LabelError", "NoReadableImage", "UserError", "WrongHead", "error_summary", "missing_package"]
+__all__ = ["LabelError", "NoReadableImage", "UserError", "WrongHead", "error_summary", "in_python", "missing_package"]
 
 _MAX_LENGTH = 2000  # characters; a name in a damaged file may have millions
+
+
+_COMMANDS = re.compile(r"(`[^`]*`|\bhalflabel [a-z][^;()]*)")
+_VALUES = "absent|all|auto|binary|cooccurrence|cpu|crop|false|head|long|present|squash|true|unknown|utf-16"
+_OPTION = re.compile(rf"(?<![\w-])--([a-z][a-z0-9-]*)(?:[ =](\d[\w.]*|{_VALUES})(?![\w-]))?")
+
+
+def in_python(text: str) -> str:
+    """A message with command-line options written as Python parameters; whole commands stay.
+
+    >>> in_python("add --minus-one absent, or raise --max-bad; see `halflabel train --help`")
+    'add minus_one="absent", or raise max_bad; see `halflabel train --help`'
+    >>> in_python("lower --lr (now 0.1), or add --clip 1, or: halflabel train --resume runs/first")
+    'lower lr (now 0.1), or add clip=1, or: halflabel train --resume runs/first'
+    """
+
+    def parameter(option: re.Match[str]) -> str:
+        name, value = option[1].replace("-", "_"), option[2]
+        if value is None:
+            return name
+        if value in ("true", "false"):
+            return f"{name}={value.capitalize()}"
+        return f"{name}={value}" if value[0].isdigit() else f'{name}="{value}"'
+
+    parts = _COMMANDS.split(text)
+    return "".join(part if number % 2 else _OPTION.sub(parameter, part) for number, part in enumerate(parts))
 
 
 class UserError(Exception):
@@ -19,7 +46,8 @@ class UserError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.message}. Fix: {self.fix}" if self.fix else self.message
+        """The text of a Python traceback, with options as parameters; the command line shows `message` and `fix`."""
+        return in_python(f"{self.message}. Fix: {self.fix}" if self.fix else self.message)
 
 
 class LabelError(UserError):

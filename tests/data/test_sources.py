@@ -115,7 +115,7 @@ def test_too_many_unreadable_files_are_an_error_that_names_one(tmp_path: Path) -
     source = images(tmp_path, bad=(2, 6), max_bad=0.15)
     batches = source.fetch([np.array([0, 2]), np.array([6])], ("plain",))
     assert next(batches).images.tolist() == [0]
-    with pytest.raises(UserError, match=r"2 of 9 images \(22.2 %\) cannot be read.*limit of 15 %.*2.png.*--max-bad"):
+    with pytest.raises(UserError, match=r"2 of 9 images \(22.2 %\) cannot be read.*limit of 15 %.*2.png.*max_bad"):
         next(batches)
 
 

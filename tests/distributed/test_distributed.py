@@ -255,7 +255,7 @@ def test_work_for_one_process_is_refused_to_several(monkeypatch: pytest.MonkeyPa
 def test_compiling_is_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UserError, match="--compile inductor works in one process"):
+    with pytest.raises(UserError, match="compile inductor works in one process"):
         make_accelerator(Settings(compile="inductor"))
 
 

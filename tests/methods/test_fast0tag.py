@@ -136,7 +136,7 @@ def test_vectors_from_a_file(tmp_path):
     head = method.head(5, 3)
     method.start(table)
     assert head.vectors.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
-    with pytest.raises(UserError, match="--vector-size 3"):
+    with pytest.raises(UserError, match="vector_size=3"):
         recipe("fast0tag").make(vectors=str(words)).start(table)
 
 

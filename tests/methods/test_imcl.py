@@ -180,7 +180,7 @@ def test_label_graph_from_a_file(tmp_path):
     path.write_text("0,9,1\n")
     with pytest.raises(LabelError, match=r"graph.csv, line 1: no class is called '9'"):
         begin(labels, graph=str(path))
-    with pytest.raises(UserError, match=r"no label graph 'wiki'.*--graph cooccurrence"):
+    with pytest.raises(UserError, match=r"no label graph 'wiki'.*graph=.cooccurrence."):
         begin(labels, graph="wiki")
 
 

@@ -143,7 +143,7 @@ def test_word_vectors_from_a_file(tmp_path):
     method = recipe("ssgrl").make(vectors=str(path), vector_size=2)
     method.start(table)
     assert method.head(5, 2).vectors.tolist() == [[1, 0], [0, 1]]
-    with pytest.raises(UserError, match="add --vector-size 2"):
+    with pytest.raises(UserError, match="add vector_size=2"):
         recipe("ssgrl").make(vectors=str(path)).start(table)
 
 

@@ -159,7 +159,7 @@ def test_is_finite_in_half_precision(dtype):
 
 
 def test_refusals_say_what_to_do():
-    with pytest.raises(UserError, match=r"2401 classes.*--gnn false"):
+    with pytest.raises(UserError, match=r"2401 classes.*gnn=False"):
         GnnHead(Linear(1, 1), MAX_CLASSES + 1)
     with pytest.raises(UserError, match="at least one step"):
         GnnHead(Linear(1, 2), 2, steps=0)

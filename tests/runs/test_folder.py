@@ -41,7 +41,7 @@ def test_creating_writes_nothing_until_the_start(tmp_path: Path) -> None:
 def test_a_folder_that_holds_a_run_is_refused_unless_forced(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path)
     run.start(TABLE, {})
-    with pytest.raises(UserError, match=r"already holds a run.*--resume.*--force"):
+    with pytest.raises(UserError, match=r"already holds a run.*resume.*force"):
         RunFolder.create(tmp_path)
     assert RunFolder.create(tmp_path, force=True).folder == tmp_path
 

@@ -70,7 +70,7 @@ def test_when_none_is_whole_the_user_is_told(tmp_path: Path) -> None:
     for number in (1, 2):
         checkpoint.save(tmp_path, number, made(number))
         damage_bytes(tmp_path / f"{number:010d}.safetensors")
-    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(UserError, match="start again without --resume"):
+    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(UserError, match="start again without resume"):
         checkpoint.load_newest(tmp_path)
 
 

@@ -326,7 +326,7 @@ def test_a_loss_that_is_not_finite_stops_with_advice() -> None:
             return logits / 0, logits / 0
 
     source, table = data()
-    with pytest.raises(UserError, match=r"not finite \(epoch 1, by batch 1\).*lower --lr \(now 0.01\)"):
+    with pytest.raises(UserError, match=r"not finite \(epoch 1, by batch 1\).*lower lr \(now 0.01\)"):
         fit(linear(), Method(Wrong()), source, table, PLAIN)
 
 

@@ -252,7 +252,7 @@ def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: in
 
 @pytest.mark.parametrize(("image", "label"), [("", "x"), ("a", " x"), ("a\nb", "x"), ("a", "x\u2028y")])
 def test_write_refuses_what_it_cannot_hold(tmp_path: Path, image: str, label: str) -> None:
-    with pytest.raises(UserError, match="--to long"):
+    with pytest.raises(UserError, match='to="long"'):
         cub.write(Rows.from_table(LabelTable.from_dense([[1]], [image], [label])), tmp_path)
 
 

@@ -257,7 +257,7 @@ def test_files_that_are_no_json(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tasks\.json"):
         formats.write(rows_of(), tmp_path / "tasks.csv", format="label-studio")
-    with pytest.raises(UserError, match="--image-url means nothing for the format 'wide'"):
+    with pytest.raises(UserError, match="image_url means nothing for the format 'wide'"):
         formats.write(rows_of(), tmp_path / "wide.csv", format="wide", image_url="x")
     assert not list(tmp_path.iterdir())
 

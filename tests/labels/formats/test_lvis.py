@@ -83,7 +83,7 @@ def test_recognised_before_coco_even_when_the_key_comes_late(tmp_path: Path) -> 
 
 
 def test_unlisted_means_nothing_here() -> None:
-    with pytest.raises(UserError, match="--unlisted means nothing"):
+    with pytest.raises(UserError, match="unlisted means nothing"):
         formats.read(GOLDEN, Policy(unlisted="absent"), format="lvis")
 
 

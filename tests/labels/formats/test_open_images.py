@@ -293,7 +293,7 @@ def test_the_last_row_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_write_refuses_what_it_cannot_hold(tmp_path: Path, rows: Rows, words: str) -> None:
-    with pytest.raises(UserError, match="--to long") as caught:
+    with pytest.raises(UserError, match='to="long"') as caught:
         open_images.write(rows, tmp_path / "x.csv")
     assert words in caught.value.message
 

@@ -52,7 +52,7 @@ def listed(result: LabelImport) -> dict[str, list[str]]:
 
 def test_comma() -> None:
     path = GOLDEN / "comma.csv"
-    with pytest.raises(LabelError, match=r"split at ','.*--unlisted unknown .* --unlisted absent"):
+    with pytest.raises(LabelError, match=r"split at ','.*unlisted=.unknown. .* unlisted=.absent."):
         formats.read(path)
     rows, audit = formats.read(path, UNKNOWN)
     assert (list(rows.images), list(rows.classes)) == (["0001.jpg", "0002.jpg", "0003.jpg"], ["dog", "cat"])
@@ -145,7 +145,7 @@ def test_the_separator_is_what_is_stated(file: Path, separator: str, expected: l
 
 
 def test_a_blank_separator_is_refused(file: Path) -> None:
-    with pytest.raises(UserError, match="--separator is empty"):
+    with pytest.raises(UserError, match="separator is empty"):
         made(file, "image,tags\nx,a\n", Policy(unlisted="unknown", separator=""))
 
 
@@ -233,7 +233,7 @@ def test_columns_that_are_not_there(file: Path) -> None:
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_other_encodings(file: Path, encoding: str) -> None:
     file.write_text("image,tags\na.jpg,café;thé\n", encoding=encoding)
-    with pytest.raises(LabelError, match="--encoding"):
+    with pytest.raises(LabelError, match="encoding"):
         formats.read(file, UNKNOWN)
     result = formats.read(file, Policy(unlisted="unknown", encoding=encoding))
     assert listed(result) == {"a.jpg": ["café", "thé"]}
@@ -249,7 +249,7 @@ def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
     result = formats.read(tmp_path, ABSENT)
     assert result.table().dense().tolist() == [[1, 1], [0, 0]]
     assert list(result.rows.images) == ["a.jpg", "b.jpg"]
-    with pytest.raises(UserError, match="--zero means nothing"):
+    with pytest.raises(UserError, match="zero means nothing"):
         formats.read(tmp_path, Policy(unlisted="absent", zero="absent"))
 
 

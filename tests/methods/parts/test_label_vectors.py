@@ -95,7 +95,7 @@ def test_files_with_and_without_header_and_names_of_several_words(tmp_path, head
 
 def test_missing_names_are_told_with_what_is_near(tmp_path):
     path = write(tmp_path, WORDS)
-    with pytest.raises(LabelError, match=r"no vector for 'plants' \(near: plant\), 'zebra'. Fix: .*--vectors graph"):
+    with pytest.raises(LabelError, match=r"no vector for 'plants' \(near: plant\), 'zebra'. Fix: .*vectors graph"):
         from_file(path, Names(["plants", "dog", "zebra"]))
 
 
@@ -148,7 +148,7 @@ def test_sources_sizes_and_scale(tmp_path):
     vectors = label_vectors(path, known, 3)
     np.testing.assert_allclose(vectors, np.array([[1, 2, 3], [2, 0, 0]]) / 3)  # mean squared length (14 + 4) / 2
     assert np.square(label_vectors("graph", known, 9)).sum(1).mean() == pytest.approx(1)
-    with pytest.raises(UserError, match="add --vector-size 3"):
+    with pytest.raises(UserError, match="add vector_size=3"):
         label_vectors(path, known, 300)
     with pytest.raises(UserError, match="no label vectors 'glove'"):
         label_vectors("glove", known, 300)

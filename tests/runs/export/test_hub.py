@@ -192,7 +192,7 @@ def test_damaged_files_are_explained(copied: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_overwritten_unasked(run: RunFolder, copied: Path) -> None:
-    with pytest.raises(UserError, match="--force"):
+    with pytest.raises(UserError, match="force"):
         export_hub(run, copied)
     (copied / "notes.txt").write_text("mine")
     export_hub(run, copied, force=True)

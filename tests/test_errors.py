@@ -1,0 +1,24 @@
+"""Errors are written for the command line; in Python they name parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import halflabel
+from halflabel.errors import UserError
+
+
+def test_errors_in_python_name_no_flags(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("image,age,dog\na,30,1\nb,41,-1\nc,52,0\n")
+    with pytest.raises(UserError) as caught:
+        halflabel.train(tmp_path / "labels.csv", tmp_path, tmp_path / "run")
+    assert "--minus-one absent" in caught.value.fix  # what the command line shows
+    assert "--" not in str(caught.value)
+    assert 'minus_one="absent"' in str(caught.value)
+    (tmp_path / "taken" / "config.yaml").parent.mkdir()
+    (tmp_path / "taken" / "config.yaml").write_text("a: 1")
+    with pytest.raises(UserError, match="already holds a run") as caught:
+        halflabel.continue_training(tmp_path / "taken", tmp_path / "taken")
+    assert "--" not in str(caught.value)
