@@ -54,3 +54,20 @@ def test_architecture_names_files_and_functions_that_exist() -> None:
         for module in re.findall(r"`(\w+)/?`", re.sub(r"\(.*?\)", "", modules)):
             place = package / folder / module
             assert place.is_dir() or place.with_suffix(".py").exists(), f"{folder}/{module}"
+
+
+def test_figures_of_fill_and_of_the_frozen_recipe_are_those_of_the_measurements() -> None:
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    fill = results.partition("\n## Filling in\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \d \| ([\d.]+) \| (\d+) % \| ([\d.]+) \| (\d+) % \|$", fill, re.MULTILINE)
+    present, filled, _, _ = zip(*rows, strict=True)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for text in (readme, (ROOT / "docs" / "howto" / "fill.md").read_text(encoding="utf-8")):
+        assert f"{min(present)} to {max(present)}" in text
+        assert f"{min(filled)} to {max(filled)} %" in text
+    frozen = results.partition("\n## VOC 2012, frozen backbone, L-BFGS")[2].partition("\n## ")[0]
+    for method, mean, fast in re.findall(
+        r"^\| .*\| `(\w+)`.*\| ([\d.]+) \| ([\d.]+) \| [\d.]+ / ", readme, re.MULTILINE
+    ):
+        row = next(line for line in frozen.splitlines() if f"| `{method}` |" in line and fast in line)
+        assert mean in row
