@@ -217,7 +217,7 @@ def _strong(view: Strong, images: Tensor, parameters: NDArray[np.float32]) -> Te
     cells = torch.arange(images.shape[-1], device=x.device)
     rows_in, columns_in = (cells >= top) & (cells < bottom), (cells >= left) & (cells < right)
     square = rows_in[:, None, :, None] & columns_in[:, None, None, :]
-    return _rounded(torch.where(square, _GREY, x))
+    return _round(torch.where(square, _GREY, x)).to(torch.uint8)
 
 
 def _box(view: Weak, u: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -263,10 +263,6 @@ def _places(size: int, device: torch.device) -> Tensor:
 def _each(values: Tensor) -> Tensor:
     """Reshape one value per image to broadcast over (B, 3, S, S)."""
     return values.view(-1, 1, 1, 1)
-
-
-def _rounded(x: Tensor) -> Tensor:
-    return _round(x).to(torch.uint8)
 
 
 def _round(x: Tensor) -> Tensor:

@@ -59,12 +59,8 @@ def advise(stats: Stats) -> Advice:
     return Advice(_sentence(stats), tuple(methods), tuple(_cautions(stats)))
 
 
-def _known_per_image(stats: Stats) -> float:
-    return stats.known / max(stats.labelled_images, 1)
-
-
 def _sentence(stats: Stats) -> str:
-    some = f"on average {_known_per_image(stats):.3g} of {stats.classes} classes"
+    some = f"on average {stats.known / max(stats.labelled_images, 1):.3g} of {stats.classes} classes"
     return {
         "full": "Full labels: every class is known for every labelled image.",
         "single-positive": "Single positive: each labelled image has one class known to be present, none to be absent.",

@@ -111,9 +111,7 @@ def _inner(model: nn.Module) -> nn.Module:
 
 
 def _gives(part: str, found: Any, must: str, fix: str) -> UserError:
-    what = f"a tensor of the shape {tuple(found.shape)}" if isinstance(found, Tensor) else _named(found)
+    what = "None" if found is None else f"a value of the type {type(found).__name__}"
+    if isinstance(found, Tensor):
+        what = f"a tensor of the shape {tuple(found.shape)}"
     return UserError(f"{part} gives {what}, and must give {must}", fix)
-
-
-def _named(found: Any) -> str:
-    return "None" if found is None else f"a value of the type {type(found).__name__}"

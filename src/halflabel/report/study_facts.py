@@ -59,7 +59,9 @@ def read_study(folder: Path) -> StudyFacts:
         facts = StudyFacts(
             folder=folder,
             config={key: value for key, value in config.items() if key != "what"},
-            result=_growth(content) if "curve" in content else _study(content),
+            result=_growth(content)
+            if "curve" in content
+            else Study(**_shared(content), conclusions=_sentences(content, "conclusions")),
             commands=tuple(shown_command(list(map(str, words))) for words in content.get("commands", ())),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -67,10 +69,6 @@ def read_study(folder: Path) -> StudyFacts:
     if not facts.result.points:
         raise UserError(f"{folder} has no finished run", fix)
     return facts
-
-
-def _study(content: Mapping[str, Any]) -> Study:
-    return Study(**_shared(content), conclusions=_sentences(content, "conclusions"))
 
 
 def _growth(content: Mapping[str, Any]) -> Growth:

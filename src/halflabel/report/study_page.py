@@ -211,7 +211,9 @@ def _curves(facts: StudyFacts) -> Html | None:
         alt += f"; the fitted law reaches {points(float(fit[1][-1]))} with twice the labels"
         note += "; dashed: the fitted power law, shaded: its 95 % interval"
     if off_chart:
-        note += "; below the chart: " + ", ".join(f"{_point_name(point)}: {points(point.mAP)}" for point in off_chart)
+        note += "; below the chart: " + ", ".join(
+            f"{shorten(point.strategy, 30)} {_percent(point.share)}: {points(point.mAP)}" for point in off_chart
+        )
     chart = svg.interval_lines(
         series,
         low,
@@ -409,10 +411,6 @@ def _commands(facts: StudyFacts) -> Html:
         el("p", el("code", page)),
         on="The commands that made the study and this page, without folder names.",
     )
-
-
-def _point_name(point: Point) -> str:
-    return f"{shorten(point.strategy, 30)} {_percent(point.share)}"
 
 
 def _interval(point: Point) -> str:

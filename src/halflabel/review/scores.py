@@ -140,7 +140,8 @@ def _compute(
     features = _project(wide)
     _use_out_of_fold(run, table, scored.logits)
     scores = _calibrate(predictor, scored.logits)
-    paths = [_relative(path, folder) for path in locate_images(list(table.images), folder)]
+    located = locate_images(list(table.images), folder)
+    paths = [None if path is None else path.relative_to(folder).as_posix() for path in located]
     return paths, scores, features
 
 
@@ -182,10 +183,6 @@ def _project(wide: NDArray[Any]) -> NDArray[np.float16]:
     flat = np.concatenate([(wide[part] - mean) @ signs.astype(np.float32) for part in parts])
     spread = np.nanstd(flat)
     return np.asarray(flat / (spread if spread > 0 else 1), dtype=np.float16)
-
-
-def _relative(path: Path | None, folder: Path) -> str | None:
-    return None if path is None else path.relative_to(folder).as_posix()
 
 
 def _held_out(run: RunFolder, table: LabelTable) -> NDArray[np.bool_]:

@@ -131,12 +131,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
     classes, column = _encode(cells["class"], has_class)
 
     is_three_column = not is_own_format and set(COLUMNS[:3]) <= set(sheet.header) <= set(COLUMNS)
-    if (
-        is_three_column
-        and policy.minus_one is None
-        and _distinct_values(cells["value"], is_label) <= {*ONE, *MINUS_ONE}
-    ):
-        policy = replace(policy, minus_one="absent")
+    if is_three_column and policy.minus_one is None:
+        values = pc.unique(cells["value"].filter(pa.array(is_label))).to_pylist()
+        if {value.strip() for value in values} <= {*ONE, *MINUS_ONE}:
+            policy = replace(policy, minus_one="absent")
     if "value" in cells:
         value = _read_values(sheet, roles["value"], cells["value"], selected, is_label, policy, is_own_format, audit)
     elif policy.unlisted is None:
@@ -265,10 +263,6 @@ def _note_lists(classes: Names, audit: Audit) -> None:
     if len(lists):
         example = shorten_cell(lists[0].as_py())
         audit.note(f"{len(lists)} classes look like lists, such as {example!r}: if they are, add --format tags")
-
-
-def _distinct_values(column: pa.Array, is_label: np.ndarray) -> set[str]:
-    return {value.strip() for value in pc.unique(column.filter(pa.array(is_label))).to_pylist()}
 
 
 def _encode(column: pa.Array, present: np.ndarray) -> tuple[Names, np.ndarray]:
