@@ -56,7 +56,7 @@ _STUDY_PROTOCOL = (
     "partial: a share of the labels of every image; dense: all labels of a share of the images, none of the others; "
     "noisy: all labels, the others flipped (not below 50 %, where labels mean the opposite); noisy+: one positive per "
     "image kept, all other labels negative",
-    "All strategies are trained in the same way on the same images; an image without a label adds nothing.",
+    "All strategies are trained in the same way on the same images; an image without a label adds nothing to the loss.",
     f"95 % intervals: {RESAMPLES} bootstrap samples of the test images and the spread over seeds together, wider where "
     "known positives are few; differences are paired by image and by seed, and not corrected for their number.",
 )
