@@ -58,6 +58,29 @@ def test_a_tuned_backbone_is_run_by_torch(tmp_path: Path, folder: Path, monkeypa
     assert not list(tmp_path.glob("**/*.onnx"))
 
 
+def test_a_second_evaluation_computes_no_features(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = trained(tmp_path / "run", folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in folder.iterdir():
+        (other / f"new-{path.name}").write_bytes(path.read_bytes())
+    labels = np.random.default_rng(2).choice([-1, 1], size=(12, 3))
+    table = LabelTable.from_dense(labels, sorted(path.name for path in other.iterdir()))
+    first = predictor.evaluate(table, other)
+    direct = predictor.logits(module.open_images(table.images, other, predictor.views))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(predictor.model.backbone), "forward", None)
+        again = predictor.evaluate(table, other)
+    assert again.overall == pytest.approx(first.overall, nan_ok=True)
+    cached = predictor._cached_logits(module.open_images(table.images, other, predictor.views), module.SILENT)
+    torch.testing.assert_close(cached, direct, rtol=1e-2, atol=1e-2)  # features are cached in half precision
+    (other / "new-00.png").write_bytes((folder / "05.png").read_bytes())  # another photo of the same name
+    changed = predictor._cached_logits(module.open_images(table.images, other, predictor.views), module.SILENT)
+    assert not torch.allclose(changed[0], cached[0], atol=1e-2)
+
+
 def test_many_images_are_decoded_by_the_workers_of_the_run(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +27,7 @@ from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
 from halflabel.metrics.positives_only import expected_f1_threshold, match_positives_per_image
 from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
+from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model, NormalisedLinear
 from halflabel.models.onnx_features import find_onnx_backbone
 from halflabel.models.scoring import score_source
@@ -165,6 +167,20 @@ class Predictor:
         found = find_onnx_backbone(backbone, size, folder, images=images, device=self.device, reporter=reporter)
         return self.model if found is None else Model(found, self.model.head)
 
+    def _cached_logits(self, source: Images, reporter: Reporter) -> Tensor:
+        """Return the logits by features in the cache of the run, so that a second evaluation is quick.
+
+        A tuned or exported model has no such cache, maps would fill the disk, and a mirror image has no features there.
+        """
+        backbone, head, run = self.model.backbone, self.model.head, self.run
+        is_frozen = self.config.tune == "head" and isinstance(backbone, Backbone) and not self.config.mirror
+        if run is None or not is_frozen or head.needs_maps or not os.access(run.folder.parent, os.W_OK):
+            return self.logits(source, reporter)
+        assert isinstance(backbone, Backbone)
+        folder = run.folder.parent / "cache"
+        features = cache_features(backbone, source, folder, device=self.device, reporter=reporter)
+        return score_source(Model(None, head), features, device=self.device, batch_size=256, features=False).logits
+
     def scores(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return calibrated probabilities (N, C); NaN for unreadable images."""
         return self.platt.scores(self.logits(source, reporter))
@@ -238,7 +254,7 @@ class Predictor:
         table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))
         annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
-        logits = self.logits(source, reporter)
+        logits = self._cached_logits(source, reporter)
         evaluation = distributed.run_on_main(
             lambda: evaluate(
                 logits,
