@@ -93,7 +93,7 @@ def test_page_says_what_the_table_says(made: Path) -> None:
         assert f"{row['lr']:.2g}" in shown
         for name, value in row["options"].items():
             assert f"{name} {value}" in shown
-    for sentence in content["protocol"]:
+    for sentence in (*content["protocol"], *content["conclusions"]):
         assert " ".join(sentence.split()) in page.text
     assert "role (labels all): the method 'role' cannot learn from full labels" in page.text.replace(" (", " (")
     assert "epochs and hyper-parameters were chosen on the labels left known" in page.text
@@ -101,6 +101,22 @@ def test_page_says_what_the_table_says(made: Path) -> None:
     for name in ("judged", "methods", "missing", "shares", "seeds", "cost", "classes"):
         assert f'href="#{name}"' in text
     assert str(made.parent) not in text
+
+
+def test_a_method_from_which_nothing_is_hidden_ends_each_table(edited: Callable[..., Path]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        hidden = [row for row in content["rows"] if row["labels"] != "all"]
+        full = next(row for row in content["rows"] if row["labels"] == "all")
+        content["rows"] = [*hidden, {**full, "role": "oracle"}]
+
+    text = build_comparison(edited(change))
+    (table,) = re.findall(r'<table class="sortable">(.*?)</table>', text, re.S)
+    rows = re.findall(r"<tbody>(.*?)</tbody>", table, re.S)[0].split("</tr>")[:-1]
+    assert len(rows) == 6
+    assert " all labels known<" in rows[-1]
+    assert ">—<" in rows[-1]
+    assert not any("all labels known" in row for row in rows[:-1])
+    assert "1 set of labels" in text, "it is not a set of labels of its own"
 
 
 @pytest.mark.parametrize(("high", "near"), [(-0.02, False), (0.01, True)])

@@ -32,7 +32,7 @@ from halflabel.report.layout import (
     write_page,
 )
 from halflabel.report.svg import Series, figure
-from halflabel.system.format import points, shorten
+from halflabel.system.format import counted, points, shorten
 from halflabel.system.html import Html, count, document, el, join, percent
 
 __all__ = ["build_comparison", "write_comparison"]
@@ -81,7 +81,7 @@ def build_comparison(folder: Path) -> str:
         el("p", _subtitle(facts), class_="muted"),
         el("p", el("b", facts.caution), class_="warn", role="note") if facts.caution else None,
         _cards(facts),
-        el("ul", *(el("li", sentence) for sentence in facts.conclusions)) if facts.conclusions else None,
+        *(el("p", sentence) for sentence in facts.conclusions),
     )
     footer = comparison_footer(
         facts.config, "the methods were compared", ("entry", "AP", "mAP", "95 % interval", "epoch")
@@ -92,8 +92,8 @@ def build_comparison(folder: Path) -> str:
 def _subtitle(facts: ComparisonFacts) -> str:
     methods = len({row.method for row in facts.rows})
     return (
-        f"{count(methods)} methods, {count(len(facts.panels))} sets of labels, up to "
-        f"{max(row.seeds for row in facts.rows)} seeds; {training_summary(facts.config)}"
+        f"{counted(methods, 'method')}, {counted(len(facts.panels), 'set of labels', 'sets of labels')}, up to "
+        f"{counted(max(row.seeds for row in facts.rows), 'seed')}; {training_summary(facts.config)}"
     )
 
 
