@@ -71,3 +71,11 @@ def test_figures_of_fill_and_of_the_frozen_recipe_are_those_of_the_measurements(
     ):
         row = next(line for line in frozen.splitlines() if f"| `{method}` |" in line and fast in line)
         assert mean in row
+
+
+def test_links_of_pages_outside_the_site_exist() -> None:
+    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path = link.partition("#")[0]
+            assert link.startswith("https://") or (ROOT / path).exists(), f"{page}: {link}"
