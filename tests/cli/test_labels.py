@@ -127,3 +127,20 @@ def test_a_missing_image_is_found_at_import(tmp_path: Path, data: Path) -> None:
         "import", data / "train.csv", tmp_path / "out.csv", "--images", tmp_path / "images"
     )
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("form", ["coco", "label-studio"])
+def test_other_tools_get_the_names_of_files(tmp_path: Path, form: str) -> None:
+    (tmp_path / "photos" / "b").mkdir(parents=True)
+    for name in ("1.jpg", "b/2.JPEG"):
+        (tmp_path / "photos" / name).touch()
+    (tmp_path / "labels.csv").write_text("image,class,value\n1,dog,1\n2,dog,1\n")
+    out = tmp_path / "out.json"
+    done("convert", tmp_path / "labels.csv", out, "--to", form, "--images", tmp_path / "photos")
+    assert "1.jpg" in out.read_text()
+    assert "b/2.JPEG" in out.read_text()
+    (tmp_path / "labels.csv").write_text("image,class,value\n1,dog,1\n1.jpg,dog,1\n")
+    words = ["convert", tmp_path / "labels.csv", out, "--to", form, "--images", tmp_path / "photos", "--force"]
+    assert "two images of the label file are the file '1.jpg'" in refused(*words)
+    (tmp_path / "labels.csv").write_text("image,class,value\n7,dog,1\n")
+    assert "1 of 1 images have no file" in refused(*words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from halflabel.system.format import counted
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
+    from halflabel.labels.rows import Rows
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
@@ -95,6 +97,10 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
     read: ReadLabels,
     to: Annotated[str, typer.Option(help="The format to write; see above. auto: by the extension of OUT.")] = "auto",
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Write the names of the image files in this folder, with their endings, for other tools."),
+    ] = None,
     image_url: Annotated[str | None, typer.Option(help="label-studio: the URL before the image paths.")] = None,
     force: Force = False,
 ) -> None:
@@ -110,7 +116,8 @@ def convert(
     _check_free(out, force)
     to = formats.default_format(out) if to == "auto" else to
     label_import = read(labels)
-    formats.write(label_import.rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
+    rows = label_import.rows if images is None else _with_file_names(label_import.rows, images)
+    formats.write(rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
     show_audit(label_import.audit, label_import.table())
     console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
     if to != "label-studio":
@@ -211,16 +218,30 @@ def _check_free(out: Path, force: bool) -> None:
         raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
 
 
-def _check_files(images: Any, folder: Path) -> None:
+def _with_file_names(rows: Rows, folder: Path) -> Rows:
+    """The rows with each image named by its file, relative to the folder."""
+    from halflabel.labels.names import Names
+
+    names = [path.relative_to(folder).as_posix() for path in _check_files(rows.images, folder)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"two images of the label file are the file {twice!r}", "leave one of them out")
+    return replace(rows, images=Names(names))
+
+
+def _check_files(images: Any, folder: Path) -> list[Path]:
+    """The file of each image; an error if one has none."""
     from halflabel.data.decode import locate_images
 
-    missing = [name for name, path in zip(images, locate_images(list(images), folder), strict=True) if path is None]
+    paths = locate_images(list(images), folder)
+    missing = [name for name, path in zip(images, paths, strict=True) if path is None]
     if missing:
         named = ", ".join(repr(name) for name in missing[:3])
         raise UserError(
             f"{len(missing)} of {len(images)} images have no file in {folder}, such as {named}",
             "check the folder, or leave those images out of the label file",
         )
+    return [path for path in paths if path is not None]
 
 
 def _as_json(label_import: LabelImport, advice: Any) -> dict[str, Any]:

@@ -109,7 +109,9 @@ def write(rows: Rows, path: Path) -> None:
     unknown = len(table.images) * len(table.classes) - table.known
     if absent and unknown:
         raise UserError(
-            f"{absent} entries are absent and {unknown} unknown, which COCO cannot distinguish", "write lvis or long"
+            f"{absent:,} entries are absent and {unknown:,} unknown, which COCO cannot distinguish",
+            "write LVIS, which COCO tools read and which keeps both (--to lvis); or fill in the unknown entries first: "
+            "halflabel fill RUN PHOTOS --out filled.csv",
         )
     meaning = "absent" if absent else "unknown"
     info = {"description": f"image-level labels; a class not listed for an image is {meaning}"}
