@@ -234,3 +234,30 @@ def test_of_several_premises_the_surest_is_named(tmp_path: Path) -> None:
     result = [part.tolist() for part in rules.strongest_premises(labels, score, late)]
     assert list(zip(*result, strict=True)) == [(0, 2, 5), (1, 2, 0), (2, 2, 0), (3, 0, 2), (3, 3, 4)]
     assert all(len(part) == 0 for part in rules.strongest_premises(labels, score, np.zeros_like(late)))
+
+
+def test_sparse_labels_do_not_suggest_that_everything_excludes_everything() -> None:
+    """Photos with one or two things each, drawn independently of each other: nothing excludes anything."""
+    rng = np.random.default_rng(0)
+    labels = np.full((3000, 20), -1, np.int8)
+    for image in labels:
+        image[rng.choice(20, size=1 + int(rng.random() < 0.4), replace=False)] = 1
+    assert suggest_rules(LabelTable.from_dense(labels)) == []
+    # Two classes that share no photo although each is often beside others.
+    for image in labels[:1500]:
+        image[[0, 1]] = -1
+        image[rng.integers(0, 2)] = 1
+    (rule,) = suggest_rules(LabelTable.from_dense(labels))
+    assert (rule.first, rule.kind, rule.second) in {("0", "excludes", "1"), ("1", "excludes", "0")}
+
+
+def test_suggestions_are_sorted_by_lift() -> None:
+    rng = np.random.default_rng(1)
+    labels = np.where(rng.random((4000, 4)) < 0.3, 1, -1).astype(np.int8)
+    labels[labels[:, 0] > 0, 1] = 1  # 0 → 1 without exceptions
+    labels[(labels[:, 2] > 0) & (rng.random(4000) < 0.99), 3] = 1  # 2 → 3 with some
+    found = suggest_rules(LabelTable.from_dense(labels))
+    assert [(rule.first, rule.second) for rule in found] == [("0", "1"), ("2", "3")]
+    lifts = [(1 - rule.expected) / (1 - rule.bound) for rule in found]
+    assert lifts == sorted(lifts, reverse=True)
+    assert min(lifts) > 2

@@ -36,6 +36,8 @@ Kind = Literal["implies", "excludes"]
 Mask = NDArray[np.bool_]
 
 _BLOCK_CLASSES = 256  # classes counted at a time
+_SIGNIFICANCE = 0.05  # of all suggestions together
+_LEAST_LIFT = 2.0
 _BLOCK_ENTRIES = 1 << 21  # labels processed at a time
 _FIX_CYCLE = "remove one of these lines; classes that always occur together are one class"
 
@@ -305,8 +307,8 @@ def find_contradictions(rules: Rules, table: LabelTable, *, max_examples: int = 
 class RuleSuggestion(NamedTuple):
     """A rule supported by the known labels: it holds in `holds` of `seen` images.
 
-    With 95 % confidence it holds in at least the share `bound` of all images; `expected` is the share if the two
-    classes were independent.
+    With 95 % confidence it holds in at least the share `bound` of all images; `expected` is the share by
+    chance.
     """
 
     first: str
@@ -319,19 +321,30 @@ class RuleSuggestion(NamedTuple):
 
 
 def suggest_rules(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> list[RuleSuggestion]:
-    """Rules that the known labels support, strongest first; a person decides, they are never applied automatically.
+    """Rules that the known labels support, by lift; a person decides, they are never applied automatically.
 
     For a → b: of the images where a is present and b is known, those where b is present; for a × b: where b is absent.
-    `bound` is the smallest Wilson lower bound at 95 %. A rule that follows from b alone (most images have b, or do not
-    have it) is left out: at the upper end of what the counts allow, the rule must be broken less than half as often as
-    by chance. Tables without known negatives support no rule.
+    `bound` is the smallest Wilson lower bound at 95 %. By chance, a → b would hold as often as b is present at all, and
+    a × b as often as b is absent where other classes than a are present: images with one or two labels each would
+    otherwise seem to exclude everything else. The lift says how many times rarer exceptions are than by chance, at the
+    upper end of what the counts allow; it must be 2 or more, and exceptions so few must be improbable by chance: a
+    binomial test at 5 %, divided by the number of rules tested. Tables without known negatives support no rule.
 
     Memory: counts of 256 classes at a time, and the pairs that pass; never C × C.
     """
+    from scipy.stats import binom
+
     present, absent = table.matrix(table.value > 0), table.matrix(table.value < 0)
-    positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
-    known = np.bincount(table.column, minlength=len(table.classes))
+    image, column, value = table.entries()
+    positives = np.bincount(column[value > 0], minlength=len(table.classes))
+    known = np.bincount(column, minlength=len(table.classes))
     rate = (positives + 1) / (known + 2)
+    # Over all other present classes of an image: how often b is present, and known.
+    others = np.bincount(image[value > 0], minlength=len(table))[image] - (value > 0)
+    with_others, seen_others = (
+        np.bincount(column[kept], others[kept], len(table.classes)) for kept in (value > 0, value != 0)
+    )
+    level = _SIGNIFICANCE / max(2 * len(table.classes) * (len(table.classes) - 1), 1)
     by_class = present.tocsc()
     candidates: list[tuple[Any, ...]] = []
     for first in range(0, len(table.classes), _BLOCK_CLASSES):
@@ -340,28 +353,31 @@ def suggest_rules(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> l
         diagonal = (np.arange(block.shape[0]), first + np.arange(block.shape[0]))
         with_b[diagonal] = without_b[diagonal] = 0
         seen = with_b + without_b
+        beside_others = (with_others - with_b + 1) / (seen_others - seen + 2)
         kinds: tuple[tuple[Kind, NDArray[Any], NDArray[Any]], ...] = (
-            ("implies", with_b, rate[None, :]),
-            ("excludes", without_b, 1 - rate[None, :]),
+            ("implies", with_b, np.broadcast_to(rate, seen.shape)),
+            ("excludes", without_b, 1 - beside_others),
         )
         for kind, holds, expected in kinds:
             lower = np.nan_to_num(wilson(holds, seen, z=1.645).low)  # one-sided; 0 for pairs without images
-            # The largest share of exceptions that the counts allow, against half the share expected by chance.
-            a, b = np.nonzero((seen > 0) & (lower >= bound) & (1 - lower <= 0.5 * (1 - expected)))
-            best = np.lexsort((-seen[a, b], -lower[a, b]))[: 2 * top]
+            lift = (1 - expected) / np.maximum(1 - lower, 1e-12)
+            a, b = np.nonzero((seen > 0) & (lower >= bound) & (lift >= _LEAST_LIFT))
+            is_rare = binom.cdf((seen - holds)[a, b], seen[a, b], 1 - expected[a, b]) <= level
+            a, b = a[is_rare], b[is_rare]
+            best = np.lexsort((-seen[a, b], -lift[a, b]))[: 2 * top]
             candidates += [
-                (i + first, kind, j, int(holds[i, j]), int(seen[i, j]), float(lower[i, j]), float(expected[0, j]))
+                (i + first, kind, j, *(part[i, j].item() for part in (holds, seen, lower, expected, lift)))
                 for i, j in zip(a[best].tolist(), b[best].tolist(), strict=True)
             ]
-    candidates.sort(key=lambda item: (-item[5], -item[4], item[0], item[2]))
+    candidates.sort(key=lambda item: (-item[7], -item[4], item[0], item[2]))
     # An exclusion is found from both ends: keep the stronger one.
     unique: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for item in candidates:
         a, kind, b = item[:3]
         unique.setdefault((kind, a, b) if kind == "implies" else (kind, min(a, b), max(a, b)), item)
     return [
-        RuleSuggestion(table.classes[a], kind, table.classes[b], holds, seen, lower, expected)
-        for a, kind, b, holds, seen, lower, expected in list(unique.values())[:top]
+        RuleSuggestion(table.classes[a], kind, table.classes[b], int(holds), int(seen), lower, expected)
+        for a, kind, b, holds, seen, lower, expected, _ in list(unique.values())[:top]
     ]
 
 
