@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from halflabel.demo import data as demo_data
 from halflabel.demo.data import ANSWERS, write_data
 from halflabel.demo.grid import DecidedPhoto, Decision, write_grid
 from halflabel.labels.formats import read
+from halflabel.runs import new_run
 
 needs_photos = pytest.mark.skipif(birds.photo_folder() is None, reason="the photos are not installed")
 
@@ -22,6 +24,13 @@ needs_photos = pytest.mark.skipif(birds.photo_folder() is None, reason="the phot
 @pytest.fixture
 def without_photos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(birds, "photo_folder", lambda: None)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train on a small untrained backbone: the story is the same, the numbers are not."""
+    small = partial(new_run.train_run, backbone="tiny", size=32, workers=0, device="cpu")
+    monkeypatch.setattr(new_run, "train_run", small)
 
 
 def check_files(data: demo_data.DemoData) -> None:
@@ -68,7 +77,7 @@ def test_picture_shows_photos_decisions_and_credit(tmp_path: Path) -> None:
 
 
 @needs_photos
-def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     monkeypatch.chdir(tmp_path)
     folder = Path("demo")
     text = done("demo", "--images", "100", "--seeds", "1")

@@ -115,7 +115,7 @@ def _train(data: DemoData) -> tuple[TrainedRun, TestBench]:
     _command("train", data.labels, data.photos, "--out", runs / "first")
     with Bar("photos") as bar:
         run = train_run(data.labels, data.photos, runs / "first", force=True, reporter=Reporter(bar))
-        return run, TestBench.open(data, runs / "cache", Reporter(bar))
+        return run, TestBench.open(data, run.model.config, runs / "cache", Reporter(bar))
 
 
 def _show_test(data: DemoData, run: TrainedRun, result: Result) -> None:

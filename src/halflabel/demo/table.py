@@ -22,6 +22,7 @@ from halflabel.runs.evaluate import evaluate, fit_decisions
 from halflabel.runs.new_run import make_config
 from halflabel.runs.predictor import Predictor
 from halflabel.system.reporter import SILENT, Reporter
+from halflabel.training.config import Config
 
 __all__ = ["AUTO", "COMPLETE", "NAIVE", "Result", "TestBench"]
 
@@ -47,11 +48,11 @@ class TestBench:
     test: Tensor  # (M, D)
 
     @classmethod
-    def open(cls, data: DemoData, cache: Path, reporter: Reporter = SILENT) -> TestBench:
-        """Read the features of the photos from the cache of the runs; compute those that it does not have."""
-        assembly = Assembly(make_config(choose(data.known.stats()), {"solver": "auto"}, {}, str(data.photos)))
+    def open(cls, data: DemoData, config: Config, cache: Path, reporter: Reporter = SILENT) -> TestBench:
+        """Read the features that a run uses from its cache; compute those that the cache does not have."""
+        assembly = Assembly(config)
         backbone = assembly.make_backbone()
-        views = assembly.config.views(backbone.preprocess.size, backbone)
+        views = config.views(config.size or backbone.preprocess.size, backbone)
         training, test = (
             pooled_features(
                 assembly.features(
