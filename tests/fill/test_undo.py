@@ -13,7 +13,7 @@ from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 
-BEFORE = "image,class,value,source,score\n,cat,,,\n,dog,,,\na.jpg,cat,1,anna,\nb.jpg,dog,-1,anna,\n"
+BEFORE = "image,class,value,source,score\na.jpg,cat,1,anna,\nb.jpg,dog,-1,anna,\n"
 FILLED = "a.jpg,dog,-1,model:em:runs/one,0.97\nb.jpg,cat,1,model:em:runs/one,0.96\n"
 OTHER = "c.jpg,cat,1,model:em:runs/two,0.99\n"
 SINCE = "b.jpg,cat,-1,ben,\n"

@@ -94,9 +94,6 @@ def write_filled(
 
     def blocks() -> Iterator[Any]:
         if base is not None:
-            unlabelled = np.bincount(base.image, minlength=len(base.images)) == 0
-            yield from long.declaration_blocks("class", base.classes)
-            yield from long.declaration_blocks("image", base.images.take(np.flatnonzero(unlabelled)))
             yield from long.row_blocks(base)
         done = 0
         for rows in plan.blocks(counts):
@@ -104,6 +101,10 @@ def write_filled(
             done += len(rows.images)
             if progress is not None:
                 progress(done, len(plan.images_to_fill))
+        if base is not None:
+            unlabelled = np.bincount(base.image, minlength=len(base.images)) == 0
+            yield from long.declaration_blocks("class", base.classes)
+            yield from long.declaration_blocks("image", base.images.take(np.flatnonzero(unlabelled)))
 
     long.write_blocks(blocks(), path)
     return counts

@@ -210,11 +210,23 @@ def test_files_stay_plain(file: Path) -> None:
     long.write(
         Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "me", np.float32([0.7, 1])), file
     )
-    assert file.read_text() == HEADER + ",cat,,,\n,dog,,,\na,cat,1,me,0.7\nb,dog,-1,me,1\n"
+    assert file.read_text() == HEADER + "a,cat,1,me,0.7\nb,dog,-1,me,1\n"
     long.write(
         Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "a,b", np.float32([0.7, 1])), file
     )
-    assert file.read_text() == HEADER + ',cat,,,\n,dog,,,\na,cat,1,"a,b",0.7\nb,dog,-1,"a,b",1\n'
+    assert file.read_text() == HEADER + 'a,cat,1,"a,b",0.7\nb,dog,-1,"a,b",1\n'
+
+
+def test_a_file_begins_with_labels_and_keeps_the_order(file: Path) -> None:
+    table = LabelTable.from_dense([[0, 0, 1], [0, 0, 0], [1, 0, 0]], ["b", "none", "a"], ["cat", "never", "dog"])
+    long.write(Rows.from_table(table), file)
+    lines = file.read_text().splitlines()
+    assert lines[1:3] == ["b,dog,1,,", "a,cat,1,,"]
+    assert lines[3:] == [",cat,,,", ",never,,,", ",dog,,,", "b,,,,", "none,,,,", "a,,,,"]
+    assert long.read(file, Policy()).table() == table
+    in_front = "\n".join([lines[0], *lines[3:], *lines[1:3]]) + "\n"
+    file.write_text(in_front)
+    assert long.read(file, Policy()).table() == table
 
 
 def test_many_blocks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +375,11 @@ def test_a_row_that_says_something_names_image_and_class(
 def test_a_row_that_says_nothing_still_names(file: Path) -> None:
     file.write_text("image,class,value\na.jpg,cat,1\n,dog,\nb.jpg,, \n")
     rows = long.read(file, Policy()).rows
-    assert (list(rows.images), list(rows.classes), len(rows)) == (["a.jpg", "b.jpg"], ["cat", "dog"], 1)
+    assert (list(rows.images), list(rows.classes), len(rows)) == (
+        ["b.jpg", "a.jpg"],
+        ["dog", "cat"],
+        1,
+    )  # declared first
 
 
 def test_blanks_around_names_do_not_count(file: Path) -> None:

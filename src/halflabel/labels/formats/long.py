@@ -2,7 +2,7 @@
 
 In our own files, which have all five columns, value is 1 (present), -1 (absent) or 0 (retracts an earlier label). A row
 without an image declares a class and a row without a class declares an image, so that classes and images without known
-labels keep their place in the order. Names are exact.
+labels keep their place in the order: declared names come first, wherever in the file they are. Names are exact.
 
 In other files source and score may be missing, and blanks around a name are removed. In a file with only
 `image,class,value` and no values but 1 and -1, -1 is absent unless stated otherwise; with any other value, such as the
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
@@ -127,8 +128,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
         raise sheet.error("neither an image nor a class is named", "remove the row or fill it in", row=row)
     is_label = has_image & has_class
     _check_declarations(sheet, roles, cells, selected, has_image, is_label)
-    images, image = _encode(cells["image"], has_image)
-    classes, column = _encode(cells["class"], has_class)
+    images, image = _encode(cells["image"], has_image, is_declared=~has_class)
+    classes, column = _encode(cells["class"], has_class, is_declared=~has_image)
 
     is_three_column = not is_own_format and set(COLUMNS[:3]) <= set(sheet.header) <= set(COLUMNS)
     if is_three_column and policy.minus_one is None:
@@ -162,17 +163,25 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write all rows: CSV, or Parquet if the name ends in .parquet. Classes are declared first, in their order."""
+    """Write all rows: CSV, or Parquet if the name ends in .parquet.
+
+    Readers order classes and images by first appearance. Where that would be another order, or one has no row, rows
+    that declare all of them follow at the end.
+    """
     check_names(rows)
-    # Readers order images by first appearance: declare all if rows are not in image order or an image has no row.
-    first = np.full(len(rows.images), -1)
-    seen, first_row = np.unique(rows.image, return_index=True)
-    first[seen] = first_row
-    in_place = bool(np.all(first >= 0) and np.all(np.diff(first) > 0))
-    images = Names([]) if in_place else rows.images
+    classes = Names([]) if _appear_in_order(rows.column, len(rows.classes)) else rows.classes
+    images = Names([]) if _appear_in_order(rows.image, len(rows.images)) else rows.images
     write_blocks(
-        chain(declaration_blocks("class", rows.classes), declaration_blocks("image", images), row_blocks(rows)), path
+        chain(row_blocks(rows), declaration_blocks("class", classes), declaration_blocks("image", images)), path
     )
+
+
+def _appear_in_order(index: NDArray[np.int32], count: int) -> bool:
+    """Whether all of 0 … count − 1 appear, each for the first time after the one before."""
+    first = np.full(count, -1)
+    seen, first_row = np.unique(index, return_index=True)
+    first[seen] = first_row
+    return bool(np.all(first >= 0) and np.all(np.diff(first) > 0))
 
 
 def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
@@ -265,11 +274,14 @@ def _note_lists(classes: Names, audit: Audit) -> None:
         audit.note(f"{len(lists)} classes look like lists, such as {example!r}: if they are, add --format tags")
 
 
-def _encode(column: pa.Array, present: np.ndarray) -> tuple[Names, np.ndarray]:
-    """Names in order of first appearance, and the index of each row's name (0 for rows without one)."""
-    coded = pc.dictionary_encode(pc.if_else(pa.array(present), column, None))
-    names = Names(coded.dictionary)
-    return names, np.asarray(pc.fill_null(coded.indices, 0).to_numpy(zero_copy_only=False), dtype=np.int32)
+def _encode(column: pa.Array, present: np.ndarray, is_declared: np.ndarray) -> tuple[Names, np.ndarray]:
+    """Names in order of first appearance, declared ones first; and the index of each row's name (0 without one)."""
+    cells = pc.if_else(pa.array(present), column, None)
+    order = np.argsort(~(present & is_declared), kind="stable")
+    coded = pc.dictionary_encode(cells.take(pa.array(order)))
+    index = np.empty(len(order), np.int32)
+    index[order] = pc.fill_null(coded.indices, 0).to_numpy(zero_copy_only=False)
+    return Names(coded.dictionary), index
 
 
 def _read_values(
