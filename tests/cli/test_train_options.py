@@ -75,8 +75,8 @@ def test_help_shows_the_common_options_and_help_all_the_rest(command: str) -> No
 
 def test_train_has_ten_common_options() -> None:
     assert options_in(done("train", "--help")) - {"--help"} == {
-        "--backbone", "--config", "--device", "--dry-run", "--force", "--method", "--out", "--seed", "--tune",
-        "--workers",
+        "--backbone", "--config", "--device", "--dry-run", "--force", "--method", "--out", "--positives-per-image",
+        "--seed", "--tune",
     }  # fmt: skip
 
 

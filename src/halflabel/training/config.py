@@ -248,7 +248,7 @@ class Config:
     max_bad: Annotated[
         Share, Option("Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
     ] = 0.01
-    workers: Annotated[Count, Option("Processes that decode images.", COMMON, EVERY_COMMAND, command_default=2)] = 0
+    workers: Annotated[Count, Option("Processes that decode images.", SPEED, EVERY_COMMAND, command_default=2)] = 0
     hold: Annotated[
         Literal["files", "device"],
         Option("device: with --tune all, decode images once and keep them on the GPU.", SPEED, ("train", "reproduce")),
