@@ -67,7 +67,7 @@ def test_figures_of_fill_and_of_the_frozen_recipe_are_those_of_the_measurements(
         assert f"{min(filled)} to {max(filled)} %" in text
     frozen = results.partition("\n## VOC 2012, frozen backbone, L-BFGS")[2].partition("\n## ")[0]
     for method, mean, fast in re.findall(
-        r"^\| .*\| `(\w+)`.*\| ([\d.]+) \| ([\d.]+) \| [\d.]+ / ", readme, re.MULTILINE
+        r"^\| .*\| `([\w-]+)`.*\| ([\d.]+) \| ([\d.]+) \| [\d.]+ / ", readme, re.MULTILINE
     ):
         row = next(line for line in frozen.splitlines() if f"| `{method}` |" in line and fast in line)
         assert mean in row

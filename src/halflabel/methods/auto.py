@@ -44,21 +44,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """Methods for label regimes; both shares must be in a range, whose first number is included."""
+    """Methods for label regimes; the share must be in a range, whose first number is included."""
 
     regimes: tuple[str, ...]
     choices: tuple[Choice, ...]
-    known: tuple[float, float] = (0.0, 2.0)  # share of known classes per labelled image
     unlabelled: tuple[float, float] = (0.0, 2.0)  # share of images without any label
 
     def fits(self, stats: Stats) -> bool:
-        known = stats.known / max(stats.labelled_images * stats.classes, 1)
-        in_range = self.known[0] <= known < self.known[1]
-        return (
-            stats.regime in self.regimes
-            and in_range
-            and self.unlabelled[0] <= stats.unlabelled_share < self.unlabelled[1]
-        )
+        return stats.regime in self.regimes and self.unlabelled[0] <= stats.unlabelled_share < self.unlabelled[1]
 
 
 _BCE = Choice("bce", "uses known labels only: nothing is guessed")
@@ -70,27 +63,25 @@ _IMCL = Choice("imcl", "fills in unknown labels from similar images and related 
 _SS_RML = Choice("ss-rml", "copies labels to images that have none, from their nearest labelled images")
 _RML = Choice("rml", "its loss limits the harm that a wrong label can do")
 _EM = Choice("em", "keeps unknown labels uncertain: nothing is assumed absent")
-_EM_APL = Choice("em-apl", "as em, and later takes the lowest scores as soft negative labels")
-_GR = Choice("gr", "gives unknown labels a soft guess with a growing weight")
-_LL_CP = Choice("ll-cp", "takes assumed negatives with a large loss as present, permanently")
 _LL_R = Choice("ll-r", "ignores assumed negatives with a large loss: they are likely to be present")
-_ROLE = Choice("role", "estimates the unknown labels from the expected number of positives per image")
 _SPLC = Choice("splc", "takes unknown labels as present once the model is confident")
-_WAN = Choice("wan", "assumes that unknown is absent, with little weight: simple, fast, and good at deciding")
+_N_LS = Choice("n-ls", "takes unknown as absent, but never quite: simple, fast, and the steadiest of all")
+_WAN = Choice("wan", "assumes that unknown is absent, with little weight")
 _AN = Choice("an", "the baseline to beat: unknown is taken as absent")
 _FOCAL = Choice("focal", "gives entries that are already right less weight")
 _CSL = Choice(
-    "csl", "ignores unknown labels that may be present, takes the others as absent with low weight", {}, {"lr": 9e-4}
+    "csl",
+    "ignores unknown labels that may be present, takes the others as absent with low weight: the steadiest of all",
+    {},
+    {"lr": 9e-4},
 )
 
+# On frozen features `csl` and `n-ls` are within 0.2 mAP of the best method in every row of benchmarks/RESULTS.md.
 RULES: tuple[Rule, ...] = (
-    Rule(("full", "partial"), (_BCE, _SS_RML, _PLCL, _SRCR, _IMCL, _RML), known=(0.9, 2.0), unlabelled=(0.5, 2.0)),
-    Rule(("full",), (_BCE, _ASL, _FOCAL, _RML)),
-    Rule(("partial",), (_BCE, _ASL, _PLCL, _SRCR, _IMCL, _BN_BCE), known=(0.9, 2.0)),
-    Rule(("partial",), (_BN_BCE, _PLCL, _SS_RML, _SRCR, _IMCL, _AN), unlabelled=(0.5, 2.0)),
+    Rule(("full", "partial"), (_CSL, _BCE, _SS_RML, _SRCR, _IMCL, _RML), unlabelled=(0.5, 2.0)),
+    Rule(("full",), (_CSL, _ASL, _BCE, _FOCAL, _RML)),
     Rule(("partial",), (_CSL, _BN_BCE, _PLCL, _SRCR, _IMCL, _AN)),
-    Rule(("single-positive",), (_WAN, _EM_APL, _EM, _GR, _LL_CP, _AN)),
-    Rule(("positives-only",), (_WAN, _EM_APL, _ROLE, _SPLC, _LL_R, _AN)),
+    Rule(("single-positive", "positives-only"), (_N_LS, _LL_R, _EM, _SPLC, _WAN, _AN)),
 )
 
 # Epochs of a head on a frozen backbone, by the number of images: few images make few steps per epoch. On VOC 2012 (test
