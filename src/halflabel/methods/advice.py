@@ -86,6 +86,17 @@ def _cautions(stats: Stats) -> list[Caution]:
                 "unlabelled images", f"{without:,} images ({_percent(without, stats.images)}) have no label at all."
             )
         )
+    if assumption := {
+        "single-positive": "the label of an image was chosen at random among its present classes",
+        "positives-only": "every present label was given with the same probability",
+    }.get(stats.regime):
+        cautions.append(
+            Caution(
+                "assumption",
+                f"Nothing is known to be absent: probabilities will assume that {assumption}. To assume less, state "
+                "--positives-per-image, or have random entries answered by `halflabel review`.",
+            )
+        )
     if stats.regime == "full" and stats.negatives.any():
         cautions.extend(_assumed_absent(stats))
 

@@ -118,6 +118,7 @@ class ModelMetadata:
             calibration = metadata.calibration
             numbers = [*metadata.thresholds, calibration.slope, calibration.offset, *metadata.mean, *metadata.std]
             is_valid = all(map(math.isfinite, numbers)) and len(metadata.mean) == len(metadata.std) == 3
+            is_valid = is_valid and isinstance(calibration.assumption, str)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{where} is incomplete or damaged ({error})", fix) from None
         if not is_valid or not metadata.classes or len(metadata.classes) != len(metadata.thresholds):
