@@ -92,8 +92,6 @@ def _recommended() -> Iterator[str]:
     yield from ("| labels | methods, best first |", "|---|---|")
     for rule in RULES:
         conditions = [" or ".join(f"`{regime}`" for regime in rule.regimes)]
-        if rule.known[0] > 0:
-            conditions.append(f"{rule.known[0]:.0%} or more of the classes known per labelled image")
         if rule.unlabelled[0] > 0:
             conditions.append(f"{rule.unlabelled[0]:.0%} or more of the images without any label")
         methods = [f"[`{choice.method}`]({file_name(choice.method)})" for choice in rule.choices]

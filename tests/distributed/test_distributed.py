@@ -136,7 +136,7 @@ def test_every_method_is_the_same_with_weights_in_parts(done: Path) -> None:
 def test_a_method_that_needs_weights_whole_is_told_so(done: Path) -> None:
     message = bytes(found(done, "refused", 1)["message"].tolist()).decode()
     assert message.startswith("Charged computes with the weights of the model")
-    assert "without --shard" in message
+    assert "without shard" in message
 
 
 def test_dropout_differs_between_slices_and_leaves_the_state_of_all_the_same(done: Path) -> None:

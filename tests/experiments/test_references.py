@@ -17,14 +17,14 @@ def test_the_naive_reading_and_full_labels_are_trained_beside(go: Any, trained: 
     assert {role: (row.labels, row.method, row.seeds) for role, row in rows.items()} == {
         "": ("30 %", "em", 2),
         "naive": ("30 %", "an", 2),
-        "oracle": ("all", "bce", 2),
+        "oracle": ("all", "asl", 2),
     }
     assert [task.candidate.role for task in trained].count("oracle") == 2, "no search"
     assert found.rows[-1].role == "oracle"
     assert rows["oracle"].known == 1
     (sentence,) = found.conclusions
     assert sentence.startswith("Labels 30 %: ")
-    assert "With all labels known, bce has" in sentence
+    assert "With all labels known, asl has" in sentence
 
 
 def test_they_are_not_trained_twice(go: Any, trained: list[Task]) -> None:
