@@ -174,8 +174,9 @@ def next_commands(text: str) -> list[str]:
 
 def test_every_command_ends_with_the_next_one(data: Path, trained: Path, tmp_path: Path) -> None:
     labels = data / "train.csv"
-    told = next_commands(done("inspect", labels, "--ignore", "1", "--zero", "unknown"))
-    assert told == [f"halflabel train {labels} PHOTOS --zero unknown --ignore 1 --out runs/first"]
+    [told] = next_commands(done("inspect", labels, "--ignore", "1", "--zero", "unknown"))
+    assert told.startswith(f"halflabel train {labels} PHOTOS ")
+    assert all(option in told for option in ("--zero unknown", "--ignore 1", "--out runs/first"))
     assert next_commands(done("import", labels, tmp_path / "a.csv")) == [f"halflabel inspect {tmp_path / 'a.csv'}"]
     assert next_commands(done("convert", labels, tmp_path / "b.csv")) == [f"halflabel inspect {tmp_path / 'b.csv'}"]
     assert next_commands(done("drop", labels, tmp_path / "c.csv", "--keep", "0.5"))

@@ -93,7 +93,7 @@ EPOCHS: tuple[tuple[float, int], ...] = ((500, 80), (2_000, 40), (math.inf, 20))
 # To train a whole network: first the head on frozen features, then everything with a small learning rate; the average
 # of the weights is saved, and mirror images are scored too. benchmarks/RESULTS.md has the effect of each on VOC 2012.
 WHOLE: Mapping[str, Any] = {"epochs": 10, "lr": 1e-4, "backbone_lr": 1.0, "ema": 0.998}
-WHOLE_FIRST = ("srcr", "em", "bce")  # the best there, if they fit the labels
+WHOLE_FIRST = ("srcr", "em", "bce")  # the best there, in this order, if they fit the labels
 
 
 def epochs_for(images: int, tune: str = "head") -> int:
@@ -114,7 +114,8 @@ def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Ch
         return replace(candidates[0], settings={"epochs": epochs_for(stats.images, tune), **candidates[0].settings})
     from halflabel.methods.base import recipe
 
-    best = next((choice for choice in candidates if choice.method in WHOLE_FIRST), candidates[0])
+    by_name = {choice.method: choice for choice in candidates}
+    best = next((by_name[name] for name in WHOLE_FIRST if name in by_name), candidates[0])
     start = {"linear_init": epochs_for(stats.images), "linear_lr": recipe(best.method).lr, "crop": 0.5, "mirror": True}
     return replace(best, settings=WHOLE, config=start)
 
