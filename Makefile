@@ -4,11 +4,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := src tests benchmarks examples docs/hooks
 
-.PHONY: help demo test check docs format clean
+.PHONY: help demo test test-all check docs format clean
 
 help:
 	@echo "make demo    set up .venv and show the whole job on photos of birds"
-	@echo "make test    set up .venv, then lint, type-check and run every test"
+	@echo "make test    set up .venv, then lint, type-check and run the tests"
+	@echo "make test-all  the same with the slow tests"
 	@echo "make docs    build the documentation site in site/; warnings are errors"
 	@echo "make format  let ruff put the source in order"
 	@echo "make clean   remove .venv and what the demo wrote"
@@ -38,6 +39,10 @@ check: $(READY)
 
 test: check
 	@echo "==> pytest"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-all: check
+	@echo "==> pytest, slow tests too"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 docs: $(READY)

@@ -336,6 +336,7 @@ def test_the_function_is_the_method(of_a_module: Any) -> None:
         make(method=half_labelled).fit(X, y)
 
 
+@pytest.mark.slow
 def test_other_processes_fit_a_method_of_ones_own(of_a_module: Any) -> None:
     from joblib.externals.loky import get_reusable_executor
 

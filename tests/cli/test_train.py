@@ -109,6 +109,7 @@ def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> 
     assert "differs from the labels" in refused("train", "--resume", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path) -> None:
     done(
         "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--held-out", "0",

@@ -108,6 +108,7 @@ def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "each scored by a model without its labels" in page  # by the out-of-fold scores of the run
 
 
+@pytest.mark.slow
 def test_without_photos_the_demo_says_so(tmp_path: Path, without_photos: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for later in ("_fill", "_ask", "_report", "_compare"):  # the same as with photos
         monkeypatch.setattr(command, later, lambda *_: None)

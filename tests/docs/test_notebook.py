@@ -22,6 +22,7 @@ def test_notebook_has_no_outputs() -> None:
             assert cell.execution_count is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(birds.photo_folder() is None, reason=f"needs the photos of {birds.PACKAGE}")
 def test_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -129,6 +129,7 @@ def task(method: str, seed: int = 0, share: float = 0.5) -> Task:
     return Task(candidate, LabelMask.share(share), seed, START.lr, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tune", ["head", "all"])
 def test_trained_once_per_seed_and_hiding(
     tune: Any, digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]

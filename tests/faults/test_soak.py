@@ -11,6 +11,7 @@ import pytest
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="broken runs are forked")
 def test_a_broken_training_ends_like_the_unbroken_one_or_in_one_message(tmp_path: Path) -> None:
     few = ["--kills", "3", "--signals", "2", "--seed", "1", "--only", "damaged_checkpoint,flipped_partial"]

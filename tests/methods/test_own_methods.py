@@ -311,6 +311,7 @@ def test_a_function_that_goes_along_by_value_brings_its_recipe() -> None:
     assert isinstance(recipe(copy).make(), Method)
 
 
+@pytest.mark.slow
 def test_what_is_in_such_a_file_is_found_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py", WITH_HEAD)))
     how = recipe("with-head")

@@ -69,6 +69,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the jobs are forked")
 def test_one_job_computes_and_others_wait_also_for_one_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()

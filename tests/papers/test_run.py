@@ -207,6 +207,7 @@ def test_s1_validates_on_its_own_split_and_groups_classes(
     assert skipped.note.startswith("skipped")
 
 
+@pytest.mark.slow
 def test_s3_random_weights_trials_and_noise(
     cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

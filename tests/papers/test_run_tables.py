@@ -42,6 +42,7 @@ def figure(result: Reproduction, row: str, measure: str, condition: str | None =
     return match
 
 
+@pytest.mark.slow
 def test_s1_rows_start_from_the_logistic_model(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     """Logistic is trained for two epochs per seed; each row continues for one; the row Logistic is that model."""
     rows = ["LSEP", "Wsabie", "Latent Noise (visual)", "Logistic"]

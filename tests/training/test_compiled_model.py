@@ -76,6 +76,7 @@ def check_equal(plain: nn.Module, inner: nn.Module) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_compiler), pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.usefixtures("exact")
 def test_gradients_and_running_means_are_those_of_the_model_itself(device: Any) -> None:

@@ -350,6 +350,7 @@ def test_a_port_that_is_taken_is_said() -> None:
         open_socket("no.such.host.invalid", 0)
 
 
+@pytest.mark.slow
 def test_a_real_server_under_fire(bench: Any, model: Path) -> None:
     """A seeded part of the benchmark; then a client that never ends, and the end of the server while one waits."""
     limits = ["--max-mb", "20", "--timeout", "1.5", "--wait-ms", "2"]
