@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from halflabel.data.sources import Features
-from halflabel.fill.plan import plan_fill
+from halflabel.filling.plan import plan_fill
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import build_backbone

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from halflabel import estimator as module
 from halflabel.data.datasets.digits import scenes, write_folder
+from halflabel.data.estimator_inputs import read_labels
 from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
-from halflabel.estimator_inputs import read_labels
 from halflabel.labels.table import LabelTable
 from halflabel.methods import base as registry
 from halflabel.methods.auto import Choice

@@ -24,7 +24,7 @@ __all__ = [
     "dataset",
     "drop",
     "evaluate",
-    "fill_run",
+    "fill",
     "fit",
     "grow",
     "loss",
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from halflabel.estimator import HalfLabelClassifier
     from halflabel.experiments.compare import compare
     from halflabel.experiments.study import grow, study
-    from halflabel.fill.run import fill_run
+    from halflabel.filling.run import fill
     from halflabel.labels import drop
     from halflabel.labels.formats import read as read_labels
     from halflabel.labels.formats import write as write_labels
@@ -83,7 +83,7 @@ _HOMES = {
     "dataset": "data.torch_dataset:LabelledImages",
     "drop": "labels.drop:",
     "evaluate": "runs.predictor:evaluate_model",
-    "fill_run": "fill.run",
+    "fill": "filling.run",
     "fit": "training.loop",
     "grow": "experiments.study",
     "loss": "methods.loss",

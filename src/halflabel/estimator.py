@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from halflabel import metrics
+from halflabel.data.estimator_inputs import InputImages, Zero, read_images, read_labels
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.data.views import make_views
 from halflabel.errors import UserError
-from halflabel.estimator_inputs import InputImages, Zero, read_images, read_labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import Choice, choose

@@ -44,6 +44,7 @@ from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.experiments import Comparison, ComparisonRow
+    from halflabel.training.config import Config
 
 EVALUATION = "Evaluation"
 
@@ -126,9 +127,7 @@ def compare(
     """
     check_image_folder(images, test_images)
     label_shares = parse_shares(shares or "", "--shares")
-    for name in split_words(methods):
-        if name != "auto":
-            check_method(name.partition(":")[0])
+    _check_methods(methods)
     label_import = read(labels)
     test_rows = read(test).rows if test is not None else None
     table = label_import.table()
@@ -136,13 +135,8 @@ def compare(
 
     from halflabel.cli.progress import Bar
     from halflabel.experiments import compare as compare_methods
-    from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config, choose_solver
 
-    training["solver"] = choose_solver(training)
-    lr = training.pop("lr")
-    epochs = training.pop("epochs") or epochs_for(len(table), training["tune"])
-    config = Config.from_options({**training, "epochs": epochs})
+    config = _config(training, len(table))
     with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
         result = compare_methods(
             label_import.rows,
@@ -159,13 +153,29 @@ def compare(
             search=search.value,  # type: ignore[arg-type]
             references=references,
             budget=budget,
-            lr=lr,
+            lr=training["lr"],
             config=config,
             force=force,
             reporter=Reporter(bar, console.print, task_bar),
         )
     _show_result(result, out)
     _show_next_step(ctx, result, labels, images)
+
+
+def _check_methods(methods: str) -> None:
+    for name in split_words(methods):
+        if name != "auto":
+            check_method(name.partition(":")[0])
+
+
+def _config(training: dict[str, Any], images: int) -> Config:
+    from halflabel.methods.auto import epochs_for
+    from halflabel.training.config import Config, choose_solver
+
+    epochs = training["epochs"] or epochs_for(images, training["tune"])
+    options = {**training, "solver": choose_solver(training), "epochs": epochs}
+    del options["lr"]  # one of those that the search tries
+    return Config.from_options(options)
 
 
 def _show_result(result: Comparison, out: Path) -> None:

@@ -20,9 +20,9 @@ from halflabel.system.reporter import Reporter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from halflabel.demo.data import DemoData
-    from halflabel.demo.grid import DecidedPhoto
-    from halflabel.demo.table import Result, TestBench
+    from halflabel.experiments.demo.data import DemoData
+    from halflabel.experiments.demo.grid import DecidedPhoto
+    from halflabel.experiments.demo.table import Result, TestBench
     from halflabel.runs.new_run import TrainedRun
 
 PRECISION = 0.9  # of filled labels
@@ -46,7 +46,7 @@ def demo(
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file", "name a folder with --out")
-    from halflabel.demo.data import write_data
+    from halflabel.experiments.demo.data import write_data
 
     console.print("Every step is followed by its command. To repeat a step by hand, add --force where it writes.")
     data = write_data(out, most=images)
@@ -80,7 +80,7 @@ def _command(*words: str | Path) -> None:
 
 def _show_labels(data: DemoData) -> None:
     from halflabel.data.datasets.birds import PACKAGE
-    from halflabel.demo.data import ANSWERS
+    from halflabel.experiments.demo.data import ANSWERS
 
     if data.is_fallback:
         console.print(
@@ -103,7 +103,7 @@ def _show_labels(data: DemoData) -> None:
 
 def _train(data: DemoData) -> tuple[TrainedRun, TestBench]:
     from halflabel.cli.progress import Bar
-    from halflabel.demo.table import TestBench
+    from halflabel.experiments.demo.table import TestBench
     from halflabel.runs.new_run import train_run
 
     _step(2, "Train")
@@ -127,7 +127,7 @@ def _show_test(data: DemoData, run: TrainedRun, result: Result) -> None:
 
 
 def _decide(data: DemoData, bench: TestBench, run: TrainedRun) -> None:
-    from halflabel.demo.grid import write_grid
+    from halflabel.experiments.demo.grid import write_grid
 
     photos = _decided_photos(data, bench, run)
     _step(3, "Decide what new photos show")
@@ -149,7 +149,7 @@ def _decided_photos(data: DemoData, bench: TestBench, run: TrainedRun) -> list[D
 
     The decisions of a photo are the classes that are called present or that were missed, most probable first.
     """
-    from halflabel.demo.grid import DecidedPhoto, Decision
+    from halflabel.experiments.demo.grid import DecidedPhoto, Decision
 
     scores, is_present = bench.test_scores(run.model), data.test.dense() > 0
     mistakes = ((scores >= run.model.thresholds).numpy() != is_present).sum(1)
@@ -167,12 +167,12 @@ def _decided_photos(data: DemoData, bench: TestBench, run: TrainedRun) -> list[D
 
 
 def _fill(data: DemoData, run: TrainedRun) -> None:
-    from halflabel.fill import fill_run, write_filled
+    from halflabel.filling import fill, write_filled
 
     _step(4, f"Fill in unknown labels, so that {100 * PRECISION:g} % of them are right")
     path = data.folder / "filled.csv"
     _command("fill", run.folder, data.photos, "--precision", f"{PRECISION:g}", "--out", path)
-    plan = fill_run(run.folder, data.photos, precision=PRECISION)
+    plan = fill(run.folder, data.photos, precision=PRECISION)
     unknown = int(write_filled(plan, path).unknown.sum())
     rows = plan.rows()
     right = data.truth.dense()[rows.image, rows.column] == rows.value
@@ -194,7 +194,7 @@ def _fill(data: DemoData, run: TrainedRun) -> None:
 def _ask(data: DemoData, bench: TestBench, run: TrainedRun, before: Result) -> None:
     import numpy as np
 
-    from halflabel.demo.data import write_labels
+    from halflabel.experiments.demo.data import write_labels
     from halflabel.labels.table import LabelTable
     from halflabel.review.next import next_questions
     from halflabel.review.questions import write_questions
@@ -245,7 +245,7 @@ def _report(data: DemoData, run: TrainedRun) -> None:
 
 def _compare(data: DemoData, bench: TestBench, seeds: int, first: Result) -> None:
     from halflabel.cli.progress import Bar
-    from halflabel.demo.table import AUTO, COMPLETE, NAIVE
+    from halflabel.experiments.demo.table import AUTO, COMPLETE, NAIVE
 
     console.print("\n[bold]Why not simply read “not labelled” as “absent”?[/]")
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")

@@ -20,7 +20,7 @@ from halflabel.system.format import counted, group_digits, percent
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
-    from halflabel.fill.plan import FillCounts, FillPlan
+    from halflabel.filling.plan import FillCounts, FillPlan
     from halflabel.labels.rules import RuleSuggestion
 
 
@@ -85,7 +85,7 @@ def fill(
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
-    from halflabel.fill.run import check_output_name
+    from halflabel.filling.run import check_output_name
     from halflabel.labels.formats._paths import existing_path
     from halflabel.runs.folder import RunFolder
 
@@ -101,10 +101,11 @@ def fill(
         existing_path(rules)
     rows = read(labels).rows if labels is not None else None
 
-    from halflabel.fill import fill_run, write_filled
+    from halflabel.filling import fill as fill_labels
+    from halflabel.filling import write_filled
 
     with Bar("features") as bar, Bar("decides") as deciding:
-        filling = fill_run(
+        filling = fill_labels(
             opened,
             images,
             labels=rows,
@@ -155,7 +156,7 @@ def _show_undo(run: str, file: str, fills: int, ruled: int) -> None:
 
 
 def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> None:
-    from halflabel.fill import undo
+    from halflabel.filling import undo
 
     done = undo(path, source=source, run=str(run) if source is None and run is not None else None, retract=retract)
     what = "retracted" if retract else "removed"

@@ -12,9 +12,9 @@ from PIL import Image
 
 from halflabel.cli import demo as command
 from halflabel.data.datasets import birds
-from halflabel.demo import data as demo_data
-from halflabel.demo.data import ANSWERS, write_data
-from halflabel.demo.grid import DecidedPhoto, Decision, write_grid
+from halflabel.experiments.demo import data as demo_data
+from halflabel.experiments.demo.data import ANSWERS, write_data
+from halflabel.experiments.demo.grid import DecidedPhoto, Decision, write_grid
 from halflabel.labels.formats import read
 from halflabel.runs import new_run
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halflabel.errors import LabelError, UserError
-from halflabel.fill import undo
+from halflabel.filling import undo
 from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows

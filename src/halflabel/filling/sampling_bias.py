@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.fill.thresholds import BINS, BinCounts, FillDecision
+from halflabel.filling.thresholds import BINS, BinCounts, FillDecision
 from halflabel.labels.names import Names
 
 __all__ = ["positive_sampling_ratio", "positives_only", "sampling_warnings"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from halflabel.data.sources import open_images
-from halflabel.demo.data import DemoData, hide_labels
+from halflabel.experiments.demo.data import DemoData, hide_labels
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import choose
 from halflabel.metrics.calibration import Platt

@@ -1,4 +1,4 @@
-"""Tests of plan_fill and fill_run: known labels, rules, sampling warnings, and whole runs."""
+"""Tests of plan_fill and fill: known labels, rules, sampling warnings, and whole runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.fill import fill_run, write_filled
-from halflabel.fill.plan import plan_fill
+from halflabel.filling import fill, write_filled
+from halflabel.filling.plan import plan_fill
 from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import RULE_SOURCE, training_and_evaluation_tables
@@ -56,7 +56,7 @@ def test_fill_counts_cover_every_unknown_entry_once() -> None:
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     world = worlds.make_world(2, images=1500, known=0.4)
     whole = plan_fill(world.scores, world.table).rows()
-    monkeypatch.setattr("halflabel.fill.plan._BLOCK_ENTRIES", 1000)
+    monkeypatch.setattr("halflabel.filling.plan._BLOCK_ENTRIES", 1000)
     pieces = plan_fill(world.scores, world.table).rows()
     assert len(whole) > 2000
     assert whole.resolve() == pieces.resolve()
@@ -238,7 +238,7 @@ def test_a_tuned_run_is_evaluated_on_held_out_images(tuned: RunFolder, pictures:
 
 def test_other_labels_are_added_to_those_of_the_run(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
     some = Rows.from_table(digits.subset(np.arange(10)), "person")
-    filling = fill_run(frozen, pictures / "images", labels=some, precision=0.6, confidence=0.6, folds=2)
+    filling = fill(frozen, pictures / "images", labels=some, precision=0.6, confidence=0.6, folds=2)
     assert filling.images_to_fill.tolist() == list(range(10))
     assert filling.source == f"model:bn-bce:{frozen.folder.as_posix()}"
     assert filling.rows().image.max(initial=0) < 10
@@ -246,19 +246,19 @@ def test_other_labels_are_added_to_those_of_the_run(frozen: RunFolder, pictures:
     assert judged == digits.known  # the other 50 images are evidence too
     assert filling.bin_counts.unknown.sum() == (digits.dense()[:10] == 0).sum()
     guessed = Rows.from_table(digits.subset(np.arange(10)), "model:em:runs/before")
-    again = fill_run(frozen, pictures / "images", labels=guessed, precision=0.6, confidence=0.6, folds=2)
+    again = fill(frozen, pictures / "images", labels=guessed, precision=0.6, confidence=0.6, folds=2)
     assert again.table.known == digits.known
     judged = again.bin_counts.present.sum() + again.bin_counts.absent.sum()
     assert judged == digits.subset(np.arange(10, 60)).known  # what a model filled is no evidence
     foreign = Rows.build(Names(["x"]), Names(["sofa"]), np.array([0]), np.array([0]), np.array([1]))
     with pytest.raises(UserError, match="'sofa'"):
-        fill_run(frozen, pictures / "images", labels=foreign)
+        fill(frozen, pictures / "images", labels=foreign)
 
 
 def test_a_retraction_in_other_labels_counts(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
     image, column, _ = digits.entries()
     taken = Rows.build(digits.images, digits.classes, image[:1], column[:1], np.zeros(1, np.int8), "person")
-    filling = fill_run(frozen, pictures / "images", labels=taken, precision=0.6, confidence=0.6, folds=2)
+    filling = fill(frozen, pictures / "images", labels=taken, precision=0.6, confidence=0.6, folds=2)
     assert filling.table.known == digits.known - 1
 
 
@@ -282,7 +282,7 @@ def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
     )  # fmt: skip
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: labels)
     monkeypatch.setattr("halflabel.runs.crossfit.score_run", lambda run, images, table, **more: blind(table))
-    filling = fill_run(frozen, pictures / "images", rules=path)
+    filling = fill(frozen, pictures / "images", rules=path)
     tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
     after = formats.read(tmp_path / "whole.csv", format="long").rows
     every, people = training_and_evaluation_tables(after)
@@ -332,7 +332,7 @@ def slow_derived(
 @pytest.mark.parametrize("block", [1 << 21, 8 * 7])
 def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Against a slow loop over every chain: the value, the source and the score of each derived row."""
-    monkeypatch.setattr("halflabel.fill.plan._BLOCK_ENTRIES", block)
+    monkeypatch.setattr("halflabel.filling.plan._BLOCK_ENTRIES", block)
     rng = np.random.default_rng(0)
     path = tmp_path / "rules.csv"
     path.write_text("0,implies,1\n1,implies,2\n3,implies,2\n4,excludes,1\n4,excludes,5\n6,implies,5\n")

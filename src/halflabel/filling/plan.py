@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.fill.sampling_bias import positives_only, sampling_warnings
-from halflabel.fill.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds
+from halflabel.filling.sampling_bias import positives_only, sampling_warnings
+from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds
 from halflabel.labels.provenance import RULE_SOURCE, is_model_made, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules

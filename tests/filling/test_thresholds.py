@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from halflabel.fill.thresholds import BINS, BinCounts, _lower, _weights, bin_of, choose_thresholds
+from halflabel.filling.thresholds import BINS, BinCounts, _lower, _weights, bin_of, choose_thresholds
 from halflabel.metrics.calibration import fit_class_platt, sigmoid
 
 _spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
@@ -128,7 +128,7 @@ def test_weighted_known_entries_represent_the_unknown_ones() -> None:
 
 
 def decide(world, target: float = 0.95):  # type: ignore[no-untyped-def]
-    from halflabel.fill.plan import plan_fill
+    from halflabel.filling.plan import plan_fill
 
     return plan_fill(world.scores, world.table, precision=target)
 

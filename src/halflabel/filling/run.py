@@ -18,9 +18,9 @@ from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from halflabel.fill.plan import FillCounts, FillPlan
+    from halflabel.filling.plan import FillCounts, FillPlan
 
-__all__ = ["check_output_name", "fill_run", "run_source", "write_filled"]
+__all__ = ["check_output_name", "fill", "run_source", "write_filled"]
 
 
 def run_source(run: RunFolder, method: str) -> str:
@@ -28,7 +28,7 @@ def run_source(run: RunFolder, method: str) -> str:
     return f"{MODEL_PREFIX}{method}:{run.folder.as_posix()}"
 
 
-def fill_run(
+def fill(
     run: RunFolder | str | Path,
     images: str | Path,
     *,
@@ -47,7 +47,7 @@ def fill_run(
     nor for training the heads. The same holds for labels that rules derive from them. `reporter` reports the images
     with features, `plan_progress` those with a decision.
     """
-    from halflabel.fill.plan import plan_fill
+    from halflabel.filling.plan import plan_fill
     from halflabel.labels.rules import read_rules
     from halflabel.runs import crossfit
 
