@@ -8,12 +8,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import PositiveUnlabelled, _fit_increasing
 from halflabel.review.questions import (
     CONTROL_ABSENT,
     CONTROL_PRESENT,
@@ -26,10 +24,6 @@ from halflabel.review.questions import (
 )
 
 HALF = np.full(4, 0.5)
-
-
-def presence(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return PositiveUnlabelled.fit(scores, *LabelTable.from_dense(labels).entries()).probabilities(scores)
 
 
 def positives_only(n: int = 60, classes: int = 4, seed: int = 0) -> tuple[np.ndarray, LabelTable, np.ndarray]:
@@ -50,7 +44,7 @@ def partly_known(seed: int = 0, n: int = 60) -> tuple[np.ndarray, LabelTable]:
 def slowly(scores: np.ndarray, table: LabelTable, count: int, per_image: int, both_teach: bool) -> set[tuple[int, int]]:
     """The greedy rule as it is written: look at every entry for every question."""
     labels = table.dense()
-    q = presence(scores, labels)
+    q = scores.astype(np.float64)
     filled = np.maximum((labels > 0).sum(0), 1).astype(float)
     chosen: set[tuple[int, int]] = set()
     while len(chosen) < count:
@@ -166,41 +160,6 @@ def test_questions_after_the_control_come_class_by_class() -> None:
     assert changes == len(set(columns)) - 1
 
 
-def test_presence_is_near_the_truth_where_classes_are_apart() -> None:
-    draw = np.random.default_rng(0)
-    truth = draw.random((4000, 1)) < 0.3
-    known = truth & (draw.random(truth.shape) < 0.6)
-    # A model of "known": certain negatives, and 0.6 for whatever is present.
-    scores = np.where(truth, 0.6, 0.001).astype(np.float32)
-    q = presence(scores, np.where(known, 1, 0))
-    hidden = truth & ~known
-    assert q[hidden].mean() > 0.9
-    assert q[~truth].mean() < 0.01
-
-
-def test_presence_of_fair_labels_is_the_score() -> None:
-    scores, table = partly_known()
-    assert np.allclose(presence(scores, table.dense()), scores)
-
-
-def test_presence_keeps_the_order_even_of_bad_scores() -> None:
-    scores, table, _ = positives_only()
-    q = presence(1 - scores, table.dense())
-    order = np.argsort((1 - scores).ravel(), kind="stable")
-    assert (np.diff(q.ravel()[order]) >= 0).all()
-    high = presence(np.linspace(0.2, 0.99, 80).reshape(20, 4), table.dense()[:20])
-    assert high.max() < 1
-    assert len(np.unique(high)) == 80  # however likely: no two are equal, so that the likeliest is asked first
-
-
-def test_logistic_is_scikit_learns() -> None:
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=500)
-    y = draw.random(500) < 1 / (1 + np.exp(-(2 * x - 1)))
-    other = LogisticRegression(C=1e9, tol=1e-9).fit(x[:, None], y)
-    assert _fit_increasing(x, y) == pytest.approx((other.coef_[0, 0], other.intercept_[0]), abs=1e-3)
-
-
 def test_doubtful_gives_the_least_probable_labels_and_says_by_what_score() -> None:
     labels = np.array([[1, -1], [1, -1], [1, 0], [-1, 1]])
     scores = np.array([[0.1, 0.2], [0.9, 0.95], [0.3, 0.99], [0.4, np.nan]], np.float32)
@@ -286,7 +245,6 @@ def test_a_look_at_few_entries_at_a_time_finds_the_same(fair: bool, monkeypatch:
 def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense tables of all entries took 56 bytes for each."""
     monkeypatch.setattr("halflabel.metrics.calibration._BLOCK_ENTRIES", 1 << 16)
-    monkeypatch.setattr("halflabel.metrics.calibration._MAX_FITTED", 10_000)
 
     def peak(images: int) -> int:
         draw = np.random.default_rng(0)
@@ -312,15 +270,13 @@ def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypat
     scores = np.round(scores, 1)  # ties
     scores[7] = np.nan
     skip = {(3, 2), (0, 0), (59, 3)}
-    q = presence(scores, table.dense())
+    q = scores.astype(np.float64)
     rest = [
         (-q[i, c], i, c)
         for i, c in itertools.product(range(60), range(4))
         if table.dense()[i, c] == 0 and q[i, c] >= 0.1 and (i, c) not in skip and column in (None, c)
     ]
-    found = likely_positives(
-        scores, table, PositiveUnlabelled.fit(scores, *table.entries()), 25, skip=skip, column=column
-    )
+    found = likely_positives(scores, table, 25, skip=skip, column=column)
     assert [(-item.probability, item.image, item.column) for item in found] == sorted(rest)[:25]
     assert len(found) == min(25, len(rest))
     assert len(rest) > 10

@@ -1,7 +1,7 @@
 """Calibration: from logits to probabilities, fitted on known labels.
 
-`fit_platt` fits one curve for all classes, `fit_class_platt` one per class, and `PositiveUnlabelled` corrects for
-labels of which only positives are known. Imports no torch: the review page, which uses it, starts without.
+`fit_platt` fits one curve for all classes, `fit_class_platt` one per class; `positives_only` has those for labels of
+which only positives are known. Imports no torch: the review page, which uses it, starts without.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ClassPlatt",
     "Platt",
-    "PositiveUnlabelled",
     "fit_class_platt",
     "fit_platt",
     "has_enough_negatives",
@@ -34,7 +33,6 @@ _EM_ROUNDS = 12  # updates of the spread of the classes
 _NEWTON_STEPS = 4  # in each of these rounds
 _MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
 _BINS = 1024  # of the logits of a class, then
-_MAX_FITTED = 1_000_000  # entries that `PositiveUnlabelled` is fitted on
 _BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
@@ -150,67 +148,6 @@ def has_enough_negatives(labels: NDArray[Any]) -> bool:
     return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
 
 
-class PositiveUnlabelled(NamedTuple):
-    """The probability that an unknown entry is present, from calibrated scores.
-
-    Where enough negatives are known (c = 0 here), the scores themselves. Otherwise (Elkan 2008, eq. 1 and 3, with
-    s = known to be present and c = P(s | present)):
-
-        g = P(s | x) = σ(a · logit + b), fitted with unknown entries as s = 0;    c = mean of g over s = 1
-        P(present | x, not s) = (1 − c)/c · g/(1 − g),    below 1
-
-    Where classes overlap, c is estimated too low, and the probability is then an upper estimate: near the truth for a
-    good model, far above it for a poor one. Within a class the order does not depend on c.
-    """
-
-    slope: float = 1.0
-    offset: float = 0.0
-    c: float = 0.0
-    enough_negatives: bool = False
-
-    @classmethod
-    def fit(
-        cls, scores: NDArray[Any], image: NDArray[Any], column: NDArray[Any], value: NDArray[Any]
-    ) -> PositiveUnlabelled:
-        """Fit on scores (N, C), read block by block, and known entries (n,) with ascending image, as ±1 in `value`."""
-        enough = has_enough_negatives(value)
-        if enough or not bool((value > 0).any()):
-            return cls(enough_negatives=enough)
-
-        def usable_rows() -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int8], NDArray[Any]]]:
-            for index in image_blocks(*scores.shape):
-                block = scores[index[0] : index[-1] + 1]
-                first, last = np.searchsorted(image, (index[0], index[-1] + 1))
-                labels = np.zeros(block.shape, np.int8)
-                labels[image[first:last] - index[0], column[first:last]] = value[first:last]
-                yield (labels >= 0) & ~np.isnan(block), labels, block
-
-        total = sum(int(usable.sum()) for usable, _, _ in usable_rows())
-        stride = max(1, -(-total // _MAX_FITTED))
-        logits, targets, passed = [], [], 0
-        for usable, labels, block in usable_rows():
-            sample = slice(-passed % stride, None, stride)
-            logits.append(_logit(block[usable][sample]))
-            targets.append(labels[usable][sample] > 0)
-            passed += int(usable.sum())
-        slope, offset = _fit_increasing(np.concatenate(logits), np.concatenate(targets))
-        present = value > 0
-        g = sigmoid(slope * _logit(np.asarray(scores[image[present], column[present]])) + offset)
-        return cls(slope, offset, float(np.clip(np.nanmean(g), 0.05, 0.95)))
-
-    def probabilities(self, scores: NDArray[Any]) -> Floats:
-        """Scores of unknown entries, of any shape, -> probabilities that they are present; NaN stays."""
-        if not self.c:
-            return scores.astype(np.float64)
-        g = sigmoid(self.slope * _logit(scores) + self.offset)
-        # Approaches 1 instead of being cut off there, so that the order is kept.
-        return np.minimum((1 - self.c) / self.c * g / np.maximum(1 - g, 1e-12), 1 - 1e-3 * (1 - g))
-
-    def answer_value(self, probability: Any) -> Any:
-        """Return how much an answer is worth for training where nothing is known of its class yet."""
-        return probability * (1 - probability) + probability / 4 if self.enough_negatives else probability
-
-
 def image_blocks(images: int, classes: int) -> Iterator[NDArray[np.int64]]:
     """Yield image numbers block by block: tables of all entries would not fit into memory."""
     step = max(1, _BLOCK_ENTRIES // max(classes, 1))
@@ -251,25 +188,8 @@ def fit_logistic(
     return coefficients
 
 
-def _fit_increasing(x: Floats, present: NDArray[np.bool_]) -> tuple[float, float]:
-    """Fit σ(a x + b) with a > 0; (1, 0) where one sign is missing or the scores rank backwards."""
-    x, target = x[~np.isnan(x)], present[~np.isnan(x)].astype(np.float64)
-    if not len(x) or not 0 < target.sum() < len(target):
-        return 1.0, 0.0
-    weight = np.full(len(x), 1 / len(x))
-    # Few steps: without a prior, separable labels would drive the slope to infinity.
-    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.zeros(2), steps=25)
-    # Scores that rank backwards keep their order: reversed, they would put the best questions last.
-    return (float(slope), float(offset)) if slope > 0 else (1.0, 0.0)
-
-
 def _with_ones(x: Floats) -> Floats:
     return np.stack([x, np.ones_like(x)], 1)
-
-
-def _logit(scores: NDArray[Any]) -> Floats:
-    inside: Floats = np.clip(scores.astype(np.float64), 1e-6, 1 - 1e-6)
-    return np.log(inside / (1 - inside))
 
 
 def _bent(z: Floats, bend: tuple[float, float]) -> Floats:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import PositiveUnlabelled, image_blocks
+from halflabel.metrics.calibration import has_enough_negatives, image_blocks
 from halflabel.system.files import write_csv
 from halflabel.system.rng import bits, hash_names
 
@@ -107,7 +107,7 @@ def choose_questions(
 
         worth(i, c) = q_ic / (n_c + Σ q of the entries of c chosen so far)
 
-    with q = `presence` where training takes unknown entries for absent (a "no" then teaches nothing new), and
+    with q the score where training takes unknown entries for absent (a "no" then teaches nothing new), and
     q (1 − q) + q / 4 where the known labels are a fair sample (both answers teach). n_c = known positives. Rare classes
     therefore come first, until they fill. At most `per_image` questions per image, and none about a near-duplicate of
     a photo already asked about for the class. The share `control` is drawn at random, half from the entries at or
@@ -121,17 +121,24 @@ def choose_questions(
             f"no list can have {count} questions, a control share of {control:g} and {per_image} questions per image",
             "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
         )
-    fit = PositiveUnlabelled.fit(scores, *table.entries())
-    drawn, open_ = _scan_entries(scores, table, thresholds, fit, min(round(control * count), count), count, skip, seed)
+    drawn, open_ = _scan_entries(scores, table, thresholds, min(round(control * count), count), count, skip, seed)
     chosen = _control_sample(drawn, seed)
     positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
     centred = _CentredFeatures.of(features)
-    picked = _pick_greedily(open_, chosen, scores, fit, positives, count - len(chosen), per_image, centred)
+    picked = _pick_greedily(open_, chosen, scores, positives, count - len(chosen), per_image, centred)
     median = np.median(positives)
     asked = [Question(i, c, q, _reason(q, bool(positives[c] < median))) for i, c, q in picked]
-    worth = [float(fit.answer_value(item.probability)) for item in asked]
-    q = fit.probabilities(np.array([scores[item.image, item.column] for item in chosen], scores.dtype)).tolist()
-    return [item._replace(probability=p) for item, p in zip(chosen, q, strict=True)] + _by_class(asked, worth)
+    answer_value = _answer_value(table)
+    worth = [float(answer_value(item.probability)) for item in asked]
+    sample = [item._replace(probability=float(scores[item.image, item.column])) for item in chosen]
+    return sample + _by_class(asked, worth)
+
+
+def _answer_value(table: LabelTable) -> Callable[[Any], Any]:
+    """Return how much an answer is worth, by its probability, where nothing is known of its class yet."""
+    if has_enough_negatives(table.value):
+        return lambda q: q * (1 - q) + q / 4
+    return lambda q: q
 
 
 class _OpenEntries(NamedTuple):
@@ -146,7 +153,6 @@ def _scan_entries(
     scores: NDArray[Any],
     table: LabelTable,
     thresholds: NDArray[Any],
-    fit: PositiveUnlabelled,
     control: int,
     count: int,
     skip: Iterable[tuple[int, int]],
@@ -159,9 +165,10 @@ def _scan_entries(
     drawn = _LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
     best = _LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
     remaining = np.zeros(classes, np.int64)
+    answer_value = _answer_value(table)
     for index, block, unknown in _open_blocks(scores, table, answered):
         remaining += unknown.sum(0)
-        cost = -fit.answer_value(fit.probabilities(block))
+        cost = -answer_value(block.astype(np.float64))
         row, column = np.nonzero(unknown & (cost < best.limit))
         best.add(column, index[row], column, cost[row, column])
         if control:
@@ -172,10 +179,10 @@ def _scan_entries(
             drawn.add(is_above[row, column].astype(np.int64), index[row], column, key[row, column])
 
     def all_of_class(c: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        q = fit.probabilities(np.asarray(scores[:, c]))
+        q = np.array(scores[:, c], np.float64)
         q[np.searchsorted(table.start, np.flatnonzero(table.column == c), side="right") - 1] = np.nan
         q[answered[answered[:, 1] == c, 0]] = np.nan
-        cost = -fit.answer_value(q)
+        cost = -answer_value(q)
         order = np.argsort(cost, kind="stable")[: int((~np.isnan(cost)).sum())]  # NaN comes last
         return order, cost[order]
 
@@ -203,7 +210,6 @@ def _pick_greedily(
     open_: _OpenEntries,
     taken: Sequence[Question],
     scores: NDArray[Any],
-    fit: PositiveUnlabelled,
     positives: NDArray[Any],
     count: int,
     per_image: int,
@@ -240,7 +246,7 @@ def _pick_greedily(
         others_of_class = asked_features[c]
         is_repeat = feature is not None and bool(others_of_class) and _is_duplicate(feature, others_of_class)
         if asked[i] < per_image and not is_repeat:
-            q = float(fit.probabilities(np.asarray(scores[i, c])))
+            q = float(scores[i, c])
             picked.append((i, c, q))
             if feature is not None:
                 others_of_class.append(feature)
@@ -293,7 +299,6 @@ def _by_class(questions: Sequence[Question], worth: Sequence[float]) -> list[Que
 def likely_positives(
     scores: NDArray[Any],
     table: LabelTable,
-    fit: PositiveUnlabelled,
     count: int,
     *,
     skip: Iterable[tuple[int, int]] = (),
@@ -304,7 +309,7 @@ def likely_positives(
     for index, block, unknown in _open_blocks(scores, table, _sorted_entries(skip)):
         if column is not None:
             unknown[:, np.arange(unknown.shape[1]) != column] = False
-        cost = -fit.probabilities(block)
+        cost = -block.astype(np.float64)
         row, target = np.nonzero(unknown & (cost < best.limit[0]))
         best.add(np.zeros_like(row), index[row], target, cost[row, target])
     entries = zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)

@@ -50,6 +50,7 @@ class ScoredImages:
     thresholds: NDArray[np.float64]  # (C,) scores from which on a class is called present
     folder: Path
     paths: list[str | None]  # relative to the folder
+    assumption: str = ""  # under which the scores are probabilities
 
 
 def cached_scores(run: RunFolder, folder: Path, reporter: Reporter = SILENT) -> ScoredImages:
@@ -68,7 +69,8 @@ def cached_scores(run: RunFolder, folder: Path, reporter: Reporter = SILENT) -> 
         cached = _compute(run, table, folder, reporter)
         _write_cache(run, table, folder, *cached)
     paths, scores, features = cached
-    return ScoredImages(table, scores, features, _held_out(run, table), thresholds, folder, paths)
+    assumption = run.read_calibration().assumption if run.is_calibrated else ""
+    return ScoredImages(table, scores, features, _held_out(run, table), thresholds, folder, paths, assumption)
 
 
 def crossfit_scores(

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from halflabel.metrics.calibration import PositiveUnlabelled, has_enough_negatives
 from halflabel.metrics.intervals import wilson
 from halflabel.review.answers import Answer, AnswerStore, CurrentAnswer
 from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, doubtful_labels, likely_positives
@@ -68,7 +67,6 @@ class ReviewSession:
         self.images = list(scored.table.images)
         # Entry numbers depend on the labels: a page must not send answers that it stored for other labels.
         self.project = f"{answers.project}-{scored.table.digest()[:12]}"
-        self.fair = has_enough_negatives(scored.table.value)  # otherwise probabilities are upper estimates
         self._clock = clock
         self._lock = threading.RLock()
         secret = secrets.token_bytes(16)
@@ -80,7 +78,6 @@ class ReviewSession:
         self._leases: dict[int, tuple[str, float]] = {}
         self._answers: dict[int, CurrentAnswer] = {}
         self._version = -1
-        self._presence: PositiveUnlabelled | None = None
         self._reload_if_changed()
 
     def image(self, public: str) -> int | None:
@@ -205,7 +202,7 @@ class ReviewSession:
                 "values": {"present": values.count(1), "absent": values.count(-1), "unsure": values.count(0)},
                 "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked_classes],
                 "estimate": self._estimate(),
-                "fair": self.fair,
+                "assumption": self.scored.assumption,
             }
 
     def _estimate(self) -> dict[str, Any]:
@@ -241,11 +238,7 @@ class ReviewSession:
     def _missing_positives(self, skip: Sequence[tuple[int, int]], column: int | None) -> list[Question]:
         """Return unknown entries, most probable first; six of each class, then six more, so that classes alternate."""
         scored = self.scored
-        if self._presence is None:
-            self._presence = PositiveUnlabelled.fit(scored.scores, *scored.table.entries())
-        entries = likely_positives(
-            scored.scores, scored.table, self._presence, 4 * _GALLERY_ENTRIES, skip=skip, column=column
-        )
+        entries = likely_positives(scored.scores, scored.table, 4 * _GALLERY_ENTRIES, skip=skip, column=column)
         per_class: Counter[int] = Counter()
         ranked = []
         for item in entries:

@@ -31,7 +31,6 @@ export function release(questions) {
 const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 // A probability is never certain: it is not rounded to 0 or 100 %.
 const formatChance = (p) => (p < 0.005 ? "<\u00a01\u00a0%" : p > 0.995 ? ">\u00a099\u00a0%" : percent(p));
-const atMost = (p) => `${Math.ceil(100 * p)}\u00a0%`;
 
 /** Show the progress from the server, or the last one again after a change of view or filter. */
 export function showProgress(state = progress) {
@@ -56,6 +55,7 @@ export function showProgress(state = progress) {
     if (unsure) parts.push(`Unsure, not counted: ${unsure}.`);
     if (!isEmpty) parts.push("Intervals: 95 %.");
   }
+  if (state.assumption) parts.push(`Chances assume that ${state.assumption}.`);
   $("basis").textContent = parts.join(" ");
   if (state.labels) labels = state.labels;
   updateClassFilter(state.classes);
@@ -90,9 +90,7 @@ function countInState(row, state) {
 
 export function modelOpinion(question) {
   const score = `score ${question.score === null ? "—" : question.score.toFixed(2)}`;
-  if (question.probability === null || question.label) return score;
-  // Where known labels are a fair sample, the score is the probability: one number is enough.
-  return progress?.fair ? `chance ${formatChance(question.probability)}` : `chance up to ${atMost(question.probability)}, ${score}`;
+  return question.probability === null || question.label ? score : `chance ${formatChance(question.probability)}`;
 }
 
 // ---- messages when there is nothing to show
