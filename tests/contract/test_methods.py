@@ -63,9 +63,9 @@ class Case:
         self.name = name
         self.table = make_table(regime)
         self.method = seeded(0, recipe(name).make)
-        self.method.start(self.table)
         head = seeded(0, lambda: self.method.head(CHANNELS, CLASSES))
         self.model = Model(None, head)
+        self.method.start(self.table, self.model)
         shape = (IMAGES, CHANNELS, 4, 4) if head.needs_maps else (IMAGES, CHANNELS)
         self.values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         strong = self.values + 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(2))

@@ -210,6 +210,8 @@ def every_method(shard: bool = False) -> dict[str, Tensor]:
     """One epoch of every method, in single precision, as some methods support no other."""
     found = {}
     for name, how in recipes().items():
+        if shard and "shard" in how.cannot:
+            continue
         options = {"dropout": 0.0} if "dropout" in how.options else {}  # it is drawn for each slice
         if "passes" in how.options:
             options["strategy"] = "a"

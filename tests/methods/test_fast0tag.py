@@ -1,6 +1,5 @@
 """Fast0Tag against the pair loop, and its label vectors."""
 
-import gc
 import importlib.util
 from pathlib import Path
 
@@ -84,20 +83,14 @@ def test_scores_are_inner_products_with_the_label_vectors(hidden):
     torch.testing.assert_close(head.class_maps(maps)[:, :, 1, 0], head(features).logits)
 
 
-def test_heads_learn_the_vectors_whichever_comes_first():
+def test_the_head_gets_the_vectors_at_the_start():
     table = _table()
     method = recipe("fast0tag").make(vector_size=6)
-    early = method.head(5, 4)
-    assert not early.vectors.any()
-    gone = method.head(5, 4)
-    del gone
-    gc.collect()
-    method.start(table)
-    late = method.head(5, 4)
-    expected = vectors_module.label_vectors("graph", table, 6)
-    for head in (early, late):
-        np.testing.assert_allclose(head.vectors, expected, rtol=1e-6, atol=1e-7)
-        assert "vectors" in head.state_dict()
+    head = method.head(5, 4)
+    assert not head.vectors.any()
+    method.start(table, Model(None, head))
+    np.testing.assert_allclose(head.vectors, vectors_module.label_vectors("graph", table, 6), rtol=1e-6, atol=1e-7)
+    assert "vectors" in head.state_dict()
     # The head is the model's: the method neither trains nor saves it.
     assert not list(method.parameters())
     assert not any("vectors" in name for name in method.state_dict())
@@ -106,7 +99,7 @@ def test_heads_learn_the_vectors_whichever_comes_first():
 def test_a_model_is_loaded_without_the_labels():
     method = recipe("fast0tag").make(vector_size=6, hidden="5")
     trained = method.head(5, 4).eval()
-    method.start(_table())
+    method.start(_table(), Model(None, trained))
     fresh = recipe("fast0tag").make(vector_size=6, hidden="5").head(5, 4).eval()
     fresh.load_state_dict(trained.state_dict())
     features = torch.randn(3, 5)
@@ -116,16 +109,15 @@ def test_a_model_is_loaded_without_the_labels():
 def test_vectors_a_model_was_trained_with_stay():
     trained = recipe("fast0tag").make(vector_size=6)
     kept = trained.head(5, 4)
-    trained.start(_table())
+    trained.start(_table(), Model(None, kept))
     other = LabelTable.from_dense(np.random.default_rng(1).integers(-1, 2, (30, 4)))
     method = recipe("fast0tag").make(vector_size=6)
     going_on, fresh = method.head(5, 4), method.head(5, 4)
     going_on.load_state_dict(kept.state_dict())
-    method.start(other)
+    for head in (going_on, fresh):
+        method.start(other, Model(None, head))
     assert torch.equal(going_on.vectors, kept.vectors)
     assert not torch.equal(fresh.vectors, kept.vectors)
-    method.start(_table())  # the same method on other labels: what it has set itself, it sets anew
-    assert torch.equal(fresh.vectors, kept.vectors)
 
 
 def test_vectors_from_a_file(tmp_path):
@@ -134,7 +126,7 @@ def test_vectors_from_a_file(tmp_path):
     table = LabelTable.from_dense(np.array([[1, -1, 0], [0, 1, -1]]), classes=["car", "cat", "dog"])
     method = recipe("fast0tag").make(vectors=str(words), vector_size=3)
     head = method.head(5, 3)
-    method.start(table)
+    method.start(table, Model(None, head))
     assert head.vectors.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     with pytest.raises(UserError, match="vector_size=3"):
         recipe("fast0tag").make(vectors=str(words)).start(table)
@@ -143,8 +135,9 @@ def test_vectors_from_a_file(tmp_path):
 def test_the_whole_step():
     table = _table(5)
     method = recipe("fast0tag").make(hidden="", dropout=0.0)
-    method.start(table)
-    head = method.head(6, 5).double()
+    head = method.head(6, 5)
+    method.start(table, Model(None, head))
+    head = head.double()
     labels = torch.from_numpy(table.rows(np.arange(8)))
     features = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = method.step(Model(None, head), Batch(torch.arange(8), (features,), labels), 1)

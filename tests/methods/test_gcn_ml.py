@@ -29,9 +29,10 @@ def make(images=6, classes=4, channels=5, seed=0, **options):
     rng = np.random.default_rng(seed)
     table = LabelTable.from_dense(rng.choice([-1, 0, 1, 1], (images, classes)))
     method = recipe("gcn-ml").make(vector_size=6, hidden=7, **options)
-    method.start(table)
     torch.manual_seed(seed)
-    model = Model(None, method.head(channels, classes)).double()
+    model = Model(None, method.head(channels, classes))
+    method.start(table, model)
+    model = model.double()
     features = torch.from_numpy(rng.normal(size=(images, channels, 2, 3)))
     return table, method, model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
 
@@ -79,9 +80,10 @@ def test_neighbours_share_a_classifier_more_the_more_p():
 
     def near(p):
         method = recipe("gcn-ml").make(p=p)
-        method.start(LabelTable.from_dense(labels))
         torch.manual_seed(0)
-        weights = method.head(8, 3).classifiers().detach()
+        head = method.head(8, 3)
+        method.start(LabelTable.from_dense(labels), Model(None, head))
+        weights = head.classifiers().detach()
         return float(torch.cosine_similarity(weights[0], weights[1], dim=0))
 
     assert near(0.5) > near(0.2) > near(0.0)
@@ -100,7 +102,8 @@ def test_a_graph_that_is_not_there_is_told(tmp_path):
     path = tmp_path / "graph.csv"
     path.write_text("cat,dog,0.9\ndog,cat,0.1\n")
     method = recipe("gcn-ml").make(graph=str(path))
-    method.start(table)
-    graph = method.head(4, 2).graph
+    head = method.head(4, 2)
+    method.start(table, Model(None, head))
+    graph = head.graph
     assert float(graph[0, 1]) > 0
     assert float(graph[1, 0]) == 0

@@ -30,9 +30,9 @@ ids = [f"{name}-{option}" for name, option, _ in NUMBERS]
 
 def steps_are_finite(method: Method, table: LabelTable) -> bool:
     """Whether the first step, and one of a later epoch, has a finite loss and gradient."""
-    method.start(table)
     head = seeded(0, lambda: method.head(6, len(table.classes)))
     model = Model(None, head)
+    method.start(table, model)
     shape = (len(table), 6, 2, 2) if head.needs_maps else (len(table), 6)
     views = tuple(torch.randn(shape, generator=torch.Generator().manual_seed(k)) for k in range(len(method.views)))
     batch = Batch(torch.arange(len(table)), views, torch.from_numpy(table.dense()))

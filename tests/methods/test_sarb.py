@@ -32,9 +32,10 @@ def make(name, images=5, classes=3, channels=4, seed=0, **options):
     labels[-1, 0] = 1
     table = LabelTable.from_dense(labels)
     method = recipe(name).make(**{**SMALL, **options})
-    method.start(table)
     torch.manual_seed(seed)
-    model = Model(None, method.head(channels, classes)).double().eval()
+    model = Model(None, method.head(channels, classes))
+    method.start(table, model)
+    model = model.double().eval()
     torch.nn.init.normal_(model.head.attention.weight.weight)  # it starts at zero, where all places count alike
     features = torch.from_numpy(rng.normal(size=(images, channels, 2, 2)))
     return method.double(), model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.experiments.grid import Candidate, Options, Task
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.models.embedding_heads import Bilinear, LabelVectorHead
-from halflabel.models.heads import Linear, Model
-from halflabel.models.noise_head import LatentNoiseHead
+from halflabel.models.heads import Model
 from halflabel.system.files import to_json_value
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpoint import save_tensors
@@ -100,12 +97,7 @@ def read_start(path: Path) -> Fitted | None:
 def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, table: LabelTable) -> None:
     """Copy the weights of a linear model, x = W f + b, into another model for the same classes.
 
-    The weights of the backbone are copied if it is tuned. Heads:
-      linear         W and b
-      noise          W and b become the visual classifier; the reporting part keeps its values
-      bilinear       x = L V f: L V is the best approximation of W of its rank, by singular values; b is dropped
-      label vectors  x = T (M f + m), a linear map into the space of the vectors T: M = T⁺ W, m = T⁺ b, least squares
-    Any other head keeps its initial values.
+    The weights of the backbone are copied if it is tuned. The head follows W and b as well as it can (`load_linear`).
     """
     if model.backbone is not None:
         model.backbone.load_state_dict(
@@ -114,24 +106,5 @@ def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, tabl
     if "head.linear.weight" not in weights:
         raise UserError("the start has no linear head", "start from a method with a linear head, such as logistic")
     weight, bias = (weights[f"head.linear.{name}"].cpu() for name in ("weight", "bias"))
-    head = model.head
-    with torch.no_grad():
-        if isinstance(head, (Linear, LatentNoiseHead)):
-            layer = head.linear if isinstance(head, Linear) else head.visual
-            layer.weight.copy_(weight)
-            layer.bias.copy_(bias)
-        elif isinstance(head, Bilinear):
-            left, size, right = torch.linalg.svd(weight.double(), full_matrices=False)
-            rank = min(len(head.images), len(size))
-            root = size[:rank].sqrt()
-            # Further dimensions keep the values of one factor: with both 0 neither would learn.
-            head.labels.zero_()
-            head.labels[:, :rank] = (left[:, :rank] * root).to(head.labels)
-            head.images[:rank] = (root[:, None] * right[:rank]).to(head.images)
-        elif isinstance(head, LabelVectorHead) and len(head.to_space) == 1:
-            method.start(table)  # sets the vectors of the head
-            inverse = torch.linalg.pinv(head.vectors.cpu().double())
-            last = head.to_space[0]
-            assert isinstance(last, torch.nn.Linear)
-            last.weight.copy_(inverse @ weight.double())
-            last.bias.copy_(inverse @ bias.double())
+    method.start(table, model)  # sets label vectors, where the head has them
+    model.head.load_linear(weight, bias)

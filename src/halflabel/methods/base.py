@@ -34,6 +34,7 @@ __all__ = ["REGIMES", "Method", "Recipe", "Tune", "method", "recipe", "recipes",
 M = TypeVar("M", bound=nn.Module)
 VIEWS = ("plain", "weak", "strong")  # the kinds of views that image sources can make
 Tune = Mapping[str, Sequence[Any]]  # option name -> values to try
+LIMITS = {"shard": "--shard", "onnx": "export to ONNX"}  # what a method may declare not to support
 ENTRY_POINTS = "halflabel.methods"  # the entry-point group of methods in other installed packages
 
 
@@ -86,15 +87,18 @@ class Method(nn.Module):
         if distributed.is_main() and (warning := self.relabel.idle(epochs)):
             warnings.warn(warning, stacklevel=2)
 
-    def start(self, table: LabelTable) -> None:
-        """Receive the known training labels; called once, before training."""
+    def start(self, table: LabelTable, model: Model | None = None) -> None:
+        """Receive the known training labels and the model, on its device; called once, before training.
+
+        `model` is None where there is none: in `halflabel.loss`, and in tests of steps.
+        """
         self.relabel.start(table)
         for term in self.terms:
             typing.cast(Term, term).start(table)
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
         """Return the method's own parameters for the optimizer, each group with its learning rate ("base_lr")."""
-        return [{"params": list(self.parameters()), "base_lr": lr}]
+        return [{"params": [each for each in self.parameters() if each.requires_grad], "base_lr": lr}]
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         """Return the loss of one batch, a scalar; for an ensemble, the mean over its members. Epochs count from 1."""
@@ -108,6 +112,13 @@ class Method(nn.Module):
         for term in self.terms:
             loss = loss + term(output, batch, targets)
         return loss
+
+    def after_step(self, model: Model) -> None:
+        """Called after each update of the weights, with the updated model: to follow it, such as by an average."""
+
+    def evaluated(self, model: Model) -> Model:
+        """Return the model to validate and to keep, of the shape of `model`: a teacher, for example."""
+        return model
 
 
 @dataclass(frozen=True)
@@ -123,6 +134,7 @@ class Recipe:
     weight_decay: float
     linear_init: int = 0
     tune: Tune | Callable[[Mapping[str, Any]], Tune] = field(default_factory=dict)
+    cannot: Mapping[str, str] = field(default_factory=dict)  # feature of LIMITS -> why it is not supported
 
     def __deepcopy__(self, memo: Any) -> Recipe:
         """Return the recipe itself: it is immutable."""
@@ -162,6 +174,14 @@ class Recipe:
         if not isinstance(method, Method):
             raise TypeError(f"{self.build.__name__} returns {type(method).__name__}, not a Method")
         return method
+
+    def check_supports(self, feature: str) -> None:
+        """Raise if the method declares that it does not support this feature, one of LIMITS."""
+        if feature in self.cannot:
+            raise UserError(
+                f"the method {self.name!r} does not support {LIMITS[feature]}: {self.cannot[feature]}",
+                "use another method, or do without it",
+            )
 
     def check_regime(self, regime: str) -> None:
         """Raise if this method cannot learn from labels of this regime."""
@@ -219,6 +239,7 @@ def method(
     weight_decay: float = 1e-4,
     linear_init: int = 0,
     tune: Tune | Callable[[Mapping[str, Any]], Tune] | None = None,
+    cannot: Mapping[str, str] | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a function as the method of its name (underscores become hyphens).
@@ -232,11 +253,14 @@ def method(
     whole network is trained.
     tune: values to try of the method's most important option, for comparisons; or a function of all options that
     returns them, where the other options decide which values make sense.
+    cannot: what the method does not support, "shard" (--shard) or "onnx" (export to ONNX), each with the reason.
     name: for methods whose name no function can have, such as sarb*; the function's name is then an alias.
     """
     unknown = set(serves) - set(REGIMES)
     if unknown:
         raise ValueError(f"no such regimes: {sorted(unknown)}")
+    if unsupported := set(cannot or {}) - set(LIMITS):
+        raise ValueError(f"cannot= has {min(unsupported)!r}: there are {', '.join(LIMITS)}")
 
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
         alias = build.__name__.replace("_", "-")
@@ -251,7 +275,18 @@ def method(
                 )
         if tune and not callable(tune) and (other := set(tune) - set(options)):
             raise ValueError(f"{method_name} has no option {min(other)!r} to tune")
-        recipe = Recipe(method_name, build, options, tuple(serves), paper, lr, weight_decay, linear_init, tune or {})
+        recipe = Recipe(
+            method_name,
+            build,
+            options,
+            tuple(serves),
+            paper,
+            lr,
+            weight_decay,
+            linear_init,
+            tune=tune or {},
+            cannot=dict(cannot or {}),
+        )
         _REGISTRY[method_name] = recipe
         vars(build)[_RECIPE] = recipe  # pickled with the function, for processes that have not registered it
         if method_name != alias:

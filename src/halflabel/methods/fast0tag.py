@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.embedding_heads import LabelVectorHead
-from halflabel.models.heads import Head
+from halflabel.models.heads import Model, find_head
 from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Targets, at_least_float32
@@ -67,31 +67,19 @@ class Fast0Tag(Method):
     def __init__(self, vectors: str, vector_size: int, hidden: tuple[int, ...], dropout: float, unknown: str) -> None:
         between(1, MAX_SIZE, vector_size=vector_size)
         below_one(dropout=dropout)
-        super().__init__(RankNet(), UnknownAs(unknown), head=self._make_head, reduce=over_images)
+        head = partial(LabelVectorHead, size=vector_size, hidden=hidden, dropout=dropout)
+        super().__init__(RankNet(), UnknownAs(unknown), head=head, reduce=over_images)
         self.source, self.vector_size = vectors, vector_size
-        self.hidden, self.rate = hidden, dropout
-        self.vectors: Tensor | None = None
-        # Heads get the vectors whether they are made before or after `start`; they belong to models, not to the method.
-        self.heads: list[weakref.ref[LabelVectorHead]] = []
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: LabelTable, model: Model | None = None) -> None:
         from halflabel.methods.parts.label_vectors import label_vectors
 
-        super().start(table)
-        vectors = label_vectors(self.source, table, self.vector_size)
-        earlier, self.vectors = self.vectors, torch.from_numpy(vectors).float()
-        for reference in self.heads:
-            head = reference()
-            # A model that continues another run was trained with the vectors of that run: they stay.
-            if head is not None and (not head.vectors.any() or _same(head.vectors, earlier)):
-                head.set_vectors(self.vectors)
-
-    def _make_head(self, channels: int, classes: int) -> Head:
-        head = LabelVectorHead(channels, classes, self.vector_size, self.hidden, self.rate)
-        if self.vectors is not None:
-            head.set_vectors(self.vectors)
-        self.heads.append(weakref.ref(head))
-        return head
+        super().start(table, model)
+        vectors = torch.from_numpy(label_vectors(self.source, table, self.vector_size)).float()
+        if model is not None:
+            head = find_head(model, LabelVectorHead)
+            if not head.vectors.any():  # a model that continues another run keeps the vectors it was trained with
+                head.set_vectors(vectors)
 
 
 class RankNet(Loss):
@@ -114,10 +102,6 @@ class RankNet(Loss):
         pairs = (pos.sum(1) * neg.sum(1)).clamp(min=torch.finfo(x.dtype).tiny)
         weighted = torch.cat(sums) * (pos[image, positive] / pairs[image])
         return torch.zeros_like(x).index_put((image, positive), weighted)
-
-
-def _same(vectors: Tensor, others: Tensor | None) -> bool:
-    return others is not None and torch.equal(vectors.cpu(), others)
 
 
 def _pair_sums(x: Tensor, neg: Tensor, image: Tensor, positive: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ class Role(Method):
         self.expected = ExpectedPositives(positives)
         self.theta_rate = theta_rate
 
-    def start(self, table: LabelTable) -> None:
-        super().start(table)
+    def start(self, table: LabelTable, model: Model | None = None) -> None:
+        super().start(table, model)
         self.expected.start(table)
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:

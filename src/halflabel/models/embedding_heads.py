@@ -80,7 +80,6 @@ class LabelVectorHead(Head):
             layers += [nn.Linear(channels, width), nn.ReLU(), nn.Dropout(dropout)]
             channels = width
         self.to_space = nn.Sequential(*layers, nn.Linear(channels, size))
-        self.linear_needs_method = not hidden
         self.register_buffer("vectors", torch.zeros(classes, size))
 
     def set_vectors(self, vectors: Tensor) -> None:
@@ -98,7 +97,7 @@ class LabelVectorHead(Head):
     @torch.no_grad()
     def load_linear(self, weight: Tensor, bias: Tensor) -> None:
         """With a linear φ = M f + m: M = T⁺ W, m = T⁺ b, least squares. The vectors T must be set."""
-        if not self.linear_needs_method:
+        if len(self.to_space) > 1:
             return
         inverse = torch.linalg.pinv(self.vectors.cpu().double())
         layer = self.to_space[0]

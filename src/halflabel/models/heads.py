@@ -36,7 +36,6 @@ class Head(nn.Module):
     """(B, D) pooled features or (B, D, h, w) maps -> Output."""
 
     needs_maps = False  # True: pooled features are not enough
-    linear_needs_method = False  # True: the method must be started before `load_linear`
 
     def forward(self, features: Tensor) -> Output:
         raise TypeError(f"{type(self).__name__} does not define forward")
@@ -214,6 +213,14 @@ class Model(nn.Module):
         """The input of the head: (B, D) or (B, D, h, w)."""
         features: Tensor = view if self.backbone is None else self.backbone(view)
         return features
+
+    def run(self, other: Model, view: Tensor) -> Output:
+        """The output of another model, such as an average of this one, for the views of a training batch.
+
+        With several processes it has the rows of all of them, as the output of this model has.
+        """
+        output: Output = other(view)
+        return output
 
     def forward(self, view: Tensor) -> Output:
         """The output of the head, in float32 at least, so that methods compute alike in every precision."""

@@ -38,6 +38,7 @@ from halflabel.system import distributed
 from halflabel.system.files import read_json
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.validate import check_fields
+from halflabel.training.checkpoint import load_state
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 
@@ -88,7 +89,7 @@ class Predictor:
         backbone = build_backbone(config.backbone, pretrained=False, size=config.size)
         try:
             model = _build_model(backbone, config.method, config.options, classes, weights)
-            model.load_state_dict(weights)
+            load_state(model, weights)
         except (RuntimeError, TypeError, ValueError) as error:  # unsuitable options raise any of these
             reason = error_summary(error)
             raise UserError(f"{run.weights} belongs to another model ({reason})", "train again") from None
@@ -122,7 +123,7 @@ class Predictor:
         try:
             state = load_file(weights)
             model = _build_model(backbone, metadata.method, metadata.options, metadata.classes, state)
-            model.load_state_dict(state)
+            load_state(model, state)
         except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
             reason = error_summary(error)
             raise UserError(f"{weights} does not fit {path.name} ({reason})", "export the run again") from None

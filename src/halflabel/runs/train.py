@@ -36,7 +36,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
-from halflabel.training.checkpoint import load_newest, save_tensors
+from halflabel.training.checkpoint import load_newest, load_state, save_tensors
 from halflabel.training.config import Config, Settings
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
@@ -120,6 +120,8 @@ class _Job:
             )
         self.method = self.assembly.make_method()
         self.assembly.recipe.check_regime(self.table.stats().regime)
+        if self.config.settings.shard:
+            self.assembly.recipe.check_supports("shard")
         self.device = choose_device(self.config.settings.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size
@@ -259,7 +261,7 @@ def _start_from(run: RunFolder, model: Model, classes: Names) -> None:
             f"{run.folder} was trained on other classes", "go on with the same classes in the same order, or start anew"
         )
     try:
-        model.load_state_dict(before.model.state_dict())
+        load_state(model, before.model.state_dict())
     except RuntimeError as error:
         reason = error_summary(error)
         raise UserError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.system.files import atomic_write
@@ -22,6 +22,7 @@ __all__ = [
     "clear",
     "flatten",
     "load_newest",
+    "load_state",
     "pack_optimizer",
     "restore",
     "save",
@@ -116,6 +117,20 @@ def restore(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict that `flatten` stored under `prefix.`."""
     start = prefix + "."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load a state dict; a RuntimeError names the first entry that does not fit, on one line."""
+    expected = module.state_dict()
+    for name in [*expected, *state]:
+        if name not in state:
+            raise RuntimeError(f"{name} is missing")
+        if name not in expected:
+            raise RuntimeError(f"{name} does not belong there")
+        if expected[name].shape != state[name].shape:
+            found, wanted = tuple(state[name].shape), tuple(expected[name].shape)
+            raise RuntimeError(f"{name} has the shape {found} instead of {wanted}")
+    module.load_state_dict(state)
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
 from halflabel.methods.base import Method
@@ -14,6 +18,10 @@ from halflabel.training.state import TrainingState
 from halflabel.training.step import OptimizerStep
 
 __all__ = ["Checkpointer"]
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    return {name: tuple(value.shape) if isinstance(value, Tensor) else None for name, value in state.items()}
 
 
 class Checkpointer:
@@ -34,6 +42,7 @@ class Checkpointer:
         self.folder, self.state, self.method = folder, state, method
         self.distribution, self.step = distribution, step
         self.batches_per_epoch = batches_per_epoch
+        self.method_shapes = _shapes(method.state_dict())
         self.saved = (1, 0)  # position of the newest checkpoint; the beginning needs none
 
     @property
@@ -61,7 +70,7 @@ class Checkpointer:
         if self.folder is None or not (distributed.is_main() or self.distribution.is_sharded):
             return
         tensors = checkpoints.flatten("model", self.distribution.whole_model().state_dict())
-        tensors |= checkpoints.flatten("method", self.method.state_dict())
+        tensors |= checkpoints.flatten("method", self._method_state())
         tensors |= checkpoints.flatten("best", self.state.best_weights)
         if self.step.ema is not None:
             tensors |= checkpoints.flatten("average", self.step.ema.state_dict())
@@ -79,14 +88,36 @@ class Checkpointer:
             checkpoints.save(self.folder, number, Checkpoint(tensors, meta))
         self.saved = self.state.position
 
+    def _method_state(self) -> dict[str, Any]:
+        """The state of the method; an error if a new method could not load it."""
+        state = self.method.state_dict()
+        shapes = _shapes(state)
+        for name in [*self.method_shapes, *shapes]:
+            if shapes.get(name) is None or shapes[name] != self.method_shapes.get(name):
+                raise UserError(
+                    f"{name} of the method's state is not a tensor that has the same shape from the start on, so the "
+                    "training could not be resumed",
+                    f"register {name.split('.')[-1]!r} as a buffer of its final shape in `start`",
+                )
+        return state
+
+    def _load_method(self, state: Mapping[str, Tensor]) -> None:
+        try:
+            checkpoints.load_state(self.method, state)
+        except RuntimeError as error:
+            raise UserError(
+                f"the checkpoint does not fit the method: {error}",
+                "the method or its options have changed: resume with those of the run, or train again",
+            ) from None
+
     def _load(self, checkpoint: Checkpoint) -> None:
         tensors, meta = checkpoint
         optimizer, scaler = self.step.optimizer, self.step.accelerator.scaler
         try:
-            self.distribution.plain.load_state_dict(checkpoints.restore("model", tensors))
-            self.method.load_state_dict(checkpoints.restore("method", tensors))
+            checkpoints.load_state(self.distribution.plain, checkpoints.restore("model", tensors))
+            self._load_method(checkpoints.restore("method", tensors))
             if self.step.ema is not None:
-                self.step.ema.load_state_dict(checkpoints.restore("average", tensors))
+                checkpoints.load_state(self.step.ema, checkpoints.restore("average", tensors))
             # Whether steps are fused depends on the present device, not on that of the checkpoint.
             fused = [{name: group[name] for name in ("fused",) if name in group} for group in optimizer.param_groups]
             groups = [saved | present for saved, present in zip(meta["groups"], fused, strict=True)]

@@ -72,12 +72,15 @@ class WholeBatchParallel(nn.Module):
         return FetchedBatch(torch.cat(images).numpy(), views)
 
     def forward(self, view: Tensor) -> Output:
+        return self.run(self.model, view)
+
+    def run(self, other: nn.Module, view: Tensor) -> Output:
         with ExitStack() as contexts:
             if self.training:
                 self.calls += 1
                 contexts.enter_context(_process_seed(view.device, self.calls))
                 contexts.enter_context(_SyncBatchNorm(self.counts))
-            output: Output = self.model(view)
+            output: Output = other(view)
         return Output(
             **{
                 name: self._gather(value, 1 if name == "members" else 0)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.checks import absorbed
+from halflabel.methods.state_watch import StateWatch
 from halflabel.metrics import completion_rates
 from halflabel.models.heads import Model
 from halflabel.models.scoring import PASSES, score_source, seed_generators
@@ -122,7 +124,7 @@ def make_loop(
     device = accelerator.device
     plain = place_model(model, settings, device)
     method.plan(settings.epochs)
-    method.start(table)
+    method.start(table, plain)
     method.to(device)
     distribution = distribute(plain, settings, device)  # after method.start, which may set weights of the head
     step = OptimizerStep(accelerator, method, distribution, table, settings)
@@ -156,6 +158,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
+        self.watch = StateWatch(self.method)
 
     def run(self, resume: bool) -> Fitted:
         try:
@@ -234,6 +237,7 @@ class Loop:
                 step.update()
                 state.steps += 1
                 state.batches_done = number + 1
+                self._warn_of_hidden_state()
             self.images_seen += len(images)
             # Save only after an update: a checkpoint holds no gradients.
             saves = updates and not is_last and settings.save_every > 0 and state.steps % settings.save_every == 0
@@ -255,6 +259,16 @@ class Loop:
                 f"lower --lr (now {self.settings.lr:g}), or add --clip 1",
             )
         self.callback.on_step_end(images, loss)
+
+    def _warn_of_hidden_state(self) -> None:
+        """Warn of attributes of the method that training changes and no checkpoint holds."""
+        for name in self.watch.changed() if distributed.is_main() else ():
+            warnings.warn(
+                f"{name} changes during training and is not in the method's state: a resumed run continues without it; "
+                "keep it in a buffer (register_buffer), or list it in the class attribute `recomputed` if each step "
+                "computes it anew",
+                stacklevel=2,
+            )
 
     def _share(self, plan: Plan, number: int) -> float:
         """The batch's share of the images of its optimizer step, so that the step equals that of one large batch."""
@@ -285,6 +299,7 @@ class Loop:
         if sweep is not None:
             log.update(self._relabel(sweep))
             distributed.synchronize(self.method.state_dict().values())
+            self._warn_of_hidden_state()
         if logits is not None and (judge := self.judge) is not None:
             log.update(distributed.run_on_main(lambda: judge(logits)))
             value = log.get("select", math.nan)
@@ -346,8 +361,10 @@ class Loop:
             )
 
     def _evaluated_model(self) -> Model:
-        """The model that is validated and kept: the weight average if there is one."""
-        return self.distribution.whole_model() if self.step.ema is None else self.step.ema.model
+        """The model that is validated and kept: the weight average if there is one, else the method's choice."""
+        if self.step.ema is not None:
+            return self.step.ema.model
+        return self.method.evaluated(self.distribution.whole_model())
 
     def _evaluated_weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._evaluated_model().state_dict().items()}

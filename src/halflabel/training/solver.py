@@ -28,6 +28,7 @@ def can_solve(method: Method) -> bool:
     """Return whether L-BFGS can fit the method: one view, a linear head, no weights of its own, the ordinary step."""
     return (
         type(method).step is Method.step
+        and type(method).after_step is Method.after_step
         and method.make_head is Linear
         and len(method.views) == 1
         and not any(True for _ in method.parameters())
@@ -120,7 +121,7 @@ class LinearSolver:
         with warnings.catch_warnings():  # a schedule in epochs that never starts is no fault of the user here
             warnings.filterwarnings("ignore", ".* never starts in ")
             self.method.plan(self.rounds)
-        self.method.start(self.table)
+        self.method.start(self.table, self.model)
         self.method.to(self.features.device)
         if self.variance is not None:
             self.head.rescale((_CURVATURE * self.variance + strength).rsqrt())

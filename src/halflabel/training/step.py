@@ -15,10 +15,10 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.checks import checked_step
+from halflabel.models.ema import ModelEma
 from halflabel.system.gpu_memory import MicroBatcher, Snapshot, out_of_gpu_memory
 from halflabel.training.config import Settings
 from halflabel.training.distribution import Distribution
-from halflabel.training.ema import ModelEma
 from halflabel.training.optimizer import make_optimizer, parameter_groups
 from halflabel.types import Batch
 
@@ -159,3 +159,4 @@ class OptimizerStep:
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(self.distribution.plain)
+        self.method.after_step(self.distribution.trained)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from halflabel.methods.base import Method
 from halflabel.methods.parts.label_graph import Edges, read_edges
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import BCE, over_known
-from halflabel.models.heads import Head, pool
+from halflabel.models.heads import Head, Model, find_head, pool
 from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
@@ -262,35 +261,22 @@ class SemanticMethod(Method):
         vector_size: int = 300,
         **parts: Any,
     ) -> None:
-        super().__init__(BCE(), head=self._make_head, reduce=parts.pop("reduce", over_known), **parts)
-        self._make = make
+        super().__init__(BCE(), head=make, reduce=parts.pop("reduce", over_known), **parts)
         self._edges = edges
         self.vectors, self.vector_size = vectors, vector_size
         self.table: LabelTable | None = None
-        self._label_inputs: tuple[Matrix, Matrix] | None = None
-        # A weak reference: the head belongs to the model, and its weights must not be trained and saved twice.
-        self._head: weakref.ref[LabelAwareHead] | None = None
 
-    def start(self, table: LabelTable) -> None:
-        super().start(table)
+    def start(self, table: LabelTable, model: Model | None = None) -> None:
+        super().start(table, model)
         if self.table != table:
             self.begin(table)
             self.table = table
-        head = self._head() if self._head is not None else None
-        if head is not None and self._label_inputs is not None:
-            head.set_labels(*self._label_inputs)
+        vectors, edges = label_vectors(self.vectors, table, self.vector_size), self._edges(table)
+        if model is not None:
+            find_head(model, LabelAwareHead).set_labels(vectors, edges.dense(len(table.classes)))
 
     def begin(self, table: LabelTable) -> None:
         """Prepare for a new training table; not called again for the same one."""
-        vectors = label_vectors(self.vectors, table, self.vector_size)
-        self._label_inputs = vectors, self._edges(table).dense(len(table.classes))
-
-    def _make_head(self, channels: int, classes: int) -> Head:
-        head = self._make(channels, classes)
-        self._head = weakref.ref(head)
-        if self._label_inputs is not None:
-            head.set_labels(*self._label_inputs)
-        return head
 
 
 def label_edges(source: str, table: LabelTable) -> Edges:

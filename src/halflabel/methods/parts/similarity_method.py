@@ -68,8 +68,8 @@ class SimilarityMethod(Method):
         """Return Σ_i ℓ_y and Σ_i ℓ_f of the images of a batch; `recent` are the images in memory."""
         raise TypeError(f"{type(self).__name__} does not define smoothness")
 
-    def start(self, table: LabelTable) -> None:
-        super().start(table)
+    def start(self, table: LabelTable, model: Model | None = None) -> None:
+        super().start(table, model)
         if self.table == table:
             return
         classes = len(table.classes)

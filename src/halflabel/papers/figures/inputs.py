@@ -91,6 +91,7 @@ class FigureInputs:
     def method(self) -> Method:
         """The method with the state of the last checkpoint."""
         from halflabel.methods.base import recipe, seeded
+        from halflabel.models.heads import Model
         from halflabel.training import checkpoint
 
         config = self.predictor.config
@@ -102,11 +103,13 @@ class FigureInputs:
             warnings.simplefilter("ignore")  # training has already warned about the number of epochs
             method.plan(config.settings.epochs)
         try:
-            method.start(self.facts.table.subset(self.facts.training))
+            model = self.predictor.model
+            trained = Model(None, model.head) if config.tune == "head" else model
+            method.start(self.facts.table.subset(self.facts.training), trained)
         except UserError as error:  # for example a file that existed during training
             raise FigureUnavailable(f"{config.method} cannot be started again: {error.message}") from None
         try:
-            method.load_state_dict(checkpoint.restore("method", newest.tensors))
+            checkpoint.load_state(method, checkpoint.restore("method", newest.tensors))
         except RuntimeError as error:
             reason = error_summary(error)
             raise UserError(

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError, error_summary
+from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
-from halflabel.models.heads import Head, Model
+from halflabel.models.heads import Head, Model, NormalisedLinear
 from halflabel.models.onnx_features import parity_images, quiet_exporter
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.system.files import atomic_write
@@ -112,6 +113,8 @@ def export_onnx(predictor: Predictor, path: Path, *, tolerance: float = TOLERANC
     """Write a trained model to an .onnx file if ONNX Runtime and PyTorch agree; returns their difference."""
     if isinstance(predictor.model.head, OnnxHead):
         raise UserError("this is an ONNX file already", "name the run, or the folder that was exported for the Hub")
+    if not isinstance(predictor.model.head, NormalisedLinear):  # which L-BFGS fits, whatever the method
+        recipe(predictor.config.method).check_supports("onnx")
     return write_onnx(predictor.model, ModelMetadata.of(predictor), path, tolerance=tolerance)
 
 

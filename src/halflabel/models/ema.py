@@ -18,20 +18,27 @@ class ModelEma(nn.Module):
     The first update copies. decay = min(`decay`, (1 + n) / (10 + n)) after n updates, so that the first steps soon
     lose their weight.
 
+    The average is always in evaluation mode and is never trained by gradients. Training (`--ema`) and methods with a
+    teacher use it.
+
     torch.optim.swa_utils.AveragedModel is not used: it reads its step counter from the GPU at every update, which
     stalls the GPU, and it would average integer buffers such as the counters of batch norm.
     """
 
     updates: Tensor
+    recomputed = ("_updates", "_averaged", "_copied")
 
     def __init__(self, model: Model, decay: float) -> None:
         super().__init__()
-        self.model = deepcopy(model)
+        self.model = deepcopy(model).requires_grad_(False).eval()
         self.decay = decay
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self._updates = -1  # `updates` as a Python number, as reading the tensor would wait for the GPU; -1: not read
         self._averaged: tuple[list[Tensor], list[Tensor]] = ([], [])  # tensors of the average, tensors of the model
         self._copied: tuple[list[Tensor], list[Tensor]] = ([], [])
+
+    def train(self, mode: bool = True) -> ModelEma:
+        return self
 
     @torch.no_grad()
     def update(self, model: Model) -> None:

@@ -1,0 +1,161 @@
+"""What the loop tells a method: the model at the start, each update, and what a checkpoint would lose."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from halflabel.data.sources import Features
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method, recipe
+from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.relabel import Ignore
+from halflabel.methods.state_watch import StateWatch
+from halflabel.models.heads import Linear, Model
+from halflabel.training.config import Settings
+from halflabel.training.loop import fit
+from halflabel.training.solver import can_solve
+from halflabel.types import Batch, Targets
+
+SETTINGS = Settings(epochs=2, batch_size=6, device="cpu")
+
+
+def train(method: Method, **more: Any) -> Model:
+    draw = np.random.default_rng(0)
+    table = LabelTable.from_dense(np.where(draw.random((12, 3)) < 0.5, 1, -1))
+    source = Features(draw.normal(size=(12, 5)).astype(np.float32), table.images)
+    model = Model(None, method.head(5, 3))
+    fit(model, method, source, table, more.pop("settings", SETTINGS), **more)
+    return model
+
+
+class Follows(Method):
+    """Keeps the weights of each step, and offers those of the first as the result."""
+
+    def start(self, table: LabelTable, model: Model | None = None) -> None:
+        super().start(table, model)
+        assert model is not None
+        self.first = Model(None, Linear(5, 3))
+        self.first.load_state_dict(model.state_dict())
+        self.seen = [next(model.parameters()).detach().clone()]
+
+    recomputed = ("seen",)
+
+    def after_step(self, model: Model) -> None:
+        self.seen.append(next(model.parameters()).detach().clone())
+
+    def evaluated(self, model: Model) -> Model:
+        return self.first
+
+
+def test_a_method_sees_the_model_before_training_and_after_each_step() -> None:
+    method = Follows(BCE())
+    kept = train(method)
+    assert len(method.seen) == 1 + 2 * 2
+    assert all(not torch.equal(one, other) for one, other in zip(method.seen, method.seen[1:], strict=False))
+    assert torch.equal(next(kept.parameters()), method.seen[0])  # what `evaluated` returns is kept
+    assert not can_solve(method)  # L-BFGS has no steps
+
+
+class Counts(Ignore):
+    """Counts its batches in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        self.count += 1
+        return super().forward(batch, logits, epoch)
+
+
+def test_state_in_a_plain_attribute_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"Counts\.count changes during training and is not in the method's state"):
+        train(Method(BCE(), Counts()))
+
+
+def test_buffers_and_recomputed_attributes_are_not_warned_of() -> None:
+    class Knows(Counts):
+        recomputed = ("count",)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(Method(BCE(), Knows()))
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ([1, [2]], lambda value: value[1].append(3)),
+        ({"a": 1}, lambda value: value.update(a=2)),
+        ({1}, lambda value: value.add(2)),
+        (deque([1.0]), lambda value: value.append(2.0)),
+        (np.zeros(4), lambda value: value.fill(1)),
+        (torch.zeros(4), lambda value: value.fill_(1)),
+        (torch.Generator(), lambda value: torch.rand(2, generator=value)),
+        (random.Random(0), lambda value: value.random()),
+        (np.random.default_rng(0), lambda value: value.random()),
+        (Batch(*[torch.zeros(1)] * 3), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_watch_sees_every_kind_of_change(value: Any, change: Any) -> None:
+    method = Method(BCE())
+    method.kept = value
+    watch = StateWatch(method)
+    assert watch.changed() == []
+    assert watch.changed() == []
+    if change is not None:
+        change(value)
+        assert watch.changed() == ["Method.kept"]
+
+
+class Registers(Ignore):
+    """Registers a buffer where no new method has one."""
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        self.register_buffer("late", torch.zeros(2))
+        return super().forward(batch, logits, epoch)
+
+
+def test_state_that_could_not_be_loaded_is_named_when_it_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"relabel\.late of the method's state"):
+        train(Method(BCE(), Registers()), folder=tmp_path)
+
+
+class Holds(Ignore):
+    def __init__(self, **buffers: int) -> None:
+        super().__init__()
+        for name, size in buffers.items():
+            self.register_buffer(name, torch.zeros(size))
+
+
+@pytest.mark.parametrize(
+    ("later", "reason"),
+    [
+        ({"one": 1, "two": 1}, "relabel.two is missing"),
+        ({}, "relabel.one does not belong there"),
+        ({"one": 3}, "relabel.one has the shape (1,) instead of (3,)"),
+    ],
+)
+def test_a_changed_state_is_refused_by_its_key(tmp_path: Path, later: dict[str, int], reason: str) -> None:
+    train(Method(BCE(), Holds(one=1)), folder=tmp_path)
+    with pytest.raises(UserError, match=re.escape(f"the checkpoint does not fit the method: {reason}")):
+        train(Method(BCE(), Holds(**later)), folder=tmp_path, resume=True)
+
+
+def test_what_a_method_declares_not_to_support_is_refused() -> None:
+    with pytest.raises(UserError, match="'mean-teacher' does not support shard: the teacher is a whole copy"):
+        recipe("mean-teacher").check_supports("shard")
+    recipe("mean-teacher").check_supports("onnx")
+    recipe("bce").check_supports("shard")
