@@ -4,6 +4,7 @@ import importlib
 import pickle
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,8 @@ from halflabel.methods.parts.losses import BCE
 from halflabel.metrics.positives_only import expected_f1_threshold
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Linear, NormalisedLinear, pool
+from halflabel.runs.assembly import Assembly
+from halflabel.training.config import Settings
 from halflabel.types import Output
 
 NAN = np.nan
@@ -61,7 +64,15 @@ EXPECTED = {"check_supervised_y_2d": "y of shape (N, 1) is the labels of one cla
     [make(zero="absent"), HalfLabelClassifier(zero="absent", device="cpu")],
     expected_failed_checks=lambda estimator: EXPECTED,
 )
-def test_scikit_learn_accepts_it(estimator: Any, check: Any) -> None:
+def test_scikit_learn_accepts_it(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assemble = HalfLabelClassifier._assemble
+
+    def assemble_quick(self: HalfLabelClassifier, table: LabelTable) -> Assembly:
+        """With one strength and no similar images the solver fits a fifth of the heads."""
+        assembly = assemble(self, table)
+        return replace(assembly, config=replace(assembly.config, l2_strength=1e-4, similar=False))
+
+    monkeypatch.setattr(HalfLabelClassifier, "_assemble", assemble_quick)
     check(estimator)
 
 
@@ -370,14 +381,19 @@ def test_the_method_and_its_options_are_used() -> None:
         make(method="bn-bcd").fit(X, y)
 
 
-def test_rates_are_the_methods_unless_given() -> None:
-    bn_bce = recipe("bn-bce")
-    default = HalfLabelClassifier()._settings(bn_bce, Choice("bn-bce"))
+def test_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = LabelTable.from_dense(half_labelled()[2].astype(np.int8))
+
+    def settings(**parameters: Any) -> Settings:
+        return HalfLabelClassifier(**parameters)._assemble(table).config.settings
+
+    bn_bce, default = recipe("bn-bce"), settings()
     assert (default.lr, default.weight_decay, default.epochs) == (bn_bce.lr, bn_bce.weight_decay, 20)
-    chosen = HalfLabelClassifier()._settings(bn_bce, Choice("bn-bce", settings={"lr": 0.5, "epochs": 80}))
+    monkeypatch.setattr(module, "choose", lambda stats: Choice("bn-bce", settings={"lr": 0.5, "epochs": 80}))
+    chosen = settings(method="auto")
     assert (chosen.lr, chosen.epochs) == (0.5, 80)
-    given = HalfLabelClassifier(lr=0.0, weight_decay=0.0)._settings(bn_bce, Choice("", settings={"lr": 0.5}))
-    assert (given.lr, given.weight_decay) == (0.0, 0.0)
+    given = settings(method="auto", lr=0.0, weight_decay=0.0)
+    assert (given.lr, given.weight_decay, given.epochs) == (0.0, 0.0, 80)
 
 
 @pytest.mark.parametrize(
@@ -583,7 +599,7 @@ def test_cached_rows_are_copied_in_the_order_of_x(monkeypatch: pytest.MonkeyPatc
     index = np.array([2, 0, 2, 3])
     for large in (1 << 28, 1):
         monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", large)
-        assert module._rows(kept, index).tolist() == kept[index].tolist()
+        assert module._copy_rows(kept, index).tolist() == kept[index].tolist()
 
 
 def test_a_few_unreadable_images_are_left_out(folder: Path, tmp_path: Path) -> None:
@@ -607,7 +623,7 @@ def test_a_fitted_image_classifier_is_whole_without_its_files(folder: Path, monk
     files, labels = sorted(folder.iterdir())[:6], scenes(6, size=32).labels
     model = tiny().fit(files, labels)
     wanted, kept = model.predict_proba(files), pickle.dumps(model)
-    monkeypatch.setattr(module, "build_backbone", None)
+    monkeypatch.setattr("halflabel.runs.assembly.build_backbone", None)
     again = pickle.loads(kept).set_params(size=64)  # of the next fit
     np.testing.assert_array_equal(again.predict_proba(files), wanted)
 

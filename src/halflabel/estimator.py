@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -27,20 +26,19 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import Choice, choose
-from halflabel.methods.base import Method, Recipe, recipe, seeded
+from halflabel.methods.base import Method, Recipe, recipe
 from halflabel.metrics.calibration import Platt
 from halflabel.models.backbone_names import DEFAULT
-from halflabel.models.backbones import Backbone, build_backbone
-from halflabel.models.feature_cache import cache_features, copies_for
+from halflabel.models.backbones import Backbone
+from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
-from halflabel.runs.assembly import pooled_features, solver_hindrance
+from halflabel.runs.assembly import Assembly
 from halflabel.runs.evaluate import Decisions, fit_decisions
+from halflabel.runs.new_run import make_config
 from halflabel.system import memory
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Config, Settings, choose_solver
-from halflabel.training.crossfit import crossfit
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
 
@@ -50,6 +48,10 @@ _MAX_BAD = 0.01  # the share of unreadable images that is too much to train on
 _EPOCHS = 20  # of the solver sgd
 _SOLVERS = ("auto", "lbfgs", "sgd")
 _SCHEDULES = ("cosine", "step", "constant")
+# parameters that are options of `halflabel train`
+_TRAINING = (
+    *("backbone", "size", "solver", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule", "seed"),
+)
 
 
 class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -155,45 +157,41 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels = read_labels(y, self.zero)
         check_consistent_length(X if images is None else images.keys, labels.labels)
         table = LabelTable.from_dense(labels.labels)
-        chosen = choose(table.stats()) if _is_auto(self.method) else Choice("")
-        how = recipe(chosen.method or self.method)
-        settings = self._settings(how, chosen)
-        make_method = partial(seeded, self.seed, partial(how.make, **{**chosen.options, **(self.options or {})}))
-        method = make_method()
-        how.check_regime(table.stats().regime)
-        solves = self._uses_solver(method, how.name, table)
+        assembly = self._assemble(table)
+        method = assembly.make_method()
+        assembly.recipe.check_regime(table.stats().regime)
+        uses_solver = assembly.uses_solver(table)
 
-        backbone = None if images is None else build_backbone(self.backbone, size=self.size)
+        backbone = None if images is None else assembly.make_backbone()
         channels = X.shape[1] if backbone is None else backbone.channels
-        head = seeded(self.seed, lambda: method.head(channels, len(table.classes)))
+        head = assembly.make_head(method, channels, len(table.classes))
         if backbone is None and head.needs_maps:
             raise UserError(
-                f"the method {how.name!r} looks at places of images, and X has pooled features",
+                f"the method {assembly.recipe.name!r} looks at places of images, and X has pooled features",
                 "give images or image files as X, or use another method",
             )
         if images is None or backbone is None:
             source = Features(X, table.images)
         else:
-            source = self._look(backbone, images, maps=head.needs_maps, copies=copies_for(method.views, Config.copies))
+            maps, copies = assembly.feature_kind(channels, len(table.classes))
+            source = self._compute_features(backbone, images, maps=maps, copies=copies)
             _check_bad_images(X, source)
         out_of_fold = None
-        with _seeds_kept(settings.device):
-            if solves:
-                solved = crossfit(
-                    pooled_features(source),
+        with _restore_generators(assembly.device):
+            if uses_solver:
+                solved = assembly.solve(
+                    source,
                     table,
-                    make_method,
-                    classifier=None if backbone is None else backbone.classifier,
+                    None if backbone is None else backbone.classifier,
                     of_backbone=backbone is not None,
                     groups=None if images is None else images.keys,
-                    seed=self.seed,
-                    device=settings.device,
                 )
                 head, self.log_, out_of_fold = solved.head, solved.log, solved.logits
                 if self.verbose:
                     print(solved.choice)
             else:
                 callback = _EpochPrinter() if self.verbose else None
+                settings = assembly.config.settings
                 self.log_ = fit(Model(None, head), method, source, table, settings, callback=callback).log
         self.model_ = Model(backbone, head).cpu().eval()
         self.classes_ = labels.classes
@@ -273,28 +271,14 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.threshold != "auto" and not (isinstance(self.threshold, int | float) and 0 <= self.threshold <= 1):
             raise UserError(f"{self.threshold!r} is not a threshold", 'give a probability, or "auto"')
 
-    def _settings(self, how: Recipe, chosen: Choice) -> Settings:
-        """Return the settings of training in epochs: given parameters, else the choice for the labels."""
-        defaults = {"epochs": _EPOCHS, "lr": how.lr, "weight_decay": how.weight_decay, **chosen.settings}
-        given = {"epochs": self.epochs, "lr": self.lr, "weight_decay": self.weight_decay}
-        return Settings(
-            **{**defaults, **{name: value for name, value in given.items() if value is not None}},
-            batch_size=self.batch_size,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            seed=self.seed,
-            device=choose_device(self.device),
-        )
-
-    def _uses_solver(self, method: Method, name: str, table: LabelTable) -> bool:
-        names = ("solver", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule")
-        solver = choose_solver({option: getattr(self, option) for option in names})
-        if solver == "sgd":
-            return False
-        hindrance = solver_hindrance(method, name, table)
-        if hindrance is not None and solver == "lbfgs":
-            raise UserError(f"the solver lbfgs cannot be used: {hindrance}", 'use solver="auto" or "sgd"')
-        return hindrance is None
+    def _assemble(self, table: LabelTable) -> Assembly:
+        """Return what makes the parts: by the parameters, else by the choice for the labels."""
+        is_auto = isinstance(self.method, str) and self.method == "auto"
+        choice = choose(table.stats()) if is_auto else Choice("", settings={"epochs": _EPOCHS})
+        chosen = recipe(choice.method or self.method)
+        training = {name: getattr(self, name) for name in _TRAINING}
+        training["device"] = choose_device(self.device)
+        return Assembly(make_config(choice, training, self.options or {}, given_recipe=chosen), chosen)
 
     def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self)
@@ -307,11 +291,11 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if images is None:
                 raise UserError("this classifier was fitted on images", "give image files, or uint8 images, as X")
             assert isinstance(backbone, Backbone)
-            source = self._look(backbone, images, maps=self.model_.head.needs_maps)
+            source = self._compute_features(backbone, images, maps=self.model_.head.needs_maps)
         return score_source(Model(None, self.model_.head), source).logits
 
-    def _look(self, backbone: Backbone, images: InputImages, *, maps: bool, copies: int = 0) -> Features:
-        """The features of each image, numbered as in X. An image that is there twice is looked at once.
+    def _compute_features(self, backbone: Backbone, images: InputImages, *, maps: bool, copies: int = 0) -> Features:
+        """Return the features of each image, numbered as in X; those of equal images are computed once.
 
         Memory: (1 + copies) · 2·D bytes per image, · h·w for maps; each view is in a scratch file from 256 MB on.
         """
@@ -327,7 +311,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with TemporaryDirectory() as temporary:
             place = Path(temporary if self.cache is None else self.cache)
             device = choose_device(self.device)
-            found = cache_features(
+            cached = cache_features(
                 backbone,
                 source,
                 place,
@@ -336,10 +320,10 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 device=device,
                 reporter=Reporter(message=print) if self.verbose else SILENT,
             )
-            assert found.strong is not None  # the views above have a strong one
-            values, *strong = (_rows(kept, again) for kept in (found.values, *found.strong))
-            bad = np.flatnonzero(np.isin(again, found.bad))
-            del found
+            assert cached.strong is not None  # the views above have a strong one
+            values, *strong = (_copy_rows(view, again) for view in (cached.values, *cached.strong))
+            bad = np.flatnonzero(np.isin(again, cached.bad))
+            del cached
         backbone.cpu()
         return Features(values, Names.numbered(len(values)), bad.tolist(), strong=strong)
 
@@ -354,13 +338,13 @@ class _EpochPrinter(Callback):
         print(f"epoch {log['epoch']} of {self.epochs}: loss {log['loss']:.4g}")
 
 
-def _rows(kept: Any, index: NDArray[np.int64]) -> Tensor:
-    """A copy of these rows of cached features: their file may go."""
-    found = memory.scratch_zeros(
-        (len(index), *kept.shape[1:]), torch.float16, f"the features of {len(index)} images take"
+def _copy_rows(cached: Any, index: NDArray[np.int64]) -> Tensor:
+    """Copy these rows of cached features, whose file may be deleted."""
+    rows = memory.scratch_zeros(
+        (len(index), *cached.shape[1:]), torch.float16, f"the features of {len(index)} images take"
     )
-    np.take(kept, index, axis=0, out=found.numpy(), mode="clip")  # any other mode would copy them once more
-    return found
+    np.take(cached, index, axis=0, out=rows.numpy(), mode="clip")  # any other mode would copy them once more
+    return rows
 
 
 def _check_read(logits: Tensor) -> None:
@@ -392,12 +376,8 @@ def _check_bad_images(X: Any, source: Features) -> None:
         )
 
 
-def _is_auto(method: Any) -> bool:
-    return isinstance(method, str) and method == "auto"
-
-
 @contextmanager
-def _seeds_kept(device: str) -> Iterator[None]:
-    """Training seeds torch's generators; afterwards they are as they were."""
+def _restore_generators(device: str) -> Iterator[None]:
+    """Restore torch's random generators afterwards: training seeds them."""
     with torch.random.fork_rng(devices=[] if device == "cpu" else range(torch.cuda.device_count())):
         yield

@@ -30,7 +30,7 @@ def test_commands_start_without_torch() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
-def test_ctrl_c_within_an_import_is_one_line(
+def test_ctrl_c_during_an_import_prints_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python wraps what is raised while a class is made."""
@@ -62,38 +62,14 @@ def test_ctrl_c_within_an_import_is_one_line(
         main()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train"],
-        ["train", "nowhere.csv", "FOLDER"],
-        ["train", "nowhere.csv", "nowhere"],
-        ["train", "--resume", "FOLDER", "--lr", "1"],
-        ["train", "--continue", "FOLDER", "--answers", "nowhere.csv"],
-        ["import", "LABELS", "new.csv", "--images", "FOLDER"],
-        ["fill", "--undo", "LABELS"],
-    ],
-    ids=" ".join,
-)
-def test_faults_are_said_before_torch_is_loaded(tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
-    (tmp_path / "run").mkdir()
-    places = {"FOLDER": str(tmp_path / "run"), "LABELS": str(tmp_path / "labels.csv")}
-    check = (
-        "import sys, halflabel.cli\n"
-        "try:\n"
-        f"    halflabel.cli.app({[places.get(word, word) for word in words]!r})\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 2, end.code\n"
-        "    assert 'torch' not in sys.modules, 'torch takes seconds'\n"
-        "    print('refused')\n"
-    )
-    said = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert said.stdout.strip() == "refused", said.stderr
-    assert "fix:" in said.stderr
-
-
-QUICK = [  # the words, and what is said
+WITHOUT_TORCH = [  # the command, and words of its error
+    (["train"], "LABELS and IMAGES are missing"),
+    (["train", "nowhere.csv", "FOLDER"], "nowhere.csv"),
+    (["train", "nowhere.csv", "nowhere"], "nowhere"),
+    (["train", "--resume", "FOLDER", "--lr", "1"], "--lr"),
+    (["train", "--continue", "FOLDER", "--answers", "nowhere.csv"], "is not a run"),
+    (["import", "LABELS", "new.csv", "--images", "FOLDER"], "images"),
+    (["fill", "--undo", "LABELS"], "RUN"),
     (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv is not a file"),
     (["review", "RUN", "nowhere"], "nowhere is not a folder"),
     (["export", "onnx", "FOLDER"], "is not a run"),
@@ -115,12 +91,12 @@ QUICK = [  # the words, and what is said
 ]
 
 
-def test_commands_on_runs_refuse_without_importing_torch(tmp_path: Path) -> None:
+def test_errors_are_found_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
     (tmp_path / "empty").mkdir()
-    made = RunFolder.create(tmp_path / "run")
-    made.start(LabelTable.from_dense(np.array([[1, -1]], np.int8), ["a"], ["cat", "dog"]), {"method": "bce"})
-    made.weights.touch()
+    trained = RunFolder.create(tmp_path / "run")
+    trained.start(LabelTable.from_dense(np.array([[1, -1]], np.int8), ["a"], ["cat", "dog"]), {"method": "bce"})
+    trained.weights.touch()
     taken = socket.create_server(("127.0.0.1", 0))
     places = {
         name: str(tmp_path / file) for name, file in (("FOLDER", "empty"), ("RUN", "run"), ("LABELS", "labels.csv"))
@@ -128,23 +104,24 @@ def test_commands_on_runs_refuse_without_importing_torch(tmp_path: Path) -> None
     places["TAKEN"] = str(taken.getsockname()[1])
     check = (
         "import sys, halflabel.cli\n"
-        f"for words, code in {[([places.get(w, w) for w in words], 2) for words, _ in QUICK]!r}:\n"
+        f"for words in {[[places.get(word, word) for word in words] for words, _ in WITHOUT_TORCH]!r}:\n"
         "    try:\n"
         "        halflabel.cli.app(words)\n"
         "    except SystemExit as end:\n"
-        "        assert (end.code or 0) == code, (words, end.code)\n"
+        "        assert end.code == 2, (words, end.code)\n"
         "    assert 'torch' not in sys.modules, words\n"
     )
     with taken:
-        said = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert said.returncode == 0, said.stderr
-    errors = said.stderr.split("error: ")[1:]
-    assert len(errors) == len(QUICK)
-    for (words, expected), error in zip(QUICK, errors, strict=True):
+        result = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    errors = result.stderr.split("error: ")[1:]
+    assert len(errors) == len(WITHOUT_TORCH)
+    for (words, expected), error in zip(WITHOUT_TORCH, errors, strict=True):
         assert expected in error, (words, error)
+        assert "fix:" in error
 
 
-def test_a_bare_call_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halflabel_without_arguments_shows_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "halflabel demo" in done()
     assert "halflabel inspect LABELS.csv" in done()
@@ -174,9 +151,9 @@ def next_commands(text: str) -> list[str]:
 
 def test_every_command_ends_with_the_next_one(data: Path, trained: Path, tmp_path: Path) -> None:
     labels = data / "train.csv"
-    [told] = next_commands(done("inspect", labels, "--ignore", "1", "--zero", "unknown"))
-    assert told.startswith(f"halflabel train {labels} PHOTOS ")
-    assert all(option in told for option in ("--zero unknown", "--ignore 1", "--out runs/first"))
+    [command] = next_commands(done("inspect", labels, "--ignore", "1", "--zero", "unknown"))
+    assert command.startswith(f"halflabel train {labels} PHOTOS ")
+    assert all(option in command for option in ("--zero unknown", "--ignore 1", "--out runs/first"))
     assert next_commands(done("import", labels, tmp_path / "a.csv")) == [f"halflabel inspect {tmp_path / 'a.csv'}"]
     assert next_commands(done("convert", labels, tmp_path / "b.csv")) == [f"halflabel inspect {tmp_path / 'b.csv'}"]
     assert next_commands(done("drop", labels, tmp_path / "c.csv", "--keep", "0.5"))
@@ -208,7 +185,7 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["drop", "L", "OUT", "--protocol", "half"], "no protocol is called 'half'"),
         (["drop", "L", "OUT", "--spoil", "0.1"], "--spoil cannot be used with partial"),
@@ -248,16 +225,16 @@ def test_version() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_faults_are_said_in_one_message_and_nothing_is_written(
-    tmp_path: Path, data: Path, words: list[str], says: str
+def test_a_wrong_command_is_one_error_and_writes_nothing(
+    tmp_path: Path, data: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     places = {"L": data / "train.csv", "I": data / "images", "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty"}
-    assert says in refused(*(places.get(word, word) for word in words))
+    assert message in refused(*(places.get(word, word) for word in words))
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path, data: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out.csv"
     out.write_text("precious")
     for command in ("import", "convert", "drop"):
@@ -268,7 +245,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path, data: Path) -> 
     assert out.read_text() != "precious"
 
 
-def test_nor_is_what_holds_no_questions_or_rules(tmp_path: Path, data: Path, trained: Path) -> None:
+def test_files_without_questions_or_rules_are_not_overwritten(tmp_path: Path, data: Path, trained: Path) -> None:
     out = tmp_path / "out.csv"
     out.write_text("precious")
     assert "is not a list of questions" in refused("next", trained, data / "images", "--out", out)
@@ -282,31 +259,31 @@ def test_nor_is_what_holds_no_questions_or_rules(tmp_path: Path, data: Path, tra
     ("flag", "value"),
     [("--batch-size", "0"), ("--epochs", "0"), ("--lr", "-1"), ("--accumulate", "0"), ("--workers", "-1")],
 )
-def test_numbers_that_cannot_be_are_refused(data: Path, flag: str, value: str) -> None:
+def test_numbers_out_of_range_are_refused(data: Path, flag: str, value: str) -> None:
     result = run("train", data / "train.csv", data / "images", flag, value)
     assert result.exit_code == 2
     assert flag in result.stderr
 
 
-def test_a_full_device_under_the_output_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
+def test_output_to_a_full_device_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full here")
     for words in (["--help"], ["inspect", str(data / "train.csv")]):
         with open("/dev/full", "w") as full:
-            said = subprocess.run([*MAIN, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-        assert said.returncode == 2, said.stderr
-        assert flat(said.stderr) == (
+            result = subprocess.run([*MAIN, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert result.returncode == 2, result.stderr
+        assert flat(result.stderr) == (
             "error: the output cannot be written: No space left on device "
             "fix: free disk space, or write to another folder"
         )
 
 
-def test_a_place_that_cannot_be_written_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
+def test_an_unwritable_path_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "fix:" in refused("pack", data / "images", tmp_path / "file" / "pack")
 
 
-def test_a_full_disk_is_said_in_the_systems_words(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_as_such(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device", str(tmp_path / "x"))
 
@@ -314,7 +291,7 @@ def test_a_full_disk_is_said_in_the_systems_words(tmp_path: Path, data: Path, mo
     assert "No space left on device" in refused("import", data / "train.csv", tmp_path / "x")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_not_an_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -324,6 +301,6 @@ def test_a_reader_that_has_seen_enough_is_no_error(data: Path, monkeypatch: pyte
     assert result.stderr == ""
 
 
-def test_errors_carry_markup_as_it_is(tmp_path: Path) -> None:
+def test_errors_print_markup_literally(tmp_path: Path) -> None:
     assert "[red]x.csv" in refused("inspect", tmp_path / "[red]x.csv")
     assert str(UserError("a", "b")) == "a. Fix: b"

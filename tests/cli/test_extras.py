@@ -2,73 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from command_line import TINY, flat
 
 from halflabel.data.datasets.digits import write_folder
 
-BLOCK = """
-import sys
+WEB = ("fastapi", "uvicorn", "python_multipart")
+CASES = [  # the package that cannot be imported, its extra, and the command
+    ("fastapi", "web", ["review", "run", "images"]),
+    ("uvicorn", "web", ["review", "run", "images"]),
+    *((package, "web", ["serve", "run", "--port", "0"]) for package in WEB),
+    ("matplotlib", "figures", ["figures", "run", "--out", "out"]),
+]
+
+# Runs commands in one process, so that torch is imported once. Before each command halflabel and the extras are removed
+# from the imported modules.
+SCRIPT = """
+import contextlib, io, json, sys
+from importlib import import_module
+
 class Block:
+    packages = ()
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked!r}:
-            raise ImportError(f"No module named {{name!r}}")
-sys.meta_path.insert(0, Block())
-sys.argv = {words!r}
-from halflabel.cli import main
-main()
+        if name.partition(".")[0] in self.packages:
+            raise ImportError(f"No module named {name!r}")
+
+block = Block()
+sys.meta_path.insert(0, block)
+results = []
+for block.packages, words in json.load(sys.stdin):
+    for name in list(sys.modules):
+        if name.partition(".")[0] in {"halflabel", "matplotlib", "fastapi", "uvicorn", "python_multipart"}:
+            del sys.modules[name]
+    sys.argv = ["halflabel", *words]
+    errors, code = io.TextIOWrapper(io.BytesIO()), 0
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+        try:
+            import_module("halflabel.cli").main()
+        except SystemExit as end:
+            code = end.code or 0
+    errors.flush()
+    results.append([code, errors.buffer.getvalue().decode()])
+print(json.dumps(results))
 """
 
 
-def run_without(blocked: tuple[str, ...], *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a command where the `blocked` packages cannot be imported."""
-    code = BLOCK.format(blocked=set(blocked), words=["halflabel", *map(str, words)])
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run trained without any extra."""
-    folder = tmp_path_factory.mktemp("extras")
-    write_folder(folder, 40, size=32)
-    words = [
-        "train",
-        folder / "train.csv",
-        folder / "images",
-        "--out",
-        folder / "run",
-        "--epochs",
-        1,
-        "--zero",
-        "absent",
-    ]
-    words += ["--backbone", "tiny", "--size", 32, "--workers", 0, "--device", "cpu", "--method", "bce"]
-    result = run_without(("matplotlib", "fastapi", "uvicorn", "python_multipart"), *words)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return folder
-
-
-def test_training_needs_no_extra(trained: Path) -> None:
-    assert (trained / "run" / "best.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    ("package", "extra", "words"),
-    [
-        ("fastapi", "web", ("review", "run", "images")),
-        ("uvicorn", "web", ("review", "run", "images")),
-        ("fastapi", "web", ("serve", "run", "--port", "0")),
-        ("uvicorn", "web", ("serve", "run", "--port", "0")),
-        ("python_multipart", "web", ("serve", "run", "--port", "0")),
-        ("matplotlib", "figures", ("figures", "run", "--out", "out")),
-    ],
-)
-def test_a_missing_extra_is_named(trained: Path, package: str, extra: str, words: tuple[str, ...]) -> None:
-    places = [trained / word if word in ("run", "images", "out") else word for word in words]
-    result = run_without((package,), *places)
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert package in result.stderr
-    assert f"pip install 'halflabel[{extra}]'" in " ".join(result.stderr.split())
+def test_training_needs_no_extra_and_other_commands_name_theirs(tmp_path: Path) -> None:
+    write_folder(tmp_path, 40, size=32)
+    train = ["train", "train.csv", "images", "--out", "run", "--epochs", "1", "--zero", "absent", "--method", "bce"]
+    commands = [((*WEB, "matplotlib"), [*train, *TINY]), *(((package,), words) for package, _, words in CASES)]
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(commands),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    (code, errors), *refusals = json.loads(process.stdout)
+    assert code == 0, errors
+    assert (tmp_path / "run" / "best.safetensors").exists()
+    for (package, extra, words), (code, errors) in zip(CASES, refusals, strict=True):
+        assert code == 2, (words, errors)
+        assert package in errors
+        assert f"pip install 'halflabel[{extra}]'" in flat(errors)

@@ -5,6 +5,7 @@ Used by `train`, cross-fitting, comparisons and the estimator, so that a configu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,10 +38,11 @@ class Assembly:
     """The parts that a configuration names; made anew by each call, from the seed alone."""
 
     config: Config
+    given_recipe: Recipe | None = None  # of a method that may not be registered in this process
 
     @property
     def recipe(self) -> Recipe:
-        return recipe(self.config.method)
+        return self.given_recipe or recipe(self.config.method)
 
     @property
     def device(self) -> Literal["cpu", "cuda", "mps"]:
@@ -65,7 +67,7 @@ class Assembly:
         hindrance = "the whole network is tuned" if config.tune == "all" else None
         hindrance = hindrance or solver_hindrance(self.make_method(), config.method, table)
         if hindrance is not None and config.solver == "lbfgs":
-            raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use --solver auto or sgd")
+            raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use the solver auto or sgd")
         return hindrance is None
 
     def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
@@ -103,12 +105,15 @@ class Assembly:
         classifier: Classifier | None,
         *,
         evaluation: LabelTable | None = None,
+        of_backbone: bool = True,
+        groups: Sequence[object] | None = None,
         folds: int = FOLDS,
         reporter: Reporter = SILENT,
     ) -> CrossFit:
         """Fit the head by L-BFGS on pooled features, with out-of-fold scores of every image.
 
-        Only the labels of `evaluation` choose strength and similar images; by default all labels do.
+        Only the labels of `evaluation` choose strength and similar images; by default all labels do. Images of the same
+        group are in the same fold. `of_backbone` False is for features that are any numbers.
         """
         config = self.config
         return crossfit(
@@ -119,6 +124,8 @@ class Assembly:
             strength=config.l2_strength,
             use_similar=config.similar,
             evaluation=evaluation,
+            of_backbone=of_backbone,
+            groups=groups,
             folds=folds,
             seed=config.settings.seed,
             device=self.device,

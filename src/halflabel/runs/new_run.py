@@ -18,7 +18,7 @@ from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import Choice, choose
-from halflabel.methods.base import recipe
+from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.evaluate import Evaluation
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -95,13 +95,19 @@ def continue_run(
     return _open(new, job.start(reporter))
 
 
-def make_config(choice: Choice, training: Mapping[str, Any], options: Mapping[str, Any], images: str) -> Config:
-    """Return the configuration of a new run.
+def make_config(
+    choice: Choice,
+    training: Mapping[str, Any],
+    options: Mapping[str, Any],
+    images: str = "",
+    given_recipe: Recipe | None = None,
+) -> Config:
+    """Return the configuration of a new run, or of an estimator.
 
     The given `training` options come first (None: not given), then those of the choice for the labels, then the
     defaults of the method. `options` are those of the method. The solver must be among the training options.
     """
-    chosen = recipe(choice.method)
+    chosen = given_recipe or recipe(choice.method)
     given = {name: value for name, value in training.items() if value is not None}
     return Config.from_options(
         {
