@@ -102,8 +102,8 @@ def test_avif_is_read_where_pillow_can_and_named_where_not(tmp_path: Path, monke
     with pytest.raises(BadImage, match="30 × 20 pixels is over the limit of 100"):
         read_image(tmp_path / "a.avif", max_pixels=100)
     assert reason(tmp_path, data[: len(data) // 2])
-    # What shares its container, as HEIC does, is still nothing we know.
-    assert reason(tmp_path, b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(100)) == "not an image"
+    # Other files in the same container, such as videos, are not images.
+    assert reason(tmp_path, b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(100)) == "not an image"
     monkeypatch.setattr(plugin, "SUPPORTED", False)
     assert reason(tmp_path, data).startswith("AVIF needs Pillow")
 

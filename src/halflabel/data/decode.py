@@ -48,11 +48,13 @@ __all__ = [
 
 MAX_PIXELS = 100_000_000
 
+_ENDINGS = "jpg jpeg png webp gif bmp tif tiff jpe jfif mpo avif heic heif dcm"
 #: File name endings of images in order of preference: where `cat.jpg` and `cat.png` both exist, `cat` is the first.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jpe", ".jfif", ".mpo", ".avif")
+SUFFIXES = tuple(f".{ending}" for ending in _ENDINGS.split())
 _RANK = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
 
-# The only parsers that ever see a file, besides the one for AVIF. The JPEG parser also opens MPO (several pictures).
+# The only parsers that ever see a file, besides those for AVIF, HEIC and DICOM. The JPEG parser also opens MPO (several
+# pictures).
 _FORMATS = tuple(
     plugin.format
     for plugin in (
@@ -64,6 +66,7 @@ _FORMATS = tuple(
         TiffImagePlugin.TiffImageFile,
     )
 )
+_PREFIX_BYTES = 132  # enough to recognise every format; DICOM has its mark at 128
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -109,7 +112,7 @@ def open_image(path: str | Path) -> IO[bytes]:
 
 
 def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0) -> torch.Tensor:
-    """Decode a JPEG, PNG, WebP, AVIF, GIF (first frame), BMP or TIFF file: uint8 (3, H, W), RGB, upright.
+    """Decode a JPEG, PNG, WebP, AVIF, GIF (first frame), BMP, TIFF, HEIC or DICOM file: uint8 (3, H, W), RGB, upright.
 
     Transparent pixels become white. 16-bit grey is divided by 257; 32-bit grey is read on the scale 0..65535, and
     floating-point grey on the first of 0..1, 0..255 and 0..65535 that contains all values, otherwise stretched from its
@@ -150,7 +153,13 @@ def decode_image(
     """Decode an open file as `read_pixels` does; BadImage reports `path`."""
     try:
         with _quiet():
-            image = _header(path, file)
+            prefix = file.read(_PREFIX_BYTES)
+            file.seek(0)
+            if prefix[128:] == b"DICM":
+                from halflabel.data.dicom import decode_dicom
+
+                return decode_dicom(file, path, max_pixels=max_pixels)
+            image = _header(path, file, prefix)
             width, height = image.size
             if width < 1 or height < 1:
                 raise BadImage(path, "no pixels")
@@ -173,20 +182,21 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _header(path: str | Path, file: IO[bytes]) -> ImageFile.ImageFile:
+def _header(path: str | Path, file: IO[bytes], prefix: bytes) -> ImageFile.ImageFile:
     """Image.open without its size check, which reports no size and cannot be set per call."""
-    prefix = file.read(64)
-    if prefix[4:8] == b"ftyp" and (b"avif" in prefix or b"avis" in prefix):  # Pillow would also accept HEIC
-        avif = _avif()
-        if avif is None:
-            raise BadImage(path, "AVIF needs Pillow 11.3 or later, built with AVIF support")
-        file.seek(0)
-        return avif(file, os.fspath(path))
+    if prefix[4:8] == b"ftyp":
+        brands = prefix[8:64]
+        if b"avif" in brands or b"avis" in brands:  # Pillow's parser would also accept HEIC
+            avif = _avif()
+            if avif is None:
+                raise BadImage(path, "AVIF needs Pillow 11.3 or later, built with AVIF support")
+            return avif(file, os.fspath(path))
+        if b"hei" in brands or b"hev" in brands:
+            return _heic(path)(file, os.fspath(path))
     for name in _FORMATS:
         factory, accept = Image.OPEN[name]
         # `accept` returns a text if Pillow was built without this format.
         if accept is not None and accept(prefix) is True:
-            file.seek(0)
             return factory(file, os.fspath(path))
     raise BadImage(path, "not an image")
 
@@ -198,6 +208,15 @@ def _avif() -> type[ImageFile.ImageFile] | None:
     except ImportError:
         return None
     return AvifImagePlugin.AvifImageFile if AvifImagePlugin.SUPPORTED else None
+
+
+def _heic(path: str | Path) -> type[ImageFile.ImageFile]:
+    """Return the parser of HEIC photos, of the extra `heic`."""
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:
+        raise BadImage(path, "HEIC needs pillow-heif: pip install 'halflabel[heic]'") from None
+    return HeifImageFile
 
 
 def _upright(image: Image.Image) -> Image.Image:

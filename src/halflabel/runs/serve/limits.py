@@ -29,7 +29,7 @@ class Limits:
     def description(self) -> str:
         """The limits in words, for the page and the API description."""
         return (
-            f"JPEG, PNG, WebP, AVIF, GIF (first frame), BMP or TIFF; {self.files} files per request, "
+            f"JPEG, PNG, WebP, AVIF, GIF (first frame), BMP, TIFF, HEIC or DICOM; {self.files} files per request, "
             f"{megabytes(self.file_bytes)} per file, {megabytes(self.request_bytes)} per request, "
             f"{self.pixels / 1e6:g} million pixels per image, {self.requests} requests at a time."
         )
