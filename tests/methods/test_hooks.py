@@ -113,11 +113,11 @@ def test_the_watch_sees_every_kind_of_change(value: Any, change: Any) -> None:
     method = Method(BCE())
     method.kept = value
     watch = StateWatch(method)
-    assert watch.changed() == []
-    assert watch.changed() == []
+    assert watch.newly_changed() == []
+    assert watch.newly_changed() == []
     if change is not None:
         change(value)
-        assert watch.changed() == ["Method.kept"]
+        assert watch.newly_changed() == ["Method.kept"]
 
 
 class Registers(Ignore):

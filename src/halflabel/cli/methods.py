@@ -19,6 +19,13 @@ def methods(
     regime: Annotated[
         str | None, typer.Option(help="List only methods for labels of this kind, such as single-positive.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Check what training, resuming, several processes and export need of a method: about a minute.",
+        ),
+    ] = False,
 ) -> None:
     """List the methods, or show the page of one: what it does, its formula and its options.
 
@@ -26,8 +33,10 @@ def methods(
     """
     from halflabel.methods import REGIMES
 
+    if check and name is None:
+        raise UserError("--check needs a method", "name it: halflabel methods em --check")
     if name is not None:
-        _show_method(name)
+        _check_method(name) if check else _show_method(name)
         return
     if regime is not None and regime not in REGIMES:
         raise UserError(f"no label regime is called {regime!r}", f"use one of: {', '.join(REGIMES)}")
@@ -42,6 +51,23 @@ def methods(
             table.add_row(f"[bold]{recipe.name}[/]", serves, escape(recipe.summary))
     console.print(table)
     show_next("halflabel", "methods", "NAME", why="its formula, paper and options")
+
+
+def _check_method(name: str) -> None:
+    from halflabel.methods.base import recipe
+    from halflabel.runs.method_check import check_method
+
+    broken = count = 0
+    for result in check_method(recipe(name)):
+        mark = {True: "[green]holds   [/]", False: "[red]broken  [/]", None: "[dim]left out[/]"}[result.holds]
+        console.print(f"{mark}  [bold]{result.check:<16}[/] [dim]{result.seconds:5.1f} s[/]  {escape(result.detail)}")
+        if result.holds is False:
+            console.print(f"          [bold]fix:[/] {escape(result.fix)}")
+        broken, count = broken + (result.holds is False), count + (result.holds is not None)
+    console.print(f"\n{count - broken} of {count} checks hold")
+    if broken:
+        raise typer.Exit(1)
+    show_next("halflabel", "train", "LABELS", "PHOTOS", "--method", name)
 
 
 def _show_method(name: str) -> None:

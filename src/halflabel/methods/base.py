@@ -46,6 +46,10 @@ class Method(nn.Module):
     listed more than once. Override `step` only where the paper's step differs (two views, alternation).
     """
 
+    changes_known = False  # True: targets may differ from known labels
+    samples = False  # True: the loss is drawn at random, and depends on the order of the images
+    surrogate_gradient = False  # True: the gradient is deliberately not that of the loss
+
     def __init__(
         self,
         loss: Loss,

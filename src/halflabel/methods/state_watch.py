@@ -32,9 +32,10 @@ class StateWatch:
         self.method = method
         self.before: dict[tuple[str, str], Any] | None = None  # (module, Class.attribute) -> fingerprint
         self.looks = 0
+        self.reported: set[str] = set()
 
-    def changed(self) -> list[str]:
-        """Return the attributes that have changed since the last call, as Class.attribute; the first returns none."""
+    def newly_changed(self) -> list[str]:
+        """Return the attributes that have changed since the last call, as Class.attribute, each only once."""
         if self.looks > _LOOKS:
             return []
         self.looks += 1
@@ -47,7 +48,9 @@ class StateWatch:
         before, self.before = self.before, now
         if before is None:
             return []
-        return sorted({key[1] for key in {*before, *now} if before.get(key) != now.get(key)})
+        changed = {key[1] for key in {*before, *now} if before.get(key) != now.get(key)} - self.reported
+        self.reported |= changed
+        return sorted(changed)
 
 
 def _fingerprint(value: Any, depth: int) -> Any:

@@ -262,7 +262,7 @@ class Loop:
 
     def _warn_of_hidden_state(self) -> None:
         """Warn of attributes of the method that training changes and no checkpoint holds."""
-        for name in self.watch.changed() if distributed.is_main() else ():
+        for name in self.watch.newly_changed() if distributed.is_main() else ():
             warnings.warn(
                 f"{name} changes during training and is not in the method's state: a resumed run continues without it; "
                 "keep it in a buffer (register_buffer), or list it in the class attribute `recomputed` if each step "
