@@ -48,6 +48,50 @@ def test_drop_hides_labels_by_the_seed(data: Path, tmp_path: Path) -> None:
     assert formats.read(tmp_path / "single.csv").table().stats().regime == "single-positive"
 
 
+SOURCES = "image,class,value,source,score\n" + "".join(
+    f"{n}.jpg,{name},{1 if n % 2 else -1},{source},{score}\n"
+    for n in range(8)
+    for name, source, score in (("dog", "alice", ""), ("cat", "model:bce:runs/1", "0.75"))
+)
+
+
+@pytest.mark.parametrize(
+    "words", [("partial", "--keep", "0.5"), ("noisy", "--spoil", "0.5"), ("corrupt", "--spoil", "1")]
+)
+def test_drop_keeps_the_sources(words: tuple[str, ...], tmp_path: Path) -> None:
+    from halflabel.labels import formats
+
+    (tmp_path / "labels.csv").write_text(SOURCES)
+    done("drop", tmp_path / "labels.csv", tmp_path / "less.csv", "--protocol", *words)
+    rows = formats.read(tmp_path / "less.csv").rows
+    assert len(rows)
+    for k in range(len(rows)):
+        is_dog, value = rows.classes[rows.column[k]] == "dog", 1 if int(rows.images[rows.image[k]][0]) % 2 else -1
+        assert rows.sources[rows.source[k]] == ("alice" if is_dog else "model:bce:runs/1")
+        assert rows.score[k] == 0.75 or is_dog or rows.value[k] != value
+
+
+def test_convert_loses_sources_only_if_told(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text(SOURCES)
+    text = refused("convert", tmp_path / "labels.csv", tmp_path / "wide.csv", "--to", "wide")
+    assert "16 labels ('alice', 'model:bce:runs/1')" in text
+    assert "made 8 of them" in text
+    assert not (tmp_path / "wide.csv").exists()
+    done("convert", tmp_path / "labels.csv", tmp_path / "wide.csv", "--to", "wide", "--without-sources")
+    assert (tmp_path / "wide.csv").read_text().startswith("image,dog,cat\n")
+
+
+def test_names_that_are_formulas_are_made_safe_on_request(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text('image,class,value,source,score\n"=cmd(1,2)",+a,1,@b,\nx.jpg,-c,-1,,\n')
+    done("convert", tmp_path / "labels.csv", tmp_path / "plain.csv")
+    assert '"=cmd(1,2)",+a,1,@b' in (tmp_path / "plain.csv").read_text()
+    done("convert", tmp_path / "labels.csv", tmp_path / "safe.csv", "--excel-safe")
+    assert (tmp_path / "safe.csv").read_text().splitlines()[1:] == ["\"'=cmd(1,2)\",'+a,1,'@b,", "x.jpg,'-c,-1,,"]
+    assert "--excel-safe" in refused(
+        "convert", tmp_path / "labels.csv", tmp_path / "x.json", "--to", "lvis", "--excel-safe"
+    )
+
+
 BROKEN: dict[str, tuple[bytes, list[str], str]] = {
     "missing column": (b"image,value\na,1\n", ["--format", "long"], "column"),
     "another image column": (b"image,cat\na,1\n", ["--image-column", "photo"], "photo"),

@@ -96,7 +96,7 @@ def test_undo_of_a_fill_gives_the_labels_before_whatever_they_were(tmp_path: Pat
         formats.write(rows, path)
         undo(path, source="model:m:r")
         kept = source != 1
-        expected = Rows.build(images, classes, rows.image[kept], rows.column[kept], rows.value[kept]).resolve()
+        expected = rows.select(kept).resolve()
         found = formats.read(path, format="long").table()
         order = found.images.index(images.array)
         assert np.array_equal(found.dense()[order], expected.dense())

@@ -293,7 +293,7 @@ class TestRows:
     @quick
     @given(tables(), tables())
     def test_append_resolves_like_merge(self, one: LabelTable, other: LabelTable) -> None:
-        both = Rows.from_table(one, "person").append(Rows.from_table(other, "model"))
+        both = Rows.from_table(one, "anna").append(Rows.from_table(other, "bob"))
         assert both.resolve() == one.merge(other)
         said_by = [both.sources[number] for number in both.source]
-        assert said_by == ["person"] * one.known + ["model"] * other.known
+        assert said_by == ["anna"] * one.known + ["bob"] * other.known

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import LabelFile, ReadLabels, takes_label_options, words_of
+from halflabel.cli.options import ExcelSafe, LabelFile, ReadLabels, takes_label_options, words_of
 from halflabel.cli.terminal import console, show_advice, show_audit, show_counts, show_next, show_stats
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -102,9 +102,14 @@ def convert(
         typer.Option(help="Write the names of the image files in this folder, with their endings, for other tools."),
     ] = None,
     image_url: Annotated[str | None, typer.Option(help="label-studio: the URL before the image paths.")] = None,
+    without_sources: Annotated[
+        bool,
+        typer.Option("--without-sources", help="Lose sources and scores that the format cannot hold."),
+    ] = False,
+    excel_safe: ExcelSafe = False,
     force: Force = False,
 ) -> None:
-    """Convert labels from one format to another; labels that the format cannot hold are an error, never lost.
+    """Convert labels from one format to another; what the format cannot hold is an error, never lost silently.
 
     Formats: binary (.labels: memory-mapped, for millions of images), long (all other extensions), wide, tags, coco,
     lvis, open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive, label-studio, fiftyone.
@@ -117,7 +122,12 @@ def convert(
     to = formats.default_format(out) if to == "auto" else to
     label_import = read(labels)
     rows = label_import.rows if images is None else _with_file_names(label_import.rows, images)
-    formats.write(rows, out, format=to, **({} if image_url is None else {"image_url": image_url}))
+    options = {} if image_url is None else {"image_url": image_url}
+    if excel_safe:
+        if to not in ("long", "wide", "tags", "open-images") or out.suffix == ".parquet":
+            raise UserError(f"--excel-safe is for CSV files, not for {out.name} as {to}", "leave --excel-safe out")
+        rows = _excel_safe(rows)
+    formats.write(rows, out, format=to, without_sources=without_sources, **options)
     show_audit(label_import.audit, label_import.table())
     console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
     if to != "label-studio":
@@ -174,7 +184,7 @@ def drop(
     label_import = read(labels)
     before = label_import.table()
     after = protocols.apply(protocol, before, seed=seed, **options)
-    formats.write(after, out)
+    formats.write(label_import.rows.with_labels(after), out)
     show_audit(label_import.audit, before)
     console.print(f"\n{protocols.protocol_summaries()[protocol]} (seed {seed})")
     show_counts(after)
@@ -211,6 +221,15 @@ def _print_written(out: Path, what: str = "") -> None:
     """Print what was written and the command that shows it, on one line to copy."""
     step = shlex.join(["halflabel", "inspect", str(out)])
     console.print(f"Wrote [bold]{escape(str(out))}[/]{what}. Next:  {escape(step)}", soft_wrap=True)
+
+
+def _excel_safe(rows: Rows) -> Rows:
+    """The rows with names that Excel does not run as formulas."""
+    from halflabel.labels.names import Names
+    from halflabel.system.format import excel_safe
+
+    images, classes = (Names(map(excel_safe, names)) for names in (rows.images, rows.classes))
+    return replace(rows, images=images, classes=classes, sources=tuple(map(excel_safe, rows.sources)))
 
 
 def _check_free(out: Path, force: bool) -> None:

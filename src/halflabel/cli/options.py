@@ -27,6 +27,7 @@ __all__ = [
     "HELP_ALL",
     "LABEL_OPTIONS",
     "SPEED",
+    "ExcelSafe",
     "GroupedCommand",
     "ImageFolder",
     "LabelFile",
@@ -74,6 +75,11 @@ PositivesPerImage = Annotated[
         help="Present classes of an image, on average: probabilities are made to agree with it. Needs a run.",
         show_default="as estimated in training",
     ),
+]
+
+ExcelSafe = Annotated[
+    bool,
+    typer.Option("--excel-safe", help="CSV: write an apostrophe before names that Excel would run as formulas."),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.options import (
+    ExcelSafe,
     ImageFolder,
     LabelFile,
     PositivesPerImage,
@@ -29,6 +30,7 @@ from halflabel.cli.terminal import console, show_audit, show_evaluation, show_ne
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
+from halflabel.system.format import excel_safe as excel_safe_cell
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ def predict(
     all_scores: Annotated[bool, typer.Option("--all", help="Show all classes, not only likely ones.")] = False,
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
+    excel_safe: ExcelSafe = False,
 ) -> None:
     """Predict the labels of images, with probabilities.
 
@@ -134,7 +137,10 @@ def predict(
     names = (line.rstrip("\n") for line in sys.stdin)
     with Bar("scores") as bar:
         predictions = predict_files(predictor, images, names, top=top, all_scores=all_scores, reporter=Reporter(bar))
-    _PRINTERS[output_format](predictions)
+    if output_format is OutputFormat.csv:
+        _print_csv(predictions, excel_safe_cell if excel_safe else str)
+    else:
+        _PRINTERS[output_format](predictions)
     if predictor.platt.assumption and output_format is OutputFormat.table:
         console.print(f"[bright_black]Probabilities hold if {escape(predictor.platt.assumption)}.[/]", soft_wrap=True)
     if all(prediction.error for prediction in predictions):
@@ -145,14 +151,15 @@ def _print_json(predictions: Sequence[Prediction]) -> None:
     typer.echo(json.dumps([item._asdict() for item in predictions], indent=1, ensure_ascii=False))
 
 
-def _print_csv(predictions: Sequence[Prediction]) -> None:
+def _print_csv(predictions: Sequence[Prediction], cell: Callable[[str], str]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["image", "class", "probability", "present", "error"])
     for item in predictions:
         for label in item.labels:
-            writer.writerow([item.image, label["class"], f"{label['probability']:.6f}", int(label["present"]), ""])
+            name = cell(label["class"])
+            writer.writerow([cell(item.image), name, f"{label['probability']:.6f}", int(label["present"]), ""])
         if item.error:
-            writer.writerow([item.image, "", "", "", item.error])
+            writer.writerow([cell(item.image), "", "", "", cell(item.error)])
 
 
 def _print_table(predictions: Sequence[Prediction]) -> None:
@@ -173,4 +180,4 @@ def _print_table(predictions: Sequence[Prediction]) -> None:
     console.print(rows)
 
 
-_PRINTERS = {OutputFormat.json: _print_json, OutputFormat.csv: _print_csv, OutputFormat.table: _print_table}
+_PRINTERS = {OutputFormat.json: _print_json, OutputFormat.table: _print_table}

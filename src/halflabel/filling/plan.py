@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.filling.sampling_bias import positives_only, sampling_warnings
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds
-from halflabel.labels.provenance import RULE_SOURCE, is_model_made, training_and_evaluation_tables
+from halflabel.labels.provenance import RULE_SOURCE, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
@@ -276,7 +276,7 @@ def _model_labels(known: Rows | None, table: LabelTable, source: str) -> Rows:
     if known is None:
         nothing = np.zeros(0, np.int32)
         return Rows.build(table.images, table.classes, nothing, nothing, nothing, nothing, None, (source, RULE_SOURCE))
-    rows = known.select(is_model_made(known))
+    rows = known.select(known.is_model_made())
     names = [known.sources[n] for n in np.unique(rows.source).tolist()]
     sources = tuple(dict.fromkeys((source, RULE_SOURCE, *names)))
     number = np.array([sources.index(name) if name in names else 0 for name in known.sources], np.int16)

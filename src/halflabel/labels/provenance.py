@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from halflabel.labels.rows import Rows
+from halflabel.labels.rows import MODEL_PREFIX, Rows, is_model_source
 
 if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
@@ -25,14 +22,11 @@ __all__ = [
     "MODEL_PREFIX",
     "RULE_SOURCE",
     "evaluation_rows",
-    "is_model_made",
     "model_source",
     "training_and_evaluation_tables",
 ]
 
-MODEL_PREFIX = "model:"  # the source of a filled row is model:METHOD:RUN
 RULE_SOURCE = "rule"  # derived by rules from labels that people made
-_UNNAMED_MODELS = ("model", "machine")  # "machine": the machine-generated labels of Open Images
 
 
 def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable]:
@@ -42,7 +36,7 @@ def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTabl
     labels here or from `evaluation_rows`. A LabelTable has no sources, so both tables are the given one: whoever built
     it from rows must already have passed this gate.
 
-    A label counts by the row that holds: where a model's row came after a person's, the label is the model's.
+    A label counts by the row that holds: a person's label holds against those of models, in any order.
 
     >>> from halflabel.labels.names import Names
     >>> image, column, value = np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([1, -1, 1])
@@ -54,7 +48,7 @@ def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTabl
     if not isinstance(labels, Rows):
         return labels, labels
     table = labels.resolve()
-    model_made = is_model_made(labels)
+    model_made = labels.is_model_made()
     if not model_made.any():
         return table, table
     # The entries of a table have the order of the rows that hold: by image and class.
@@ -68,12 +62,7 @@ def evaluation_rows(rows: Rows) -> Rows:
     source and score of a label are needed as well.
     """
     holding = rows.holding()
-    return rows.select(holding[~is_model_made(rows)[holding]])
-
-
-def is_model_made(rows: Rows) -> NDArray[np.bool_]:
-    """Whether a model made each row, by its source (R,)."""
-    return np.array([_is_model(source) for source in rows.sources], bool)[rows.source]
+    return rows.select(holding[~rows.is_model_made()[holding]])
 
 
 def model_source(name: str) -> str:
@@ -84,8 +73,4 @@ def model_source(name: str) -> str:
     """
     if not name:
         return "model"
-    return name if _is_model(name) else MODEL_PREFIX + name
-
-
-def _is_model(source: str) -> bool:
-    return source.startswith(MODEL_PREFIX) or source in _UNNAMED_MODELS
+    return name if is_model_source(name) else MODEL_PREFIX + name

@@ -16,8 +16,11 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable, last_of_each
 
-__all__ = ["Rows", "too_many_sources"]
+__all__ = ["MODEL_PREFIX", "UNLISTED_SOURCE", "Rows", "is_model_source", "too_many_sources"]
 
+MODEL_PREFIX = "model:"
+UNLISTED_SOURCE = "unlisted"  # absent because a complete list does not name it
+_UNNAMED_MODELS = ("model", "machine")  # "machine": the machine-generated labels of Open Images
 _MAX_SOURCES = int(np.iinfo(np.int16).max)
 
 
@@ -26,7 +29,8 @@ class Rows:
     """Rows of (image, class, value, source, score), in order; rows may contradict each other.
 
     For each (image, class) the last row holds, and value 0 retracts the label: a correction is one more row, and so
-    is undoing it. `score` is NaN where the file has none. Memory: 15 bytes per row.
+    is undoing it. A label made by a person holds against rows made by a model, in any order, until a person retracts
+    it. `score` is NaN where the file has none. Memory: 15 bytes per row.
     """
 
     images: Names
@@ -79,8 +83,9 @@ class Rows:
         return len(self.value)
 
     def resolve(self) -> LabelTable:
-        """The table of labels that hold: the last row of each (image, class) wins, value 0 retracts."""
-        return LabelTable.from_entries(self.images, self.classes, self.image, self.column, self.value)
+        """The table of the labels that hold."""
+        rows = self._without_overruled()
+        return LabelTable.from_entries(self.images, self.classes, self.image[rows], self.column[rows], self.value[rows])
 
     def holding(self) -> NDArray[np.int64]:
         """The indices of the rows that hold, ordered by image and class; a pair whose last row retracts has none.
@@ -89,11 +94,33 @@ class Rows:
         >>> Rows.build(Names("ab"), Names("xy"), image, column, value).holding().tolist()
         [1, 2]
         """
-        last = last_of_each(self.image, self.column)
+        rows = self._without_overruled()
+        last = last_of_each(self.image[rows], self.column[rows])
         if isinstance(last, slice):
-            return np.flatnonzero(self.value)
+            last = np.arange(len(self))[rows]
+        elif not isinstance(rows, slice):
+            last = rows[last]
         holding: NDArray[np.int64] = last[self.value[last] != 0]
         return holding
+
+    def is_model_made(self) -> NDArray[np.bool_]:
+        """Whether a model made each row, by its source (R,)."""
+        return np.array([is_model_source(source) for source in self.sources], bool)[self.source]
+
+    def _without_overruled(self) -> NDArray[np.int64] | slice:
+        """The indices of the rows, without those of models on entries that a person has labelled."""
+        if not any(map(is_model_source, self.sources)):
+            return slice(None)
+        by_model = self.is_model_made()
+        by_person = np.flatnonzero(~by_model)
+        if not len(by_person) or len(by_person) == len(self):
+            return slice(None)
+        last = last_of_each(self.image[by_person], self.column[by_person])
+        people = by_person if isinstance(last, slice) else by_person[last]
+        people = people[self.value[people] != 0]
+        key = self.image.astype(np.int64) * len(self.classes) + self.column
+        overruled = by_model & np.isin(key, key[people])
+        return np.flatnonzero(~overruled) if overruled.any() else slice(None)
 
     def drop_overridden(self) -> Rows:
         """Only the rows that hold, ordered by image and class; all images, classes and sources stay."""
@@ -131,6 +158,23 @@ class Rows:
             column=column.astype(np.int32),
         )
 
+    def with_labels(self, table: LabelTable) -> Rows:
+        """The labels of a table of the same images and classes, with the sources and scores of these rows.
+
+        A label that has changed its value keeps its source and loses its score; a new one has neither.
+        """
+        holding = self.holding()
+        if not len(holding):
+            return Rows.from_table(table)
+        image, column, value = table.entries()
+        before = self.image[holding].astype(np.int64) * len(self.classes) + self.column[holding]
+        after = image.astype(np.int64) * len(self.classes) + column
+        place = np.minimum(np.searchsorted(before, after), len(before) - 1)
+        row, is_old = holding[place], before[place] == after
+        source = np.where(is_old, self.source[row], len(self.sources))
+        score = np.where(is_old & (self.value[row] == value), self.score[row], np.nan)
+        return Rows.build(self.images, self.classes, image, column, value, source, score, (*self.sources, ""))
+
     def append(self, other: Rows) -> Rows:
         """These rows, then those of `other`, so that the rows of `other` win."""
         images, classes = self.images.union(other.images), self.classes.union(other.classes)
@@ -148,6 +192,15 @@ class Rows:
             np.concatenate([self.score, other.score]),
             sources,
         )
+
+
+def is_model_source(source: str) -> bool:
+    """Whether a source is a model: "model:METHOD:RUN", or "model" and "machine" for models without a name.
+
+    Case and outer blanks do not matter: a model must not pass for a person by its spelling.
+    """
+    name = source.strip().lower()
+    return name.startswith(MODEL_PREFIX) or name in _UNNAMED_MODELS
 
 
 def too_many_sources(count: int) -> str:

@@ -6,12 +6,14 @@ import contextlib
 import csv
 import errno
 import json
+import json.decoder
+import json.scanner
 import math
 import os
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,12 @@ from halflabel.errors import UserError
 
 __all__ = [
     "DISK_FULL",
+    "DuplicateKey",
     "JobLock",
     "atomic_write",
     "disk_full_error",
     "file_crc32",
+    "parse_json",
     "read_json",
     "read_text",
     "to_json_value",
@@ -88,9 +92,60 @@ def read_json(path: str | Path, fix: str) -> Any:
     """Read a JSON file; any failure is a UserError with the given fix."""
     text = read_text(path, fix)
     try:
-        return json.loads(text)
+        return parse_json(text)
+    except DuplicateKey as error:
+        raise UserError(f"{path}, line {error.line}: the key {error.key!r} occurs twice", fix) from None
     except (ValueError, RecursionError):  # also numbers of thousands of digits, and deep nesting
         raise UserError(f"{path} cannot be read: it is not JSON", fix) from None
+
+
+class DuplicateKey(ValueError):
+    """A key that occurs twice in one JSON object; `line` is where the object begins."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key!r} occurs twice in one object")
+        self.key = key
+        self.line = 1
+
+
+def parse_json(text: str, without: Collection[str] = (), **options: Any) -> Any:
+    """Parse JSON as `json.loads` does, but raise DuplicateKey where Python would keep the last value only.
+
+    The keys `without` are dropped while parsing.
+    """
+
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            seen: set[str] = set()
+            raise DuplicateKey(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+        for key in without:
+            content.pop(key, None)
+        return content
+
+    decoder = json.JSONDecoder(object_pairs_hook=make_object, **options)
+    try:
+        return decoder.decode(text)
+    except DuplicateKey as error:
+        _find_line(decoder, text, error)
+        raise
+
+
+def _find_line(decoder: Any, text: str, error: DuplicateKey) -> None:
+    """Parse again, in Python, to find the line of the object with the key: the parser in C does not say it."""
+
+    def parse_object(state: tuple[str, int], *args: Any) -> Any:
+        try:
+            return json.decoder.JSONObject(state, *args)  # type: ignore[attr-defined]
+        except DuplicateKey as inner:
+            if inner.line == 1:
+                inner.line = error.line = text.count("\n", 0, state[1]) + 1
+            raise
+
+    decoder.parse_object = parse_object
+    decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
+    with contextlib.suppress(DuplicateKey, RecursionError):
+        decoder.decode(text)
 
 
 def to_json_value(value: Any) -> Any:

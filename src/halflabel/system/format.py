@@ -8,6 +8,7 @@ __all__ = [
     "counted",
     "decimal",
     "duration",
+    "excel_safe",
     "group_digits",
     "percent",
     "plain_number",
@@ -95,6 +96,15 @@ def percent(part: float, whole: float, gap: str = " ") -> str:
     ('33.3 %', '—')
     """
     return f"{100 * part / whole:.1f}{gap}%" if whole else "—"
+
+
+def excel_safe(text: str) -> str:
+    """A cell for Excel: one that would be read as a formula gets an apostrophe before it.
+
+    >>> excel_safe("=1+1"), excel_safe("cat")
+    ("'=1+1", 'cat')
+    """
+    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def shorten(text: str, length: int) -> str:

@@ -27,7 +27,7 @@ UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
 def golden_rows() -> Rows:
     """As in tests/golden/fiftyone/own, after a contradiction and a retraction that leave no trace there."""
     image, column = np.array([0, 0, 1, 0, 2, 2]), np.array([0, 2, 1, 0, 0, 0])
-    value, source = np.array([-1, 1, -1, 1, 1, 0]), np.array([1, 0, 1, 2, 1, 1])
+    value, source = np.array([-1, 1, -1, 1, 1, 0]), np.array([2, 0, 1, 2, 1, 1])
     score = np.array([np.nan, np.nan, np.nan, 0.7, np.nan, np.nan])
     names = Names(["sub/a.v2.jpg", "b.png", "c.jpg"]), Names(["cat", "dog", "cow"])
     return Rows.build(*names, image, column, value, source, score, ["", "person", "model"])

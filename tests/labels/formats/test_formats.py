@@ -66,6 +66,64 @@ def test_golden_data_is_recognised_and_read(name: str) -> None:
         assert sum(entry.entries for entry in result.audit.value_counts) >= result.table().known > 0
 
 
+PROVENANCE = """image,class,value,source,score
+a.jpg,dog,1,alice,
+a.jpg,cat,-1,model:bce:runs/1,0.96875
+b.jpg,dog,-1,model:bce:runs/1,0.9375
+b.jpg,cat,1,bob,0.5
+"""
+
+
+@pytest.mark.parametrize("name", [name for name in formats.FORMATS if name not in ("class-folders", "coco")])
+def test_source_and_score_are_kept_or_writing_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(PROVENANCE)
+    rows = formats.read(tmp_path / "rows.csv").rows
+    ending = {"binary": ".labels", "label-studio": ".json", "lvis": ".json", "imagefolder-lists": ".jsonl"}
+    path = tmp_path / ("out" + ending.get(name, ""))
+    if name in ("binary", "label-studio", "fiftyone", "imagefolder-lists", "long"):
+        formats.write(rows, path, format=name)
+        assert entries(formats.read(path, format=name).rows) == entries(rows)
+        return
+    with pytest.raises(UserError, match="made 2 of them") as refusal:
+        formats.write(rows, path, format=name)
+    assert "--without-sources" in refusal.value.fix
+    assert not path.exists()
+    formats.write(rows, path, format=name, without_sources=True)
+    assert path.exists()
+
+
+def test_coco_keeps_the_sources_of_present_labels_only(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(PROVENANCE)
+    rows = formats.read(tmp_path / "rows.csv").rows
+    with pytest.raises(UserError, match="model:bce:runs/1"):
+        formats.write(rows, tmp_path / "out.json", format="coco")
+    (tmp_path / "rows.csv").write_text(PROVENANCE.replace(",-1,", ",1,"))
+    rows = formats.read(tmp_path / "rows.csv").rows
+    formats.write(rows, tmp_path / "out.json", format="coco")
+    again = formats.read(tmp_path / "out.json", Policy(unlisted="unknown"), format="coco").rows
+    assert entries(again) == entries(rows)
+
+
+def test_marks_of_complete_lists_may_be_lost(tmp_path: Path) -> None:
+    (tmp_path / "tags.csv").write_text("image,tags\na.jpg,dog\nb.jpg,cat\n")
+    rows = formats.read(tmp_path / "tags.csv", Policy(unlisted="absent")).rows
+    formats.write(rows, tmp_path / "wide.csv", format="wide")
+    assert formats.read(tmp_path / "wide.csv").table() == rows.resolve()
+
+
+def entries(rows: Rows) -> set[tuple[str, str, int, str, str]]:
+    return {
+        (
+            rows.images[rows.image[k]],
+            rows.classes[rows.column[k]],
+            int(rows.value[k]),
+            rows.sources[rows.source[k]],
+            str(rows.score[k]),
+        )
+        for k in rows.holding()
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [

@@ -25,7 +25,7 @@ GOLDEN = GOLDEN_FILES / "imagefolder_lists"
 
 def golden_rows() -> Rows:
     image, column = np.array([0, 0, 0, 0, 2, 2]), np.array([0, 0, 1, 2, 1, 2])
-    value, source = np.array([-1, 1, -1, -1, 1, 1]), np.array([1, 2, 1, 2, 0, 0])
+    value, source = np.array([-1, 1, -1, -1, 1, 1]), np.array([2, 2, 1, 2, 0, 0])
     score = np.array([np.nan, 0.7, np.nan, 0.125, np.nan, np.nan])
     names = Names(["0001.png", "sub/0002.png", "a, b.png"]), Names(["cat", "NA", "dog"])
     return Rows.build(*names, image, column, value, source, score, ["", "person", "model"])

@@ -20,7 +20,6 @@ from halflabel.labels import formats
 from halflabel.labels.formats import label_studio
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.provenance import is_model_made
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
@@ -91,7 +90,7 @@ def test_golden_answers() -> None:
 
 def test_golden_tasks_are_written_and_read(tmp_path: Path) -> None:
     rows = rows_of(
-        (0, 0, -1, "old", np.nan),
+        (0, 0, -1, "model:old", np.nan),
         (0, 2, -1, "", np.nan),
         (1, 1, 1, "x", 0.5),
         (1, 1, 0, "x", np.nan),
@@ -167,12 +166,12 @@ def predicted(version: Any, group: str = "class_cat", **data: Any) -> dict[str, 
 def test_what_another_model_predicted_is_a_models(tmp_path: Path, version: Any, source: str) -> None:
     result = label_studio.read(tasks(tmp_path, [predicted(version)]), Policy()).rows
     assert statements(result) == [("a.jpg", "cat", 1, source)]
-    assert is_model_made(result).all()
+    assert result.is_model_made().all()
     # Written by us and read again, it stays what it was.
     label_studio.write(result, tmp_path / "again.json")
     again = label_studio.read(tmp_path / "again.json", Policy()).rows
     assert statements(again) == statements(result)
-    assert is_model_made(again).all()
+    assert again.is_model_made().all()
 
 
 def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Label file formats: `read` and `write` for all of them, and detection of the format of a file.
 
 Each format is a module with `sniff(path)`, `read(path, policy)`, `write(rows, path)` and `USES`, the names of the
-Policy options that the reader uses.
+Policy options that the reader uses. A format that cannot hold the source and score of every row has
+`keeps_provenance(rows)`, which says of which rows it can.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._paths import check_exists
+from halflabel.labels.formats._write import check_provenance
 from halflabel.labels.formats.unsupported import unsupported_format_error
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -79,11 +81,19 @@ def default_format(path: str | Path) -> str:
     return "binary" if Path(path).suffix == ".labels" else "long"
 
 
-def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "auto", **options: Any) -> None:
+def write(
+    labels: Rows | LabelTable,
+    path: str | Path,
+    *,
+    format: str = "auto",
+    without_sources: bool = False,
+    **options: Any,
+) -> None:
     """Write labels in any format; a format that would lose some raises UserError and names another one.
 
-    "auto" follows the ending of the name: .labels is binary, anything else long. `options` are options of the format,
-    such as `image_url` of label-studio; options of other formats are refused.
+    "auto" follows the ending of the name: .labels is binary, anything else long. A format that cannot hold the sources
+    and scores of the labels raises UserError too, unless `without_sources` accepts that they are lost. `options` are
+    options of the format, such as `image_url` of label-studio; options of other formats are refused.
     """
     format = default_format(path) if format == "auto" else format
     module = _module(format)
@@ -95,4 +105,6 @@ def write(labels: Rows | LabelTable, path: str | Path, *, format: str = "auto", 
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} means nothing for the format {format!r}", f"leave {flag} out")
     rows = labels if isinstance(labels, Rows) else Rows.from_table(labels)
+    if hasattr(module, "keeps_provenance") and not without_sources:
+        check_provenance(rows, module.keeps_provenance(rows), format)
     module.write(rows, Path(path), **options)

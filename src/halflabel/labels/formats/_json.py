@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import CsvTable
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.names import first_duplicate
+from halflabel.system.files import DuplicateKey, parse_json
 
 __all__ = [
     "Id",
@@ -76,16 +76,14 @@ def load_json(path: str | Path, without: Collection[str] = ()) -> Any:
         raise LabelError("this is not UTF-8 text", "save the file as UTF-8", path, line=line) from None
     del raw
 
-    def drop_keys(record: Record) -> Record:
-        for key in without:
-            record.pop(key, None)
-        return record
-
     try:
-        return json.loads(text.removeprefix("\ufeff"), object_hook=drop_keys if without else None)
+        return parse_json(text.removeprefix("\ufeff"), without)
     except json.JSONDecodeError as fault:
         message = f"this is not JSON: {fault.msg} at character {fault.colno}"
         raise LabelError(message, "export the file again, or repair it here", path, line=fault.lineno) from None
+    except DuplicateKey as fault:
+        fix = "remove one of them: only one value can be meant"
+        raise LabelError(f"the key {fault.key!r} occurs twice in one object", fix, path, line=fault.line) from None
     except (RecursionError, ValueError):  # brackets nested a thousand deep; a number of thousands of digits
         raise LabelError("this JSON is nested too deep or has a number too long", "export it again", path) from None
 
@@ -158,14 +156,11 @@ class JsonLines(CsvTable):
         self.path = existing_path(path)
         self.records: list[dict[str, Any]] = []
         self.lines: list[int] = []
-        decoder = json.JSONDecoder(
-            object_pairs_hook=_refuse_duplicate_keys, parse_int=str, parse_float=str, parse_constant=str
-        )
         for number, line in enumerate(self._decoded(encoding or "utf-8").split("\n"), 1):
             if not (line := line.strip(" \t\r")):
                 continue
             self.lines.append(number)
-            self.records.append(self._record(decoder, line))
+            self.records.append(self._record(line))
         if not self.records:
             raise LabelError("the file has no rows", "export the labels again", path)
         self.header = list(dict.fromkeys(key for record in self.records for key in record))
@@ -224,18 +219,18 @@ class JsonLines(CsvTable):
         except (LookupError, ValueError):
             raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", self.path) from None
 
-    def _record(self, decoder: json.JSONDecoder, line: str) -> dict[str, Any]:
+    def _record(self, line: str) -> dict[str, Any]:
         row = len(self.lines) - 1
         try:
-            record = decoder.decode(line)
+            record = parse_json(line, parse_int=str, parse_float=str, parse_constant=str)
         except json.JSONDecodeError as fault:
             message = f"this is not JSON: {fault.msg} at character {fault.colno}"
             raise self.error(message, "write one JSON object per line", row=row) from None
         except RecursionError:
             raise self.error("the brackets are nested too deep", "write one flat object per line", row=row) from None
-        except _DuplicateKey as duplicate:
-            name = str(duplicate)
-            raise self.error(f"the key {name!r} occurs twice", "remove one of them", row=row, column=name) from None
+        except DuplicateKey as fault:
+            message = f"the key {fault.key!r} occurs twice in one object"
+            raise self.error(message, "remove one of them", row=row, column=fault.key) from None
         if not isinstance(record, dict):
             raise self.error("this is not an object", 'write one like {"file_name": "a.jpg", …}', row=row)
         return record
@@ -247,18 +242,6 @@ class JsonLines(CsvTable):
         except UnicodeEncodeError:
             message = f"{what} has half a character in it"
             raise self.error(message, "write the text again", column=name) from None
-
-
-class _DuplicateKey(Exception):
-    """A key that occurs twice in one JSON object."""
-
-
-def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> Record:
-    """object_pairs_hook that raises for a key that occurs twice."""
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        raise _DuplicateKey(first_duplicate(key for key, _ in pairs))
-    return record
 
 
 def _describe_value(value: Any) -> str:

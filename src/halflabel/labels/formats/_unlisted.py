@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.labels.audit import Audit
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
+from halflabel.labels.rows import UNLISTED_SOURCE, Rows
 
 __all__ = ["apply_unlisted_policy", "mark_unlisted_absent", "unlisted_not_stated"]
 
@@ -45,7 +45,7 @@ def mark_unlisted_absent(
     classes: NDArray[np.bool_] | None = None,
     raw: str = "not listed",
 ) -> Rows:
-    """Add a row "absent" with the source "unlisted" for every pair without a row.
+    """Add a row "absent" with the source UNLISTED_SOURCE for every pair without a row.
 
     The masks `images` (N,) and `classes` (C,) limit this to some images and classes. `raw` is the audit's word for
     these pairs.
@@ -65,4 +65,4 @@ def mark_unlisted_absent(
     image, column = np.nonzero(unlisted)
     audit.add(raw, "absent", len(image))
     absent = np.full(len(image), -1, np.int8)
-    return rows.append(Rows.build(rows.images, rows.classes, image, column, absent, "unlisted"))
+    return rows.append(Rows.build(rows.images, rows.classes, image, column, absent, UNLISTED_SOURCE))

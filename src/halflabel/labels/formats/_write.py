@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
+from halflabel.labels.rows import UNLISTED_SOURCE, Rows
 from halflabel.system.files import atomic_write
+from halflabel.system.format import counted
 
 __all__ = [
     "check_file_names",
     "check_names",
+    "check_provenance",
     "check_stale_files",
+    "keeps_no_provenance",
     "shortest_float",
     "split_by_image",
     "write_compact_json",
@@ -31,6 +34,32 @@ def check_names(rows: Rows) -> None:
     """Raise UserError if an image or a class has an empty name."""
     if "" in rows.images or "" in rows.classes:
         raise UserError("an image or a class has no name", "give every image and every class a name")
+
+
+def check_provenance(rows: Rows, is_kept: NDArray[np.bool_], format: str) -> None:
+    """Raise UserError if a label that holds has a source or score that the format cannot hold.
+
+    Without its source a label made by a model would be read back as made by a person. The source "unlisted" may be
+    lost: the labels themselves say the same.
+    """
+    has_source = np.array([name not in ("", UNLISTED_SOURCE) for name in rows.sources], bool)[rows.source]
+    holding = rows.holding()
+    lost = holding[((has_source | ~np.isnan(rows.score)) & ~is_kept)[holding]]
+    if not len(lost):
+        return
+    names = [rows.sources[number] for number in np.unique(rows.source[lost][has_source[lost]])]
+    by_model = int(np.count_nonzero(rows.is_model_made()[lost]))
+    message = f"{format} cannot hold the source and score of {counted(len(lost), 'label')}"
+    if names:
+        message += f" ({', '.join(map(repr, names[:4]))}{', …' if len(names) > 4 else ''})"
+    if by_model:
+        message += f": nothing would say any more that a model made {by_model:,} of them"
+    raise UserError(message, "write --to long or binary, which keep them, or add --without-sources to lose them")
+
+
+def keeps_no_provenance(rows: Rows) -> NDArray[np.bool_]:
+    """For formats that hold neither sources nor scores."""
+    return np.zeros(len(rows), bool)
 
 
 def check_file_names(classes: Names) -> None:

@@ -28,7 +28,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "Parsed", "document", "note_annotations", "parse", "read", "sniff", "write"]
+__all__ = ["USES", "Parsed", "document", "keeps_provenance", "note_annotations", "parse", "read", "sniff", "write"]
 
 USES = ("unlisted",)
 
@@ -100,6 +100,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if empty := len(parsed.images) - len(np.unique(image)):
         audit.note(f"{empty} images have no annotation: nothing in them, or not finished?")
     return LabelImport(rows, audit)
+
+
+def keeps_provenance(rows: Rows) -> NDArray[np.bool_]:
+    """Only present labels are annotations, which have a source and a score."""
+    return rows.value > 0
 
 
 def write(rows: Rows, path: Path) -> None:

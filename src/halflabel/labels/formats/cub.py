@@ -27,6 +27,7 @@ __all__ = [
     "USES",
     "find_attributes_file",
     "find_positions",
+    "keeps_provenance",
     "parse_labels",
     "read",
     "read_numbered_names",
@@ -102,6 +103,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
         sources=CERTAINTIES[1:],
     )
     return LabelImport(rows, audit)
+
+
+def keeps_provenance(rows: Rows) -> NDArray[np.bool_]:
+    """The source is kept if it is a certainty; there are no scores."""
+    return np.isin(rows.sources, CERTAINTIES)[rows.source] & np.isnan(rows.score)
 
 
 def write(rows: Rows, path: Path) -> None:

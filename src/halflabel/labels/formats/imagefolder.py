@@ -25,14 +25,16 @@ from halflabel.labels.formats._json import JsonLines
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._wide_values import decode_columns
+from halflabel.labels.formats._write import keeps_no_provenance
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, quote_option
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["IMAGE_COLUMN", "USES", "read", "sniff", "write"]
+__all__ = ["IMAGE_COLUMN", "USES", "keeps_provenance", "read", "sniff", "write"]
 
 USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
+keeps_provenance = keeps_no_provenance
 
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 IMAGE_COLUMN = "file_name"

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -205,8 +206,13 @@ def _read_task(collector: _Collector, task: Record, number: int, policy: Policy,
     predictions = _get_list(task, "predictions", collector.path, place)
     collector.counts["drafts"] += len(task["drafts"]) if isinstance(task.get("drafts"), list) else 0
     if answered:
-        # The last row wins, so the latest comes last; times are ISO 8601 in UTC, which sort as text.
-        order = sorted(range(len(annotations)), key=lambda k: _annotation_time(annotations[k]))
+        # The last row wins, so the latest comes last.
+        order = range(len(annotations))
+        if len(annotations) > 1:
+            times = [
+                _annotation_time(collector, item, f"{place}.annotations[{k}]") for k, item in enumerate(annotations)
+            ]
+            order = sorted(order, key=times.__getitem__)
         for k in order:
             item_place = f"{place}.annotations[{k}]"
             if not isinstance(annotations[k], dict):
@@ -406,9 +412,18 @@ def _is_unicode(value: str) -> bool:
     return True
 
 
-def _annotation_time(annotation: Any) -> str:
-    times = [annotation.get(key) for key in ("updated_at", "created_at")] if isinstance(annotation, dict) else []
-    return next((time for time in times if isinstance(time, str)), "")
+def _annotation_time(collector: _Collector, annotation: Any, place: str) -> datetime:
+    """When an annotation was last changed; a time without a zone is UTC, an annotation without a time comes first."""
+    for key in ("updated_at", "created_at") if isinstance(annotation, dict) else ():
+        if (text := annotation.get(key)) is None:
+            continue
+        try:
+            time = datetime.fromisoformat(text)
+            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        except (TypeError, ValueError, OverflowError):
+            fix = "write it like 2024-01-31T10:00:00Z: the latest answer wins"
+            raise collector.error(f"{text!r:.60} is not a time", fix, f"{place}.{key}") from None
+    return datetime.min.replace(tzinfo=UTC)
 
 
 def _get_list(record: Record, key: str, path: Path, place: str) -> list[Any]:

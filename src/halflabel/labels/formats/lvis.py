@@ -19,9 +19,10 @@ from halflabel.labels.formats._write import write_compact_json
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
 USES = ()
+keeps_provenance = coco.keeps_provenance
 
 
 def sniff(path: Path) -> bool:

@@ -17,14 +17,15 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.formats._write import check_file_names, check_stale_files, write_text
+from halflabel.labels.formats._write import check_file_names, check_stale_files, keeps_no_provenance, write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
 USES = ("split",)
+keeps_provenance = keeps_no_provenance
 
 _BLANK_BYTES = np.frombuffer(b" \t\r", np.uint8)
 _FIX_ALIGNMENT = (

@@ -26,7 +26,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.system.files import atomic_write
 
-__all__ = ["REQUIRED_COLUMNS", "USES", "display_names", "read", "sniff", "write"]
+__all__ = ["REQUIRED_COLUMNS", "USES", "display_names", "keeps_provenance", "read", "sniff", "write"]
 
 USES = ("machine",)
 
@@ -89,6 +89,12 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if conflicts := rows.count_conflicts():
         audit.note(f"{conflicts} entries are both present and absent: the last verified row wins")
     return LabelImport(rows, audit)
+
+
+def keeps_provenance(rows: Rows) -> NDArray[np.bool_]:
+    """Sources are kept, but only a label of the source "machine" has a score; those of other models become unknown."""
+    is_machine = np.isin(rows.sources, MACHINE)[rows.source]
+    return is_machine | (~rows.is_model_made() & np.isnan(rows.score))
 
 
 def write(rows: Rows, path: Path) -> None:

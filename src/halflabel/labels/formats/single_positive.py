@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._write import keeps_no_provenance
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
 USES = ("split",)
+keeps_provenance = keeps_no_provenance
 
 _FILE = re.compile(r"formatted_(.+)_(images|labels|labels_obs)\.npy")
 

@@ -21,16 +21,17 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, csv_line, detect_delimiter, first_line, read_records
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
-from halflabel.labels.formats._write import split_by_image
+from halflabel.labels.formats._write import keeps_no_provenance, split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["LIST_COLUMNS", "USES", "read", "sniff", "write"]
+__all__ = ["LIST_COLUMNS", "USES", "keeps_provenance", "read", "sniff", "write"]
 
 USES = ("unlisted", "image_column", "ignore", "where", "separator", "encoding")
+keeps_provenance = keeps_no_provenance
 
 _ABSENT_NAMES = ("absent", "negatives")
 LIST_COLUMNS = ("tags", "labels", "classes", "categories", "keywords", "hashtags", "keyword", "hashtag")

@@ -15,14 +15,15 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.formats._write import check_file_names, check_stale_files, write_text
+from halflabel.labels.formats._write import check_file_names, check_stale_files, keeps_no_provenance, write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
 USES = ("difficult", "split")
+keeps_provenance = keeps_no_provenance
 
 _FLAGS = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 _FIX_ORDER = "every class file must list the same images in the same order"

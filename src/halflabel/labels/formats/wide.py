@@ -12,6 +12,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, csv_line, first_line
 from halflabel.labels.formats._wide_values import decode_columns
+from halflabel.labels.formats._write import keeps_no_provenance
 from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
 from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
 from halflabel.labels.formats.tags import LIST_COLUMNS
@@ -20,9 +21,10 @@ from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorte
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
 USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
+keeps_provenance = keeps_no_provenance
 
 _LONG = "write the long form instead (--to long)"
 
