@@ -50,12 +50,13 @@ def next_command(
     Example: halflabel next runs/first photos/ --count 500
     """
     from halflabel.labels.formats._csv import first_line
+    from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
     from halflabel.review.next import next_questions
-    from halflabel.review.questions import COLUMNS, write_questions
+    from halflabel.review.questions import write_questions
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
-    if out.exists() and first_line(out) != ",".join(COLUMNS):
+    if out.exists() and first_line(out) != ",".join(QUESTION_COLUMNS):
         raise UserError(f"{out} exists and is not a list of questions", "choose another --out")
     with Bar("scores") as bar:
         found = next_questions(

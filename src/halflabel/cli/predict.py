@@ -28,6 +28,7 @@ from halflabel.cli.options import (
 )
 from halflabel.cli.terminal import console, show_audit, show_evaluation, show_next
 from halflabel.errors import UserError
+from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
 from halflabel.system.format import excel_safe as excel_safe_cell
@@ -153,7 +154,7 @@ def _print_json(predictions: Sequence[Prediction]) -> None:
 
 def _print_csv(predictions: Sequence[Prediction], cell: Callable[[str], str]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["image", "class", "probability", "present", "error"])
+    writer.writerow(PREDICTION_COLUMNS)
     for item in predictions:
         for label in item.labels:
             name = cell(label["class"])

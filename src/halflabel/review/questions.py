@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
+from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import has_enough_negatives, image_blocks
 from halflabel.system.files import write_csv
@@ -37,7 +38,6 @@ __all__ = [
 CONTROL = "control"
 CONTROL_PRESENT = "control: called present"  # random sample of unknown entries at or above their threshold
 CONTROL_ABSENT = "control: called absent"  # random sample of unknown entries below their threshold
-COLUMNS = ("image", "class", "probability", "why")
 
 _CONTROL_STREAM = 0x6374726C  # random stream of the control sample
 _DUPLICATE_COSINE = 0.97  # of centred features, from which on two photos count as duplicates
@@ -388,7 +388,7 @@ def write_questions(questions: Sequence[Question], table: LabelTable, path: str 
     """Write questions in their order as CSV: image,class,probability,why."""
     entries = ((table.images[item.image], table.classes[item.column], item) for item in questions)
     rows = ((image, label, f"{item.probability:.4f}", item.why) for image, label, item in entries)
-    write_csv(path, COLUMNS, rows)
+    write_csv(path, QUESTION_COLUMNS, rows)
 
 
 def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
@@ -403,7 +403,7 @@ def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
             header = reader.fieldnames or []
     except (OSError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({error})", "make it with `halflabel next`") from None
-    for column in COLUMNS[:2]:
+    for column in QUESTION_COLUMNS[:2]:
         if column not in header:
             raise LabelError(f"there is no column {column!r}", "make the file with `halflabel next`", path, line=1)
     images = table.images.index([row["image"] or "" for _, row in rows])

@@ -140,6 +140,9 @@ def test_files_of_others_and_of_the_future(tmp_path: Path) -> None:
         ("image_offset", np.array([0, 2, 1, 4, 8], np.int32)),
         ("image_text", np.frombuffer(b"\xff\xffbcnone", np.uint8)),
         ("score", np.zeros(3, np.float32)),
+        ("image_text", np.frombuffer(b"xxxxxxxx", np.uint8)),
+        ("class_text", np.frombuffer(b"xxx", np.uint8)),
+        ("column", np.array([1, 1, 0, 0], np.int16)),
     ],
 )
 def test_arrays_that_do_not_fit_together(tmp_path: Path, monkeypatch, name: str, array: np.ndarray) -> None:

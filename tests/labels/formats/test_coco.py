@@ -211,3 +211,20 @@ def test_any_value_in_any_place_raises_only_label_errors(tmp_path: Path) -> None
         holder[keys[random.integers(len(keys))]] = copy.copy(odd[random.integers(len(odd))])
         refused += not is_readable(coco.read, save(content, tmp_path), UNKNOWN)
     assert refused > 50
+
+
+@pytest.mark.parametrize("category_id", [True, 1.0])
+def test_true_is_not_the_category_1(tmp_path: Path, category_id: object) -> None:
+    content = {
+        "images": [{"id": 1, "file_name": "a.jpg"}],
+        "categories": [{"id": 1, "name": "dog"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": category_id}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(LabelError, match=r"annotations\[0\]\.category_id"):
+        formats.read(tmp_path / "a.json", Policy(unlisted="unknown"))
+    content["images"] = [{"id": 1, "file_name": "a.jpg", "neg_category_ids": [category_id]}]
+    content["annotations"] = []
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(LabelError, match=r"neg_category_ids\[0\]"):
+        formats.read(tmp_path / "a.json")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, label_error
 
-from halflabel.errors import UserError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import fiftyone
 from halflabel.labels.names import Names
@@ -129,3 +129,15 @@ def test_round_trip_of_any_table(data: st.DataObject, tmp_path_factory: pytest.T
     folder = tmp_path_factory.mktemp("fiftyone")
     formats.write(table, folder, format="fiftyone")
     assert fiftyone.read(folder, Policy()).table() == table
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"classes": ["dog", "cat", "dog"], "labels": {"a": [2]}},
+        {"classes": ["dog"], "labels": {"a": [0], "b": []}, "file_names": {"a": "x.jpg", "b": "x.jpg"}},
+    ],
+)
+def test_what_is_listed_twice_is_refused(tmp_path: Path, content: dict[str, Any]) -> None:
+    with pytest.raises(LabelError, match="twice"):
+        formats.read(labels(tmp_path, **content), Policy(unlisted="unknown"))

@@ -66,6 +66,28 @@ def test_golden_data_is_recognised_and_read(name: str) -> None:
         assert sum(entry.entries for entry in result.audit.value_counts) >= result.table().known > 0
 
 
+TWICE = {
+    "fiftyone": '{"classes":["dog","cat"],"labels":{"a":["dog"],\n"a":["cat"]}}',
+    "label-studio": '[{"data":{"image":"a.jpg"},"annotations":[{"result":[{"type":"choices","from_name":"class_dog",'
+    '"value":{"choices":["yes"]},"value":{"choices":["no"]}}]}]}]',
+    "lvis": '{"images":[{"id":1,"file_name":"a.jpg","neg_category_ids":[2],"neg_category_ids":[]}],"categories":'
+    '[{"id":1,"name":"dog"},{"id":2,"name":"cat"}],"annotations":[]}',
+    "coco": '{"images":[{"id":1,"file_name":"a.jpg"}],"categories":[{"id":1,"name":"dog"}],\n"annotations":[],'
+    '"annotations":[{"image_id":1,"category_id":1}]}',
+    "imagefolder": '{"file_name":"a.jpg","dog":true,"dog":false}',
+    "imagefolder-lists": '{"file_name":"a.jpg","labels":["dog"],"labels":[],"absent":[],"labels_score":[1]}',
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_key_that_occurs_twice_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / ("metadata.jsonl" if "imagefolder" in name else "labels.json")
+    path.write_text(TWICE[name])
+    with pytest.raises(LabelError, match="occurs twice") as refusal:
+        formats.read(path, Policy(unlisted="unknown") if name in ("coco", "fiftyone") else None, format=name)
+    assert refusal.value.line == 1  # where the object begins
+
+
 PROVENANCE = """image,class,value,source,score
 a.jpg,dog,1,alice,
 a.jpg,cat,-1,model:bce:runs/1,0.96875

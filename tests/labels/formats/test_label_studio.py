@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, is_readable, label_error
 
-from halflabel.errors import UserError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import label_studio
 from halflabel.labels.names import Names
@@ -86,6 +86,37 @@ def test_golden_answers() -> None:
     ):
         assert any(note.startswith(words) for note in result.audit.notes), words
     assert any("both present and absent" in note for note in result.audit.notes)
+
+
+@pytest.mark.parametrize(
+    ("yes", "no"),
+    [
+        ("2024-01-02T10:00:00.500000Z", "2024-01-02T10:00:00Z"),
+        ("2024-01-02T10:00:00+00:00", "2024-01-02T11:30:00+02:00"),
+        ("2024-01-02T10:00:00", "2024-01-02T09:59:59Z"),
+        ("2024-01-02 10:00:00Z", "2024-01-02T09:00:00Z"),
+        ("2024-01-02T10:00:00Z", None),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_latest_answer_wins_in_any_zone(tmp_path: Path, yes: str, no: str | None, is_first: bool) -> None:
+    def annotation(answer: str, time: str | None) -> dict[str, Any]:
+        result = [{"type": "choices", "from_name": "class_dog", "value": {"choices": [answer]}}]
+        return {"result": result, **({} if time is None else {"updated_at": time})}
+
+    both = [annotation("yes", yes), annotation("no", no)]
+    task = {"data": {"image": "a.jpg"}, "annotations": both if is_first else both[::-1]}
+    (tmp_path / "a.json").write_text(json.dumps([task]))
+    assert formats.read(tmp_path / "a.json").table().dense().tolist() == [[1]]
+
+
+@pytest.mark.parametrize("time", ["yesterday", 1704189600, "2024-13-01T00:00:00Z"])
+def test_a_time_that_is_none_is_refused(tmp_path: Path, time: Any) -> None:
+    result = [{"type": "choices", "from_name": "class_dog", "value": {"choices": ["yes"]}}]
+    task = {"data": {"image": "a.jpg"}, "annotations": [{"result": result, "updated_at": time}, {"result": result}]}
+    (tmp_path / "a.json").write_text(json.dumps([task]))
+    with pytest.raises(LabelError, match="is not a time"):
+        formats.read(tmp_path / "a.json")
 
 
 def test_golden_tasks_are_written_and_read(tmp_path: Path) -> None:

@@ -110,12 +110,31 @@ SPLIT = {
     "as many": ('"dog, cat"', "x;y", ["dog, cat"], "one per cell: ',' and ';' are equally frequent"),
     "Python": ("\"['dog', 'cat, black']\"", "['dog']", ["dog", "cat, black"], "brackets and quotes"),
     "JSON": ('"[""dog"", ""it\'s a cat""]"', "[]", ["dog", "it's a cat"], "brackets and quotes"),
+    "JSON escapes": ('"[""caf\\u00e9"", ""b\\""c""]"', "['x']", ["café", 'b"c'], "brackets and quotes"),
+    "NumPy": ("\"['dog' 'cat']\"", "['dog']", ["dog", "cat"], "brackets and quotes"),
+    "NumPy on two lines": ("\"['dog'\n 'cat']\"", "['dog']", ["dog", "cat"], "brackets and quotes"),
+    "one cell without a list": ("\"['dog', 'cat']\"", "nan", ["dog", "cat"], "brackets and quotes"),
+    "bars in brackets": ("[dog|cat]", "None", ["dog", "cat"], "split at '|'"),
     "brackets": ('"[dog, cat]"', "[dog]", ["dog", "cat"], "split at ','"),
     "twice": ('"dog,cat, dog"', "dog", ["dog", "cat"], "1 tags are repeated for the same image"),
     "capitals": ("dog;Dog", "dog", ["dog", "Dog"], "1 classes differ from another one only by capital letters"),
     "value words among others": ("dog;yes;1", "0", ["dog", "yes", "1"], "split at ';'"),
     "other letters": ("犬;ねこ", "犬", ["犬", "ねこ"], "split at ';'"),
 }
+
+
+@pytest.mark.parametrize(
+    ("cell", "other"),
+    [("['dog']", "cat"), ("\"['dog' ... 'cat']\"", "[]"), ("\"['dog', 'cat\"", "['x']"), ("\"['a', ['b']]\"", "[]")],
+)
+def test_lists_that_cannot_be_told_are_refused(file: Path, cell: str, other: str) -> None:
+    with pytest.raises(UserError, match="list"):
+        made(file, f"image,tags\na.jpg,{cell}\nb.jpg,{other}\n")
+
+
+def test_a_column_of_confidences_is_asked_about(file: Path) -> None:
+    with pytest.raises(LabelError, match="how probable"):
+        made(file, "image,tags,confidence\na.jpg,dog;cat,0.9\nb.jpg,dog,0.2\n")
 
 
 @pytest.mark.parametrize("case", SPLIT)

@@ -26,6 +26,7 @@ from halflabel.system.memory import physical_memory
 __all__ = [
     "CsvTable",
     "ParquetTable",
+    "check_quotes",
     "csv_line",
     "detect_delimiter",
     "first_line",
@@ -34,15 +35,19 @@ __all__ = [
     "read_records",
 ]
 
+csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
+
 _DELIMITERS = ",;\t|"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_FIX_QUOTES = "close the quote that is opened here, and write a quote inside a quoted cell twice"
 _SPECIAL = re.compile('[,;\t|"\r\n]')
 
 # Excel may write this line before the header, to name the delimiter.
 _SEP_LINE = re.compile(r"sep=([,;\t|])\s*")
 
 # An image name in the first line: the file has no header.
-_IMAGE_NAME = re.compile(r".+\.(jpe?g|png|gif|bmp|webp|tiff?|heic|avif)", re.IGNORECASE)
+_IMAGE_ENDING = r"\.(?:jpe?g|png|gif|bmp|webp|tiff?|heic|avif)"
+_IMAGE_NAME = re.compile(f".+{_IMAGE_ENDING}", re.IGNORECASE)
 
 # Python's replacement for bytes that do not decode ("surrogateescape"); real text never contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
@@ -114,7 +119,7 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
 
 def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
     """(line number, fields) of each record of a CSV file that is not blank. Slow: for headers and error messages."""
-    reader = csv.reader(read_lines(path, encoding), delimiter=delimiter)
+    reader = csv.reader(read_lines(path, encoding), delimiter=delimiter, strict=True)
     line = 1
     try:
         for record in reader:
@@ -122,7 +127,34 @@ def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterato
                 yield line, record
             line = reader.line_num + 1
     except csv.Error as fault:
-        raise LabelError(f"not CSV ({fault})", "repair the quoting on this line", path, line=line) from None
+        raise LabelError(f"not CSV ({fault})", _FIX_QUOTES, path, line=line) from None
+
+
+def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:
+    """Raise LabelError for a quote in the wrong place: Arrow would merge the lines up to the next quote.
+
+    A quoted cell must end at a delimiter or a line end, and must not contain what looks like the next line.
+    """
+    is_multibyte = encoding.startswith(("utf-16", "utf-32"))
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if not is_multibyte and data.find(b'"') < 0:  # nearly all large files
+            return
+    next_line = re.compile(
+        rf"[\r\n]+[^\r\n{re.escape(delimiter)}]*{_IMAGE_ENDING}\"?{re.escape(delimiter)}", re.IGNORECASE
+    )
+    reader = csv.reader(read_lines(path, encoding), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for record in reader:
+            if reader.line_num > line and any(next_line.search(cell) for cell in record):
+                message = f"a quote pulls {reader.line_num - line + 1} lines into one cell"
+                raise LabelError(
+                    message, "remove the quote that is opened here, or close it on this line", path, line=line
+                )
+            line = reader.line_num + 1
+    except csv.Error as fault:
+        message = f"not CSV ({fault})"
+        raise LabelError(message, _FIX_QUOTES, path, line=line) from None
 
 
 def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
@@ -248,6 +280,7 @@ class CsvTable:
     def _read(self) -> list[pa.Array]:
         import pyarrow.csv as pa_csv
 
+        check_quotes(self.path, self.delimiter, self.encoding)
         # Columns get their numbers as names, so that no name can collide with Arrow's handling of headers.
         numbers = [str(i) for i in range(len(self.header))]
         try:
@@ -261,19 +294,7 @@ class CsvTable:
             )
         except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeError, OSError) as error:
             raise self._diagnose(error) from None
-        self._check_quotes(table.column(table.num_columns - 1))
         return [_combine(column).slice(self._header_rows) for column in table.columns]
-
-    def _check_quotes(self, last: pa.ChunkedArray) -> None:
-        """Raise LabelError for a quote that is never closed: it pulls the rest of the file into the last cell."""
-        if len(last) and "\n" in last[-1].as_py():
-            reader = csv.reader(read_lines(self.path, self.encoding), delimiter=self.delimiter, strict=True)
-            line = 1
-            try:
-                for _ in reader:
-                    line = reader.line_num + 1
-            except csv.Error as fault:
-                raise self.error(f"not CSV ({fault})", "close the quote that is opened here", line=line) from None
 
     def _diagnose(self, error: Exception) -> LabelError:
         """Find the first faulty line by reading the file record by record."""

@@ -34,6 +34,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.system.files import atomic_write
+from halflabel.system.rng import hash_names
 
 __all__ = ["ENDING", "USES", "open_table", "read", "sniff", "write"]
 
@@ -233,11 +234,26 @@ def _crc32(file: BinaryIO, place: _ArrayPlace) -> int:
     return checksum
 
 
+def _are_distinct(names: Names) -> bool:
+    """Whether no two names are the same; only names with the same 64-bit hash are compared."""
+    hashes = np.sort(hash_names(names.array))
+    if not (hashes[1:] == hashes[:-1]).any():
+        return True
+    return len(names.array.unique()) == len(names)
+
+
 def _check(table: LabelTable, arrays: dict[str, NDArray[Any]], sources: tuple[str, ...]) -> None:
     """Check what correct checksums do not guarantee: that the writer followed the format."""
+    for kind, names in (("image", table.images), ("class", table.classes)):
+        if not _are_distinct(names):
+            raise ValueError(f"{kind} names twice")
     start, known = table.start, table.known
     if len(start) != len(table.images) + 1 or start[0] != 0 or start[-1] != known or (start[1:] < start[:-1]).any():
         raise ValueError("start")
+    ends = np.zeros(known + 1, bool)
+    ends[start] = True
+    if known and ((table.column[1:] <= table.column[:-1]) & ~ends[1:-1]).any():
+        raise ValueError("column order")
     if len(table.column) != known or (known and not 0 <= table.column.min() <= table.column.max() < len(table.classes)):
         raise ValueError("column")
     value = table.value

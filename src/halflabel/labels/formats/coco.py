@@ -207,6 +207,8 @@ def _resolve_references(
 ) -> NDArray[np.int64]:
     """The index of the record that each annotation refers to; LabelError for a reference to nothing."""
     try:
+        if any(isinstance(item[key], (bool, float)) for item in items):  # True is 1 as a key, and 1.0 is too
+            raise TypeError
         return np.array([known_ids[item[key]] for item in items], np.int64)
     except (KeyError, TypeError):
         for number, item in enumerate(items):

@@ -144,12 +144,17 @@ class _RowCollector:
         if class_list is not None and not isinstance(class_list, list):
             raise LabelError("this is not a list", "list the names of the classes", path, column="classes")
         classes = [check_name(item, path, f"classes[{k}]") for k, item in enumerate(class_list or ())]
+        if (duplicate := first_duplicate(classes)) is not None:
+            message = f"the class {duplicate!r} is listed twice, so its number is not clear"
+            raise LabelError(message, "list every class once", path, column="classes")
         for item in classes:
             self.classes.setdefault(item, len(self.classes))
         labels, files = content.get("labels"), content.get("file_names")
         if not isinstance(labels, dict) or not labels:
             raise LabelError("there are no labels", "map each image to its targets", path, column="labels")
         files = files if isinstance(files, dict) else {}
+        if (twice := first_duplicate(str(files.get(key, key)) for key in labels)) is not None:
+            raise LabelError(f"the image {twice!r} has labels twice", "leave one of them", path, column="file_names")
         unlabelled = set()
         for key, target in labels.items():
             place = f"labels[{key!r}]"

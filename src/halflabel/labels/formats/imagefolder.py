@@ -23,6 +23,7 @@ from halflabel.labels.formats import tags
 from halflabel.labels.formats._csv import CsvTable, first_line, read_parquet
 from halflabel.labels.formats._json import JsonLines
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.formats._write import keeps_no_provenance
@@ -116,7 +117,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
         audit.note(f"columns ignored: {', '.join(policy.ignore)}")
     if lists:
         rows = _read_lists(metadata, images, lists, policy, audit)
-        if unused := [name for name in columns if name not in lists]:
+        unused = [name for name in columns if name not in lists]
+        refuse_possible_values(metadata, unused)
+        if unused:
             audit.note(f"columns not used: {', '.join(unused)}")
     else:
         rows = _read_columns(metadata, images, columns, policy, audit)

@@ -207,12 +207,12 @@ def _read_task(collector: _Collector, task: Record, number: int, policy: Policy,
     collector.counts["drafts"] += len(task["drafts"]) if isinstance(task.get("drafts"), list) else 0
     if answered:
         # The last row wins, so the latest comes last.
-        order = range(len(annotations))
+        order = list(range(len(annotations)))
         if len(annotations) > 1:
             times = [
                 _annotation_time(collector, item, f"{place}.annotations[{k}]") for k, item in enumerate(annotations)
             ]
-            order = sorted(order, key=times.__getitem__)
+            order.sort(key=times.__getitem__)
         for k in order:
             item_place = f"{place}.annotations[{k}]"
             if not isinstance(annotations[k], dict):

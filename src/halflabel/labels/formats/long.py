@@ -1,10 +1,12 @@
 """Long rows, `image,class,value,source,score`, as CSV or Parquet: halflabel's own format, and others like it.
 
-In our own files, which have all five columns, value is 1 (present), -1 (absent) or 0 (retracts an earlier label). A row
-without an image declares a class and a row without a class declares an image, so that classes and images without known
-labels keep their place in the order: declared names come first, wherever in the file they are. Names are exact.
+In our own files, which have all five columns, value is 1 (present), -1 (absent), 0 (retracts an earlier label) or
+blank. A row without an image declares a class and a row without a class declares an image, so that classes and images
+without known labels keep their place in the order: declared names come first, wherever in the file they are. Names are
+exact.
 
-In other files source and score may be missing, and blanks around a name are removed. In a file with only
+In other files source and score may be missing, and blanks around a name are removed. A row without an answer (blank,
+n/a, unknown) says nothing about its entry: it never removes the label of another row. In a file with only
 `image,class,value` and no values but 1 and -1, -1 is absent unless stated otherwise; with any other value, such as the
 0 that others write for absent, its meaning must be stated.
 """
@@ -25,8 +27,10 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, ParquetTable, csv_line, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names
+from halflabel.labels.formats.unsupported import own_output_error
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, read_value, shorten_cell
 from halflabel.labels.rows import Rows, too_many_sources
@@ -46,7 +50,7 @@ __all__ = [
     "write_blocks",
 ]
 
-USES = ("unlisted", "minus_one", "zero", "values", "image_column", "where", "encoding")
+USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 
 COLUMNS = ("image", "class", "value", "source", "score")
 
@@ -111,10 +115,18 @@ def read(path: Path, policy: Policy) -> LabelImport:
     is_own_format = set(COLUMNS) <= set(sheet.header)
     if is_own_format:  # the values of these files have fixed meanings
         policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
-    roles = _roles(sheet.header, policy.image_column)
+    if (own_output := own_output_error(sheet.header)) is not None:
+        raise LabelError(*own_output, path)
+    for name in policy.ignore:
+        sheet.column(name)  # raises if the column does not exist
+    header = [name for name in sheet.header if name not in policy.ignore]
+    roles = _roles(header, policy.image_column)
     for role in ("image", "class"):
         if role not in roles:
             sheet.column(role)  # raises, listing the existing columns
+    unused = [name for name in header if name not in roles.values() and name not in policy.where]
+    if "value" not in roles:
+        refuse_possible_values(sheet, [*unused, *([roles["score"]] if "score" in roles else [])])
     audit = Audit("long", [str(path)])
     selected = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
     cells = {role: sheet.column(name).take(pa.array(selected)) for role, name in roles.items()}
@@ -147,16 +159,24 @@ def read(path: Path, policy: Policy) -> LabelImport:
     score = _read_scores(sheet, roles.get("score"), cells.get("score"), selected)
     image, column, value, source, score = (part[is_label] for part in (image, column, value, source, score))
     rows = Rows.build(images, classes, image, column, value, source, score, sources)
+    if "value" in cells:
+        says_nothing = rows.value == 0
+        if is_own_format:
+            is_zero = pc.is_in(pc.utf8_trim_whitespace(cells["value"]), pa.array(ZERO))
+            says_nothing &= ~is_zero.to_numpy(zero_copy_only=False)[is_label]
+        rows = _without_answer_first(rows, says_nothing, audit)
     if policy.unlisted == "absent":
         rows = mark_unlisted_absent(rows, audit)
     if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries are both present and absent: the last row wins, all rows are kept")
+        audit.note(
+            f"{conflicts} entries are both present and absent: a person's row wins over a model's, else the last row "
+            "wins; all rows are kept"
+        )
     if is_own_format:
         _note_similar_names(images, "images", audit)
         _note_similar_names(classes, "classes", audit)
     if "value" not in roles:
         _note_lists(classes, audit)
-    unused = [name for name in sheet.header if name not in roles.values() and name not in policy.where]
     if unused:
         audit.note(f"columns not used: {', '.join(unused)}")
     return LabelImport(rows, audit)
@@ -240,6 +260,16 @@ def _trim_names(cells: dict[str, pa.Array], audit: Audit) -> None:
         cells[role] = trimmed
 
 
+def _without_answer_first(rows: Rows, says_nothing: NDArray[np.bool_], audit: Audit) -> Rows:
+    """The rows in an order in which those without an answer do not retract the label of another row."""
+    if not says_nothing.any():
+        return rows
+    key = rows.image.astype(np.int64) * len(rows.classes) + rows.column
+    if count := int(np.count_nonzero(np.isin(key[says_nothing], key[~says_nothing]))):
+        audit.note(f"{count} rows have no answer where another row has one: they change nothing")
+    return rows.select(np.argsort(~says_nothing, kind="stable"))
+
+
 def _note_similar_names(names: Names, several: str, audit: Audit) -> None:
     """Names in our own files are exact; note names that differ only in blanks."""
     if same := len(names) - pc.count_distinct(pc.utf8_trim_whitespace(names.array)).as_py():
@@ -315,7 +345,8 @@ def _read_values(
             fix = "use 1 (present), -1 (absent) or 0 (retracts an earlier label)" if is_own_format else undecided.fix
             raise sheet.error(undecided.message, fix, row=row, column=name) from None
         value_of[code] = LABEL_VALUES[meaning]
-        audit.add(raw, "retracted" if is_own_format and meaning == "unknown" else meaning, counts[code])
+        is_retraction = is_own_format and raw.strip() in ZERO
+        audit.add(raw or "blank", "retracted" if is_retraction else meaning, counts[code])
     return np.asarray(value_of[codes])
 
 

@@ -97,7 +97,8 @@ def _listed_pairs(parsed: coco.Parsed, key: str, path: Path) -> tuple[NDArray[np
         if not isinstance(ids, list):
             raise LabelError("this is not a list", "make it a list of category ids", path, column=place)
         for position, category_id in enumerate(ids):
-            class_index = parsed.class_by_id.get(category_id) if isinstance(category_id, (int, str)) else None
+            is_id = isinstance(category_id, (int, str)) and not isinstance(category_id, bool)
+            class_index = parsed.class_by_id.get(category_id) if is_id else None
             if class_index is None:
                 raise LabelError(
                     f"no entry of 'categories' has the id {category_id!r}",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import first_line, read_records
+from halflabel.labels.formats._csv import check_quotes, first_line, read_records
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats.long import csv_text
 from halflabel.labels.names import Names
@@ -183,6 +183,7 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
     """The needed columns of each block: names as dictionaries, Confidence as float64."""
     import pyarrow.csv as pa_csv
 
+    check_quotes(path, ",")
     header = [name.strip() for name in next(read_records(path, ","), (1, []))[1]]
     for name in REQUIRED_COLUMNS:
         if header.count(name) != 1:

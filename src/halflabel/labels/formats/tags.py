@@ -1,13 +1,16 @@
 """Tags: a CSV file with one line per image and one column of lists, such as `a.jpg,"dog, cat"`.
 
 A second column, `absent` or `negatives`, may list the absent classes. The separator is detected from the cells: a
-comma, a semicolon, a bar or a line end; hashtags (#dog #cat) and lists as Python and JSON write them (['dog', 'cat'])
-are recognized. An empty cell means that nothing is listed for the image.
+comma, a semicolon, a bar or a line end; hashtags (#dog #cat) and lists as Python, JSON and NumPy write them (['dog',
+'cat']) are recognized. An empty cell means that nothing is listed for the image; beside lists in brackets, so do nan,
+null and None.
 """
 
 from __future__ import annotations
 
+import ast
 import csv
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +23,12 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, csv_line, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import keeps_no_provenance, split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
-from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy
+from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
@@ -41,19 +45,29 @@ _SINGULAR_NAMES = ("tag", "label", "class", "category", "class_name", "label_nam
 _NAMED_SEPARATORS = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": r"\t", "#": r"[\s,;|#]+"}
 
 _HASHTAGS = r"^#[^\s#,;|]+([\s,;|]*#[^\s#,;|]+)*[\s,;|]*$"
-_BRACKETS, _AROUND_BRACKETS = r"(?s)^\[.*\]$", r"^\s*\[|\]\s*$"
-_QUOTED, _AROUND_QUOTED = r"""(?s)^\[\s*(['"].*['"])?\s*\]$""", r"""^\s*\[\s*['"]?|['"]?\s*\]\s*$"""
+_BRACKETS = r"(?s)^\[.*\]$"
+
+_AROUND_BRACKETS = r"^\s*\[|\]\s*$"
+
+# One tag of a list in brackets and quotes, as Python and JSON write it.
+_LIST_ITEM = re.compile(
+    r"""\s*(?:(?P<double>"(?:[^"\\]|\\.)*")|(?P<single>'(?:[^'\\]|\\.)*'))\s*""",
+    re.DOTALL,
+)
+
+# Cells without a list, beside lists in brackets.
+_NO_LIST = ("nan", "none", "null", "na", "n/a", "<na>")
 
 # Cells with these values belong to a column per class, not to a list.
 _VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
 
 
 class _Splitting(NamedTuple):
-    """How cells are split: the separator, its description for the audit, and what is removed around the list first."""
+    """How cells are split: the separator and its description for the audit; or each cell is a list in brackets."""
 
     separator: str  # a regular expression; "": a cell is one tag
     description: str
-    brackets: str = ""  # a regular expression
+    is_bracketed: bool = False
 
 
 def sniff(path: Path) -> bool:
@@ -132,7 +146,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
     _add_notes(audit, sheet, rows, len(selected), sum(len(keys[name]) - len(distinct[name]) for name in lists))
     rows = apply_unlisted_policy(rows, policy, audit)
     used = {image_column, *lists, *policy.ignore, *policy.where}
-    if unused := [name for name in sheet.header if name not in used]:
+    unused = [name for name in sheet.header if name not in used]
+    refuse_possible_values(sheet, unused)
+    if unused:
         audit.note(f"columns not used: {', '.join(unused)}")
     return LabelImport(rows, audit)
 
@@ -210,14 +226,24 @@ def _detect_splitting(cells: pa.Array, policy: Policy) -> _Splitting:
 
     if all_are(_HASHTAGS):
         return _Splitting(_NAMED_SEPARATORS["#"], "split at '#'")
-    if all_are(_QUOTED):
-        return _Splitting(r"""['"]\s*,\s*['"]""", "lists in brackets and quotes", _AROUND_QUOTED)
-    brackets = all_are(_BRACKETS)
-    inner = pc.replace_substring_regex(distinct, _AROUND_BRACKETS, "") if brackets else distinct
-    return _most_frequent_separator(inner, _AROUND_BRACKETS if brackets else "")
+    is_list = pc.match_substring_regex(distinct, _BRACKETS)
+    if pc.any(is_list).as_py():
+        others = distinct.filter(pc.invert(pc.or_(is_list, pc.is_in(pc.utf8_lower(distinct), pa.array(_NO_LIST)))))
+        if not len(others):
+            lists = distinct.filter(is_list)
+            if pc.any(pc.match_substring_regex(lists, "['\"]")).as_py():
+                return _Splitting("", "lists in brackets and quotes", is_bracketed=True)
+            inner = pc.replace_substring_regex(lists, _AROUND_BRACKETS, "")
+            return _most_frequent_separator(inner)._replace(is_bracketed=True)
+        examples = [shorten_cell(cells[0].as_py()) for cells in (distinct.filter(is_list), others)]
+        raise UserError(
+            f"some cells are lists in brackets, such as {examples[0]!r}, and others are not, such as {examples[1]!r}",
+            "write all of them in one way, or add --separator",
+        )
+    return _most_frequent_separator(distinct)
 
 
-def _most_frequent_separator(cells: pa.Array, brackets: str) -> _Splitting:
+def _most_frequent_separator(cells: pa.Array) -> _Splitting:
     """Split at the separator that occurs in most cells; not at all if two occur in equally many."""
     counts = {mark: pc.sum(pc.match_substring(cells, mark)).as_py() or 0 for mark in ",;|"}
     largest = max(counts.values())
@@ -225,19 +251,24 @@ def _most_frequent_separator(cells: pa.Array, brackets: str) -> _Splitting:
     if not largest:
         lines = bool(pc.any(pc.match_substring_regex(cells, r"[\r\n]")).as_py())
         description = "split at line ends" if lines else "one per cell: there is no separator"
-        return _Splitting(_NAMED_SEPARATORS["newline"] if lines else "", description, brackets)
+        return _Splitting(_NAMED_SEPARATORS["newline"] if lines else "", description)
     if len(winners) > 1:
         marks = " and ".join(map(repr, winners))
-        return _Splitting("", f"one per cell: {marks} are equally frequent; --separator chooses one", brackets)
+        return _Splitting("", f"one per cell: {marks} are equally frequent; --separator chooses one")
     others = " and ".join(repr(mark) for mark, count in counts.items() if count and mark != winners[0])
     description = f"split at {winners[0]!r}" + (f", and not at {others}" if others else "")
-    return _Splitting(re.escape(winners[0]), description, brackets)
+    return _Splitting(re.escape(winners[0]), description)
 
 
 def _split_cells(cells: pa.Array, split: _Splitting) -> tuple[pa.Array, NDArray[np.int64]]:
     """All tags of all cells, and the row of each."""
-    if split.brackets:
-        cells = pc.replace_substring_regex(cells, split.brackets, "")
+    if split.is_bracketed:
+        coded = pc.dictionary_encode(cells)
+        distinct = pa.array(
+            [_parse_list(cell, split.separator) for cell in coded.dictionary.to_pylist()], pa.list_(pa.string())
+        )
+        lists = distinct.take(coded.indices)
+        return pc.list_flatten(lists), np.asarray(pc.list_parent_indices(lists), dtype=np.int64)
     if split.separator:
         lists = pc.split_pattern_regex(cells, split.separator)
         items, row = pc.list_flatten(lists), np.asarray(pc.list_parent_indices(lists), dtype=np.int64)
@@ -246,6 +277,41 @@ def _split_cells(cells: pa.Array, split: _Splitting) -> tuple[pa.Array, NDArray[
     items = pc.utf8_trim_whitespace(items)
     is_tag = pc.not_equal(items, "")
     return items.filter(is_tag), row[is_tag.to_numpy(zero_copy_only=False)]
+
+
+def _parse_list(cell: str, separator: str) -> list[str]:
+    """The tags of a list in brackets: in quotes, with the escapes of JSON and Python, or bare with a separator.
+
+    NumPy writes no commas, and dots for what it leaves out.
+
+    >>> _parse_list("['dog' 'cat']", ""), _parse_list("[dog, cat]", ","), _parse_list("nan", ",")
+    (['dog', 'cat'], ['dog', 'cat'], [])
+    """
+    text = cell.strip()
+    if not text.startswith("["):  # blank, or a word such as nan
+        return []
+    if separator and "..." not in text:
+        return [tag.strip() for tag in re.split(separator, text[1:-1]) if tag.strip()]
+    position, tags = 1, []
+    while text[position:].strip() != "]":
+        item = _LIST_ITEM.match(text, position)
+        tag = _unquote(item) if item is not None else None
+        if item is None or tag is None or text[item.end() : item.end() + 1] not in (",", "]", '"', "'"):
+            raise UserError(f"{shorten_cell(cell)!r} is not a list of tags", "write it like ['dog', 'cat']")
+        tags.append(tag.strip())
+        position = item.end() + (text[item.end()] == ",")
+    return [tag for tag in tags if tag]
+
+
+def _unquote(item: re.Match[str]) -> str | None:
+    """The tag without its quotes; None for invalid escapes."""
+    try:
+        is_double = item["double"] is not None
+        tag = str(json.loads(item["double"], strict=False) if is_double else ast.literal_eval(item["single"]))
+        tag.encode()
+        return tag
+    except (ValueError, SyntaxError):
+        return None
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Formats of other tools that are recognized but not supported, so that one line tells the user what to do."""
+"""Files that are recognized but not read as labels, so that one line tells the user what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.formats._json import head_and_tail, starts_with
 
-__all__ = ["IMAGE_ENDINGS", "folders_with_images", "unsupported_format_error"]
+__all__ = [
+    "IMAGE_ENDINGS",
+    "PREDICTION_COLUMNS",
+    "QUESTION_COLUMNS",
+    "folders_with_images",
+    "own_output_error",
+    "unsupported_format_error",
+]
+
+PREDICTION_COLUMNS = ("image", "class", "probability", "present", "error")  # predict --format csv
+QUESTION_COLUMNS = ("image", "class", "probability", "why")  # next
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _MAX_ENTRIES = 200  # entries of a folder that are examined
@@ -24,6 +34,21 @@ def unsupported_format_error(path: Path) -> LabelError | None:
     """The error that says what a file or folder is and how to convert it; None if it is not recognized."""
     message_and_fix = _recognize_folder(path) if path.is_dir() else _recognize_file(path)
     return message_and_fix and LabelError(*message_and_fix, path)
+
+
+def own_output_error(header: list[str]) -> tuple[str, str] | None:
+    """The message and fix for a table that halflabel wrote and that does not hold labels; None for other tables."""
+    if set(PREDICTION_COLUMNS[:4]) <= set(header):
+        return "these are predictions of a model, not labels", (
+            "add labels with `halflabel fill`, which marks them as made by a model; or answer questions with "
+            "`halflabel review`"
+        )
+    if set(QUESTION_COLUMNS) <= set(header):
+        return (
+            "these are questions of `halflabel next`, not labels",
+            "answer them: halflabel review RUN --questions FILE",
+        )
+    return None
 
 
 def _recognize_file(path: Path) -> tuple[str, str] | None:
