@@ -265,8 +265,6 @@ def test_options_that_do_not_fit_are_refused():
             recipe("plcl").make(**options)
     with pytest.raises(UserError, match="k_plus"):
         recipe("plcl").make(k_plus=0.0).head(4, 5)
-    with pytest.raises(UserError, match="gnn=False"):
-        recipe("plcl").make().head(4, 5000)
 
 
 @pytest.mark.parametrize("shape", checks.SHAPES)

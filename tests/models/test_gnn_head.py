@@ -11,7 +11,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.methods.base import seeded
 from halflabel.models import gnn_head as graph
-from halflabel.models.gnn_head import MAX_CLASSES, GnnHead
+from halflabel.models.gnn_head import EXACT_CLASSES, GnnHead
 from halflabel.models.heads import Ensemble, Linear, Weldon
 
 _spec = importlib.util.spec_from_file_location("reference_graph", Path(__file__).parents[1] / "reference" / "graph.py")
@@ -20,7 +20,7 @@ _spec.loader.exec_module(slow)
 
 
 def make(classes, steps=3, channels=4):
-    return seeded(classes, lambda: GnnHead(Linear(channels, classes), classes, steps)).double()
+    return seeded(classes, lambda: GnnHead(Linear(channels, classes), classes, steps, node_size=0)).double()
 
 
 def expected(head, x):
@@ -45,6 +45,26 @@ def test_is_the_slow_loop(images, classes, steps):
         strict=True,
     ):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_many_classes_use_the_paper_s_network_in_other_coordinates(steps):
+    """With d = C and an orthonormal basis of unit vectors, the reduced form equals the paper's."""
+    exact, x = make(5, steps), logits(3, 5)
+    reduced = make(5, steps)
+    reduced.is_exact, reduced.directions = False, torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(reduced.propagate(x), exact.propagate(x), rtol=1e-12, atol=1e-12)
+
+
+def test_many_classes_start_from_the_scores_of_the_inner_head():
+    classes = EXACT_CLASSES + 200
+    head = seeded(0, lambda: GnnHead(Linear(4, classes), classes)).double()
+    x = logits(16, classes)
+    assert head.update.hidden_size == 32
+    with torch.no_grad():
+        y = head.propagate(x)
+    assert torch.corrcoef(torch.stack([x.flatten(), y.flatten()]))[0, 1] > 0.98
+    assert (y[:, :150] - head.propagate(torch.cat([x[:, :150], -x[:, 150:]], 1))[:, :150]).abs().max() > 1e-6
 
 
 def test_gradcheck():
@@ -159,7 +179,5 @@ def test_is_finite_in_half_precision(dtype):
 
 
 def test_refusals_say_what_to_do():
-    with pytest.raises(UserError, match=r"2401 classes.*gnn=False"):
-        GnnHead(Linear(1, 1), MAX_CLASSES + 1)
     with pytest.raises(UserError, match="at least one step"):
         GnnHead(Linear(1, 2), 2, steps=0)

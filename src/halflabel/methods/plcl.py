@@ -30,6 +30,7 @@ def plcl(
     k_minus: float = 0.1,
     gnn: bool = True,
     steps: int = 3,
+    node_size: int = 32,
     g_value: float = 5.0,
     g_share: float = 0.1,
     gamma: float = 1.0,
@@ -39,8 +40,7 @@ def plcl(
     """Partial-BCE, a graph network in which classes inform each other, and easy unknown entries become labels.
 
     Use it for partly known ± labels if training may take longer: it needs features with places (maps) unless pooling is
-    mean, stores a quarter of a byte per training image and class, and the graph network's time grows with C³ (at most
-    2,400 classes).
+    mean, and stores a quarter of a byte per training image and class.
 
         A = 1×1 convolution of the features;  x_c = ½ (mean of the highest k⁺ of A_c + mean of the lowest k⁻)
         h_v⁰ = x_v e_v;  T times: h_v ← GRU(h_v, mean over u ≠ v of ReLU(FC(h_u)));  y_v = (h_v⁰ + h_v^T)_v
@@ -61,8 +61,9 @@ def plcl(
     strategy a then. block: images per block of b, the paper's mini-batch. ensemble: for d, which the paper does not
     describe: so many heads on the same features with different initial weights and losses, whose mean is the model.
     pooling: weldon, or mean (a linear head); k_plus, k_minus (k⁺, k⁻): below 1 a share of the cells, else a number.
-    gnn: use the graph network; steps (T). The paper does not say how the vector h_v⁰ + h_v^T becomes a score. g_value,
-    g_share, gamma, alpha, beta: as in `partial-bce`.
+    gnn: use the graph network; steps (T). node_size: numbers in h_v beyond 40 classes, where e_v is then a random unit
+    vector; 0 = C always, as in the paper, whose time grows with C³. The paper does not say how the vector h_v⁰ + h_v^T
+    becomes a score. g_value, g_share, gamma, alpha, beta: as in `partial-bce`.
 
     The paper's ablation (COCO, 10 % known, ResNet-101, mAP): BCE 72.15 (strategy=none gnn=false g_value=1 dropout=0),
     partial-BCE 75.31 (strategy=none gnn=false dropout=0), with the graph 75.82 (strategy=none dropout=0), with
@@ -82,6 +83,7 @@ def plcl(
     above(0, k_plus=k_plus)
     at_least(0, k_minus=k_minus)
     between(1, MAX_SIZE, steps=steps, passes=passes, ensemble=ensemble)
+    between(0, MAX_SIZE, node_size=node_size)
 
     def make_member(channels: int, classes: int) -> Head:
         head: Head
@@ -89,7 +91,7 @@ def plcl(
             head = Weldon(channels, classes, k_plus, k_minus, dropout)
         else:
             head = Linear(channels, classes, dropout)
-        return GnnHead(head, classes, steps) if gnn else head
+        return GnnHead(head, classes, steps, node_size) if gnn else head
 
     def make_head(channels: int, classes: int) -> Head:
         return Ensemble([make_member(channels, classes) for _ in range(ensemble)])

@@ -110,16 +110,23 @@ class Regional(RecurrentHead):
 
     def _follow(self, region: Tensor) -> Tensor:
         """The best margin of each label along each region's own path: (R, d) -> (R, C)."""
-        count = len(region)
-        out, memory = self.lstm(self._start(1))
-        memory = tuple(part.expand(-1, count, -1).contiguous() for part in memory)
-        best = margins = self._margins(region, out[0])
+        out, memory = self.lstm(self._start(1))  # of each different path; at first all regions have the empty one
+        path = torch.zeros(len(region), dtype=torch.int64, device=region.device)  # the number of each region's path
+        best = margins = self._margins(region, out[:, 0][path])
         closed = torch.zeros_like(margins, dtype=torch.bool)  # named, or after the end
         for _ in range(1, self.length):
             top, label = margins.detach().masked_fill(closed, -torch.inf).max(1, keepdim=True)
             closed = closed.scatter(1, label, True) | (top <= 0)
-            out, memory = self.lstm(self.labels[label], memory)
-            margins = self._margins(region, out[:, 0])
+            longer = path * self.classes + label.squeeze(1)
+            if torch.compiler.is_exporting():  # the number of different paths would be unknown
+                path = torch.arange(len(region), device=region.device)
+            else:  # the LSTM reads labels only, so regions with the same labels share its state
+                longer, path = longer.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            parent = longer // self.classes
+            out, memory = self.lstm(
+                self.labels[longer % self.classes][:, None], tuple(part[:, parent] for part in memory)
+            )
+            margins = self._margins(region, out[:, 0][path])
             best = torch.maximum(best, margins.masked_fill(closed, -torch.inf))
         return best
 

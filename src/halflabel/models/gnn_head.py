@@ -4,53 +4,58 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, normalize
 
 from halflabel.errors import UserError
 from halflabel.models.heads import Head
 from halflabel.system.gpu_memory import recompute
 from halflabel.types import Output
 
-__all__ = ["MAX_CLASSES", "GnnHead"]
+__all__ = ["EXACT_CLASSES", "GnnHead"]
 
-MAX_CLASSES = 2400  # with more, training would take more than 1 GB for a single image
-_MAX_STATES = 1 << 23  # B·C² node states; a larger batch is computed in parts
+EXACT_CLASSES = 40  # with more, a node state has `node_size` numbers instead of C
+_MAX_STATES = 1 << 23  # B·C·d numbers of node states; a larger batch is computed in parts
 
 
 class GnnHead(Head):
     """Graph neural network on the logits of another head. Durand 2019, section 3.2 and algorithm 2.
 
-        h_v⁰ = x_v e_v ∈ R^C                                                      (eq. 12)
+        h_v⁰ = x_v e_v ∈ R^d                                                      (eq. 12)
         m_v = 1/(C − 1) Σ_{u ≠ v} ReLU(M h_u + b)                                 (eq. 13)
         h_v ← GRU(h_v, m_v), T times                                              (eq. 14)
-        y_v = the v-th component of h_v⁰ + h_v^T                                  (eq. 15)
+        y_v = e_v · (h_v⁰ + h_v^T)                                                (eq. 15)
 
-    One node per class, all connected; M, b and the GRU are shared by nodes and steps. Eq. 15 leaves a vector of C
-    numbers per class, and the text does not say how they become a score: this takes the component that held the score
-    in h_v⁰. With torch's initial weights y is close to (1 + 2^−T) x: training starts from the logits of the inner head.
+    One node per class, all connected; M, b and the GRU are shared by nodes and steps. In the paper d = C and e_v is the
+    v-th unit vector: so here up to 40 classes, and with `node_size` 0. With more classes the C³ of its time is out of
+    reach (a minute per step at 1,000 classes); then d is `node_size`, and e_v a fixed random unit vector. Eq. 15 leaves
+    a vector per class, and the text does not say how it becomes a score: this takes the component along e_v, which held
+    the score in h_v⁰. With torch's initial weights y is close to (1 + 2^−T) x: training starts from the logits of the
+    inner head.
 
     (B, D) or (B, D, h, w) -> logits (B, C). Maps and `class_maps` are those of the inner head: they show x, not y.
     For an ensemble, put several of these into `Ensemble`, not an `Ensemble` into this.
 
-    Memory: 28·C² bytes of weights; in training 36·T·C² bytes per image, and at the peak half as much again: with T = 3
-    about 165·C², 1 MB per image for C = 80, 60 MB for C = 600. A batch of more than 2^23 states (B·C²) is computed in
-    parts, which the backward pass computes again, so that it takes at most 1.4 GB. Time: 7·T·C³ multiplications
-    per image.
+    Memory: 28·d² bytes of weights; in training at most 36·T·C·d bytes per image, and at the peak half as much again. A
+    batch of more than 2^23 numbers of states is computed in parts, which the backward pass computes again. Time:
+    (7·T − 4)·C·d² multiplications per image, 6·C³ less where d = C: there the last step computes only what is read.
     """
 
-    def __init__(self, inner: Head, classes: int, steps: int = 3) -> None:
+    directions: Tensor  # (C, d): e_v; (0, 0) where they are the unit vectors of R^C
+
+    def __init__(self, inner: Head, classes: int, steps: int = 3, node_size: int = 32) -> None:
         super().__init__()
-        if classes > MAX_CLASSES:
-            raise UserError(
-                f"a graph over {classes} classes has {classes}² states per image; the maximum is {MAX_CLASSES} classes",
-                "switch the graph off (--gnn false), or train on fewer classes",
-            )
         if steps < 1:
             raise UserError(f"a graph needs at least one step, not {steps}", "use 1 or more, or --gnn false")
         self.inner = inner
         self.needs_maps = inner.needs_maps
         self.steps = steps
-        self.message = nn.Linear(classes, classes)
-        self.update = nn.GRUCell(classes, classes)
+        self.is_exact = classes <= EXACT_CLASSES or not node_size
+        size = classes if self.is_exact else node_size
+        self.message = nn.Linear(size, size)
+        self.update = nn.GRUCell(size, size)
+        random = torch.randn(classes, size, generator=torch.Generator().manual_seed(0))
+        directions = torch.zeros(0, 0) if self.is_exact else normalize(random, dim=1)
+        self.register_buffer("directions", directions, persistent=False)
 
     def forward(self, features: Tensor) -> Output:
         output: Output = self.inner(features)
@@ -61,19 +66,56 @@ class GnnHead(Head):
 
     def propagate(self, logits: Tensor) -> Tensor:
         """(B, C) -> (B, C), in parts if the whole batch would take too much memory."""
-        part_size = max(_MAX_STATES // logits.shape[1] ** 2, 1)
+        part_size = max(_MAX_STATES // (logits.shape[1] * self.update.hidden_size), 1)
         if torch.compiler.is_exporting() or len(logits) <= part_size:
             return self._propagate(logits)
         parts = (logits[first : first + part_size] for first in range(0, len(logits), part_size))
         return torch.cat([recompute(self._propagate, part) for part in parts])
 
     def _propagate(self, logits: Tensor) -> Tensor:
-        classes = logits.shape[1]
-        others = max(classes - 1, 1)  # a single class receives the message 0
-        states = torch.diag_embed(logits)  # (B, C, C): node v's state is row v
-        for _ in range(self.steps):
-            messages = torch.relu(self.message(states))
-            # The sum over all minus the own message, by the mean: the sum could overflow in half precision.
-            received = messages.mean(1, keepdim=True) * (classes / others) - messages / others
-            states = self.update(received.flatten(0, 1), states.flatten(0, 1)).unflatten(0, logits.shape)
-        return logits + states.diagonal(dim1=1, dim2=2)
+        update, scores = self.update, logits[:, :, None]
+        states = torch.diag_embed(logits) if self.is_exact else scores * self.directions  # (B, C, d)
+        for step in range(self.steps):
+            if step == 0:  # every state is a multiple of e_v, so products with it need no matrix product per image
+                sent = scores * self._along(self.message.weight) + self.message.bias
+                from_state = scores * self._along(update.weight_hh) + update.bias_hh
+            else:
+                sent = self.message(states)
+            received = _mean_of_others(torch.relu(sent))
+            if self.is_exact and step == self.steps - 1:
+                return logits + self._own_component(states, received)
+            if step:
+                from_state = linear(states, update.weight_hh, update.bias_hh)
+            states = _gated(states, linear(received, update.weight_ih, update.bias_ih), from_state)
+        return logits + (states * self.directions).sum(2)
+
+    def _along(self, weight: Tensor) -> Tensor:
+        """The products of a weight (n, d) with all e_v: (C, n)."""
+        return weight.T if self.is_exact else self.directions @ weight.T
+
+    def _own_component(self, states: Tensor, received: Tensor) -> Tensor:
+        """Return component v of the next state of each node v, (B, C), without computing the others."""
+
+        def gates(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            rows = weight.view(3, *inputs.shape[1:])  # rows[g, v]: the weights of gate g for component v
+            return torch.einsum("bvc,gvc->bvg", inputs, rows) + bias.view(3, -1).T
+
+        update, own = self.update, states.diagonal(dim1=1, dim2=2)[:, :, None]
+        from_message = gates(received, update.weight_ih, update.bias_ih)
+        return _gated(own, from_message, gates(states, update.weight_hh, update.bias_hh)).squeeze(2)
+
+
+def _mean_of_others(messages: Tensor) -> Tensor:
+    """The mean over the other nodes: (B, C, d) -> (B, C, d); a single node receives 0."""
+    classes = messages.shape[1]
+    others = max(classes - 1, 1)
+    # The sum over all minus the own message, by the mean: the sum could overflow in half precision.
+    return torch.sub(messages.mean(1, keepdim=True) * (classes / others), messages, alpha=1 / others)
+
+
+def _gated(states: Tensor, from_message: Tensor, from_state: Tensor) -> Tensor:
+    """One GRU update with torch's order of gates: states (…, d), the others (…, 3·d) -> (…, d)."""
+    message_parts, state_parts = from_message.chunk(3, -1), from_state.chunk(3, -1)
+    reset, keep = (torch.sigmoid(message_parts[gate] + state_parts[gate]) for gate in (0, 1))
+    candidate = torch.tanh(message_parts[2] + reset * state_parts[2])
+    return torch.lerp(candidate, states, keep)

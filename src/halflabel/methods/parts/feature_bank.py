@@ -26,6 +26,7 @@ class FeatureBank(nn.Module):
     features: Tensor  # (C, M, W)
     kind: Tensor  # (C, M) int8
     seen: Tensor  # (C,) int64, how many images have shown the label so far
+    unit_sum: Tensor  # (C, W) float64, the sum of the stored features, each of length 1
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -36,6 +37,7 @@ class FeatureBank(nn.Module):
         self.register_buffer("features", torch.zeros(classes, self.size, width))
         self.register_buffer("kind", torch.zeros(classes, self.size, dtype=torch.int8))
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.int64))
+        self.register_buffer("unit_sum", torch.zeros(classes, width, dtype=torch.float64))
 
     @property
     def filled(self) -> Tensor:
@@ -50,7 +52,9 @@ class FeatureBank(nn.Module):
         count = present.sum(0)
         image, label = (present & (rank >= count - self.size)).nonzero(as_tuple=True)
         slot = (self.seen[label] + rank[image, label]) % self.size
-        self.features[label, slot] = features[image, label].to(self.features.dtype)
+        stored = features[image, label].to(self.features.dtype)
+        self.unit_sum.index_add_(0, label, (_units(stored) - _units(self.features[label, slot])).double())
+        self.features[label, slot] = stored
         if kind is not None:
             self.kind[label, slot] = kind[image, label].to(torch.int8)
         self.seen += count
@@ -58,14 +62,18 @@ class FeatureBank(nn.Module):
     @torch.no_grad()
     def similarity(self, features: Tensor) -> Tensor:
         """(B, C) mean cosine between f_c and the stored features of label c; 0 if there are none."""
-        return _mean_cosine(features, self.features, self.filled)
+        return _mean_cosine(features, self.unit_sum, self.seen.clamp(max=self.size))
 
 
-def _mean_cosine(features: Tensor, examples: Tensor, filled: Tensor) -> Tensor:
-    # The mean of the cosines is the product with the mean of the unit vectors, without a (B, C, M, W) tensor.
-    unit = normalize(examples, dim=2, eps=SMALLEST_NORM) * filled[:, :, None]
-    mean = unit.sum(1) / filled.sum(1).clamp(min=1)[:, None]
-    return (normalize(at_least_float32(features), dim=2, eps=SMALLEST_NORM) * mean).sum(2)
+def _units(vectors: Tensor) -> Tensor:
+    return normalize(at_least_float32(vectors), dim=-1, eps=SMALLEST_NORM)
+
+
+def _mean_cosine(features: Tensor, unit_sum: Tensor, count: Tensor) -> Tensor:
+    """The mean of the cosines is the product with the mean of `count` unit vectors: (B, C, W), (C, W), (C,)."""
+    mean = unit_sum / count.clamp(min=1)[:, None]
+    units = _units(features)
+    return (units * mean.to(units.dtype)).sum(2)
 
 
 def cluster_centres(points: Tensor, filled: Tensor, k: int) -> Tensor:
@@ -145,7 +153,7 @@ class Prototypes(nn.Module):
 
     def similarity(self, features: Tensor) -> Tensor:
         """(B, C) mean cosine between f_c and the prototypes of label c; 0 if there are none."""
-        return _mean_cosine(features, self.centres, self.exists[:, None].expand(-1, self.count))
+        return _mean_cosine(features, _units(self.centres).sum(1), self.count * self.exists)
 
 
 def check_bytes(numbers: int, what: str) -> None:

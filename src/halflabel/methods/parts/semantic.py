@@ -87,6 +87,8 @@ class SemanticAttention(nn.Module):
         nn.init.zeros_(self.weight.weight)  # at the start every label attends equally to all places
 
     def forward(self, places: Tensor, vectors: Tensor) -> Tensor:
+        if places.shape[1] == 1:  # pooled features: the softmax over one place is 1
+            return places.new_ones(len(places), len(vectors), 1)
         place, label = self.of_place(places), self.of_label(vectors.to(places.dtype))
         size = max(_CHUNK_NUMBERS // max(place.numel(), 1), 1)
         if torch.compiler.is_exporting() or len(label) <= size:
@@ -232,14 +234,19 @@ class GraphClassifier(LabelAwareHead):
 
     def classifiers(self) -> Tensor:
         """Return the classifier weights, (C, D)."""
-        hidden = leaky_relu(self.graph @ self.first(self.vectors), 0.2)
-        weights: Tensor = self.graph @ self.second(hidden)
+        weights: Tensor = self.second(self._mixed_hidden())
         return weights
+
+    def _mixed_hidden(self) -> Tensor:
+        """Return Â H, (C, hidden): W = (Â H) W₁ needs fewer multiplications than Â (H W₁)."""
+        return self.graph @ leaky_relu(self.first(self.graph @ self.vectors), 0.2)
 
     def forward(self, features: Tensor) -> Output:
         use_max = features.ndim == 4 and self.pooling == "max"
         pooled = features.amax(dim=(2, 3)) if use_max else pool(features)
-        return Output(pooled @ self.classifiers().to(pooled.dtype).T, pool(features))
+        # x = (pooled W₁ᵀ) (Â H)ᵀ: a batch has fewer images than there are features, so W itself is not computed.
+        hidden = pooled @ self.second.weight.to(pooled.dtype)
+        return Output(hidden @ self._mixed_hidden().to(pooled.dtype).T, pool(features))
 
     def class_maps(self, maps: Tensor) -> Tensor:
         return torch.einsum("cd,bdhw->bchw", self.classifiers().to(maps.dtype), maps)

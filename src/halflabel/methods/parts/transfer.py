@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, softplus
+from torch.nn.functional import embedding, normalize, softplus
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
@@ -37,7 +37,7 @@ __all__ = [
     "with_pseudo_positives",
 ]
 
-_CHUNK_NUMBERS = 1 << 24  # numbers above which pairs of classes are processed in chunks
+_CHUNK_NUMBERS = 1 << 24  # numbers above which pairs of labels are processed in chunks
 _SHARPNESS = 10.0  # slope of the soft threshold that is learned
 
 
@@ -93,18 +93,17 @@ class SemanticTransfer(SemanticMethod):
         output: Output = model(batch.views[0])
         features, labels = label_features(output), batch.labels
         known: Targets = self.relabel(batch, output.logits.detach(), epoch)
-        pairs = self.within(features)
         loss = self.reduce(self.loss(output.logits, known), known)
-        loss = loss + self.pair_weight * self.within.pair_loss(pairs, labels)
+        loss = loss + self.pair_weight * self.within.pair_loss(features, labels)
         loss = loss + self.contrast_weight * contrastive_loss(features, labels)
         if epoch > self.warm:
-            loss = loss + self._transfer_loss(output, features, pairs.detach(), labels, epoch)
+            loss = loss + self._transfer_loss(output, features, labels, epoch)
         bank = self.bank if self.prototypes is None else self.prototypes.bank
         assert bank is not None
         bank.remember(features, labels)
         return loss
 
-    def _transfer_loss(self, output: Output, features: Tensor, pairs: Tensor, labels: Tensor, epoch: int) -> Tensor:
+    def _transfer_loss(self, output: Output, features: Tensor, labels: Tensor, epoch: int) -> Tensor:
         """Return the loss of the pseudo-labels, and of learned thresholds and prototypes."""
         loss = features.new_zeros(())
         if self.prototypes is not None:
@@ -116,7 +115,7 @@ class SemanticTransfer(SemanticMethod):
         else:
             assert self.bank is not None
             across, has_examples = self.bank.similarity(features), (self.bank.seen > 0).expand(labels.shape)
-        within, has_present = self.within.scores(pairs, labels)
+        within, has_present = self.within.scores(features, labels)
         if self.learned:
             self.theta.data.clamp_(0, 1)
         falling = falling_threshold(epoch, self.warm, self.first, self.fall, self.floor)
@@ -236,16 +235,16 @@ class WarmUp(Ignore):
 
 
 class Cooccurrence(nn.Module):
-    """Predict which two labels are present together in an image: (B, C, W) features -> (B, C(C−1)/2) logits.
+    """Predict which two labels are present together in an image, from the (B, C, W) features of its labels.
 
         p_cc' = σ(u_cc' · ReLU(Q f_c + R f_c') + b_cc'),   c < c'                      (Chen 2022, SST, IST module)
 
-    The paper's linear layer before u_cc' is part of u here: the same functions. Memory: 4·k·C²/2 bytes of weights, k
-    the rank; in training B·k·C²/2 numbers, above 2^24 in chunks that the backward pass recomputes.
+    The paper's linear layer before u_cc' is part of u here: the same functions. Only pairs that the loss or the scores
+    use are computed. Memory: 4·k·C²/2 bytes of weights, k the rank; in training 3·k numbers per pair of known labels,
+    above 2^24 in chunks that the backward pass recomputes.
     """
 
-    pairs: Tensor  # (2, P) int64: c and c'
-    weight: nn.Parameter  # (P, k)
+    weight: nn.Parameter  # (P, k): the pairs (0, 1), (0, 2), …, (C − 2, C − 1)
     bias: nn.Parameter  # (P,)
 
     def __init__(self, width: int, rank: int) -> None:
@@ -256,51 +255,50 @@ class Cooccurrence(nn.Module):
         self.loss = ASL(gamma_neg=2.0, gamma_pos=1.0)
 
     def start(self, classes: int) -> None:
-        pairs = torch.triu_indices(classes, classes, 1)
-        check_bytes(pairs.shape[1] * self.rank, f"a co-occurrence network of {classes} classes")
-        self.register_buffer("pairs", pairs, persistent=False)
+        pairs = classes * (classes - 1) // 2
+        check_bytes(pairs * self.rank, f"a co-occurrence network of {classes} classes")
         bound = self.rank**-0.5
-        random = torch.rand(pairs.shape[1], self.rank, generator=torch.Generator().manual_seed(0))
+        random = torch.rand(pairs, self.rank, generator=torch.Generator().manual_seed(0))
         self.weight = nn.Parameter((2 * random - 1) * bound)
-        self.bias = nn.Parameter(torch.zeros(pairs.shape[1]))
+        self.bias = nn.Parameter(torch.zeros(pairs))
 
-    def forward(self, features: Tensor) -> Tensor:
-        first, second = self.first(features), self.second(features)
-        count = self.pairs.shape[1]
-        size = max(_CHUNK_NUMBERS // max(len(features) * self.rank, 1), 1)
-        if count <= size:
-            return self._score(first, second, self.pairs, self.weight, self.bias)
-        chunks = (slice(start, start + size) for start in range(0, count, size))
-        logits = [
-            recompute(self._score, first, second, self.pairs[:, chunk], self.weight[chunk], self.bias[chunk])
-            for chunk in chunks
-        ]
-        return torch.cat(logits, 1)
+    def forward(self, features: Tensor, image: Tensor, label: Tensor, other: Tensor) -> Tensor:
+        """Return the logits of n pairs label < other, given as (n,) numbers each: (n,)."""
+        classes = features.shape[1]
+        first, second = self.first(features).flatten(0, 1), self.second(features).flatten(0, 1)
+        pair = label * (2 * classes - label - 1) // 2 + other - label - 1
+        rows = torch.stack([image * classes + label, image * classes + other, pair])
+        size = max(_CHUNK_NUMBERS // self.rank, 1)
+        if rows.shape[1] <= size:
+            return self._score(first, second, rows)
+        chunks = (rows[:, start : start + size] for start in range(0, rows.shape[1], size))
+        return torch.cat([recompute(self._score, first, second, chunk) for chunk in chunks])
 
-    @staticmethod
-    def _score(first: Tensor, second: Tensor, pairs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        hidden = torch.relu(first[:, pairs[0]] + second[:, pairs[1]])
-        return (hidden * weight).sum(2) + bias
+    def _score(self, first: Tensor, second: Tensor, rows: Tensor) -> Tensor:
+        # `embedding` selects rows; unlike indexing, its gradient is quick on a CPU.
+        hidden = torch.relu(embedding(rows[0], first) + embedding(rows[1], second))
+        return (hidden * embedding(rows[2], self.weight)).sum(1) + self.bias[rows[2]]
 
-    def pair_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def pair_loss(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return the asymmetric loss (γ⁺ = 1, γ⁻ = 2) of pairs of known labels, divided by all pairs; a scalar.
 
         The released code takes every pair that is not known to be present as absent and divides by all pairs too, so a
         known pair has the same weight here.
         """
-        first, second = labels[:, self.pairs[0]], labels[:, self.pairs[1]]
-        known, both = (first != 0) & (second != 0), (first > 0) & (second > 0)
-        present, absent = self.loss.pair(at_least_float32(logits))
-        return (torch.where(both, present, absent) * known).sum() / max(known.numel(), 1)
+        known = labels != 0
+        image, label, other = (known[:, :, None] & known[:, None]).triu(1).nonzero(as_tuple=True)
+        present, absent = self.loss.pair(at_least_float32(self(features, image, label, other)))
+        are_present = (labels[image, label] > 0) & (labels[image, other] > 0)
+        return torch.where(are_present, present, absent).sum() / max(len(labels) * len(self.bias), 1)
 
     @torch.no_grad()
-    def scores(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def scores(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean of p_cc' over other known present labels c' (0 without any), and where there are any."""
-        classes = labels.shape[1]
-        probability = at_least_float32(logits).new_zeros(len(labels), classes, classes)
-        probability[:, self.pairs[0], self.pairs[1]] = torch.sigmoid(at_least_float32(logits))
-        probability = probability + probability.transpose(1, 2)
-        present = (labels > 0).to(probability.dtype)
-        others = present.sum(1, keepdim=True) - present
-        total = (probability @ present[:, :, None]).squeeze(2)
+        present = labels > 0
+        is_other = ~torch.eye(labels.shape[1], dtype=torch.bool, device=labels.device)
+        image, label, other = (present[:, None] & is_other).nonzero(as_tuple=True)
+        logits = self(features, image, torch.minimum(label, other), torch.maximum(label, other))
+        probability = torch.sigmoid(at_least_float32(logits))
+        total = probability.new_zeros(labels.shape).index_put((image, label), probability, accumulate=True)
+        others = present.sum(1, keepdim=True) - present.to(torch.int64)
         return total / others.clamp(min=1), others > 0

@@ -193,8 +193,9 @@ _TRAINING = PaperTraining(
 )
 _RELABEL = {"relabel_at": "10,15"}
 _NO_GNN = {"gnn": False}
-_NO_DROPOUT = {"dropout": 0.0}  # only strategy [e] uses dropout
-_DROPOUT = {"dropout": 0.2, "passes": 50}  # "the setting used in the original paper", Kendall and Gal 2017
+# Only strategy [e] uses dropout: "the setting used in the original paper", Kendall and Gal 2017.
+_NO_DROPOUT = {"dropout": 0.0, "node_size": 0}
+_DROPOUT = {"dropout": 0.2, "passes": 50, "node_size": 0}
 _NO_RELABELLING = {"strategy": "none", **_NO_DROPOUT}
 _BCE = _NO_RELABELLING | _NO_GNN | {"g_value": 1.0}  # turns partial-BCE into plain BCE over all classes
 _DROPOUT_NOTE = (
