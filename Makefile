@@ -4,7 +4,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := src tests benchmarks examples docs/hooks
 
-.PHONY: help demo test test-all check docs format clean
+# pytest: two processes take whole files, in alphabetical order; the last files, doctests, are small, so that both end
+# at the same time.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help demo test test-all check fast-tests all-tests docs format clean
 
 help:
 	@echo "make demo    set up .venv and show the whole job on photos of birds"
@@ -37,13 +41,20 @@ check: $(READY)
 	@echo "==> import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-test: check
-	@echo "==> pytest"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+# The checks use one core for a minute: they run beside the tests.
+test: $(READY)
+	@$(MAKE) --no-print-directory -j 2 check fast-tests
 
-test-all: check
+test-all: $(READY)
+	@$(MAKE) --no-print-directory -j 2 check all-tests
+
+fast-tests: $(READY)
+	@echo "==> pytest"
+	@$(PYTEST) -m "not slow"
+
+all-tests: $(READY)
 	@echo "==> pytest, slow tests too"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(PYTEST)
 
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -161,6 +161,12 @@ def test_every_command_ends_with_the_next_one(data: Path, trained: Path, tmp_pat
     assert next_commands(done("evaluate", trained, test / "test.csv", test / "images"))[0].startswith(
         f"halflabel report {trained} --images {test / 'images'}"
     )
+    photo = next((data / "images").iterdir())
+    assert next_commands(done("predict", trained, photo)) == [
+        f"halflabel predict {trained} PHOTOS --format csv   a whole folder, for a spreadsheet"
+    ]
+    assert not next_commands(done("predict", trained, photo, "--format", "csv"))
+    assert next_commands(done("cache", trained))[0].startswith(f"halflabel cache {trained} --remove ")
     assert next_commands(done("methods"))
     assert next_commands(done("methods", "em")) == ["halflabel train LABELS PHOTOS --method em"]
     assert next_commands(done("report", trained, "--out", tmp_path / "page.html"))

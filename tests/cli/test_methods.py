@@ -15,10 +15,10 @@ def test_methods_are_listed_and_unknown_names_are_refused(tmp_path: Path) -> Non
     assert "no method is called 'nope'" in refused(*words)
 
 
-def test_the_page_of_a_method_is_set_to_the_width_of_the_screen() -> None:
-    said = done("methods", "bn-bce")
-    assert "With all\nlabels known" not in said
-    assert "    L = Σ_known BCE / number of known entries in the batch\n" in said
+def test_the_page_of_a_method_is_wrapped_at_the_width_of_the_screen() -> None:
+    page = done("methods", "bn-bce")
+    assert "With all\nlabels known" not in page
+    assert "    L = Σ_known BCE / number of known entries in the batch\n" in page
     assert '--relabel-at ""' in done("methods", "curriculum")
 
 
@@ -30,6 +30,9 @@ def test_methods_lists_all_and_shows_one() -> None:
     few = done("methods", "--regime", "single-positive")
     assert "an" in few
     assert "logistic" not in few
+    assert few.index("n-ls") < few.index("an-ls")  # recommended ones come first
+    assert "asl  " in text.partition("learn from any labels")[0]
+    assert "softmax" in text.partition("exactly one present class")[2]
     page = done("methods", "em")
     assert " ".join(recipe("em").page.split()) in " ".join(page.split())
     assert "--alpha 0.2" in page

@@ -266,7 +266,8 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(data:
 
 def test_auto_says_what_it_picks_and_why_and_the_run_records_it(tmp_path: Path, data: Path) -> None:
     said = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY).stdout
-    assert "Method: asl (" in said
+    assert "Full labels: every class is known" in said
+    assert "Method: asl, " in said
     config = RunFolder.open(tmp_path / "run").read_config()
     assert config["method"] == "asl"
     asked = ["--tune", "all", "--epochs", "2"]

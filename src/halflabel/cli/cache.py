@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console
+from halflabel.cli.terminal import console, show_next
 from halflabel.system.format import counted
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ def cache(
     total = f"{counted(len(selected), 'cache')}, {_format_bytes(sum(info.bytes for info in selected))}"
     if remove is None:
         older = len(select_caches(caches, "older"))
-        hint = f"; {older} older than another of the same images:  --remove older" if older else ""
-        console.print(f"\n{total}{hint}", soft_wrap=True)
+        console.print(f"\n{total}" + (f"; {older} older than another of the same images" if older else ""))
+        which = "older" if older else "all"
+        show_next("halflabel", "cache", folder, "--remove", which, why="frees disk space; computed again when needed")
         return
     if not yes and not typer.confirm(f"Remove {total}?"):
         console.print("Nothing was removed")
@@ -64,6 +65,8 @@ def cache(
     for info in selected:
         remove_cache(info)
     console.print(f"Removed {total}")
+    if len(selected) < len(caches):
+        show_next("halflabel", "cache", folder, why="what is left")
 
 
 def _print_cache(info: CacheInfo) -> None:

@@ -113,8 +113,8 @@ def _train(data: DemoData) -> tuple[TrainedRun, TestBench]:
     )
     runs = data.folder / "runs"
     _command("train", data.labels, data.photos, "--out", runs / "first")
-    with Bar("photos") as bar:
-        run = train_run(data.labels, data.photos, runs / "first", force=True, reporter=Reporter(bar))
+    with Bar("photos") as bar, Bar("fits", "fits") as fits:
+        run = train_run(data.labels, data.photos, runs / "first", force=True, reporter=Reporter(bar, fits=fits))
         return run, TestBench.open(data, run.model.config, runs / "cache", Reporter(bar))
 
 
@@ -252,7 +252,8 @@ def _compare(data: DemoData, bench: TestBench, seeds: int, first: Result) -> Non
     rows.add_column("training labels")
     for title in ("mAP", "F1"):
         rows.add_column(f"{title} on test photos", justify="right")
-    with Bar("fits") as bar:
+    with Bar("fits", "fits") as bar:
+        bar(0, 3 * seeds)
         for number, reading in enumerate((NAIVE, AUTO, COMPLETE)):
             results = []
             for seed in range(seeds):

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options
-from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console
+from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options, words_of
+from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_next
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
@@ -239,6 +239,8 @@ def _class_precision(filling: FillPlan, which: int, c: int) -> str:
     return f"{100 * side.estimate[c]:.1f} %{mark}"
 
 
+_MOST_COUNTED = 500  # rules that are counted beside those shown
+
 rules_app = typer.Typer(name="rules", help="Rules between labels, such as: a dog is an animal; day is not night.")
 app.add_typer(rules_app)
 
@@ -252,7 +254,7 @@ def suggest_rules(
     bound: Annotated[
         float, typer.Option(help="Smallest share of cases in which a rule must hold.", min=0.5, max=0.9999)
     ] = 0.95,
-    top: Annotated[int, typer.Option(help="Number of rules to show.", min=1)] = 30,
+    top: Annotated[int, typer.Option(help="Number of rules to show and to write, the strongest first.", min=1)] = 10,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
 ) -> None:
     """Suggest rules that the known labels support; no rule is applied unless a rules file lists it.
@@ -264,8 +266,9 @@ def suggest_rules(
 
     if out is not None and out.exists() and not force:
         raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
-    found: list[RuleSuggestion] = suggest_rules(read(labels).table(), bound=bound, top=top)
-    if not found:
+    suggestions: list[RuleSuggestion] = suggest_rules(read(labels).table(), bound=bound, top=max(top, _MOST_COUNTED))
+    strongest, rest = suggestions[:top], suggestions[top:]
+    if not strongest:
         console.print(
             "The known labels support no rule. That needs images with several known labels, present and absent."
         )
@@ -275,20 +278,24 @@ def suggest_rules(
         rows.add_column(title, overflow="fold")
     for title in ("holds", "of", "at least", "by chance"):
         rows.add_column(title, justify="right")
-    for rule in found:
+    for rule in strongest:
         shares = (f"{100 * share:.1f} %" for share in (rule.bound, rule.expected))
         rows.add_row(
             Text(rule.first), rule.kind, Text(rule.second), group_digits(rule.holds), group_digits(rule.seen), *shares
         )
     console.print(rows)
-    if out is not None:
-        with atomic_write(out) as temporary:
-            temporary.write_text(format_suggestions(found), encoding="utf-8")
-        console.print(
-            f"Wrote [bold]{escape(str(out))}[/]. Remove rules that do not always hold, then:  "
-            f"halflabel fill RUN IMAGES --rules {escape(shlex.quote(str(out)))}",
-            soft_wrap=True,
-        )
+    if rest:
+        exclusions = sum(rule.kind == "excludes" for rule in rest)
+        number = f"{len(rest)}{' or more' * (len(suggestions) == _MOST_COUNTED)} weaker ones"
+        console.print(f"  … and {number}, {exclusions} of them exclusions (--top {len(suggestions)})")
+    if out is None:
+        words = ["--top", str(top), *words_of(read)]
+        show_next("halflabel", "rules", "suggest", labels, *words, "--out", "rules.csv", why="a file to edit")
+        return
+    with atomic_write(out) as temporary:
+        temporary.write_text(format_suggestions(strongest), encoding="utf-8")
+    console.print(f"Wrote [bold]{escape(str(out))}[/]. Remove rules that do not always hold.", soft_wrap=True)
+    show_next("halflabel", "fill", "RUN", "PHOTOS", "--rules", out)
 
 
 @rules_app.command("check")
@@ -305,16 +312,17 @@ def check_rules(
     from halflabel.labels.rules import find_contradictions, read_rules
 
     table = read(labels).table()
-    found = read_rules(rules, table.classes)
-    implied = found.implied.nnz - len(table.classes)
-    excluded = found.excluded.nnz // 2
-    made = f"{counted(implied, 'implication')} and {counted(excluded, 'exclusion')}"
-    console.print(f"{counted(found.count, 'rule makes', 'rules make')} {made}")
-    if found.ignored:
-        left = counted(found.ignored, "class of the hierarchy is", "classes of the hierarchy are")
-        console.print(f"{left} not among the labels")
-    count, examples = find_contradictions(found, table)
+    checked = read_rules(rules, table.classes)
+    implied = checked.implied.nnz - len(table.classes)
+    excluded = checked.excluded.nnz // 2
+    meaning = f"{counted(implied, 'implication')} and {counted(excluded, 'exclusion')}"
+    console.print(f"{counted(checked.count, 'rule means', 'rules mean')} {meaning}")
+    if checked.ignored:
+        classes = counted(checked.ignored, "class of the hierarchy is", "classes of the hierarchy are")
+        console.print(f"{classes} not among the labels")
+    count, examples = find_contradictions(checked, table)
     console.print(
         f"{counted(count, 'entry', 'entries')} where known labels break them"
         + (f": {escape('; '.join(examples))}" if examples else "")
     )
+    show_next("halflabel", "fill", "RUN", "PHOTOS", "--rules", rules)

@@ -85,18 +85,21 @@ class GridBar(Callback):
             kind = "mAP (unknown = absent)" if outcome.measure == "assumed_mAP" else "mAP"
             where = "validation" if outcome.best_epoch else "out-of-fold"
             judged = f"{where} {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
-            console.print(f"{what}: {judged}  {_duration(outcome.seconds)}", soft_wrap=True)
+            left = f"  {self._time_left()}" if number < total else ""
+            console.print(f"{what}: {judged}  {_duration(outcome.seconds)}[bright_black]{left}[/]", soft_wrap=True)
         self._show(1.0)
         if number == total:
             self._progress.stop()
 
+    def _time_left(self) -> str:
+        return "" if math.isnan(self._due) else f"{_duration(max(self._due - time.monotonic(), 0))} left"
+
     def _show(self, part: float) -> None:
-        left = "" if math.isnan(self._due) else f"{_duration(max(self._due - time.monotonic(), 0))} left"
         self._progress.update(
             self._progress.task_ids[0],
             completed=self._number - 1 + part,
             number=self._number,
-            left=left,
+            left=self._time_left(),
             note=self._note,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,6 +11,9 @@ from rich.table import Table
 from halflabel.cli import app
 from halflabel.cli.terminal import console, paragraphs, show_next
 from halflabel.errors import UserError
+
+if TYPE_CHECKING:
+    from halflabel.methods.base import Recipe
 
 
 @app.command()
@@ -27,7 +30,9 @@ def methods(
         ),
     ] = False,
 ) -> None:
-    """List the methods, or show the page of one: what it does, its formula and its options.
+    """List the methods by what they need, recommended ones first; or show the page of one: formula and options.
+
+    Example: halflabel methods --regime positives-only
 
     Example: halflabel methods em
     """
@@ -42,14 +47,14 @@ def methods(
         raise UserError(f"no label regime is called {regime!r}", f"use one of: {', '.join(REGIMES)}")
     from halflabel.methods.base import recipes
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("method", "labels", "what it does"):
-        table.add_column(title)
-    for recipe in recipes().values():
-        if regime is None or regime in recipe.serves:
-            serves = "any" if set(recipe.serves) == set(REGIMES) else ", ".join(recipe.serves)
-            table.add_row(f"[bold]{recipe.name}[/]", serves, escape(recipe.summary))
-    console.print(table)
+    suitable = [recipe for recipe in recipes().values() if regime is None or regime in recipe.serves]
+    first = _first_choices(regime)
+    _print_group(
+        "recommended: the choice of --method auto",
+        {name: f"for {' and '.join(first[name])} labels" for name in sorted(first)},
+    )
+    for title, needs in _GROUPS.items():
+        _print_group(title, {recipe.name: recipe.summary for recipe in suitable if _needs(recipe) == needs})
     show_next("halflabel", "methods", "NAME", why="its formula, paper and options")
 
 
@@ -68,6 +73,44 @@ def _check_method(name: str) -> None:
     if broken:
         raise typer.Exit(1)
     show_next("halflabel", "train", "LABELS", "PHOTOS", "--method", name)
+
+
+# What the labels of an image must hold, and the title of the methods that need it.
+_GROUPS = {
+    "learn from any labels, also if only present ones are known": "any",
+    "need labels that are known to be absent, beside present ones": "absent",
+    "need exactly one present class per image": "single",
+}
+
+
+def _needs(recipe: Recipe) -> str:
+    if "partial" not in recipe.serves:
+        return "single"
+    return "any" if "positives-only" in recipe.serves else "absent"
+
+
+def _first_choices(regime: str | None) -> dict[str, list[str]]:
+    """Return the kinds of labels for which `--method auto` chooses a method where every image has labels, by method."""
+    from halflabel.methods.auto import RULES
+
+    first: dict[str, list[str]] = {}
+    for rule in RULES:
+        if not rule.unlabelled[0]:
+            for served in rule.regimes:
+                if regime in (None, served):
+                    first.setdefault(rule.choices[0].method, []).append(served)
+    return first
+
+
+def _print_group(title: str, group: dict[str, str]) -> None:
+    if not group:
+        return
+    console.print(f"[bold]{title}[/]")
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name, text in group.items():
+        table.add_row(f"  [bold]{escape(name)}[/]", escape(text))
+    console.print(table)
+    console.print()
 
 
 def _show_method(name: str) -> None:

@@ -146,6 +146,8 @@ def predict(
         console.print(f"[bright_black]Probabilities hold if {escape(predictor.platt.assumption)}.[/]", soft_wrap=True)
     if all(prediction.error for prediction in predictions):
         raise UserError("no image could be read", "check the paths")
+    if output_format is OutputFormat.table:
+        show_next("halflabel", "predict", run, "PHOTOS", "--format", "csv", why="a whole folder, for a spreadsheet")
 
 
 def _print_json(predictions: Sequence[Prediction]) -> None:

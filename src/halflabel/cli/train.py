@@ -170,7 +170,10 @@ def _new_job(
 
     choice = choose(table.stats(), tune=training["tune"], method=None if method == "auto" else method)
     if method == "auto":
-        console.print(f"Method: [bold]{choice.method}[/] ({choice.why})", soft_wrap=True)
+        from halflabel.methods.advice import describe_labels
+
+        console.print(describe_labels(table.stats()))
+        console.print(f"Method: [bold]{choice.method}[/], the first choice for such labels: it {choice.why}.")
     options = _method_options(ctx, recipe(choice.method))
     if earlier is None:
         config = make_config(choice, training, options, str(images.absolute()))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from halflabel.labels.stats import Stats
 from halflabel.methods.auto import suited
 
-__all__ = ["Advice", "Caution", "Suggestion", "advise"]
+__all__ = ["Advice", "Caution", "Suggestion", "advise", "describe_labels"]
 
 FEW_POSITIVES = 5
 MANY_CLASSES = 100  # more classes than this are hardly ever checked for every image
@@ -56,10 +56,11 @@ def advise(stats: Stats) -> Advice:
     if methods:
         listed = {suggestion.method for suggestion in methods}
         methods += [suggestion for suggestion in (*also, _ROBUST) if suggestion.method not in listed]
-    return Advice(_sentence(stats), tuple(methods), tuple(_cautions(stats)))
+    return Advice(describe_labels(stats), tuple(methods), tuple(_cautions(stats)))
 
 
-def _sentence(stats: Stats) -> str:
+def describe_labels(stats: Stats) -> str:
+    """Say in one sentence what is known of these labels."""
     some = f"on average {stats.known / max(stats.labelled_images, 1):.3g} of {stats.classes} classes"
     return {
         "full": "Full labels: every class is known for every labelled image.",

@@ -56,22 +56,22 @@ class Rule:
 
 _BCE = Choice("bce", "uses known labels only: nothing is guessed")
 _BN_BCE = Choice("bn-bce", "the baseline to beat: binary cross-entropy over the known labels of the batch")
-_ASL = Choice("asl", "gives the many easy negatives less weight, which helps rare classes")
+_ASL = Choice("asl", "gives little weight to the many absent labels that are easy to tell, which helps rare classes")
 _PLCL = Choice("plcl", "learns from known labels, scaled by their number, and adds easy unknown ones in steps")
-_SRCR = Choice("srcr", "labels unknown entries from two views of the image: for few known labels")
+_SRCR = Choice("srcr", "fills in unknown labels on which two views of an image agree: for few known labels")
 _IMCL = Choice("imcl", "fills in unknown labels from similar images and related classes")
 _SS_RML = Choice("ss-rml", "copies labels to images that have none, from their nearest labelled images")
 _RML = Choice("rml", "its loss limits the harm that a wrong label can do")
 _EM = Choice("em", "keeps unknown labels uncertain: nothing is assumed absent")
 _LL_R = Choice("ll-r", "ignores assumed negatives with a large loss: they are likely to be present")
 _SPLC = Choice("splc", "takes unknown labels as present once the model is confident")
-_N_LS = Choice("n-ls", "takes unknown as absent, but never quite: simple and fast")
+_N_LS = Choice("n-ls", "takes unknown as probably absent, but never as certainly absent: simple and fast")
 _WAN = Choice("wan", "assumes that unknown is absent, with little weight")
 _AN = Choice("an", "the baseline to beat: unknown is taken as absent")
 _FOCAL = Choice("focal", "gives entries that are already right less weight")
 _CSL = Choice(
     "csl",
-    "ignores unknown labels that may be present, takes the others as absent with low weight",
+    "leaves out unknown labels that may well be present, and counts the others as absent, with little weight",
     {},
     {"lr": 9e-4},
 )

@@ -13,7 +13,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from halflabel.data.pack.source import PackedImages
 from halflabel.data.sources import Arrays, Features, Images, Plan, sequential_plan
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.models.backbones import Backbone, fingerprint
-from halflabel.models.feature_cache_admin import ABANDONED, digest_of, mark_used
+from halflabel.models.feature_cache_admin import ABANDONED
 from halflabel.models.heads import pool
 from halflabel.models.onnx_features import OnnxBackbone, find_onnx_backbone
 from halflabel.system import distributed
@@ -122,7 +122,8 @@ def cache_features(
     for cache in caches:
         unreadable |= cache.unreadable()
         if distributed.is_main():
-            mark_used(cache.folder)
+            with suppress(OSError):  # on a read-only disk the time of use is not stored
+                os.utime(cache.folder / "cache.json")
     if isinstance(source, Images):
         for image, (_, path, reason) in unreadable.items():
             source.mark_unreadable(image, path, reason)
@@ -158,7 +159,8 @@ class _ViewCache:
 
     @property
     def folder(self) -> Path:
-        return self.parent / f"{self.stem}-{digest_of(self.made_of)}"
+        digest = hashlib.sha256(json.dumps(self.made_of, sort_keys=True).encode()).hexdigest()[:8]
+        return self.parent / f"{self.stem}-{digest}"
 
     @property
     def values(self) -> Path:

@@ -1,15 +1,9 @@
-"""List and remove feature caches, for the command `halflabel cache`.
-
-A cache is recognised by its name, which ends in a digest of `made_of` in its note (cache.json, or building.json while
-it is built).
-"""
+"""List and remove feature caches, for the command `halflabel cache`. Importing this module does not import torch."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -23,10 +17,10 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.system.files import JobLock
 
-__all__ = ["ABANDONED", "CacheInfo", "digest_of", "find_caches", "mark_used", "remove_cache", "select_caches"]
+__all__ = ["ABANDONED", "CacheInfo", "find_caches", "remove_cache", "select_caches"]
 
 ABANDONED = 86400.0  # seconds after which a partly built file that nobody wrote to counts as left behind
-_CACHE_NAME = re.compile(r"(?P<stem>.+-(?P<size>\d+)px-(?P<kind>maps|pooled)-[0-9a-f]{12})-(?P<digest>[0-9a-f]{8})")
+_CACHE_NAME = re.compile(r"(?P<stem>.+-(?P<size>\d+)px-(?P<kind>maps|pooled)-[0-9a-f]{12})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(r"strong-.*|\.?(cache|building|values)\..*")  # what a cache writes into its folder
 
 
@@ -35,7 +29,7 @@ class CacheInfo:
     """One feature cache."""
 
     folder: Path
-    stem: str  # of the name: backbone, size and images; the rest of the name is the digest of `made_of`
+    stem: str  # of the name: backbone, size and images; the rest of the name is a digest of `made_of`
     size: int  # pixels
     kind: str  # maps or pooled
     backbone: str
@@ -60,22 +54,8 @@ class CacheInfo:
             if not lock.try_acquire():
                 return True
             lock.release()
-        return any(_age(path) <= ABANDONED for path in self.folder.rglob("values.????????.partial.npy"))
-
-
-def digest_of(made_of: dict[str, str]) -> str:
-    """The end of a cache's name.
-
-    >>> digest_of({"weights": "a", "view": "b", "images": "c"})
-    '070fb8e0'
-    """
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def mark_used(folder: Path) -> None:
-    """Store the time of use, as the time stamp of cache.json; on a read-only disk it is not stored."""
-    with contextlib.suppress(OSError):
-        os.utime(folder / "cache.json")
+        own_files = self.folder.rglob("values.????????.partial.npy")
+        return any(time.time() - path.stat().st_mtime <= ABANDONED for path in own_files)
 
 
 def find_caches(place: Path) -> list[CacheInfo]:
@@ -98,18 +78,15 @@ def select_caches(caches: Sequence[CacheInfo], which: str) -> list[CacheInfo]:
         latest = {cache.stem: cache for cache in reversed(caches)}
         return [cache for cache in caches if cache is not latest[cache.stem]]
     named = [cache for cache in caches if which and which in cache.name]
-    if not named:
-        raise UserError(f"no cache is called {which!r}", "use all, older, or a name from the list without --remove")
-    if len(named) > 1:
+    if len(named) == 1:
+        return named
+    if named:
         raise UserError(f"{len(named)} caches have {which!r} in their names", "give the whole name")
-    return named
+    raise UserError(f"no cache is called {which!r}", "use all, older, or a name from the list without --remove")
 
 
 def remove_cache(cache: CacheInfo) -> None:
-    """Remove a cache; an error if a job is building it or if it holds other files. Open caches stay readable.
-
-    The network that was exported to compute it goes too; it is exported again in a second.
-    """
+    """Remove a cache and the network that was exported to compute it; an error if a job builds it or others use it."""
     if cache.is_being_built():
         raise UserError(f"{cache.name} is being built", "wait until that job has ended, or end it")
     if others := [path.name for path in cache.folder.rglob("*") if not _FILE_NAME.fullmatch(path.name)]:
@@ -121,42 +98,20 @@ def remove_cache(cache: CacheInfo) -> None:
 
 
 def _read(folder: Path) -> CacheInfo | None:
-    """The cache in a folder; None if its name and its note are not those of a cache."""
-    name, note = _CACHE_NAME.fullmatch(folder.name), _read_note(folder)
-    if name is None or folder.is_symlink() or digest_of(note.get("made_of", {})) != name["digest"]:
+    """The cache in a folder; None if it is not named like one, or has no note of what it was made of."""
+    name, note = _CACHE_NAME.fullmatch(folder.name), dict[str, Any]()
+    for file in ("building.json", "cache.json"):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            note = json.loads((folder / file).read_text(encoding="utf-8"))
+    if name is None or folder.is_symlink() or not isinstance(note, dict) or not isinstance(note.get("made_of"), dict):
         return None
+    images = None
+    for file in ("values.partial.npy", "values.npy"):
+        with contextlib.suppress(OSError, ValueError):
+            images = int(np.load(folder / file, mmap_mode="r", allow_pickle=False).shape[0])
     stats = [path.stat() for path in folder.rglob("*") if path.is_file()]
     is_complete = (folder / "cache.json").exists() and (folder / "values.npy").exists()
-    return CacheInfo(
-        folder=folder,
-        stem=name["stem"],
-        size=int(name["size"]),
-        kind=name["kind"],
-        backbone=str(note.get("backbone", "")),
-        made_of=note["made_of"],
-        images=_image_count(folder),
-        bytes=sum(stat.st_size for stat in stats),
-        last_used=(folder / "cache.json").stat().st_mtime if is_complete else max(stat.st_mtime for stat in stats),
-        is_complete=is_complete,
-    )
-
-
-def _read_note(folder: Path) -> dict[str, Any]:
-    """The note of a cache, or of its build; empty if there is none."""
-    for name in ("cache.json", "building.json"):
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            note = json.loads((folder / name).read_text(encoding="utf-8"))
-            if isinstance(note, dict) and isinstance(note.get("made_of"), dict):
-                return note
-    return {}
-
-
-def _image_count(folder: Path) -> int | None:
-    for name in ("values.npy", "values.partial.npy"):
-        with contextlib.suppress(OSError, ValueError):
-            return int(np.load(folder / name, mmap_mode="r", allow_pickle=False).shape[0])
-    return None
-
-
-def _age(path: Path) -> float:
-    return time.time() - path.stat().st_mtime
+    size = sum(stat.st_size for stat in stats)
+    used = (folder / "cache.json").stat().st_mtime if is_complete else max(stat.st_mtime for stat in stats)
+    of = (name["stem"], int(name["size"]), name["kind"], str(note.get("backbone", "")), note["made_of"])
+    return CacheInfo(folder, *of, images, size, used, is_complete)

@@ -300,7 +300,7 @@ def test_no_bytes_bring_it_down(file: Path, golden: str) -> None:
 
 def test_all_that_must_be_stated_is_said_at_once_with_options_that_work(file: Path) -> None:
     content = (
-        "image,split,age,dog,cat\na.jpg,train,3,1,0\nb.jpg,test,40,-1,1\nc.jpg,train,7,0,\nd.jpg,train,0,1,maybe\n"
+        "image,split,age,dog,cat\na.jpg,train,3,1,0\nb.jpg,test,40,-1,1\nc.jpg,train,7,0,0\nd.jpg,train,0,1,maybe\n"
     )
     error = refusal(file, content=content)
     assert "in all, 5 things must be stated" in error.message
@@ -310,6 +310,17 @@ def test_all_that_must_be_stated_is_said_at_once_with_options_that_work(file: Pa
     assert error.fix == f"add {options}  (or what is true of your file)"
     policy = Policy(ignore=("split", "age"), values={"maybe": "unknown"}, minus_one="absent", zero="unknown")
     assert wide.read(file, policy).table().dense().tolist() == [[1, 0], [-1, 1], [0, 0], [1, 0]]
+
+
+def test_minus_one_beside_zeros_and_blanks_is_taken_for_uncertain(file: Path) -> None:
+    error = refusal(file, content="image,Sex,Edema\na.jpg,Female,1\nb.jpg,Male,0\nc.jpg,Male,-1\nd.jpg,Female,\n")
+    assert error.fix == "add --ignore Sex --minus-one unknown  (or what is true of your file)"
+    assert wide.read(file, Policy(ignore=("Sex",), minus_one="unknown")).table().dense().tolist() == [
+        [1],
+        [-1],
+        [0],
+        [0],
+    ]
 
 
 def test_what_is_stated_already_is_not_asked_again(file: Path) -> None:

@@ -93,10 +93,12 @@ def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tup
             problems.append(f"what {shorten_cell(text, 20)!r} in {shorten_cell(name)!r} means")
             options.append(quote_option("--value", f"{text}=unknown"))
     minus_one = of_classes.intersection(MINUS_ONE) - set(policy.values)
+    # Beside 1, 0 and blank cells, -1 is usually "uncertain", as in chest X-ray data sets.
+    usual = "unknown" if of_classes & {*ZERO} and "" in of_classes else "absent"
     if minus_one and policy.minus_one is None:
         problems.append("what -1 means")
-        options.append("--minus-one absent")
-    if minus_one and (policy.minus_one or "absent") == "absent" and of_classes & {*ZERO} and policy.zero is None:
+        options.append(f"--minus-one {usual}")
+    if minus_one and (policy.minus_one or usual) == "absent" and of_classes & {*ZERO} and policy.zero is None:
         problems.append("what 0 means beside it")
         options.append("--zero unknown")
     return problems, options
