@@ -95,10 +95,10 @@ def test_scikit_learn_accepts_it(estimator: Any, check: Any, monkeypatch: pytest
     ],
 )
 def test_what_zero_means(y: Any, zero: str, labels: list[list[int]], meaning: str) -> None:
-    found = read_labels(y, zero)
-    assert found.labels.tolist() == labels
-    assert found.labels.dtype == np.int8
-    assert found.zero == meaning
+    actual = read_labels(y, zero)
+    assert actual.labels.tolist() == labels
+    assert actual.labels.dtype == np.int8
+    assert actual.zero == meaning
 
 
 @pytest.mark.parametrize("y", [[[1, 0], [0, 1]], [[0, 0], [0, 0]], [[1, 0], [-1, NAN]]])
@@ -296,11 +296,11 @@ def test_in_a_pipeline_and_in_cross_validation() -> None:
 def test_probabilities_out_of_fold_of_a_y_with_unknowns() -> None:
     X, truth, y = half_labelled()
     for labels in (y, np.where(y == 0, NAN, y)):
-        found = cross_val_predict(make(), X, params={"y": labels}, cv=3, method="predict_proba")
-        assert found.shape == y.shape
+        probabilities = cross_val_predict(make(), X, params={"y": labels}, cv=3, method="predict_proba")
+        assert probabilities.shape == y.shape
         train, test = next(iter(KFold(3).split(X)))
-        np.testing.assert_array_equal(found[test], make().fit(X[train], labels[train]).predict_proba(X[test]))
-        assert average_precision_score(truth > 0, found) > 0.8
+        np.testing.assert_array_equal(probabilities[test], make().fit(X[train], labels[train]).predict_proba(X[test]))
+        assert average_precision_score(truth > 0, probabilities) > 0.8
     scaled = make_pipeline(StandardScaler(), make())
     assert cross_val_predict(scaled, X, params={"y": y}, cv=3, method="predict_proba").shape == y.shape
 
@@ -531,10 +531,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_and_arrays_of_images_give_the_same(folder: Path) -> None:
-    made = scenes(24, size=32)
+    samples = scenes(24, size=32)
     files = sorted(folder.iterdir())[:24]
-    pixels = made.images.numpy()
-    wanted = tiny().fit(files, made.labels).predict_proba(files)
+    pixels = samples.images.numpy()
+    wanted = tiny().fit(files, samples.labels).predict_proba(files)
     assert wanted.shape == (24, 10)
     assert np.ptp(wanted) > 0.01
     for X in (
@@ -542,21 +542,23 @@ def test_files_and_arrays_of_images_give_the_same(folder: Path) -> None:
         np.array([str(file) for file in files]),
         pixels,
         pixels.transpose(0, 2, 3, 1),
-        made.images,
+        samples.images,
     ):
-        model = tiny().fit(X, made.labels)
+        model = tiny().fit(X, samples.labels)
         np.testing.assert_array_equal(model.predict_proba(X), wanted)
         np.testing.assert_array_equal(model.predict_proba(files), wanted)
     assert not hasattr(model, "n_features_in_")
 
 
 def test_images_go_through_the_backbone() -> None:
-    made = scenes(8, size=32)
-    model = tiny().fit(made.images, made.labels)
-    features = pool(build_backbone("tiny")(made.images)).half().float()
+    samples = scenes(8, size=32)
+    model = tiny().fit(samples.images, samples.labels)
+    features = pool(build_backbone("tiny")(samples.images)).half().float()
     head = model.model_.head
     assert isinstance(head, Linear)
-    torch.testing.assert_close(torch.from_numpy(model.decision_function(made.images)), head.linear(features).detach())
+    torch.testing.assert_close(
+        torch.from_numpy(model.decision_function(samples.images)), head.linear(features).detach()
+    )
 
 
 def test_a_cache_is_used_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,13 +587,13 @@ def test_a_method_of_two_views_trains_on_both(folder: Path, tmp_path: Path) -> N
     files, labels = sorted(folder.iterdir())[:24], scenes(24, size=32).labels.copy()
     labels[::2, ::2] = labels[1::2, 1::2] = 0
     again = [*files, files[0]]
-    found = {}
+    results = {}
     for kind, views in (("cr", 5), ("pl", 1)):
         options = {"supervise": "weak", "tau": 0.5, "consistency": kind}
         model = tiny(method="srcr", options=options, cache=tmp_path / kind)
-        found[kind] = model.fit(again, np.concatenate([labels, labels[:1]])).predict_proba(files)
+        results[kind] = model.fit(again, np.concatenate([labels, labels[:1]])).predict_proba(files)
         assert len(list((tmp_path / kind).rglob("values.npy"))) == views
-    assert not np.allclose(found["cr"], found["pl"], atol=1e-3)
+    assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
 
 
 def test_cached_rows_are_copied_in_the_order_of_x(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -640,18 +642,18 @@ def test_a_list_of_pil_images_of_any_size_is_read_like_their_files(folder: Path)
 
 
 def test_faulty_x_is_named(folder: Path) -> None:
-    made = scenes(4, size=32)
-    model = tiny().fit(made.images, made.labels)
+    samples = scenes(4, size=32)
+    model = tiny().fit(samples.images, samples.labels)
     with pytest.raises(UserError, match="fitted on images"):
         model.predict(np.zeros((4, 64)))
     with pytest.raises(UserError, match="X is one path"):
-        tiny().fit(str(folder), made.labels)
+        tiny().fit(str(folder), samples.labels)
     with pytest.raises(UserError, match="no one axis of 3 channels"):
-        tiny().fit(np.zeros((4, 3, 32, 3), np.uint8), made.labels)
+        tiny().fit(np.zeros((4, 3, 32, 3), np.uint8), samples.labels)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        tiny().fit(made.images, made.labels[:3])
+        tiny().fit(samples.images, samples.labels[:3])
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        make().fit(np.eye(4), made.labels[:3])
+        make().fit(np.eye(4), samples.labels[:3])
 
 
 class Peak(Head):
@@ -673,11 +675,11 @@ def test_heads_that_need_maps_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
         name="peak", lr=0.01, weight_decay=0.0, make=lambda: Method(BCE(), head=Peak), check_regime=lambda regime: None
     )
     monkeypatch.setattr(module, "recipe", lambda name: peak)
-    made = scenes(4, size=32)
-    model = tiny().fit(made.images, made.labels)
-    maps = build_backbone("tiny")(made.images).half().float()
+    samples = scenes(4, size=32)
+    model = tiny().fit(samples.images, samples.labels)
+    maps = build_backbone("tiny")(samples.images).half().float()
     torch.testing.assert_close(
-        torch.from_numpy(model.decision_function(made.images)), model.model_.head(maps).logits.detach()
+        torch.from_numpy(model.decision_function(samples.images)), model.model_.head(maps).logits.detach()
     )
     with pytest.raises(UserError, match="looks at places of images"):
-        make().fit(np.eye(4), made.labels)
+        make().fit(np.eye(4), samples.labels)

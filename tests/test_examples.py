@@ -35,7 +35,7 @@ def shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def numbers(text: str) -> list[float]:
-    return [float(found) for found in re.findall(r": (\d\.\d{3})", text)]
+    return [float(actual) for actual in re.findall(r": (\d\.\d{3})", text)]
 
 
 def test_every_example_is_run_and_short() -> None:
@@ -62,11 +62,11 @@ def test_train_on_features(shown: str) -> None:
 @pytest.mark.parametrize("shown", ["new_method"], indirect=True)
 def test_new_method(shown: str) -> None:
     assert "single-positive" in shown
-    found = numbers(shown)
-    assert len(found) == 3
-    assert all(0.6 < value < 1 for value in found)
+    printed = numbers(shown)
+    assert len(printed) == 3
+    assert all(0.6 < value < 1 for value in printed)
     # The bounded charge is another loss than the one it is compared with, and q is passed on.
-    assert len(set(found)) == 3
+    assert len(set(printed)) == 3
 
 
 def test_the_method_of_an_example_is_gone() -> None:
@@ -76,8 +76,8 @@ def test_the_method_of_an_example_is_gone() -> None:
 @pytest.mark.parametrize("shown", ["train_on_images"], indirect=True)
 def test_train_on_images(shown: str) -> None:
     assert "40 images to train on, 20 to test on" in shown
-    assert len(found := numbers(shown)) == 2
-    assert all(0.1 < value < 1 for value in found)
+    assert len(printed := numbers(shown)) == 2
+    assert all(0.1 < value < 1 for value in printed)
 
 
 def fresh(code: str) -> str:

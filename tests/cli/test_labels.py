@@ -17,11 +17,11 @@ def test_inspect_says_what_is_known_and_what_fits(data: Path, tmp_path: Path) ->
     assert "48 images, 10 classes" in flat(text)
     assert "bce" in text
     assert "<svg" in (tmp_path / "labels.html").read_text(encoding="utf-8")
-    found = json.loads(done("inspect", data / "train.csv", "--json"))
-    assert found["regime"] == "full"
-    assert found["images"] == 48
-    assert found["per_class"].keys() == set(CLASSES)
-    assert sum(sum(counts.values()) for counts in found["per_class"].values()) == 480
+    content = json.loads(done("inspect", data / "train.csv", "--json"))
+    assert content["regime"] == "full"
+    assert content["images"] == 48
+    assert content["per_class"].keys() == set(CLASSES)
+    assert sum(sum(counts.values()) for counts in content["per_class"].values()) == 480
 
 
 def test_import_convert_and_back_keep_every_label(data: Path, tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, con
 
 def test_names_with_brackets_and_blanks_are_shown_to_be_copied(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "a [red] name that is long enough for the line to be broken in a terminal of 80.csv"
-    said = done("drop", data / "train.csv", out, "--keep", "0.5")
-    assert f"Wrote {out}. Next:  halflabel inspect {shlex.quote(str(out))}\n" in said
+    output = done("drop", data / "train.csv", out, "--keep", "0.5")
+    assert f"Wrote {out}. Next:  halflabel inspect {shlex.quote(str(out))}\n" in output
     assert f"Next:  halflabel inspect {shlex.quote(str(out))}\n" in done("import", data / "train.csv", out, "--force")
 
 

@@ -118,8 +118,8 @@ def test_faults_of_packing(data: Path, tmp_path: Path) -> None:
 
 
 def test_training_on_a_lossless_pack_is_training_on_the_folder(runs: Path) -> None:
-    found = [json.loads((runs / images / "run" / "metrics.json").read_text()) for images in ("images", "pack")]
-    assert found[0] == found[1]
+    actual = [json.loads((runs / images / "run" / "metrics.json").read_text()) for images in ("images", "pack")]
+    assert actual[0] == actual[1]
     assert weights(runs / "images" / "run") == weights(runs / "pack" / "run")
 
 
@@ -149,12 +149,12 @@ def test_evaluate_and_predict_take_a_pack(data: Path, runs: Path, tmp_path: Path
             "evaluate", runs / "images" / "run", data / "train.csv", data / images, "--out", tmp_path / f"{images}.json"
         )
     assert (tmp_path / "images.json").read_text() == (tmp_path / "pack.json").read_text()
-    said = [
+    messages = [
         scores_of(run("predict", runs / "pack" / "run", data / images, "--format", "csv", "--all").stdout)
         for images in ("images", "pack")
     ]
-    assert said[0] == said[1]
-    assert len(said[0]) == 48 * 10
+    assert messages[0] == messages[1]
+    assert len(messages[0]) == 48 * 10
     one = run("predict", runs / "pack" / "run", next(iter(data.glob("pack"))) / "nothing.png", "--format", "csv")
     assert one.exit_code == 2
     assert "no such file" in one.stdout
@@ -221,8 +221,8 @@ def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path
         def bar(done: int, total: int) -> None:
             worked[-1] = True
 
-        found = cached_scores(RunFolder.open(runs / "images" / "run"), out, Reporter(bar))
-        assert found.paths[0] is not None
+        scored = cached_scores(RunFolder.open(runs / "images" / "run"), out, Reporter(bar))
+        assert scored.paths[0] is not None
 
     score()
     score()

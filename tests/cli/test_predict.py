@@ -18,34 +18,34 @@ from halflabel.runs.folder import RunFolder
 def test_evaluate_measures_on_other_labels(trained: Path, data: Path, tmp_path: Path) -> None:
     text = done("evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out", tmp_path / "m.json")
     assert "known entries only" in text
-    found = json.loads((tmp_path / "m.json").read_text())
-    assert f"mAP {100 * found['mAP']:.1f} (" in text
-    assert f"micro F1 {100 * found['micro_f1']:.1f} " in text
-    weakest = min((row for row in found["per_class"] if row["AP"] is not None), key=lambda row: row["AP"])
+    content = json.loads((tmp_path / "m.json").read_text())
+    assert f"mAP {100 * content['mAP']:.1f} (" in text
+    assert f"micro F1 {100 * content['micro_f1']:.1f} " in text
+    weakest = min((row for row in content["per_class"] if row["AP"] is not None), key=lambda row: row["AP"])
     assert re.search(rf"^{weakest['class']} +{100 * weakest['AP']:.1f} ", text, re.MULTILINE)
-    assert found["images"] == 12
-    assert [row["class"] for row in found["per_class"]] == CLASSES
+    assert content["images"] == 12
+    assert [row["class"] for row in content["per_class"]] == CLASSES
 
 
 def test_evaluate_decides_by_one_threshold_where_asked(trained: Path, data: Path, tmp_path: Path) -> None:
     words = ["evaluate", trained, data / "test" / "test.csv", data / "test" / "images", "--out"]
-    found = {}
+    results = {}
     for cut in ("", "0.0", "0.75"):
         text = flat(done(*words, tmp_path / f"m{cut}.json", *(["--threshold", cut] if cut else [])))
-        found[cut] = json.loads((tmp_path / f"m{cut}.json").read_text())
-        assert found[cut]["protocol"] in text
-    assert "present or absent by the threshold of each class" in found[""]["protocol"]
-    assert "threshold" not in found[""]
+        results[cut] = json.loads((tmp_path / f"m{cut}.json").read_text())
+        assert results[cut]["protocol"] in text
+    assert "present or absent by the threshold of each class" in results[""]["protocol"]
+    assert "threshold" not in results[""]
     own = RunFolder(trained).read_thresholds()
-    assert {row["class"]: row["threshold"] for row in found[""]["per_class"]} == pytest.approx(own)
-    assert "present or absent by one threshold of 0.75" in found["0.75"]["protocol"]
-    assert found["0.75"]["threshold"] == 0.75
-    assert {row["threshold"] for row in found["0.75"]["per_class"]} == {0.75}
+    assert {row["class"]: row["threshold"] for row in results[""]["per_class"]} == pytest.approx(own)
+    assert "present or absent by one threshold of 0.75" in results["0.75"]["protocol"]
+    assert results["0.75"]["threshold"] == 0.75
+    assert {row["threshold"] for row in results["0.75"]["per_class"]} == {0.75}
     # All is called present from 0 on: nothing is missed, and as much is right as there is.
-    known = [(row["present"], row["absent"]) for row in found["0.0"]["per_class"]]
-    assert found["0.0"]["OR"] == 1
-    assert found["0.0"]["OP"] == pytest.approx(sum(p for p, _ in known) / sum(p + a for p, a in known))
-    assert found["0.0"]["mAP"] == found[""]["mAP"]
+    known = [(row["present"], row["absent"]) for row in results["0.0"]["per_class"]]
+    assert results["0.0"]["OR"] == 1
+    assert results["0.0"]["OP"] == pytest.approx(sum(p for p, _ in known) / sum(p + a for p, a in known))
+    assert results["0.0"]["mAP"] == results[""]["mAP"]
     assert run(*words[:-1], "--threshold", "1.5").exit_code == 2
     assert "--threshold" in flat(done("evaluate", "--help"))
 
@@ -71,8 +71,8 @@ def test_evaluate_shows_a_dash_for_classes_that_the_labels_do_not_name(
         else:
             assert [mine[key] for key in ("present", "absent", "AP", "precision")] == [0, 0, None, None]
     (tmp_path / "other.csv").write_text("image,cat,dog\ntest-000000.png,1,0\n")
-    said = refused("evaluate", trained, tmp_path / "other.csv", pictures)
-    assert "other.csv has none of the model's 10 classes: it has 'cat', 'dog' …, the model '0', '1', '2' …" in said
+    error = refused("evaluate", trained, tmp_path / "other.csv", pictures)
+    assert "other.csv has none of the model's 10 classes: it has 'cat', 'dog' …, the model '0', '1', '2' …" in error
 
 
 def test_evaluate_overwrites_an_earlier_evaluation_and_nothing_else(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_predict_marks_what_is_over_its_threshold_in_plain_text_too(
 ) -> None:
     monkeypatch.chdir(data / "images")
     photo = Path("train-000003.png")
-    (found,) = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
+    (actual,) = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
     text = done("predict", trained, photo, "--all")
     assert "*: above the threshold" in text
-    wanted = {label["class"]: label["present"] for label in found["labels"]}
+    wanted = {label["class"]: label["present"] for label in actual["labels"]}
     assert True in wanted.values()
     marks = {name: bool(mark) for name, mark in re.findall(r"\b(\d) [01]\.\d\d(\*?)", flat(text))}
     assert marks == wanted
@@ -104,10 +104,10 @@ def test_predict_marks_what_is_over_its_threshold_in_plain_text_too(
 def test_predict_as_table_json_and_csv_from_files_folders_and_stdin(trained: Path, data: Path) -> None:
     photo = data / "images" / "train-000003.png"
     assert "train-000003.png" in done("predict", trained, photo).replace("\n", "")
-    found = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
-    assert len(found) == 1
-    assert found[0]["image"] == str(photo)
-    assert sorted(label["class"] for label in found[0]["labels"]) == CLASSES
+    content = json.loads(done("predict", trained, photo, "--format", "json", "--all"))
+    assert len(content) == 1
+    assert content[0]["image"] == str(photo)
+    assert sorted(label["class"] for label in content[0]["labels"]) == CLASSES
     rows = list(csv.DictReader(io.StringIO(done("predict", trained, data / "images", "--format", "csv", "--top", "2"))))
     assert len({row["image"] for row in rows}) == 48
     assert all(0 <= float(row["probability"]) <= 1 and row["present"] in "01" for row in rows)

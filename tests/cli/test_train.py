@@ -39,11 +39,11 @@ def test_an_option_of_ones_own_method_that_train_would_take_for_its_own_is_refus
 
 def test_labels_a_method_cannot_learn_from_are_refused_before_a_run_is_made(tmp_path: Path, data: Path) -> None:
     done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
-    said = refused(
+    error = refused(
         "train", tmp_path / "single.csv", data / "images", "--method", "bce", "--out", tmp_path / "run", *TINY
     )
-    assert "cannot learn from single-positive labels" in said
-    assert "use one of: an" in said
+    assert "cannot learn from single-positive labels" in error
+    assert "use one of: an" in error
     assert not (tmp_path / "run").exists()
 
 
@@ -137,10 +137,10 @@ def test_images_without_a_file_are_counted_before_a_run_begins(data: Path, tmp_p
     done("import", data / "train.csv", tmp_path / "labels.csv")
     with open(tmp_path / "labels.csv", "a") as file:
         file.write(more)
-    said = refused(*words)
-    assert "20 of 68 images (29.4 %) have no file in" in said
-    assert "'gone-0', 'gone-1', 'gone-2' …" in said
-    assert f"see {tmp_path / 'run' / 'bad_images.csv'}; " in said
+    error = refused(*words)
+    assert "20 of 68 images (29.4 %) have no file in" in error
+    assert "'gone-0', 'gone-1', 'gone-2' …" in error
+    assert f"see {tmp_path / 'run' / 'bad_images.csv'}; " in error
     listed = (tmp_path / "run" / "bad_images.csv").read_text()
     assert listed.count("no such file") == 20
     assert "20 of 68 images could not be read: see" in flat(done(*words, "--max-bad", "0.5"))
@@ -158,8 +158,8 @@ def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: P
         (tmp_path / "images" / f"train-{number:06}.png").write_bytes(b"no picture")
     words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--epochs", "1"]
     words += ["--tune", tune, "--linear-init", "0", *TINY]
-    said = refused(*words)
-    assert f"see {tmp_path / 'run' / 'bad_images.csv'}, or raise --max-bad" in said
+    error = refused(*words)
+    assert f"see {tmp_path / 'run' / 'bad_images.csv'}, or raise --max-bad" in error
     assert "is not a run" in refused("train", "--resume", tmp_path / "run")
     assert "10 of 48 images could not be read" in flat(done(*words, "--max-bad", "0.5"))
 
@@ -167,9 +167,9 @@ def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: P
 def test_nothing_can_be_held_out_of_one_image_and_that_is_said(data: Path, tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("image,a,b\ntrain-000000.png,1,0\n")
     words = [tmp_path / "one.csv", data / "images", "--epochs", "1", *TINY]
-    said = "too few images to hold any out: nothing is measured"
-    assert said in done("train", *words, "--out", tmp_path / "run")
-    assert said not in done("train", *words, "--out", tmp_path / "asked", "--held-out", "0")
+    messages = "too few images to hold any out: nothing is measured"
+    assert messages in done("train", *words, "--out", tmp_path / "run")
+    assert messages not in done("train", *words, "--out", tmp_path / "asked", "--held-out", "0")
 
 
 def test_epochs_of_the_linear_init_are_counted_apart(data: Path, tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(data:
 
 
 def test_auto_says_what_it_picks_and_why_and_the_run_records_it(tmp_path: Path, data: Path) -> None:
-    said = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY).stdout
-    assert "Full labels: every class is known" in said
-    assert "Method: asl, " in said
+    output = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY).stdout
+    assert "Full labels: every class is known" in output
+    assert "Method: asl, " in output
     config = RunFolder.open(tmp_path / "run").read_config()
     assert config["method"] == "asl"
     asked = ["--tune", "all", "--epochs", "2"]

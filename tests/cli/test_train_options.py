@@ -24,8 +24,8 @@ def test_a_dry_run_counts_images_that_are_not_there(tmp_path: Path, data: Path) 
     text = (data / "train.csv").read_text()
     first = text.splitlines()[1].partition(",")[0]
     (tmp_path / "labels.csv").write_text(text.replace(first, "gone.png"))
-    said = flat(done("train", tmp_path / "labels.csv", data / "images", "--dry-run", *TINY))
-    assert "47 images found; 1 image not found" in said
+    output = flat(done("train", tmp_path / "labels.csv", data / "images", "--dry-run", *TINY))
+    assert "47 images found; 1 image not found" in output
 
 
 def test_the_config_of_a_run_is_read_back(data: Path, tmp_path: Path) -> None:
@@ -87,6 +87,6 @@ def test_help_groups_the_commands() -> None:
 
 
 def test_an_unknown_option_before_the_arguments_is_named(data: Path) -> None:
-    said = refused("train", "--dry-rn", data / "train.csv", data / "images")
-    assert "has an option --dry-rn" in said
-    assert "did you mean --dry-run?" in said
+    error = refused("train", "--dry-rn", data / "train.csv", data / "images")
+    assert "has an option --dry-rn" in error
+    assert "did you mean --dry-run?" in error

@@ -320,8 +320,8 @@ def test_locate_in_order_of_certainty(tmp_path: Path) -> None:
         ".": None,
         "sub": None,
     }
-    found = locate_images(list(wanted), folder)
-    assert dict(zip(wanted, found, strict=True)) == {
+    paths = locate_images(list(wanted), folder)
+    assert dict(zip(wanted, paths, strict=True)) == {
         name: None if path is None else folder / path for name, path in wanted.items()
     }
 

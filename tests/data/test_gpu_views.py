@@ -46,9 +46,9 @@ def test_mirror_images_alone_are_the_same_bytes():
 def test_a_weak_view_shows_the_same_part_of_the_image():
     images, keys = smooth(32), keys_for(32)
     view = Weak(SIZE, least=0.5)
-    made, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
+    actual, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
     other = one_by_one(view, images, keys_for(32, seed=1)).float()
-    assert (made - wanted).abs().mean() < 6 < 20 < (made - other).abs().mean()
+    assert (actual - wanted).abs().mean() < 6 < 20 < (actual - other).abs().mean()
 
 
 @pytest.mark.parametrize("name", RANDAUGMENT_OPS)
@@ -61,8 +61,8 @@ def test_each_operation_is_that_of_the_cpu(name):
     moved = name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
     noise = torch.randint(40, 220, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
     images = smooth(len(keys)) if moved else noise.to(torch.uint8)
-    made, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
-    apart = (made - wanted).abs().mean(dim=(1, 2, 3))
+    actual, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
+    apart = (actual - wanted).abs().mean(dim=(1, 2, 3))
     changed = (wanted - images.float()).abs().mean(dim=(1, 2, 3))
     # Places are whole pixels there and parts of pixels here; colours agree to rounding.
     assert float(apart.max()) < (9 if moved else 1.5)
@@ -104,16 +104,16 @@ def test_batches_of_which_nothing_could_be_read_have_no_views(view: str) -> None
     names = Names.numbered(6)
     views = {"plain": Plain(8), "weak": Weak(8), "strong": Strong(8)}
     source = DeviceImages(torch.zeros(6, 3, 8, 8, dtype=torch.uint8), names, views, bad=[4, 5])
-    index, made = next(iter(source.fetch([np.array([4, 5])], (view,))))
+    index, actual = next(iter(source.fetch([np.array([4, 5])], (view,))))
     assert not len(index)
-    assert made == ()
+    assert actual == ()
 
 
 def test_places_are_those_of_torch() -> None:
     maps = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0))
     wanted = torch.nn.functional.affine_grid(maps, [3, 3, 10, 10], align_corners=False)
-    made = _places(10, torch.device("cpu")).expand(3, -1, -1).bmm(maps.transpose(1, 2)).view_as(wanted)
-    torch.testing.assert_close(made, wanted)
+    actual = _places(10, torch.device("cpu")).expand(3, -1, -1).bmm(maps.transpose(1, 2)).view_as(wanted)
+    torch.testing.assert_close(actual, wanted)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -126,13 +126,13 @@ def test_batches_made_ahead_are_whole_whatever_the_device_does_meanwhile(view: s
     busy = torch.randn(2048, 2048, device="cuda")
     source = DeviceImages(images.cuda(), Names.numbered(256), views)
     wanted = [make_view(views[view], images[i].cuda(), view_keys(0, 0, source.hashes[i], 1)[:, 0]) for i in plan]
-    found = []
-    for _, made in source.fetch(plan, (view,)):
+    results = []
+    for _, actual in source.fetch(plan, (view,)):
         for _ in range(20):
             busy = busy @ busy / 50
-        found.append(made[0].float() * 2)
-        del made
-    for each, right in zip(found, wanted, strict=True):
+        results.append(actual[0].float() * 2)
+        del actual
+    for each, right in zip(results, wanted, strict=True):
         assert torch.equal(each, right.float() * 2)
 
 
@@ -144,5 +144,5 @@ def test_an_operation_drawn_twice_is_done_twice(name: str) -> None:
     keys = keys[(picks == list(RANDAUGMENT_OPS).index(name)).all(1)][:24]
     images = torch.randint(90, 160, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
     images = images.to(torch.uint8)
-    made, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
-    assert float((made - wanted).abs().mean(dim=(1, 2, 3)).max()) < 3
+    actual, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
+    assert float((actual - wanted).abs().mean(dim=(1, 2, 3)).max()) < 3

@@ -58,11 +58,11 @@ PLAN = [np.array([5, 2]), np.array([8]), np.array([0, 1, 7])]
 @pytest.mark.parametrize("kind", ["arrays", "features", "images"])
 def test_the_order_of_the_plan_is_kept(tmp_path: Path, kind: str) -> None:
     source: Source = {"arrays": arrays, "features": features, "images": lambda: images(tmp_path)}[kind]()
-    found = list(source.fetch(PLAN, ("plain", "plain")))
-    assert [batch.images.tolist() for batch in found] == [[5, 2], [8], [0, 1, 7]]
-    assert all(batch.images.dtype == np.int64 for batch in found)
+    actual = list(source.fetch(PLAN, ("plain", "plain")))
+    assert [batch.images.tolist() for batch in actual] == [[5, 2], [8], [0, 1, 7]]
+    assert all(batch.images.dtype == np.int64 for batch in actual)
     one_by_one = {n: v[0] for (n,), (v, _) in source.fetch([np.array([i]) for i in range(N)], ("plain", "plain"))}
-    for numbers, views in found:
+    for numbers, views in actual:
         assert len(views) == 2
         for view in views:
             assert torch.equal(view, torch.stack([one_by_one[number] for number in numbers.tolist()]))
@@ -71,14 +71,14 @@ def test_the_order_of_the_plan_is_kept(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["arrays", "images"])
 def test_a_view_is_that_of_the_images_own_key(tmp_path: Path, kind: str) -> None:
     source = arrays() if kind == "arrays" else images(tmp_path)
-    ((_, found),) = source.fetch([np.array([4, 6])], ("weak", "strong"), seed=3, epoch=2)
+    ((_, actual),) = source.fetch([np.array([4, 6])], ("weak", "strong"), seed=3, epoch=2)
     keys = view_keys(3, 2, source.hashes[[4, 6]], 2)
     for place, number in enumerate((4, 6)):
         image = source.images[number] if isinstance(source, Arrays) else read_image(source.paths[number])
         for at, name in enumerate(("weak", "strong")):
-            assert torch.equal(found[at][place], VIEWS[name](image, int(keys[place, at])))
+            assert torch.equal(actual[at][place], VIEWS[name](image, int(keys[place, at])))
     ((_, other),) = source.fetch([np.array([4, 6])], ("weak", "strong"), seed=3, epoch=3)
-    assert not torch.equal(found[0], other[0])
+    assert not torch.equal(actual[0], other[0])
 
 
 def test_workers_do_not_change_what_comes_out(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_an_unreadable_file_is_put_aside_once_and_the_rest_goes_on(tmp_path: Pat
     (tmp_path / "7.png").unlink()
     plan = [np.array([1, 2, 3]), np.array([6]), np.array([7, 8])]
     for _ in range(2):
-        found = list(source.fetch(plan, ("plain",)))
-        assert [batch.images.tolist() for batch in found] == [[1, 3], [], [8]]
-        assert [len(batch.views) for batch in found] == [1, 0, 1]
-        assert found[0].views[0].shape == (2, 3, 16, 16)
+        actual = list(source.fetch(plan, ("plain",)))
+        assert [batch.images.tolist() for batch in actual] == [[1, 3], [], [8]]
+        assert [len(batch.views) for batch in actual] == [1, 0, 1]
+        assert actual[0].views[0].shape == (2, 3, 16, 16)
     assert source.quarantine.rows == [
         ("2", str(tmp_path / "2.png"), "truncated"),
         ("6", str(tmp_path / "6.png"), "truncated"),
@@ -121,8 +121,8 @@ def test_too_many_unreadable_files_are_an_error_that_names_one(tmp_path: Path) -
 
 def test_too_many_pixels_are_refused_before_decoding(tmp_path: Path) -> None:
     source = Images(write_images(tmp_path), Names.numbered(N), VIEWS, max_bad=1.0, max_pixels=100)
-    ((found, views),) = source.fetch([np.array([0])], ("plain",))
-    assert (len(found), views) == (0, ())
+    ((actual, views),) = source.fetch([np.array([0])], ("plain",))
+    assert (len(actual), views) == (0, ())
     assert "pixels" in source.quarantine.rows[0][2]
 
 
@@ -131,10 +131,10 @@ def test_a_part_renumbers_and_keeps_names_and_keys(tmp_path: Path) -> None:
     part = Subset(whole, np.array([6, 1, 8]))
     assert len(part) == 3
     assert list(part.names) == ["6", "1", "8"]
-    found = list(part.fetch([np.array([2, 0]), np.array([1])], ("weak",), seed=4, epoch=5))
-    assert [batch.images.tolist() for batch in found] == [[2], [1]]
+    actual = list(part.fetch([np.array([2, 0]), np.array([1])], ("weak",), seed=4, epoch=5))
+    assert [batch.images.tolist() for batch in actual] == [[2], [1]]
     ((_, (own,)),) = whole.fetch([np.array([8])], ("weak",), seed=4, epoch=5)
-    assert torch.equal(found[0].views[0], own)
+    assert torch.equal(actual[0].views[0], own)
     deeper = Subset(part, np.array([2]))
     ((numbers, (same,)),) = deeper.fetch([np.array([0])], ("weak",), seed=4, epoch=5)
     assert numbers.tolist() == [0]
@@ -143,32 +143,32 @@ def test_a_part_renumbers_and_keeps_names_and_keys(tmp_path: Path) -> None:
 
 def test_features_come_in_float32_without_the_bad_ones() -> None:
     source = features(bad=(3, 5))
-    found = list(source.fetch([np.array([5, 2, 1]), np.array([3])], ("weak", "plain")))
-    assert [batch.images.tolist() for batch in found] == [[2, 1], []]
-    assert found[0].views[0].dtype == torch.float32
-    assert found[0].views[0].tolist() == [[8, 9, 10, 11], [4, 5, 6, 7]]
-    assert found[0].views[0] is found[0].views[1]
-    assert found[1].views[0].shape == (0, 4)
+    actual = list(source.fetch([np.array([5, 2, 1]), np.array([3])], ("weak", "plain")))
+    assert [batch.images.tolist() for batch in actual] == [[2, 1], []]
+    assert actual[0].views[0].dtype == torch.float32
+    assert actual[0].views[0].tolist() == [[8, 9, 10, 11], [4, 5, 6, 7]]
+    assert actual[0].views[0] is actual[0].views[1]
+    assert actual[1].views[0].shape == (0, 4)
 
 
 def test_features_may_be_tensors() -> None:
     values = torch.randn(4, 2, 3, 3, dtype=torch.float16)
-    ((_, (found,)),) = Features(values, Names.numbered(4)).fetch([np.array([3, 0])], ("plain",))
-    assert torch.equal(found, values[[3, 0]].float())
+    ((_, (actual,)),) = Features(values, Names.numbered(4)).fetch([np.array([3, 0])], ("plain",))
+    assert torch.equal(actual, values[[3, 0]].float())
 
 
 def copied(copies: int, bad: tuple[int, ...] = (), kind: str = "array", n: int = N) -> Features:
     """Features whose values tell where they are from: 100 · (1 + copy) + image, 0 + image for the plain view."""
     plain = np.arange(n, dtype=np.float16)[:, None] + np.zeros(4, np.float16)
     arrays = [plain, *(plain + 100 * (1 + copy) for copy in range(copies))]
-    made = [torch.from_numpy(array) if kind == "tensor" else array for array in arrays]
-    return Features(made[0], Names.numbered(n), bad, strong=made[1:])
+    actual = [torch.from_numpy(array) if kind == "tensor" else array for array in arrays]
+    return Features(actual[0], Names.numbered(n), bad, strong=actual[1:])
 
 
 def which_copies(source: Source, seed: int, epoch: int, views: tuple[str, ...] = ("strong",)) -> list[int]:
     """Of each image in turn, the copy that is its (last) strong view; that it is its own is checked."""
-    ((index, found),) = source.fetch([np.arange(len(source))], views, seed=seed, epoch=epoch)
-    copy, image = found[-1][:, 0].div(100, rounding_mode="floor") - 1, found[-1][:, 0] % 100
+    ((index, actual),) = source.fetch([np.arange(len(source))], views, seed=seed, epoch=epoch)
+    copy, image = actual[-1][:, 0].div(100, rounding_mode="floor") - 1, actual[-1][:, 0] % 100
     assert image.tolist() == index.tolist()
     return copy.int().tolist()
 
@@ -195,10 +195,10 @@ def test_the_copy_is_a_function_of_seed_epoch_and_image() -> None:
     assert counts.min() > 190
     # Neither the order nor the batches nor the place in a part matter.
     index = np.random.default_rng(0).permutation(90)
-    found = {}
+    results = {}
     for images, (strong,) in source.fetch([index[:37], index[37:]], ("strong",), seed=1, epoch=2):
-        found |= dict(zip(images.tolist(), strong[:, 0].tolist(), strict=True))
-    assert [int(found[image] // 100) - 1 for image in range(90)] == drawn[1, 2]
+        results |= dict(zip(images.tolist(), strong[:, 0].tolist(), strict=True))
+    assert [int(results[image] // 100) - 1 for image in range(90)] == drawn[1, 2]
     ((_, (part,)),) = Subset(source, index).fetch([np.arange(90)], ("strong",), seed=1, epoch=2)
     assert (part[:, 0] // 100 - 1).tolist() == [drawn[1, 2][image] for image in index]
     # It goes with the image's name, not with its number.

@@ -71,10 +71,12 @@ def test_the_ends_of_the_ranges_make_views_on_either_side(more: dict[str, Any]) 
     view = Strong(24, **more)
     image = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     keys = np.arange(40, dtype=np.uint64)
-    for made in (torch.stack([view(image, int(key)) for key in keys]), None):
-        found = apply_view(view, image.expand(40, -1, -1, -1), draw_parameters(view, keys)) if made is None else made
-        assert found.shape == (40, 3, 24, 24)
-        assert found.dtype == torch.uint8
+    for actual in (torch.stack([view(image, int(key)) for key in keys]), None):
+        result = (
+            apply_view(view, image.expand(40, -1, -1, -1), draw_parameters(view, keys)) if actual is None else actual
+        )
+        assert result.shape == (40, 3, 24, 24)
+        assert result.dtype == torch.uint8
 
 
 def test_nothing_but_the_weak_view_is_left_without_operations_and_cutout() -> None:
@@ -105,10 +107,10 @@ def test_a_run_remembers_them_and_caches_are_kept_apart(
     assert [RunFolder(tmp_path / "next").read_config()[name] for name in STRONG_VIEW_FIELDS] == [1, 3, 0.1]
     assert CliRunner().invoke(app, ["train", "--resume", str(gentle), "--cutout", "0.3"]).exit_code == 2
     # A run of an earlier version knows nothing of them, and opens as it was.
-    found = yaml.safe_load((usual / "config.yaml").read_text())
+    content = yaml.safe_load((usual / "config.yaml").read_text())
     for name in STRONG_VIEW_FIELDS:
-        found.pop(name)
-    (usual / "config.yaml").write_text(yaml.safe_dump(found))
+        content.pop(name)
+    (usual / "config.yaml").write_text(yaml.safe_dump(content))
     assert Config.from_dict(RunFolder(usual).read_config()).views(
         32, build_backbone("tiny", size=32)
     ) == Config().views(32, build_backbone("tiny", size=32))

@@ -55,8 +55,8 @@ class Small(nn.Module):
 
     def forward(self, view: Tensor) -> Tensor:
         hidden = F.gelu(self.norm(self.conv(view.to(self.conv.weight.dtype) / 128 - 1)))
-        found: Tensor = hidden + F.gelu(self.second(self.dropout(hidden)))
-        return found
+        actual: Tensor = hidden + F.gelu(self.second(self.dropout(hidden)))
+        return actual
 
 
 class Widened(nn.Module):
@@ -142,12 +142,12 @@ def train(
         folder=folder,
         resume=resume,
     )
-    found = {f"model.{key}": value for key, value in fitted.weights.items()}
-    found |= {f"method.{key}": value for key, value in method.state_dict().items()}
-    found["losses"] = torch.tensor([line["loss"] for line in fitted.log], dtype=torch.float64)
+    actual = {f"model.{key}": value for key, value in fitted.weights.items()}
+    actual |= {f"method.{key}": value for key, value in method.state_dict().items()}
+    actual["losses"] = torch.tensor([line["loss"] for line in fitted.log], dtype=torch.float64)
     if judged:
-        found["measured"] = torch.tensor([[line["mean"], line["size"]] for line in fitted.log], dtype=torch.float64)
-    return {key: value.detach().clone().contiguous() for key, value in found.items()}
+        actual["measured"] = torch.tensor([[line["mean"], line["size"]] for line in fitted.log], dtype=torch.float64)
+    return {key: value.detach().clone().contiguous() for key, value in actual.items()}
 
 
 def sweep() -> dict[str, Tensor]:
@@ -168,10 +168,10 @@ def sweep_of_few() -> dict[str, Tensor]:
     large, sent = memory._SCRATCH_BYTES, distributed._BLOCK_BYTES
     memory._SCRATCH_BYTES, distributed._BLOCK_BYTES = 1, 50  # two rows of logits at a time
     try:
-        found = score_source(net, features((1, *bad)), batch_size=5)
+        scored = score_source(net, features((1, *bad)), batch_size=5)
     finally:
         memory._SCRATCH_BYTES, distributed._BLOCK_BYTES = large, sent
-    return {"logits": found.logits, "features": found.features}
+    return {"logits": scored.logits, "features": scored.features}
 
 
 def dropped() -> dict[str, Tensor]:
@@ -181,8 +181,8 @@ def dropped() -> dict[str, Tensor]:
     # Slices of 7 and 6 images: they take different amounts of noise.
     fitted = fit(model(method, dropout=0.5), method, source, table, replace(PLAIN, batch_size=13))
     losses = torch.tensor([line["loss"] for line in fitted.log], dtype=torch.float64)
-    found = {f"model.{key}": value for key, value in fitted.weights.items()}
-    return {**found, **method.state_dict(), "losses": losses}
+    actual = {f"model.{key}": value for key, value in fitted.weights.items()}
+    return {**actual, **method.state_dict(), "losses": losses}
 
 
 # The last batch of 37 images in batches of 12 has one: one process has none of it.
@@ -208,7 +208,7 @@ CASES: dict[str, Callable[[], dict[str, Tensor]]] = {
 
 def every_method(shard: bool = False) -> dict[str, Tensor]:
     """One epoch of every method, in single precision, as some methods support no other."""
-    found = {}
+    results = {}
     for name, how in recipes().items():
         if shard and "shard" in how.cannot:
             continue
@@ -216,8 +216,8 @@ def every_method(shard: bool = False) -> dict[str, Tensor]:
         if "passes" in how.options:
             options["strategy"] = "a"
         state = train(name, options, epochs=1, lr=0.01, single=True, shard=shard)
-        found |= {f"{name}.{key}": value for key, value in state.items()}
-    return found
+        results |= {f"{name}.{key}": value for key, value in state.items()}
+    return results
 
 
 def agreed() -> dict[str, Tensor]:

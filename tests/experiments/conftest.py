@@ -36,8 +36,8 @@ class Digits(NamedTuple):
 @pytest.fixture(scope="session")
 def digits() -> Digits:
     """Sixty scenes with all their labels."""
-    made = scenes(60, size=32)
-    return Digits(made.images, LabelTable.from_dense(made.labels, made.names, made.classes))
+    samples = scenes(60, size=32)
+    return Digits(samples.images, LabelTable.from_dense(samples.labels, samples.names, samples.classes))
 
 
 @pytest.fixture(scope="session")

@@ -37,12 +37,12 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_every_kind_of_labels_has_a_short_list_that_can_learn_from_them(name: str) -> None:
     stats = TABLES[name].stats()
-    found = short_list(stats)
-    assert 2 <= len(found) <= SHORT_LIST
-    assert len({choice.method for choice in found}) == len(found)
-    assert all(stats.regime in recipe(choice.method).serves and choice.why for choice in found)
+    choices = short_list(stats)
+    assert 2 <= len(choices) <= SHORT_LIST
+    assert len({choice.method for choice in choices}) == len(choices)
+    assert all(stats.regime in recipe(choice.method).serves and choice.why for choice in choices)
     best = choose(stats)
-    assert best.method == found[0].method
+    assert best.method == choices[0].method
     recipe(best.method).make(**best.options)
     dataclasses.replace(Settings(), **best.settings)
 
@@ -59,11 +59,11 @@ def test_full_labels_are_compared_with_plain_cross_entropy_and_single_positives_
 
 def test_several_tables_get_methods_that_learn_from_all() -> None:
     tables = [TABLES[name].stats() for name in ("full", "single")]
-    found = short_list(*tables)
-    assert all({"full", "single-positive"} <= set(recipe(choice.method).serves) for choice in found)
+    choices = short_list(*tables)
+    assert all({"full", "single-positive"} <= set(recipe(choice.method).serves) for choice in choices)
     # The table with the fewest labels is the hard one: its methods come first.
     hard = [choice.method for choice in short_list(tables[1])]
-    assert found[0].method == next(name for name in hard if "full" in recipe(name).serves)
+    assert choices[0].method == next(name for name in hard if "full" in recipe(name).serves)
 
 
 def test_methods_that_are_not_there_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

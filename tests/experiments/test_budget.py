@@ -61,10 +61,10 @@ def test_the_budget_starts_no_run_that_would_not_fit(tmp_path: Path, monkeypatch
 
 
 def test_a_budget_that_is_spent_starts_nothing(go: Any, trained: list[Task]) -> None:
-    found = go(budget=1e-9)
+    fitted = go(budget=1e-9)
     assert not trained
-    assert not found.rows
-    assert sum(left.runs for left in found.left_out) == 4
+    assert not fitted.rows
+    assert sum(left.runs for left in fitted.left_out) == 4
 
 
 def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
@@ -72,44 +72,44 @@ def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told: list[int] = []
+    reports: list[int] = []
 
     def progress(done: int, total: int) -> None:
-        told.append(done)
+        reports.append(done)
         now[0] += 10.0
 
-    found = go(budget=25.0, reporter=Reporter(progress), cache=tmp_path / "cache")
-    assert told == [16, 32, 48], "three batches of the images take the 25 s"
-    assert not found.rows
-    assert not found.failures
-    assert sum(left.runs for left in found.left_out) == 4
+    fitted = go(budget=25.0, reporter=Reporter(progress), cache=tmp_path / "cache")
+    assert reports == [16, 32, 48], "three batches of the images take the 25 s"
+    assert not fitted.rows
+    assert not fitted.failures
+    assert sum(left.runs for left in fitted.left_out) == 4
     assert len(trained) == 1, "it was begun, and no other after it"
-    assert found.waiting == (48, 60)
-    told.clear()
-    found = go(budget=1e6, reporter=Reporter(progress), cache=tmp_path / "cache")
-    assert told[0] > 48, "what was computed before is kept"
-    assert len(found.rows) == 2
-    assert found.waiting is None
+    assert fitted.waiting == (48, 60)
+    reports.clear()
+    fitted = go(budget=1e6, reporter=Reporter(progress), cache=tmp_path / "cache")
+    assert reports[0] > 48, "what was computed before is kept"
+    assert len(fitted.rows) == 2
+    assert fitted.waiting is None
 
 
 def test_a_run_under_way_is_given_up_at_the_end_of_an_epoch(
     go: Any, monkeypatch: pytest.MonkeyPatch, trained: list[Task]
 ) -> None:
-    now, told = [0.0], []
+    now, reported = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     class Recorder(Callback):
         def on_task_start(self, task: Task, number: int, total: int, left: float | None) -> None:
-            told.append(number)
+            reported.append(number)
 
         def on_epoch_end(self, log: EpochLog) -> None:
             now[0] += 100.0
 
-    found = go(
+    fitted = go(
         budget=150.0, reporter=Reporter(callback=Recorder())
     )  # two epochs of 100 s each: the last is not cut off
-    assert [row.seeds for row in found.rows] == [1]
-    assert told == [1]
+    assert [row.seeds for row in fitted.rows] == [1]
+    assert reported == [1]
     now[0] = 0.0
     go(out="other", budget=50.0, reporter=Reporter(callback=Recorder()))
     assert now[0] == 100.0, "one epoch, and no more"
@@ -128,12 +128,12 @@ def test_a_rate_by_which_nothing_is_learned_is_refused(go: Any, tmp_path: Path) 
 
 def test_time_left_is_told(tmp_path: Path) -> None:
     bench = FakeBench({"bce": 10.0, "em": 50.0})
-    told: list[Any] = []
+    reports: list[Any] = []
 
     class Recorder(Callback):
         def on_task_start(self, task: Task, number: int, total: int, left: float | None) -> None:
-            told.append((number, total, left))
+            reports.append((number, total, left))
 
     grid = Grid(tuple(map(Candidate.parse, bench.seconds)), (LabelMask(),), 2, "none")
     run_grid(grid, bench, Store(tmp_path), Reporter(callback=Recorder()))
-    assert told == [(1, 4, None), (2, 4, 30.0), (3, 4, 60.0), (4, 4, 50.0)]
+    assert reports == [(1, 4, None), (2, 4, 30.0), (3, 4, 60.0), (4, 4, 50.0)]

@@ -70,8 +70,8 @@ def odd_methods(monkeypatch: pytest.MonkeyPatch) -> None:
         "not-finite": lambda: NotFinite(BCE()),
     }
     for name, build in built.items():
-        made = Recipe(name, build, {}, methods.REGIMES, "none", lr=1e-2, weight_decay=0.0)
-        monkeypatch.setitem(methods._REGISTRY, name, made)
+        recipe = Recipe(name, build, {}, methods.REGIMES, "none", lr=1e-2, weight_decay=0.0)
+        monkeypatch.setitem(methods._REGISTRY, name, recipe)
 
 
 def parts_of(out: Path) -> dict[str, str]:
@@ -92,10 +92,10 @@ def same(first: Comparison, second: Comparison) -> bool:
 
 
 def test_the_grid_is_complete_and_written(go: Any, tmp_path: Path, trained: list[Task]) -> None:
-    found = go(shares=[0.5, 1])
+    fitted = go(shares=[0.5, 1])
     cells = Counter((task.candidate.name, task.label_mask.name, task.seed) for task in trained)
     assert cells == Counter((m, h, s) for m in ("bn-bce", "em") for h in ("50 %", "all") for s in (0, 1))
-    assert {(row.labels, row.method, row.seeds) for row in found.rows} == {
+    assert {(row.labels, row.method, row.seeds) for row in fitted.rows} == {
         (labels, name, 2) for labels in ("50 %", "all") for name in ("bn-bce", "em")
     }
     out = tmp_path / "out"
@@ -103,25 +103,25 @@ def test_the_grid_is_complete_and_written(go: Any, tmp_path: Path, trained: list
         lines = list(csv.DictReader(file))
     content = json.loads((out / "comparison.json").read_text())
     assert len(lines) == len(content["rows"]) == 4
-    for line, row, kept in zip(lines, found.rows, content["rows"], strict=True):
+    for line, row, kept in zip(lines, fitted.rows, content["rows"], strict=True):
         assert float(line["mAP"]) == kept["mAP"] == row.mAP == pytest.approx(np.mean(row.per_seed))
         assert float(line["mAP_low"]) <= row.mAP <= float(line["mAP_high"])
         assert line["selected_on"] == "known labels"
         assert float(line["seconds"]) > 0
         assert line["method"] == row.method
     assert content["selected_on_hidden_truth"] is False
-    assert content["protocol"] == list(found.protocol)
-    assert [row.known for row in found.rows] == pytest.approx([0.5, 0.5, 1, 1], abs=0.01)
+    assert content["protocol"] == list(fitted.protocol)
+    assert [row.known for row in fitted.rows] == pytest.approx([0.5, 0.5, 1, 1], abs=0.01)
 
 
 def test_the_table_matches_the_stored_scores(go: Any, digits: Any, tmp_path: Path) -> None:
-    found = go(names=["em"], seeds=2)
+    fitted = go(names=["em"], seeds=2)
     store = Store(tmp_path / "out")
     part = parts_of(tmp_path / "out")
     test = digits.table.subset(np.flatnonzero([part[name] == "test" for name in digits.table.images]))
     assert 0.15 * len(digits.table) < len(test) < 0.25 * len(digits.table)
     candidate = Candidate.parse("em")
-    for seed, value in enumerate(found.rows[0].per_seed):
+    for seed, value in enumerate(fitted.rows[0].per_seed):
         logits = store.logits(Task(candidate, LabelMask(), seed, candidate.lr, ()))
         assert logits.dtype == np.float32
         assert metrics.mean_average_precision(logits, test.dense()) == pytest.approx(value, abs=1e-12)
@@ -144,7 +144,7 @@ def test_test_images_are_never_learned_from_and_keep_all_labels(
         return original(model, method, source, table, settings, **more)
 
     monkeypatch.setattr(bench, "fit", fit)
-    found = go(shares=[0.3])
+    fitted = go(shares=[0.3])
     assert len(seen) == 4
     parts = parts_of(tmp_path / "out")
     rest, test = ({name for name, part in parts.items() if part == kind} for kind in ("train", "test"))
@@ -155,12 +155,12 @@ def test_test_images_are_never_learned_from_and_keep_all_labels(
     # The same seed gives all methods the same labels, another seed others.
     assert seen[0][2] == seen[1][2] != seen[2][2] == seen[3][2]
     assert rest | test == set(digits.table.images)
-    assert f"{10 * len(test)} of {10 * len(test)} entries known" in found.protocol[0]
+    assert f"{10 * len(test)} of {10 * len(test)} entries known" in fitted.protocol[0]
 
 
 def test_the_search_is_recorded_and_its_choice_kept(go: Any, tmp_path: Path, trained: list[Task]) -> None:
-    found = go(names=["em"], search="small", shares=[0.5])
-    (row,) = found.rows
+    fitted = go(names=["em"], search="small", shares=[0.5])
+    (row,) = fitted.rows
     assert (row.tried, row.to_try) == (6, 6)
     assert len(trained) == 7
     stored = [json.loads(path.read_text()) for path in (tmp_path / "out" / "tasks").glob("*.json")]
@@ -227,9 +227,9 @@ def test_another_configuration_is_refused_and_force_starts_again(
 def test_methods_shares_and_seeds_may_be_added(go: Any, trained: list[Task]) -> None:
     go(names=["em"], seeds=1)
     trained.clear()
-    found = go(names=["em", "bn-bce"], seeds=2, shares=[0.5, 1])
+    fitted = go(names=["em", "bn-bce"], seeds=2, shares=[0.5, 1])
     assert len(trained) == 8 - 1
-    assert len(found.rows) == 4
+    assert len(fitted.rows) == 4
 
 
 def test_a_folder_with_something_else_is_left_alone(go: Any, tmp_path: Path) -> None:
@@ -247,12 +247,12 @@ def test_a_folder_with_something_else_is_left_alone(go: Any, tmp_path: Path) -> 
 
 
 def test_what_fails_is_reported_and_the_rest_goes_on(go: Any, trained: list[Task]) -> None:
-    found = go(names=["breaks", "em", "not-finite", "bce"], shares=[1], protocols=["single-positive"], seeds=1)
-    assert {(row.labels, row.method) for row in found.rows} == {
+    fitted = go(names=["breaks", "em", "not-finite", "bce"], shares=[1], protocols=["single-positive"], seeds=1)
+    assert {(row.labels, row.method) for row in fitted.rows} == {
         ("single-positive", "em"), ("all", "em"), ("all", "bce"),
     }  # fmt: skip
-    reasons = {(failure.labels, failure.method): failure.reason for failure in found.failures}
-    assert len(found.failures) == 5
+    reasons = {(failure.labels, failure.method): failure.reason for failure in fitted.failures}
+    assert len(fitted.failures) == 5
     assert "RuntimeError: the roof is leaking (test_compare.py" in reasons["all", "breaks"]
     assert "the loss is not finite" in reasons["all", "not-finite"]
     assert "cannot learn from single-positive labels" in reasons["single-positive", "bce"]
@@ -260,7 +260,7 @@ def test_what_fails_is_reported_and_the_rest_goes_on(go: Any, trained: list[Task
     trained.clear()
     again = go(names=["breaks", "em", "not-finite", "bce"], shares=[1], protocols=["single-positive"], seeds=1)
     assert {task.candidate.name for task in trained} == {"breaks", "not-finite"}
-    assert same(found, again)
+    assert same(fitted, again)
 
 
 def test_too_little_memory_is_a_failure_of_that_run_alone(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,9 +272,9 @@ def test_too_little_memory_is_a_failure_of_that_run_alone(go: Any, monkeypatch: 
         return original(self, task, **more)
 
     monkeypatch.setattr(Bench, "train", train)
-    found = go(names=["em"], seeds=3)
-    assert [row.seeds for row in found.rows] == [2]
-    (failure,) = found.failures
+    fitted = go(names=["em"], seeds=3)
+    assert [row.seeds for row in fitted.rows] == [2]
+    (failure,) = fitted.failures
     assert failure.reason == "out of memory (CUDA out of memory. Tried to allocate 9 GiB.)"
     assert "seed 1" in failure.what
 
@@ -301,18 +301,18 @@ def test_choosing_on_hidden_truth_has_to_be_asked_for_and_is_said(
     honest = go("known", shares=[0.3])
     assert max(known) < 0.4
     known.clear()
-    found = go("hidden", shares=[0.3], select="hidden")
+    fitted = go("hidden", shares=[0.3], select="hidden")
     assert set(known) == {1.0}
-    assert any("CHOSEN ON HIDDEN TRUTH" in line for line in found.protocol)
+    assert any("CHOSEN ON HIDDEN TRUTH" in line for line in fitted.protocol)
     assert not any("HIDDEN TRUTH" in line for line in honest.protocol)
-    assert {row.selected_on for row in found.rows} == {"hidden truth"}
+    assert {row.selected_on for row in fitted.rows} == {"hidden truth"}
     assert json.loads((tmp_path / "hidden" / "comparison.json").read_text())["selected_on_hidden_truth"] is True
 
 
 def test_with_positives_only_unknown_counts_as_absent_for_choosing_and_that_is_said(go: Any) -> None:
-    found = go(names=["em", "an"], protocols=["single-positive"])
-    assert {row.selected_on for row in found.rows} == {"known positives"}
-    assert any("unknown ones count as absent" in line for line in found.protocol)
+    fitted = go(names=["em", "an"], protocols=["single-positive"])
+    assert {row.selected_on for row in fitted.rows} == {"known positives"}
+    assert any("unknown ones count as absent" in line for line in fitted.protocol)
 
 
 def test_a_test_that_tells_nothing_apart_is_refused(go: Any, digits: Any, tmp_path: Path) -> None:
@@ -344,20 +344,20 @@ def test_unreadable_test_images_are_left_out_and_said(go: Any, tmp_path: Path, c
     write_folder(tmp_path / "some", 60, size=32)
     (tmp_path / "some" / "images" / f"{test[0]}.png").write_bytes(b"no picture")
     patient = dataclasses.replace(config, max_bad=0.5)
-    found = go(images=tmp_path / "some" / "images", cache=tmp_path / "cache", config=patient)
-    assert "1 test images could not be read and are left out." in found.protocol
-    assert len(found.rows) == 2
+    fitted = go(images=tmp_path / "some" / "images", cache=tmp_path / "cache", config=patient)
+    assert "1 test images could not be read and are left out." in fitted.protocol
+    assert len(fitted.rows) == 2
 
 
 def test_labels_of_other_images_can_be_the_test(go: Any, digits: Any) -> None:
-    made = scenes(20, size=32, split="test")
-    other = LabelTable.from_dense(made.labels, made.names, made.classes).subset(classes=np.arange(10)[::-1])
-    found = go(test=other, test_images=made.images)
-    assert found.protocol[0].startswith("Test: 20 images, with separate labels")
+    samples = scenes(20, size=32, split="test")
+    other = LabelTable.from_dense(samples.labels, samples.names, samples.classes).subset(classes=np.arange(10)[::-1])
+    fitted = go(test=other, test_images=samples.images)
+    assert fitted.protocol[0].startswith("Test: 20 images, with separate labels")
     with pytest.raises(UserError, match="come without images"):
         go("b", test=other)
     with pytest.raises(UserError, match="no class '0'"):
-        go("b", test=other.subset(classes=np.arange(9)), test_images=made.images)
+        go("b", test=other.subset(classes=np.arange(9)), test_images=samples.images)
     with pytest.raises(UserError, match="3 test images are also training images"):
         go("b", test=digits.table.subset(np.arange(3)), test_images=digits.images[:3])
 
@@ -365,18 +365,18 @@ def test_labels_of_other_images_can_be_the_test(go: Any, digits: Any) -> None:
 def test_classes_that_cannot_be_judged_are_left_out(go: Any, digits: Any) -> None:
     labels = digits.table.dense().copy()
     labels[:, 3] = np.maximum(labels[:, 3], 0)  # never known to be absent: its average precision would always be 1
-    found = go(
+    fitted = go(
         table=LabelTable.from_dense(labels, digits.table.images, digits.table.classes), names=["bn-bce"], seeds=1
     )
-    assert "mAP over the 9 of 10 classes" in found.protocol[0]
-    assert found.rows[0].mAP < 0.9
+    assert "mAP over the 9 of 10 classes" in fitted.protocol[0]
+    assert fitted.rows[0].mAP < 0.9
 
 
 def test_equal_methods_do_not_differ_and_a_worse_one_is_behind(go: Any, config: Config) -> None:
     pictures, table = paint()
     longer = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=8))
-    found = go(table=table, images=pictures, names=["swapped", "em", "em:alpha=0.2"], lr=0.02, config=longer, seeds=3)
-    first, second, last = found.rows
+    fitted = go(table=table, images=pictures, names=["swapped", "em", "em:alpha=0.2"], lr=0.02, config=longer, seeds=3)
+    first, second, last = fitted.rows
     assert {first.method, second.method} == {"em", "em:alpha=0.2"}
     assert first.per_seed == second.per_seed
     assert (first.behind, first.behind_low, first.behind_high) == (0, 0, 0)
@@ -391,12 +391,12 @@ def test_equal_methods_do_not_differ_and_a_worse_one_is_behind(go: Any, config: 
 
 @pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in so few epochs
 def test_auto_says_why(go: Any) -> None:
-    said: list[str] = []
-    found = go(names="auto", shares=[0.3], seeds=1, reporter=Reporter(message=said.append))
-    assert 4 <= len(found.rows) <= 6
-    assert set(found.chosen_by) == {row.method for row in found.rows}
-    assert all(any(line == f"auto: {name}: {why}" for line in said) for name, why in found.chosen_by.items())
-    assert not found.failures
+    messages: list[str] = []
+    fitted = go(names="auto", shares=[0.3], seeds=1, reporter=Reporter(message=messages.append))
+    assert 4 <= len(fitted.rows) <= 6
+    assert set(fitted.chosen_by) == {row.method for row in fitted.rows}
+    assert all(any(line == f"auto: {name}: {why}" for line in messages) for name, why in fitted.chosen_by.items())
+    assert not fitted.failures
 
 
 @pytest.mark.parametrize(

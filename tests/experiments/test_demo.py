@@ -67,12 +67,12 @@ def test_picture_shows_photos_decisions_and_credit(tmp_path: Path) -> None:
     decisions = [Decision("sky", 0.9, True, True), Decision("tree", 0.4, True, False)]
     write_grid([DecidedPhoto(photo, decisions)] * 4, tmp_path / "with.jpg", "Photos: nobody")
     write_grid([DecidedPhoto(photo, ())] * 4, tmp_path / "without.jpg", "")
-    with Image.open(tmp_path / "with.jpg") as made, Image.open(tmp_path / "without.jpg") as bare:
-        assert made.size[0] == bare.size[0] == 800
-        assert made.size[1] > bare.size[1]
-        red, _, blue = made.getpixel((100, 100))
+    with Image.open(tmp_path / "with.jpg") as actual, Image.open(tmp_path / "without.jpg") as bare:
+        assert actual.size[0] == bare.size[0] == 800
+        assert actual.size[1] > bare.size[1]
+        red, _, blue = actual.getpixel((100, 100))
         assert blue > 200 > 50 > red
-        assert np.asarray(made)[-25:].min() < 200  # the credit line
+        assert np.asarray(actual)[-25:].min() < 200  # the credit line
         assert np.asarray(bare)[-25:].min() > 200
 
 
@@ -96,9 +96,9 @@ def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     without_photos = [[word for word in words if not word.endswith(".jpg")] for words in commands]
     for words in shown[1:]:
         assert [word for word in words if not word.endswith(".jpg")] in without_photos
-    said = re.search(r"set aside:\s+mAP\s+([\d.]+)", text)
-    assert said is not None
-    assert f"mAP {said[1]} " in done(*commands[2])
+    match = re.search(r"set aside:\s+mAP\s+([\d.]+)", text)
+    assert match is not None
+    assert f"mAP {match[1]} " in done(*commands[2])
     assert "labels (*" in done(*commands[3])
     assert "Wrote" in done(*commands[4], "--force")
     assert "20 questions" in done(*commands[5])

@@ -29,19 +29,19 @@ def grid(*names: str, seeds: int = 3, search: str = "small", label_masks: tuple[
 
 def walk(grid: Grid, quality: Callable[[Task], float] = lambda task: 0.5) -> tuple[list[Task], Mapping[Task, Outcome]]:
     """All tasks in turn, each with a made-up result."""
-    found: dict[Task, Outcome] = {}
+    results: dict[Task, Outcome] = {}
     order = []
-    for task in grid.tasks(found):
-        assert task not in found
+    for task in grid.tasks(results):
+        assert task not in results
         order.append(task)
         value = quality(task)
-        found[task] = Outcome(select=value) if value >= 0 else Outcome(error="broken")
-    return order, found
+        results[task] = Outcome(select=value) if value >= 0 else Outcome(error="broken")
+    return order, results
 
 
 def test_every_method_has_one_seed_before_any_gets_a_second() -> None:
     asked = grid("bce", "em", "asl", label_masks=(TENTH, ALL))
-    order, found = walk(asked)
+    order, actual = walk(asked)
     assert len(order) == asked.total == len({task.key for task in order})
     pairs = {task.pair for task in order}
     assert len(pairs) == 6
@@ -52,7 +52,7 @@ def test_every_method_has_one_seed_before_any_gets_a_second() -> None:
     # The very first round is every method as it comes.
     assert [(task.lr, task.options) for task in order[:6]] == [(task.candidate.lr, ()) for task in order[:6]]
     assert {task.pair for task in order[:6]} == pairs
-    assert all(asked.cell(c, h, seed, found) in found for c, h in asked.pairs for seed in range(3))
+    assert all(asked.cell(c, h, seed, actual) in actual for c, h in asked.pairs for seed in range(3))
 
 
 def test_without_search_there_is_one_run_per_cell() -> None:
@@ -69,28 +69,28 @@ def test_the_search_takes_the_best_rate_then_the_best_option_and_keeps_both() ->
         return (0.2 if math.isclose(task.lr, 3 * own) else 0.1) + (0.3 if dict(task.options) == {"alpha": 0.05} else 0)
 
     asked = grid("em")
-    order, found = walk(asked, quality)
+    order, actual = walk(asked, quality)
     tried = [(round(task.lr / own, 3), dict(task.options).get("alpha")) for task in order if task.seed == 0]
     assert tried == [(1, None), (0.333, None), (3, None), (3, 0.05), (3, 0.1), (3, 0.5)]
     (pair,) = asked.pairs
-    assert asked.chosen(*pair, found).options == (("alpha", 0.05),)
-    assert asked.tried(*pair, found) == [task for task in order if task.seed == 0]
+    assert asked.chosen(*pair, actual).options == (("alpha", 0.05),)
+    assert asked.tried(*pair, actual) == [task for task in order if task.seed == 0]
     assert {(task.lr, task.options) for task in order if task.seed > 0} == {(3 * own, (("alpha", 0.05),))}
 
 
 def test_of_equal_settings_the_methods_own_are_kept() -> None:
     asked = grid("em", seeds=2)
-    order, found = walk(asked)
+    order, actual = walk(asked)
     assert (order[-1].lr, order[-1].options) == (recipe("em").lr, ())
-    assert asked.cell(*asked.pairs[0], 1, found) == order[-1]
+    assert asked.cell(*asked.pairs[0], 1, actual) == order[-1]
 
 
 def test_runs_that_fail_or_cannot_be_judged_are_not_chosen() -> None:
     asked = grid("bce", seeds=1)
     own = recipe("bce").lr
     for poor in (-1.0, math.nan):
-        _, found = walk(asked, lambda task, poor=poor: 0.0 if task.lr < own else poor)  # type: ignore[misc]
-        assert asked.chosen(*asked.pairs[0], found).lr == pytest.approx(own / 3)
+        _, actual = walk(asked, lambda task, poor=poor: 0.0 if task.lr < own else poor)  # type: ignore[misc]
+        assert asked.chosen(*asked.pairs[0], actual).lr == pytest.approx(own / 3)
 
 
 def test_an_option_that_was_given_is_not_searched() -> None:

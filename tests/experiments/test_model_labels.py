@@ -31,14 +31,14 @@ def mixed_rows(table: LabelTable, is_model_made: NDArray[np.bool_]) -> Rows:
 @pytest.fixture
 def benches(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
     """The benches that are made; nothing is trained."""
-    made: list[Bench] = []
+    actual: list[Bench] = []
 
     def open_images(self: Bench) -> None:
-        made.append(self)
+        actual.append(self)
         raise Stop
 
     monkeypatch.setattr(experiment_setup.Bench, "open", open_images)
-    return made
+    return actual
 
 
 @pytest.mark.parametrize("experiment", [compare, study, grow])

@@ -12,25 +12,25 @@ from halflabel.experiments.result import ComparisonRow
 
 
 def test_the_naive_reading_and_full_labels_are_trained_beside(go: Any, trained: list[Task]) -> None:
-    found = go(names=["em"], shares=[0.3], references=True, search="small", seeds=2)
-    rows = {row.role: row for row in found.rows}
+    fitted = go(names=["em"], shares=[0.3], references=True, search="small", seeds=2)
+    rows = {row.role: row for row in fitted.rows}
     assert {role: (row.labels, row.method, row.seeds) for role, row in rows.items()} == {
         "": ("30 %", "em", 2),
         "naive": ("30 %", "an", 2),
         "oracle": ("all", "asl", 2),
     }
     assert [task.candidate.role for task in trained].count("oracle") == 2, "no search"
-    assert found.rows[-1].role == "oracle"
+    assert fitted.rows[-1].role == "oracle"
     assert rows["oracle"].known == 1
-    (sentence,) = found.conclusions
+    (sentence,) = fitted.conclusions
     assert sentence.startswith("Labels 30 %: ")
     assert "With all labels known, asl has" in sentence
 
 
 def test_they_are_not_trained_twice(go: Any, trained: list[Task]) -> None:
-    found = go(names=["an", "bce"], shares=[0.3, 1], references=True, seeds=1)
+    fitted = go(names=["an", "bce"], shares=[0.3, 1], references=True, seeds=1)
     assert len(trained) == 4
-    assert {(row.labels, row.method): row.role for row in found.rows} == {
+    assert {(row.labels, row.method): row.role for row in fitted.rows} == {
         ("30 %", "an"): "naive",
         ("30 %", "bce"): "",
         ("all", "an"): "naive",

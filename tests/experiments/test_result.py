@@ -39,10 +39,10 @@ def test_difference_is_the_formula(seeds: int) -> None:
 def test_interval_of_one_seed_is_that_of_the_bootstrap() -> None:
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 0, 1], size=(30, 4), p=[0.7, 0.2, 0.1]).astype(np.int8)
-    found = metrics.bootstrap(rng.normal(size=labels.shape) + labels, labels, n=50)
+    actual = metrics.bootstrap(rng.normal(size=labels.shape) + labels, labels, n=50)
     worth = metrics.positives_of_mean(torch.from_numpy((labels > 0).sum(0)))
-    one = interval(np.array([found.mean]), found.replicates.numpy()[None], worth)
-    assert tuple(one) == pytest.approx((found.mean, found.mean_low, found.mean_high), abs=1e-9)
+    one = interval(np.array([actual.mean]), actual.replicates.numpy()[None], worth)
+    assert tuple(one) == pytest.approx((actual.mean, actual.mean_low, actual.mean_high), abs=1e-9)
 
 
 def test_interval_of_seeds_is_the_formula_of_the_metric() -> None:
@@ -51,10 +51,10 @@ def test_interval_of_seeds_is_the_formula_of_the_metric() -> None:
     replicates = values[:, None] + 0.01 + rng.normal(0, 0.03, 50)
     centre, low, high = slow(values.tolist(), replicates.tolist(), 10**9)
     of_seeds, variance = values.var(ddof=1) / 3, replicates.mean(0).var(ddof=1) + values.var(ddof=1) / 3
-    told = [centre, variance, replicates.mean() - centre, 200]
+    reports = [centre, variance, replicates.mean() - centre, 200]
     quantile = t.ppf(0.975, variance**2 / (of_seeds**2 / 2))
     assert (high - low) / 2 == pytest.approx(quantile * variance**0.5)
-    ends = metrics.limits(*torch.tensor(told, dtype=torch.float64), quantile)
+    ends = metrics.limits(*torch.tensor(reports, dtype=torch.float64), quantile)
     assert tuple(interval(values, replicates, 200)) == pytest.approx((centre, float(ends[0]), float(ends[1])))
 
 

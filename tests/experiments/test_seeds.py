@@ -33,22 +33,22 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
     bench: Any = SimpleNamespace(
         test=test, select=select, data=SimpleNamespace(has_own_test=False), config=SimpleNamespace(held_out=0.2)
     )
-    store, found = Store(folder), {}
+    store, actual = Store(folder), {}
     for candidate in candidates:
         for seed, strength in strengths[candidate.name].items():
             task = Task(candidate, LabelMask(), seed, candidate.lr, candidate.options)
             noise = np.random.default_rng(seed).normal(size=LABELS.shape)
-            found[task] = Outcome(select=0.5, measure="mAP", best_epoch=seed + 1)
-            store.write(task, found[task], (strength * LABELS + noise).astype(np.float32))
+            actual[task] = Outcome(select=0.5, measure="mAP", best_epoch=seed + 1)
+            store.write(task, actual[task], (strength * LABELS + noise).astype(np.float32))
     scorer = TaskScorer(bench, store)
-    result = summarise(grid, found, scorer, bench)
+    result = summarise(grid, actual, scorer, bench)
     return dataclasses.replace(result, protocol=tuple(describe_protocol(grid, bench, scorer, result.rows)))
 
 
 def test_methods_are_ranked_by_seeds_that_all_have(tmp_path: Path) -> None:
     """The better one alone has had the seed that is hard for all."""
-    found = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 2.0, 1: 2.0, 2: -1.0}})
-    best, other = found.rows
+    summary = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 2.0, 1: 2.0, 2: -1.0}})
+    best, other = summary.rows
     assert np.mean(best.per_seed) < other.mAP < best.mAP, "the mean over all its seeds would put it last"
     assert (best.method, best.seeds, best.unused_seeds, best.judged_by) == ("em", 2, 1, (0, 1))
     assert (other.method, other.seeds, other.unused_seeds) == ("bn-bce", 2, 0)
@@ -58,16 +58,16 @@ def test_methods_are_ranked_by_seeds_that_all_have(tmp_path: Path) -> None:
     assert other.behind == pytest.approx(np.mean(gaps))
     assert other.behind < 0
     assert [run.rpartition("-seed")[2][0] for run in best.runs] == ["0", "1"]
-    assert any("further finished seeds" in line and "em at all: 1" in line for line in found.protocol)
-    shown = found.table()[0]
+    assert any("further finished seeds" in line and "em at all: 1" in line for line in summary.protocol)
+    shown = summary.table()[0]
     assert (shown["judged_by"], shown["runs"]) == ("0 1", " ".join(best.runs))
 
 
 def test_who_shares_no_seed_is_not_ranked(tmp_path: Path) -> None:
-    found = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 0.5, 1: 0.5}, "an": {2: 3.0}})
-    assert [row.method for row in found.rows] == ["bn-bce", "em", "an"]
-    assert math.isnan(found.rows[-1].behind)
-    assert any("Not ranked" in line and "an at all" in line for line in found.protocol)
+    summary = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 0.5, 1: 0.5}, "an": {2: 3.0}})
+    assert [row.method for row in summary.rows] == ["bn-bce", "em", "an"]
+    assert math.isnan(summary.rows[-1].behind)
+    assert any("Not ranked" in line and "an at all" in line for line in summary.protocol)
 
 
 def test_equal_seeds_are_all_counted() -> None:
@@ -76,8 +76,8 @@ def test_equal_seeds_are_all_counted() -> None:
 
 
 def test_with_nothing_hidden_nothing_was_chosen_on_hidden_truth(tmp_path: Path) -> None:
-    found = summed_up(tmp_path, {"em": {0: 1.0}}, select="hidden")
-    assert {row.labels: row.selected_on for row in found.rows} == {"all": "known labels"}
+    summary = summed_up(tmp_path, {"em": {0: 1.0}}, select="hidden")
+    assert {row.labels: row.selected_on for row in summary.rows} == {"all": "known labels"}
 
 
 def row(labels: str, method: str, **more: Any) -> ComparisonRow:
@@ -132,7 +132,7 @@ def test_no_figure_is_ever_cut(monkeypatch: pytest.MonkeyPatch, terminal: bool, 
         assert part in text
     assert "another_option=12345" in text
     assert "3 of 5" in " ".join(text.split())
-    said = re.sub(r"\s+", " ", text)
-    assert "not significantly different from the best; more than 2 seeds narrow the interval" in said
+    messages = re.sub(r"\s+", " ", text)
+    assert "not significantly different from the best; more than 2 seeds narrow the interval" in messages
     if terminal and width == 80:
         assert max(map(len, text.splitlines())) <= 80

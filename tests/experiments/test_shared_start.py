@@ -77,10 +77,10 @@ def test_what_fast0tag_learns_later_is_among_the_same_vectors() -> None:
 def test_wsabie_begins_with_the_nearest_factors(dimensions: int) -> None:
     _, head = begun("wsabie", dimensions=dimensions)
     weight = linear()[0].linear.weight.detach()
-    found = head.labels.detach() @ head.images.detach()  # type: ignore[union-attr,operator]
+    actual = head.labels.detach() @ head.images.detach()  # type: ignore[union-attr,operator]
     left, size, right = np.linalg.svd(weight.numpy(), full_matrices=False)
     rank = min(dimensions, CLASSES)
-    assert np.allclose(found.numpy(), (left[:, :rank] * size[:rank]) @ right[:rank], atol=1e-5)
+    assert np.allclose(actual.numpy(), (left[:, :rank] * size[:rank]) @ right[:rank], atol=1e-5)
     head.train()
     head(features()).logits.square().sum().backward()
     assert isinstance(head.labels, torch.nn.Parameter)
@@ -134,7 +134,7 @@ def task(method: str, seed: int = 0, share: float = 0.5) -> Task:
 def test_trained_once_per_seed_and_hiding(
     tune: Any, digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     config = replace(config, tune=tune)
 
     def bench() -> Bench:
@@ -143,7 +143,7 @@ def test_trained_once_per_seed_and_hiding(
             config,
             cache=tmp_path,
             start=START,
-            reporter=Reporter(message=said.append),
+            reporter=Reporter(message=messages.append),
         )
 
     first = bench()
@@ -153,8 +153,8 @@ def test_trained_once_per_seed_and_hiding(
     # The start before what needs it; the task that is the start is only scored.
     assert epochs == [(3, 0), (2, 0), (2, 0), (3, 1), (2, 1), (3, 0), (2, 0)]
     assert fits[5][2] > fits[0][2]
-    assert len(said) == 3
-    assert "3 epochs of logistic" in said[0]
+    assert len(messages) == 3
+    assert "3 epochs of logistic" in messages[0]
     files = sorted((tmp_path / "starts").iterdir())
     assert [file.suffix for file in files] == [".safetensors"] * 3  # nothing half-done is left
     fits.clear()

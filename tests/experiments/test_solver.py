@@ -71,16 +71,16 @@ def test_no_image_is_held_out_and_no_rate_is_searched(
     go: Any, quick: Config, trained: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_module, "fit", None)  # epochs of batches would call it
-    found = go(names=["em"], config=quick, search="small", shares=[0.5], seeds=1)
-    (row,) = found.rows
+    fitted = go(names=["em"], config=quick, search="small", shares=[0.5], seeds=1)
+    (row,) = fitted.rows
     assert (row.solver, row.lr, row.tried) == ("lbfgs", 0.0, 4)
     assert {task.lr for task in trained} == {0.0}
     assert len({task.options for task in trained}) == 4
     assert row.known == pytest.approx(0.5, abs=0.01)
     assert 0 < row.OF1 <= 1
     assert len(row.strengths) == 1
-    assert any("out-of-fold scores, on the labels known there" in line for line in found.protocol)
-    assert not any("validation images (" in line for line in found.protocol)
+    assert any("out-of-fold scores, on the labels known there" in line for line in fitted.protocol)
+    assert not any("validation images (" in line for line in fitted.protocol)
 
 
 def test_a_given_rate_is_a_choice_of_batches(go: Any, auto: Config) -> None:
@@ -88,9 +88,9 @@ def test_a_given_rate_is_a_choice_of_batches(go: Any, auto: Config) -> None:
 
 
 def test_a_method_that_the_solver_cannot_fit_is_listed(go: Any, quick: Config) -> None:
-    found = go(names=["bn-bce", "imcl"], config=dataclasses.replace(quick, solver="lbfgs"), shares=[0.5], seeds=1)
-    assert [row.method for row in found.rows] == ["bn-bce"]
-    ((labels, method, what, reason),) = found.failures
+    fitted = go(names=["bn-bce", "imcl"], config=dataclasses.replace(quick, solver="lbfgs"), shares=[0.5], seeds=1)
+    assert [row.method for row in fitted.rows] == ["bn-bce"]
+    ((labels, method, what, reason),) = fitted.failures
     assert (labels, method, what) == ("50 %", "imcl", "all")
     assert "needs batches" in reason
 

@@ -47,17 +47,17 @@ def test_a_strong_view_teaches_something_else_than_the_weak_one(
 
 
 def test_strong_views_count_for_what_fits_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = np.arange(60, dtype=np.float16).reshape(3, 4, 5)
-    np.save(tmp_path / "values.npy", made)
+    actual = np.arange(60, dtype=np.float16).reshape(3, 4, 5)
+    np.save(tmp_path / "values.npy", actual)
     plain, *strong = np.load(tmp_path / "values.npy", mmap_mode="r")
     names = Names.numbered(4)
-    for room, held in ((made.nbytes - 1, np.ndarray), (made.nbytes, torch.Tensor)):
+    for room, held in ((actual.nbytes - 1, np.ndarray), (actual.nbytes, torch.Tensor)):
         monkeypatch.setattr(sources, "_MAX_BYTES_IN_MEMORY", room)
-        found = sources._in_memory(Features(plain, names, [2], strong=strong))
-        assert found.strong is not None
-        assert found.bad.tolist() == [2]
-        assert [values.tolist() for values in (found.values, *found.strong)] == made.tolist()
-        assert all(isinstance(values, held) for values in (found.values, *found.strong))
+        result = sources._in_memory(Features(plain, names, [2], strong=strong))
+        assert result.strong is not None
+        assert result.bad.tolist() == [2]
+        assert [values.tolist() for values in (result.values, *result.strong)] == actual.tolist()
+        assert all(isinstance(values, held) for values in (result.values, *result.strong))
     assert sources._in_memory(Features(plain, names)).strong is None
 
 

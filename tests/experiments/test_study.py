@@ -92,8 +92,8 @@ def test_the_same_budget_is_spent_in_four_ways(
         return original(model, method, source, known, settings, **more)
 
     monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
-    found = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
-    places = {(point.strategy, point.share) for point in found.points if point.strategy != "noisy+"}
+    result = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    places = {(point.strategy, point.share) for point in result.points if point.strategy != "noisy+"}
     assert places == {
         *((name, share) for name in ("partial", "dense") for share in (0.25, 0.75, 1.0)),
         *(("noisy", share) for share in (0.75, 1.0)),  # below one half labels say the opposite
@@ -109,43 +109,43 @@ def test_the_same_budget_is_spent_in_four_ways(
     for name, share in (("25 %", 0.25), ("dense:share=0.25", 0.25), ("noisy:share=0.25", 0.75)):
         clean = (by_task[name, 0].dense() == truth).mean()
         assert clean == pytest.approx(share, abs=0.03)
-    (plus,) = [point for point in found.points if point.strategy == "noisy+"]
+    (plus,) = [point for point in result.points if point.strategy == "noisy+"]
     assert plus.share == pytest.approx((by_task["noisy+", 0].dense() == truth).mean())
     # A point is the mean over seeds of the mAP of the scores that are kept.
     test = table.subset(np.flatnonzero(assign_parts(table, (0.8, 0.2)) == 1)).dense()
     kept = [np.load(path) for path in sorted((tmp_path / "tasks").glob("bn-bce-25_-seed*.npy"))]
     assert len(kept) == 2
-    point = next(point for point in found.points if (point.strategy, point.share) == ("partial", 0.25))
+    point = next(point for point in result.points if (point.strategy, point.share) == ("partial", 0.25))
     assert point.mAP == pytest.approx(np.mean([metrics.mean_average_precision(one, test) for one in kept]))
     assert point.low <= point.mAP <= point.high
     assert point.labels == by_task["25 %", 0].known
     with open(tmp_path / "study.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == len(found.points)
-    for step in found.steps:
+        assert len(list(csv.DictReader(file))) == len(result.points)
+    for step in result.steps:
         more, less = (
-            next(one.per_seed for one in found.points if (one.strategy, one.share) == (step.strategy, share))
+            next(one.per_seed for one in result.points if (one.strategy, one.share) == (step.strategy, share))
             for share in (step.share, step.other_share)
         )
         assert step.difference == pytest.approx(np.mean(more) - np.mean(less))
         assert step.low <= step.difference <= step.high
-    assert {(step.strategy, step.other_share, step.share) for step in found.steps} == {
+    assert {(step.strategy, step.other_share, step.share) for step in result.steps} == {
         (name, *pair) for name in ("partial", "dense") for pair in ((0.25, 0.75), (0.75, 1.0))
     }
-    gaps = {(gap.share, gap.other, gap.other_share) for gap in found.gaps if gap.other != "noisy+"}
+    gaps = {(gap.share, gap.other, gap.other_share) for gap in result.gaps if gap.other != "noisy+"}
     assert gaps == {(0.25, "dense", 0.25), (0.75, "dense", 0.75), (0.25, "noisy", 0.75), (0.75, "noisy", 0.75)}
     trained.clear()
     again = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
     assert not trained
-    assert again == found
+    assert again == result
 
 
 def test_only_fully_labelled_images_are_studied(painted: Any, cache: Path, tmp_path: Path) -> None:
     images, table = painted
     some = drop.partial(table, 0.5, seed=3).merge(drop.dense(table, 0.5, seed=3))
-    found = study(
+    result = study(
         some, images, out=tmp_path, budgets=(0.5,), strategies=["partial"], seeds=1, config=CONFIG, cache=cache
     )
-    assert found.protocol[0].startswith("60 of 120 images have all labels known and are used")
+    assert result.protocol[0].startswith("60 of 120 images have all labels known and are used")
     few = drop.dense(table, 0.1, seed=3)
     with pytest.raises(UserError, match="12 of 120 images") as caught:
         study(few, images, out=tmp_path / "b", config=CONFIG)
@@ -209,19 +209,21 @@ def test_the_law_is_found_again() -> None:
 def curve(spread: float, images: float, seeds: int, number: int, a: float = 0.9) -> dict[float, dict[int, TaskScore]]:
     """Scores that scatter about a = 0.9, b = 0.1, c = 0.5, over seeds and over test images, shared by all shares."""
     rng = np.random.default_rng(number)
-    shift, found = rng.normal(0, images), {}
+    shift, actual = rng.normal(0, images), {}
     for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0):
         values = a - 0.1 * share**-0.5 + shift + rng.normal(0, spread, seeds)
-        found[share] = {s: TaskScore(float(v), v + np.linspace(-2, 2, 400) * images, 500) for s, v in enumerate(values)}
-    return found
+        actual[share] = {
+            s: TaskScore(float(v), v + np.linspace(-2, 2, 400) * images, 500) for s, v in enumerate(values)
+        }
+    return actual
 
 
 def test_the_interval_of_the_gain_holds_the_truth_nearly_always() -> None:
     true = 0.1 * (1 - 2**-0.5)
-    made = [extrapolate(curve(0.005, 0.01, 3, number)) for number in range(40)]
-    held = sum(one.gain.low <= true <= one.gain.high for one in made)
+    actual = [extrapolate(curve(0.005, 0.01, 3, number)) for number in range(40)]
+    held = sum(one.gain.low <= true <= one.gain.high for one in actual)
     assert held >= 34  # 95 % of 40 are 38
-    assert np.mean([one.gain.mean for one in made]) == pytest.approx(true, abs=0.004)
+    assert np.mean([one.gain.mean for one in actual]) == pytest.approx(true, abs=0.004)
     tight = extrapolate(curve(0.001, 0.01, 3, 1)).gain
     wide = extrapolate(curve(0.01, 0.01, 3, 1)).gain
     assert tight.high - tight.low < 0.5 * (wide.high - wide.low)
@@ -231,22 +233,22 @@ def test_the_interval_of_the_gain_holds_the_truth_nearly_always() -> None:
 
 
 def test_noise_is_normal_and_a_function_of_its_place() -> None:
-    found = learning_curve._normal(400, 50)
+    actual = learning_curve._normal(400, 50)
     for row, column in ((0, 0), (3, 7), (399, 49)):
         u, v = (float(uniform(0, row, column, part)[0]) for part in (0, 1))
-        assert found[row, column] == pytest.approx(math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v))
-    np.testing.assert_array_equal(learning_curve._normal(5, 3), found[:5, :3])
-    moments = [float((found**power).mean()) for power in (1, 2, 3, 4)]
+        assert actual[row, column] == pytest.approx(math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v))
+    np.testing.assert_array_equal(learning_curve._normal(5, 3), actual[:5, :3])
+    moments = [float((actual**power).mean()) for power in (1, 2, 3, 4)]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.1)
 
 
 def test_intervals_do_not_change_with_numpy() -> None:
     """Written down once: no generator that may change is asked."""
-    found = {
+    actual = {
         share: {seed: TaskScore(0.9 - 0.1 * share**-0.5 + 0.002 * seed, np.full(50, 0.8), 500) for seed in range(3)}
         for share in (1 / 8, 1 / 4, 1 / 2, 1.0)
     }
-    gain = extrapolate(found).gain
+    gain = extrapolate(actual).gain
     assert (gain.low, gain.high) == pytest.approx((0.026638300, 0.031665082), abs=1e-7)
 
 
@@ -273,25 +275,25 @@ def test_growth_is_measured_on_nested_shares_with_a_control(
     images, table = painted
     known = drop.partial(table, 0.67, seed=9)
     shares = (0.125, 0.25, 0.5, 1)
-    found = grow(known, images, out=tmp_path, shares=shares, seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    result = grow(known, images, out=tmp_path, shares=shares, seeds=2, lr=0.05, config=CONFIG, cache=cache)
     assert len(trained) == 2 * 7
     assert {task.label_mask.name for task in trained} >= {"all", "12.5 %", "dense:share=0.125"}
-    assert found.gain.low <= found.gain.mean <= found.gain.high
-    a, b, c = found.law
-    assert found.gain.mean == pytest.approx(b * (1 - 2.0**-c))
-    assert [times for times, *_ in found.ahead] == [1.1, 1.25, 1.5, 2.0]
-    assert found.ahead[-1] == (2.0, *found.gain)
-    for times, mean, low, high in found.ahead:
+    assert result.gain.low <= result.gain.mean <= result.gain.high
+    a, b, c = result.law
+    assert result.gain.mean == pytest.approx(b * (1 - 2.0**-c))
+    assert [times for times, *_ in result.ahead] == [1.1, 1.25, 1.5, 2.0]
+    assert result.ahead[-1] == (2.0, *result.gain)
+    for times, mean, low, high in result.ahead:
         assert mean == pytest.approx(b * (1 - times**-c))
         assert low <= mean <= high
-    assert [(step.strategy, step.other_share, step.share) for step in found.steps] == [
+    assert [(step.strategy, step.other_share, step.share) for step in result.steps] == [
         (name, *pair) for name in ("whole images", "random labels") for pair in itertools.pairwise(shares)
     ]
     assert a <= 1
-    assert found.curve[-1][0] == pytest.approx(2.0)
-    assert found.backtest is not None
-    assert found.advice.startswith("Doubling the labels is expected to give")
-    assert found.control.startswith("Control: as many labels drawn at random over all images")
+    assert result.curve[-1][0] == pytest.approx(2.0)
+    assert result.backtest is not None
+    assert result.advice.startswith("Doubling the labels is expected to give")
+    assert result.control.startswith("Control: as many labels drawn at random over all images")
     late = grow(known, images, out=tmp_path / "b", shares=shares, seeds=1, config=CONFIG, cache=cache, budget=1e-9)
     assert late.left_out == 7
     assert math.isnan(late.gain.mean)

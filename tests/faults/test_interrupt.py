@@ -86,11 +86,11 @@ def go(folder: Path, resume: bool = False) -> tuple[Fitted, dict[str, Tensor], i
         return {"select": float(logits.mean())}
 
     with signals.handle_signals():
-        found = fit(
+        fitted = fit(
             Model(None, seeded(1, lambda: Linear(D, C))), method, source, table, SETTINGS,
             validation=source, judge=judge, callback=callback, folder=folder, resume=resume,
         )  # fmt: skip
-    return found, dict(method.state_dict()), callback.steps
+    return fitted, dict(method.state_dict()), callback.steps
 
 
 def at_call(patch: pytest.MonkeyPatch, place: Any, name: str, number: int, do: Callable[[], None]) -> list[int]:
@@ -138,10 +138,10 @@ def test_a_stopped_run_goes_on_where_it_was(
             go(tmp_path / "stopped")
     assert caught.value.number == kind
     assert len(calls) >= number
-    found, resumed, rest = go(tmp_path / "stopped", resume=True)
+    actual, resumed, rest = go(tmp_path / "stopped", resume=True)
     assert rest == STEPS - trained
-    assert timeless(found.log) == timeless(expected.log)
-    for one, other in ((found.weights, expected.weights), (resumed, state)):
+    assert timeless(actual.log) == timeless(expected.log)
+    for one, other in ((actual.weights, expected.weights), (resumed, state)):
         assert one.keys() == other.keys()
         assert all(torch.equal(value, one[key]) for key, value in other.items())
 
@@ -159,10 +159,10 @@ def test_a_second_signal_is_obeyed_at_once_and_what_is_torn_is_not_saved(
             go(tmp_path / "stopped")
     assert len(updates) == 5
     assert [path.stem for path in (tmp_path / "stopped").glob("*.json")] == [f"{7:010d}"]  # of the first epoch
-    found, _, rest = go(tmp_path / "stopped", resume=True)
+    actual, _, rest = go(tmp_path / "stopped", resume=True)
     assert rest == STEPS - 6
     expected, _, _ = go(tmp_path / "unbroken")
-    assert all(torch.equal(value, found.weights[key]) for key, value in expected.weights.items())
+    assert all(torch.equal(value, actual.weights[key]) for key, value in expected.weights.items())
 
 
 def test_handlers_are_put_back_and_an_ignored_signal_stays_ignored() -> None:
@@ -212,9 +212,9 @@ def test_a_stopped_cache_goes_on_after_the_last_whole_batch(
         with signals.handle_signals(), pytest.raises(Stopped):
             cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
     looked = at_call(monkeypatch, backbone, "forward", 0, lambda: None)
-    found = cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
+    features = cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
     assert len(looked) == 3
-    np.testing.assert_array_equal(np.asarray(found.values), np.asarray(expected.values))
+    np.testing.assert_array_equal(np.asarray(features.values), np.asarray(expected.values))
 
 
 @pytest.mark.parametrize("harm", ["flipped", "short", "no checksum"])
@@ -236,8 +236,8 @@ def test_a_half_built_cache_that_is_damaged_is_built_anew(
         )
     else:
         partial.write_bytes(bytes(content) if harm == "flipped" else bytes(content[: len(content) // 2]))
-    found = cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
-    np.testing.assert_array_equal(np.asarray(found.values), np.asarray(expected.values))
+    features = cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
+    np.testing.assert_array_equal(np.asarray(features.values), np.asarray(expected.values))
 
 
 def test_deterministic_ways_are_taken_while_it_trains_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,9 +261,9 @@ def test_deterministic_ways_are_taken_while_it_trains_and_no_longer(monkeypatch:
 
 def test_weights_do_not_depend_on_the_number_of_workers(pictures: Path) -> None:
     table = LabelTable.from_dense(np.random.default_rng(0).choice([-1, 0, 1], size=(12, C)))
-    found = []
+    results = []
     for workers in (0, 2):
         model = Model(build_backbone("tiny", size=32), seeded(1, lambda: Linear(build_backbone("tiny").channels, C)))
         settings = Settings(epochs=2, batch_size=4, lr=0.01, device="cpu")
-        found.append(fit(model, Method(BCE(), Sweeping()), images(pictures, workers), table, settings).weights)
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+        results.append(fit(model, Method(BCE(), Sweeping()), images(pictures, workers), table, settings).weights)
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())

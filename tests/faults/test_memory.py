@@ -56,10 +56,10 @@ class Small(nn.Module):
 
     def forward(self, view: Tensor) -> Tensor:
         self.given.append(len(view))
-        found = self.norm(self.first(view / 255))
+        actual = self.norm(self.first(view / 255))
         if len(view) > self.most and len(self.given) > self.after:
-            found.register_hook(run_out) if self.training and self.where == "backward" else run_out()
-        return self.second(found)
+            actual.register_hook(run_out) if self.training and self.where == "backward" else run_out()
+        return self.second(actual)
 
 
 def run_out(*_: Any) -> None:
@@ -112,10 +112,10 @@ def test_a_step_that_does_not_fit_is_that_of_smaller_batches_added_up(where: str
     few = replace(SETTINGS, batch_size=2, accumulate=4)
     expected, of_few = train(model(N), few)
     with pytest.warns(UserWarning, match="out of GPU memory at batch"):
-        found, method = train(model(2, where), settings)
-    assert_same(found.weights, expected.weights)
+        actual, method = train(model(2, where), settings)
+    assert_same(actual.weights, expected.weights)
     assert_same(dict(method.state_dict()), dict(of_few.state_dict()))
-    assert [line["images_at_once"] for line in found.log] == [2, 2]
+    assert [line["images_at_once"] for line in actual.log] == [2, 2]
     assert "images_at_once" not in expected.log[0]
 
 
@@ -126,10 +126,10 @@ def test_a_step_of_several_batches_is_taken_again_from_its_first(where: str) -> 
     with pytest.warns(UserWarning, match="out of GPU memory"):
         expected, first = train(model(2, where, after=2), settings)
     with pytest.warns(UserWarning, match="out of GPU memory"):
-        found, second = train(model(2, where, after=3), settings)
-    assert_same(found.weights, expected.weights)
+        actual, second = train(model(2, where, after=3), settings)
+    assert_same(actual.weights, expected.weights)
     assert_same(dict(second.state_dict()), dict(first.state_dict()))
-    assert [line["loss"] for line in found.log] == [line["loss"] for line in expected.log]
+    assert [line["loss"] for line in actual.log] == [line["loss"] for line in expected.log]
 
 
 def labels_of(regime: str) -> LabelTable:
@@ -174,27 +174,27 @@ def test_every_method_forgets_a_step_that_failed(monkeypatch: pytest.MonkeyPatch
 
     expected = go(4, fails=False)
     with pytest.warns(UserWarning, match="2 × 4"):
-        found = go(0, fails=True)
-    assert_same({k: v.nan_to_num(-1) for k, v in found.items()}, {k: v.nan_to_num(-1) for k, v in expected.items()})
+        fitted = go(0, fails=True)
+    assert_same({k: v.nan_to_num(-1) for k, v in fitted.items()}, {k: v.nan_to_num(-1) for k, v in expected.items()})
 
 
 def test_workers_start_over_with_the_step(tmp_path: Path) -> None:
     source, table = data()
     for number, picture in enumerate(source.images):
         Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / f"{number:02d}.png")
-    found = []
+    results = []
     for workers in (0, 2):
         files = Images(sorted(tmp_path.iterdir()), table.images, source.views, workers=workers)
         with pytest.warns(UserWarning, match="out of GPU memory"):
-            found.append(fit(model(2, after=1), Method(BCE(), Remembering()), files, table, SETTINGS).weights)
-    assert_same(found[1], found[0])
+            results.append(fit(model(2, after=1), Method(BCE(), Remembering()), files, table, SETTINGS).weights)
+    assert_same(results[1], results[0])
 
 
 def test_it_is_said_once_per_halving() -> None:
     with pytest.warns(UserWarning, match="out of GPU memory") as caught:
         train(model(2), SETTINGS)
-    said = [str(each.message) for each in caught]
-    training = [line for line in said if "added up" in line]
+    messages = [str(each.message) for each in caught]
+    training = [line for line in messages if "added up" in line]
     assert [line.split(":")[1].split(",")[0] for line in training] == [" going on with 2 × 4", " going on with 4 × 2"]
     assert training[0].startswith("out of GPU memory at batch 8")
     assert "batch norm" in training[0]
@@ -219,8 +219,8 @@ def test_a_resumed_run_remembers_how_many_fit(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="out of GPU memory"), pytest.raises(KeyboardInterrupt):
         train(model(4), settings, folder=tmp_path, callback=Breaking(2))
     resumed = model(4)
-    found, _ = train(resumed, settings, folder=tmp_path, resume=True)  # without a warning, which would be an error
-    assert_same(found.weights, expected.weights)
+    actual, _ = train(resumed, settings, folder=tmp_path, resume=True)  # without a warning, which would be an error
+    assert_same(actual.weights, expected.weights)
     assert max(resumed.backbone.given) == 4  # type: ignore[union-attr, operator, arg-type]
 
 
@@ -248,10 +248,10 @@ def test_scores_are_the_same_however_many_images_fit() -> None:
     expected = score_source(model(N), source, batch_size=8, passes=3, mirror=True)
     small = model(3)
     with pytest.warns(UserWarning, match="out of GPU memory") as caught:
-        found = score_source(small, source, batch_size=8, passes=3, mirror=True)
+        scored = score_source(small, source, batch_size=8, passes=3, mirror=True)
     assert len(caught) == 2  # 8 -> 4 -> 2, and no more for the other batches
     for name in ("logits", "features", "mean", "spread"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(getattr(scored, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
     assert small.backbone.given[:3] == [8, 4, 2]  # type: ignore[union-attr, index]
     assert set(small.backbone.given[3:]) == {2}  # type: ignore[union-attr, index, arg-type]
 
@@ -269,9 +269,9 @@ def test_a_cache_is_the_same_however_many_images_fit(tmp_path: Path) -> None:
 
     backbone.forward = limited  # type: ignore[method-assign]
     with pytest.warns(UserWarning, match="2 × 4"):
-        found = cache_features(backbone, source, tmp_path / "b", batch_size=8)
+        features = cache_features(backbone, source, tmp_path / "b", batch_size=8)
     assert given == [8, 4, 4, 2]
-    np.testing.assert_allclose(np.asarray(found.values), np.asarray(expected.values), rtol=2e-3, atol=1e-3)
+    np.testing.assert_allclose(np.asarray(features.values), np.asarray(expected.values), rtol=2e-3, atol=1e-3)
 
 
 def test_pieces_are_equal_to_within_one_image() -> None:

@@ -17,14 +17,14 @@ from halflabel.training.config import Config, Settings
 
 def test_a_methods_own_weights_are_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    made = scenes(16, size=32)
-    table = partial(LabelTable.from_dense(made.labels, Names(made.names), Names(made.classes)), 0.5)
+    samples = scenes(16, size=32)
+    table = partial(LabelTable.from_dense(samples.labels, Names(samples.names), Names(samples.classes)), 0.5)
     settings = Settings(epochs=1, batch_size=8, device="cpu")
     config = Config(method="sst", options={"warm": 0}, backbone="tiny", size=32, held_out=0, settings=settings)
-    found = []
+    results = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)  # what other work leaves behind
         run = RunFolder(tmp_path / str(number))
-        train(table, made.images, replace(config, settings=replace(settings, seed=seed)), run)
-        found.append(run.weights.read_bytes())
-    assert found[0] == found[1] != found[2]
+        train(table, samples.images, replace(config, settings=replace(settings, seed=seed)), run)
+        results.append(run.weights.read_bytes())
+    assert results[0] == results[1] != results[2]

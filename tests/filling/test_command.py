@@ -72,23 +72,23 @@ def test_earlier_model_labels_are_not_used_for_evaluation(
 ) -> None:
     """Labels that came back from an earlier fill stay as they are, keep their source, and judge nothing."""
     image, column, value = digits.entries()
-    made = np.arange(digits.known) % 2
+    actual = np.arange(digits.known) % 2
     sources = ("person", "model:an:runs/before")
-    rows = Rows.build(digits.images, digits.classes, image, column, value, made, made * 0.75, sources)
+    rows = Rows.build(digits.images, digits.classes, image, column, value, actual, actual * 0.75, sources)
     formats.write(rows, tmp_path / "labels.csv")
     shown = done(
         "train", tmp_path / "labels.csv", pictures / "images", "--method", "bn-bce", "--backbone", "tiny", "--size",
         "32", "--epochs", "1", "--device", "cpu", "--workers", "0", "--out", tmp_path / "run",
     )  # fmt: skip
-    assert f"{made.sum()} of {digits.known} labels were made by a model" in shown
+    assert f"{actual.sum()} of {digits.known} labels were made by a model" in shown
     judged = []
     monkeypatch.setattr(crossfit, "score_run", lambda run, images, table, **more: judged.append(table) or scored(table))
     out = tmp_path / "whole.csv"
     done("fill", tmp_path / "run", pictures / "images", "--out", out, "--complete", *EASY)
-    assert judged == [digits.keep(made == 0)]
+    assert judged == [digits.keep(actual == 0)]
     after = formats.read(out).rows
     old = after.source == after.sources.index("model:an:runs/before")
-    assert old.sum() == made.sum()
+    assert old.sum() == actual.sum()
     assert set(after.score[old].tolist()) == {0.75}
     assert len(after) > digits.known
     table = after.resolve().subset(after.images.index(digits.images.array), after.classes.index(digits.classes.array))

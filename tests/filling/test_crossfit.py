@@ -38,10 +38,10 @@ def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     part = np.repeat(np.arange(4, dtype=np.int8), 10)
     monkeypatch.setattr(crossfit, "assign_parts", lambda *_, **__: part)
     bad = [3, *range(20, 30)]
-    found = cross_fit(Features(values, table.images, bad), table, CONFIG, folds=4)
-    assert np.flatnonzero(np.isnan(found.logits).all(1)).tolist() == bad
-    assert np.isnan(found.logits).sum() == 3 * len(bad)
-    assert found.part is part
+    scored = cross_fit(Features(values, table.images, bad), table, CONFIG, folds=4)
+    assert np.flatnonzero(np.isnan(scored.logits).all(1)).tolist() == bad
+    assert np.isnan(scored.logits).sum() == 3 * len(bad)
+    assert scored.part is part
 
 
 def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +93,10 @@ def test_a_solver_run_is_fitted_again_by_the_solver(
 
 
 def test_a_tuned_run_is_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
-    told: list[tuple[int, int]] = []
-    found = score_run(tuned, pictures / "images", digits, reporter=Reporter(lambda *at: told.append(at)))
-    assert told == [(32, 60), (60, 60)]
-    assert not np.isnan(found.logits).any()
+    reports: list[tuple[int, int]] = []
+    scored = score_run(tuned, pictures / "images", digits, reporter=Reporter(lambda *at: reports.append(at)))
+    assert reports == [(32, 60), (60, 60)]
+    assert not np.isnan(scored.logits).any()
 
 
 def test_a_damaged_split_is_said(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:

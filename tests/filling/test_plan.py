@@ -269,15 +269,15 @@ def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
     names = list(digits.classes)
     path = tmp_path / "rules.csv"
     path.write_text(f"{names[0]},implies,{names[1]}\n")
-    said = np.zeros(digits.shape, np.int8)
-    said[:40, 0] = 1
-    said[40:, 0] = -1
-    said[20:50, 2] = np.where(np.arange(30) % 2, 1, -1)
-    said[40:, 1] = np.where(np.arange(20) % 2, 1, -1)
-    image, column = np.nonzero(said)
-    made = (image == 7) & (column == 0)
+    messages = np.zeros(digits.shape, np.int8)
+    messages[:40, 0] = 1
+    messages[40:, 0] = -1
+    messages[20:50, 2] = np.where(np.arange(30) % 2, 1, -1)
+    messages[40:, 1] = np.where(np.arange(20) % 2, 1, -1)
+    image, column = np.nonzero(messages)
+    actual = (image == 7) & (column == 0)
     labels = Rows.build(
-        digits.images, digits.classes, image, column, said[image, column], made, np.where(made, 0.75, np.nan),
+        digits.images, digits.classes, image, column, messages[image, column], actual, np.where(actual, 0.75, np.nan),
         ("person", "model:an:runs/before"),
     )  # fmt: skip
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: labels)
@@ -348,7 +348,7 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
     rules = read_rules(path, labels.classes)
     filling = plan_fill(blind(labels.resolve()), labels, to_fill=asked, rules=rules, source="model:b:r")
     tally = filling.empty_counts()
-    found = {
+    actual = {
         (rows.images[i], c): (v, rows.sources[s], x)
         for rows in filling.blocks(tally)
         for i, c, v, s, x in zip(rows.image, rows.column, rows.value, rows.source, rows.score, strict=True)
@@ -362,14 +362,14 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
         for c, (value, origin) in derived.items():
             maker = ("rule", np.nan) if origin is None else (sources[by[n, origin]], np.float32(score[n, origin]))
             expected[str(n), c] = (value, *maker)
-    assert found.keys() == expected.keys()
-    assert all(found[at][:2] == expected[at][:2] for at in found)
-    assert np.array_equal([found[at][2] for at in found], [expected[at][2] for at in found], equal_nan=True)
-    assert {row[1] for row in found.values()} == {"rule", "model:a:r", "model:b:r", "machine"}
+    assert actual.keys() == expected.keys()
+    assert all(actual[at][:2] == expected[at][:2] for at in actual)
+    assert np.array_equal([actual[at][2] for at in actual], [expected[at][2] for at in actual], equal_nan=True)
+    assert {row[1] for row in actual.values()} == {"rule", "model:a:r", "model:b:r", "machine"}
     assert [tally.contradictions, tally.contradictions - tally.contradictions_by_model] == contradicted.tolist()
     assert contradicted[0] > contradicted[1] > 0
-    assert tally.by_rule.sum() == sum(row[1] == "rule" for row in found.values())
-    assert tally.by_model.sum() == sum(row[1] != "rule" for row in found.values())
+    assert tally.by_rule.sum() == sum(row[1] == "rule" for row in actual.values())
+    assert tally.by_model.sum() == sum(row[1] != "rule" for row in actual.values())
 
 
 def blind(table: LabelTable) -> Scores:

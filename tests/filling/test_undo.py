@@ -97,6 +97,6 @@ def test_undo_of_a_fill_gives_the_labels_before_whatever_they_were(tmp_path: Pat
         undo(path, source="model:m:r")
         kept = source != 1
         expected = rows.select(kept).resolve()
-        found = formats.read(path, format="long").table()
-        order = found.images.index(images.array)
-        assert np.array_equal(found.dense()[order], expected.dense())
+        table = formats.read(path, format="long").table()
+        order = table.images.index(images.array)
+        assert np.array_equal(table.dense()[order], expected.dense())

@@ -29,14 +29,14 @@ def models(place: Path) -> Iterator[Reader]:
     from halflabel.training.checkpoint import Checkpoint, save, save_tensors
     from halflabel.training.config import Config, Settings
 
-    made = load_module("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "datasets" / "digits.py").scenes(
+    samples = load_module("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "datasets" / "digits.py").scenes(
         12, size=32
     )
-    table = LabelTable.from_dense(made.labels[:, :3], made.names, CLASSES)
+    table = LabelTable.from_dense(samples.labels[:, :3], samples.names, CLASSES)
     run = RunFolder(place / "runs" / "run")
     settings = Settings(epochs=1, batch_size=4, device="cpu")
     config = Config(backbone="tiny", size=32, held_out=0.4, settings=settings, images="photos")
-    train(table, made.images, config, run)
+    train(table, samples.images, config, run)
     files = gather(run.folder)
     for unread in [name for name in files if name.startswith(("last/", "report"))]:
         del files[unread]

@@ -37,7 +37,7 @@ _VALUES: tuple[Any, ...] = (
 def damage(data: bytes, rng: Rng, name: str = "", others: tuple[bytes, ...] = ()) -> tuple[str, bytes]:
     """One mutation, sometimes a second on top of it: its name, and the bytes it leaves."""
     own = _BY_ENDING.get(Path(name).suffix.lower(), {})
-    said = []
+    messages = []
     for _ in range(1 if rng.random() < 0.75 else 2):
         # Half the cases keep the form of a file, and so come further than those that break it.
         table = own if own and rng.random() < 0.5 else KINDS
@@ -46,8 +46,8 @@ def damage(data: bytes, rng: Rng, name: str = "", others: tuple[bytes, ...] = ()
             data = table[kind](data, rng) if kind != "splice" else _splice(data, rng, others)
         except _Unfit:
             kind, data = "flip bytes", _flip_bytes(data, rng)
-        said.append(kind)
-    return " + ".join(said), data
+        messages.append(kind)
+    return " + ".join(messages), data
 
 
 class _Unfit(Exception):
@@ -113,10 +113,10 @@ def _noise(data: bytes, rng: Rng) -> bytes:
 
 
 def _number(data: bytes, rng: Rng) -> bytes:
-    found = list(re.finditer(rb"-?\d+(?:\.\d+)?", data))
-    if not found:
+    actual = list(re.finditer(rb"-?\d+(?:\.\d+)?", data))
+    if not actual:
         raise _Unfit
-    one = rng.choice(found)
+    one = rng.choice(actual)
     return data[: one.start()] + rng.choice(_NUMBERS) + data[one.end() :]
 
 
@@ -225,8 +225,8 @@ def _safetensors(data: bytes, rng: Rng) -> bytes:
         raise _Unfit
     (size,) = struct.unpack("<Q", data[:8])
     header = _json(data[8 : 8 + min(size, len(data))], rng)
-    told = len(header) if rng.random() < 0.8 else rng.choice((0, 1, 2**31, 2**63, 2**64 - 1, len(header) + 9))
-    return struct.pack("<Q", told) + header + data[8 + size :]
+    reported = len(header) if rng.random() < 0.8 else rng.choice((0, 1, 2**31, 2**63, 2**64 - 1, len(header) + 9))
+    return struct.pack("<Q", reported) + header + data[8 + size :]
 
 
 def _packed(data: bytes, rng: Rng) -> bytes:

@@ -165,7 +165,7 @@ def test_arrays_that_claim_more_than_they_have(tmp_path: Path) -> None:
 def test_weights_whose_header_lies(tmp_path: Path) -> None:
     for header in ({"x": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}, {"x": [1]}, [], "x" * 100):
         text = json.dumps(header).encode()
-        for told in (len(text), 2**63, 2**64 - 1):
-            (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", told) + text + bytes(16))
+        for reported in (len(text), 2**63, 2**64 - 1):
+            (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", reported) + text + bytes(16))
             with pytest.raises(UserError):
                 build_backbone("tiny", weights=tmp_path / "w.safetensors")

@@ -71,9 +71,9 @@ def test_a_case_can_be_made_again(readers: list[Reader], tmp_path: Path) -> None
             folders = [tmp_path / f"{reader.name} {number} {copy}" for copy in range(2)]
             for folder in folders:
                 folder.mkdir()
-            said = [prepare(reader, folder, 5, number)[0] for folder in folders]
-            assert said[0] == said[1]
-            assert said[0]
+            messages = [prepare(reader, folder, 5, number)[0] for folder in folders]
+            assert messages[0] == messages[1]
+            assert messages[0]
             assert gather(folders[0]) == gather(folders[1])
 
 
@@ -82,8 +82,8 @@ def test_every_file_ends_up_damaged_in_many_ways(name: str) -> None:
     from fuzz_mutate import damage
 
     good = b'{"a": [1, 2, {"b": "c"}],\n "d": 1.5}\n'
-    made = {damage(good, random.Random(number), name)[1] for number in range(60)}
-    assert len(made) > 35
+    actual = {damage(good, random.Random(number), name)[1] for number in range(60)}
+    assert len(actual) > 35
 
 
 def take(what: Any) -> Reader:

@@ -126,10 +126,10 @@ def test_settings(data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(sorted(where)))
     where[key] = data.draw(documents)
     with suppress(UserError):
-        made = asdict(Config.from_dict(good))
-        check_fields(Config, {name: value for name, value in made.items() if name != "settings"})
-        assert isinstance(made["settings"]["epochs"], int)
-        assert made["resize"] in ("squash", "crop")
+        content = asdict(Config.from_dict(good))
+        check_fields(Config, {name: value for name, value in content.items() if name != "settings"})
+        assert isinstance(content["settings"]["epochs"], int)
+        assert content["resize"] in ("squash", "crop")
 
 
 def test_good_settings_are_accepted() -> None:
@@ -213,6 +213,6 @@ def test_damage_of_every_kind_is_defined_for_any_bytes() -> None:
 
     for name in ("x", "x.csv", "x.json", "x.yaml", "x.parquet", "x.safetensors", "x.labels", "x.png"):
         for number in range(3 * len(KINDS)):
-            said, found = damage(random.Random(number).randbytes(number), random.Random(number), name)
-            assert isinstance(found, bytes)
-            assert said
+            messages, actual = damage(random.Random(number).randbytes(number), random.Random(number), name)
+            assert isinstance(actual, bytes)
+            assert messages

@@ -256,8 +256,8 @@ def test_suggestions_are_sorted_by_lift() -> None:
     labels = np.where(rng.random((4000, 4)) < 0.3, 1, -1).astype(np.int8)
     labels[labels[:, 0] > 0, 1] = 1  # 0 → 1 without exceptions
     labels[(labels[:, 2] > 0) & (rng.random(4000) < 0.99), 3] = 1  # 2 → 3 with some
-    found = suggest_rules(LabelTable.from_dense(labels))
-    assert [(rule.first, rule.second) for rule in found] == [("0", "1"), ("2", "3")]
-    lifts = [(1 - rule.expected) / (1 - rule.bound) for rule in found]
+    suggestions = suggest_rules(LabelTable.from_dense(labels))
+    assert [(rule.first, rule.second) for rule in suggestions] == [("0", "1"), ("2", "3")]
+    lifts = [(1 - rule.expected) / (1 - rule.bound) for rule in suggestions]
     assert lifts == sorted(lifts, reverse=True)
     assert min(lifts) > 2

@@ -93,8 +93,8 @@ def test_matrix_holds_the_chosen_entries(table: LabelTable, seed: int) -> None:
 
 def test_from_entries_takes_any_order_the_last_wins_and_zero_is_unknown() -> None:
     images, classes = Names(["a", "b"]), Names(["x", "y", "z"])
-    said = [(1, 2, 1), (0, 1, -1), (1, 0, 1), (0, 1, 1), (1, 2, 0), (1, 0, -1), (0, 0, 1)]
-    image, column, value = np.array(said).T
+    messages = [(1, 2, 1), (0, 1, -1), (1, 0, 1), (0, 1, 1), (1, 2, 0), (1, 0, -1), (0, 0, 1)]
+    image, column, value = np.array(messages).T
     table = LabelTable.from_entries(images, classes, image, column, value)
     check_form(table)
     assert table.dense().tolist() == [[1, 1, 0], [-1, 0, 0]]

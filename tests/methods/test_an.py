@@ -63,15 +63,15 @@ SLOW = {
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_slow_loop(name, case):
     loss, options = SLOW[name]
-    found, expected = run(recipe(name).make(**options), *case), slow(loss, *case, *options.values())
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    actual, expected = run(recipe(name).make(**options), *case), slow(loss, *case, *options.values())
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "power"), [("l1r", 1), ("l2r", 2)])
 @pytest.mark.parametrize("case", CASES)
 def test_regularised_scores_equal_the_slow_loop(name, power, case):
-    found = run(recipe(name).make(strength=0.3, of="scores"), *case)
-    torch.testing.assert_close(found, slow(reference.unknown_scores, *case, power, 0.3), rtol=1e-9, atol=1e-9)
+    solution = run(recipe(name).make(strength=0.3, of="scores"), *case)
+    torch.testing.assert_close(solution, slow(reference.unknown_scores, *case, power, 0.3), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "power"), [("l1r", 1), ("l2r", 2)])
@@ -87,12 +87,12 @@ def test_regularised_weights_leave_biases_and_frozen_weights_alone(name, power):
         loss = method.step(model, batch, 1)
         return loss.detach(), *torch.autograd.grad(loss, [weight, bias])
 
-    plain, found = measure(recipe("an").make()), measure(recipe(name).make(strength=0.01))
+    plain, actual = measure(recipe("an").make()), measure(recipe(name).make(strength=0.01))
     penalty = reference.weights(weight.tolist(), power, 0.01)
     slope = 0.01 * (weight.sign() if power == 1 else 2 * weight)
-    torch.testing.assert_close(found[0], plain[0] + penalty, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found[1], plain[1] + slope.detach(), rtol=0, atol=1e-9)
-    torch.testing.assert_close(found[2], plain[2], rtol=0, atol=0)
+    torch.testing.assert_close(actual[0], plain[0] + penalty, rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual[1], plain[1] + slope.detach(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual[2], plain[2], rtol=0, atol=0)
 
 
 def test_regularisation_of_something_else_is_refused():

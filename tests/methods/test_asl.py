@@ -37,11 +37,11 @@ def test_equals_the_slow_loop(shape, gammas, margin, unknown, detach):
     labels = torch.randint(-1, 2, shape, dtype=torch.int8)
     labels[0] = 0
     options = {"gamma_neg": gammas[0], "gamma_pos": gammas[1], "margin": margin, "detach": detach}
-    found = run(recipe("asl").make(unknown=unknown, **options), logits, labels)
+    solution = run(recipe("asl").make(unknown=unknown, **options), logits, labels)
     x = logits.clone().requires_grad_()
     loss = reference.asl(x, labels.tolist(), *gammas, margin, ignore=unknown == "ignore", detach=detach) / len(x)
     expected = loss.detach(), torch.autograd.grad(loss, x)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(solution, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("file", ["asl", "asl_partial"])

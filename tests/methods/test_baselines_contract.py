@@ -93,12 +93,12 @@ def test_the_order_of_the_batch_does_not_matter(name):
     logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     method = started(name, labels)
-    found = []
+    results = []
     for rows in (torch.arange(6), order):
         x = logits[rows].requires_grad_()
         loss = step(method, x, labels[rows], rows)
-        found.append((loss.detach(), torch.autograd.grad(loss, x)[0]))
-    (loss, grad), (moved_loss, moved_grad) = found
+        results.append((loss.detach(), torch.autograd.grad(loss, x)[0]))
+    (loss, grad), (moved_loss, moved_grad) = results
     torch.testing.assert_close(moved_loss, loss, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(moved_grad, grad[order], rtol=1e-12, atol=1e-12)
 

@@ -58,7 +58,7 @@ def test_value_and_gradient_are_those_of_one_path_at_a_time(images, classes, ord
     head = _head(classes).train()
     features = _features(images)
     batch = Batch(torch.arange(images), (features,), torch.from_numpy(labels))
-    found = method.step(Model(None, head), batch, 1)
+    loss = method.step(Model(None, head), batch, 1)
     positives = (labels > 0).sum(0)
     expected = 0.0 * head.labels.sum()
     for i in range(images):
@@ -66,9 +66,9 @@ def test_value_and_gradient_are_those_of_one_path_at_a_time(images, classes, ord
         key = {"frequent": -positives, "rare": positives, "learned": [-value for value in first[:-1]]}[order]
         ranked = sorted(range(classes), key=lambda c, key=key: key[c])
         expected = expected + slow.loss(head, features[i], labels[i].tolist(), ranked) / images
-    assert found.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
     parameters = list(head.parameters())
-    ours = torch.autograd.grad(found, parameters, allow_unused=True, materialize_grads=True)
+    ours = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     theirs = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
@@ -79,10 +79,10 @@ def test_positives_only_take_unknown_as_absent():
     method = recipe("cnn-rnn").make(**SMALL)
     method.start(LabelTable.from_dense(labels))
     head, features = _head(4).train(), _features(4)
-    found = method.step(Model(None, head), Batch(torch.arange(4), (features,), torch.from_numpy(labels)), 1)
+    loss = method.step(Model(None, head), Batch(torch.arange(4), (features,), torch.from_numpy(labels)), 1)
     assumed = np.where(labels > 0, 1, -1).tolist()
     expected = sum(slow.loss(head, features[i], assumed[i], range(4)).item() for i in range(4)) / 4
-    assert found.item() == pytest.approx(expected, rel=1e-9)
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_what_is_unknown_has_no_gradient():
@@ -117,10 +117,10 @@ def _probabilities(head, features):
 def test_the_beam_is_that_of_lists_of_paths(beam, length, kind):
     head = _head(6, beam=beam, length=length, score=kind)
     features = _features(5)
-    found = _probabilities(head, features)
+    probabilities = _probabilities(head, features)
     for i in range(5):
         expected = slow.beam_search(head, features[i], beam, length, kind)
-        np.testing.assert_allclose(found[i], expected, rtol=1e-9)
+        np.testing.assert_allclose(probabilities[i], expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("classes", [1, 2, 4])
@@ -128,18 +128,18 @@ def test_a_beam_that_drops_nothing_gives_the_chance_to_be_named(classes):
     """64 > 4! paths: every path is followed to its end."""
     head = _head(classes, beam=64)
     features = _features(3)
-    found = _probabilities(head, features)
+    probabilities = _probabilities(head, features)
     for i in range(3):
-        np.testing.assert_allclose(found[i], slow.named(head, features[i]), rtol=1e-9)
+        np.testing.assert_allclose(probabilities[i], slow.named(head, features[i]), rtol=1e-9)
 
 
 def test_a_wider_or_longer_beam_finds_more():
     features = _features(4)
     sizes = [(1, 1), (1, 3), (3, 3), (9, 3), (9, 6)]
-    found = [_probabilities(_head(6, beam=beam, length=length), features) for beam, length in sizes]
-    for less, more in pairwise(found):
+    actual = [_probabilities(_head(6, beam=beam, length=length), features) for beam, length in sizes]
+    for less, more in pairwise(actual):
         assert (more >= less - 1e-12).all()
-    assert (found[-1] > found[0] + 1e-3).any()
+    assert (actual[-1] > actual[0] + 1e-3).any()
 
 
 def test_scores_do_not_depend_on_the_other_images():
@@ -199,8 +199,8 @@ def test_it_learns_that_one_label_brings_another():
     model = Model(None, method.head(2, 3))
     source = Features(features, table.images)
     fit(model, method, source, table, Settings(epochs=12, lr=0.02, device="cpu"))
-    found = torch.sigmoid(score_source(model, source).logits)
-    assert ((found > 0.5).numpy() == (labels > 0)).mean() > 0.97
+    probabilities = torch.sigmoid(score_source(model, source).logits)
+    assert ((probabilities > 0.5).numpy() == (labels > 0)).mean() > 0.97
 
 
 @pytest.mark.parametrize(

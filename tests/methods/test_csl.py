@@ -35,14 +35,14 @@ def test_is_the_slow_loop(shape, ties):
             # The last epoch without unknowns leaves the mean score of each class behind.
             prior = torch.sigmoid(logits).mean(dim=0).float()
             for epoch, mode in ((1, "ignore"), (2, "selective")):
-                found = checks.step(method, logits, labels, epoch)
+                loss = checks.step(method, logits, labels, epoch)
                 wanted = checks.slow(
                     lambda x, m=mode, t=threshold, p=prior, o=options: slow.csl(
                         x, labels, p.tolist(), m, prior_threshold=t, **o
                     ),
                     logits,
                 )
-                checks.same(found, wanted)
+                checks.same(loss, wanted)
             torch.testing.assert_close(method.relabel.prior, prior)
 
 

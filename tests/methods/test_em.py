@@ -123,14 +123,14 @@ def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
         logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(epoch))
         assert exact.absorb(Sweep(logits, logits), epoch) == coarse.absorb(Sweep(logits, logits), epoch)
     batch = Batch(torch.arange(39, -1, -1), (), labels.flip(0))
-    found = [relabel(batch, torch.zeros(40, 6), 4) for relabel in (exact, coarse)]
-    for mine, theirs in zip(*found, strict=True):
+    actual = [relabel(batch, torch.zeros(40, 6), 4) for relabel in (exact, coarse)]
+    for mine, theirs in zip(*actual, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0.5 / 506 + 1e-6)
-    assert (found[0].pos != found[1].pos).any()
+    assert (actual[0].pos != actual[1].pos).any()
     again = APL(0.5, 0.9, 1, 4)
     again.start(LabelTable.from_dense(labels.numpy()))
     again.load_state_dict(coarse.state_dict())
-    assert torch.equal(again(batch, torch.zeros(40, 6), 4).neg, found[1].neg)
+    assert torch.equal(again(batch, torch.zeros(40, 6), 4).neg, actual[1].neg)
 
 
 def test_unreadable_images_stay_unknown_and_known_labels_known_when_the_quota_exceeds_the_rest():
@@ -172,14 +172,14 @@ def test_the_order_of_the_table_does_not_matter():
     names = [f"photo {i}" for i in range(20)]
     order = np.random.default_rng(0).permutation(20)
     logits = torch.zeros(20, 3)
-    found = []
+    results = []
     for rows in (np.arange(20), order):
         relabel = APL(0.5, 0.5, 1, 2)
         relabel.start(LabelTable.from_dense(labels[rows], images=[names[i] for i in rows]))
         relabel.absorb(Sweep(logits, logits), 1)
-        found.append(relabel.labels.values)
-    torch.testing.assert_close(found[0][order], found[1], equal_nan=True)
-    assert (found[0] >= 0).any()
+        results.append(relabel.labels.values)
+    torch.testing.assert_close(results[0][order], results[1], equal_nan=True)
+    assert (results[0] >= 0).any()
 
 
 def test_resumes_from_its_state():
@@ -273,10 +273,10 @@ def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_p
         log = relabel.absorb(Sweep(swept, swept), epoch)
         assert log["pseudo_labels"] == int((expected >= 0).sum())
         assert log["pseudo_share"] == log["pseudo_labels"] / int((labels == 0).sum())
-    found = relabel.labels.rows(torch.arange(50)) if place == "file" else relabel.labels.values
+    actual = relabel.labels.rows(torch.arange(50)) if place == "file" else relabel.labels.values
     assert (relabel.labels.is_mapped) == (place == "file")
     torch.testing.assert_close(
-        found, expected, rtol=0, atol=1 / 506 + 1e-6 if place == "file" else 1e-7, equal_nan=True
+        actual, expected, rtol=0, atol=1 / 506 + 1e-6 if place == "file" else 1e-7, equal_nan=True
     )
     assert log["pseudo_labels"] > 50
 

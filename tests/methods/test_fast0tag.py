@@ -140,10 +140,10 @@ def test_the_whole_step():
     head = head.double()
     labels = torch.from_numpy(table.rows(np.arange(8)))
     features = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = method.step(Model(None, head), Batch(torch.arange(8), (features,), labels), 1)
+    loss = method.step(Model(None, head), Batch(torch.arange(8), (features,), labels), 1)
     logits = head(features).logits.tolist()
     expected = sum(slow.loss(x, row)[0] for x, row in zip(logits, labels.tolist(), strict=True)) / 8
-    assert found.item() == pytest.approx(expected, rel=1e-9)
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("options", [{"hidden": "wide"}, {"hidden": "0"}, {"vector_size": 0}, {"dropout": 1.0}])

@@ -27,10 +27,10 @@ def test_equals_the_slow_loop(shape, gamma, alpha):
     labels = torch.randint(-1, 2, shape, dtype=torch.int8)
     labels[0] = 0
     method = recipe("focal").make(gamma=gamma, alpha=alpha)
-    found = method.step(lambda view: Output(view, view), Batch(torch.arange(len(x)), (x,), labels), 1)
+    actual = method.step(lambda view: Output(view, view), Batch(torch.arange(len(x)), (x,), labels), 1)
     expected = reference.focal(x, labels.tolist(), gamma, alpha or None)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    slopes = (torch.autograd.grad(loss, x)[0] for loss in (found, expected))
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    slopes = (torch.autograd.grad(loss, x)[0] for loss in (actual, expected))
     torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-9)
 
 
@@ -43,9 +43,9 @@ def test_golden():
         loss = Focal(options["gamma"], options["alpha"] or 0.0)
         targets = Targets((labels > 0).double(), (labels <= 0).double())
         reduce = {"mean": over_entries, "sum": total}[options["reduction"]]
-        found = reduce(loss(x, targets), targets)
-        assert found.item() == pytest.approx(case["loss"], abs=1e-10), case["name"]
-        (grad,) = torch.autograd.grad(found, x)
+        actual = reduce(loss(x, targets), targets)
+        assert actual.item() == pytest.approx(case["loss"], abs=1e-10), case["name"]
+        (grad,) = torch.autograd.grad(actual, x)
         torch.testing.assert_close(grad, torch.tensor(case["grad"], dtype=torch.float64), rtol=0, atol=1e-10)
 
 

@@ -49,12 +49,12 @@ def test_step_and_gradient_are_the_slow_loop(images, classes):
     _, method, model, batch = make(images, classes)
     logits = [slow.logits(image, model.head) for image in batch.views[0]]
     wanted = shared.bce(logits, shared.known(batch.labels.tolist()))
-    found = method.step(model, batch, 1)
-    torch.testing.assert_close(found, torch.as_tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    actual = method.step(model, batch, 1)
+    torch.testing.assert_close(actual, torch.as_tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-9)
     if (batch.labels == 0).all():
         return
     weights = list(model.parameters())
-    for mine, theirs in zip(*(torch.autograd.grad(loss, weights) for loss in (found, wanted)), strict=True):
+    for mine, theirs in zip(*(torch.autograd.grad(loss, weights) for loss in (actual, wanted)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
 
 

@@ -30,8 +30,8 @@ MAKERS = [
 def test_hill_is_the_slow_loop(shape, ties):
     logits, labels = checks.inputs(0, *shape, ties=ties)
     for options in ({}, {"margin": 0.3, "gamma": 1.0, "lamb": 1.2}):
-        found = checks.step(recipe("hill").make(**options), logits, labels, 1)
-        checks.same(found, checks.slow(lambda x, o=options: slow.hill(x, labels, **o), logits))
+        loss = checks.step(recipe("hill").make(**options), logits, labels, 1)
+        checks.same(loss, checks.slow(lambda x, o=options: slow.hill(x, labels, **o), logits))
 
 
 @pytest.mark.parametrize("shape", checks.SHAPES)
@@ -40,9 +40,9 @@ def test_splc_is_the_slow_loop(shape, released):
     logits, labels = checks.inputs(1, *shape)
     for epoch in (1, 2, 3):
         for options in ({}, {"margin": 0.3, "gamma": 1.0, "tau": 0.3, "start_epoch": 3}):
-            found = checks.step(recipe("splc").make(released=released, **options), logits, labels, epoch)
+            loss = checks.step(recipe("splc").make(released=released, **options), logits, labels, epoch)
             wanted = checks.slow(lambda x, e=epoch, o=options: slow.splc(x, labels, e, released=released, **o), logits)
-            checks.same(found, wanted)
+            checks.same(loss, wanted)
 
 
 @pytest.mark.parametrize("case", checks.golden("hill"), ids=lambda case: case["name"])

@@ -164,9 +164,9 @@ def test_it_starts_as_the_logistic_model():
     method.plan(7)
     checks.begin(method, labels)
     plain = bce_loss(view, labels)
-    found = [step_loss(method, view, labels, epoch) for epoch in range(1, 8)]
-    assert found[:4] == [plain] * 4  # round(3.5) = 4
-    assert min(found[4:]) > plain
+    actual = [step_loss(method, view, labels, epoch) for epoch in range(1, 8)]
+    assert actual[:4] == [plain] * 4  # round(3.5) = 4
+    assert min(actual[4:]) > plain
     assert step_loss(checks.begin(make(lambda_y=0.0, lambda_f=0.0), labels), view, labels) == plain
 
 
@@ -223,8 +223,8 @@ def test_side_information_brings_groups_together(tmp_path):
     sides = np.array([[i % 2 == 0, i % 2 == 1] if i < 7 else [0, 0] for i in range(8)], float)
     for weight in (1.0, 10.0):
         method = begin(labels, side=str(path), side_weight=weight, k=2, graph="identity")
-        found = step(method, view, labels)
-        checks.same(found, reference_step(method, view, labels, k=2, sides=weight * sides))
+        loss = step(method, view, labels)
+        checks.same(loss, reference_step(method, view, labels, k=2, sides=weight * sides))
     groups = torch.tensor([0, 1, 0, 1, 0, 1, 0, -1])
     index = method.neighbours(view[:, 3:], view[:, :3], torch.from_numpy(labels), groups).index[:7, 0]
     assert torch.equal(groups[index], groups[:7])
@@ -254,10 +254,10 @@ def test_images_in_memory_can_be_similar():
         shifted = view[part] + 0.1 * number
         order = np.argsort(part)
         around = [values[i] for i in _by_place(method, part)]
-        found = step(method, shifted, labels[part], index=part)
+        loss = step(method, shifted, labels[part], index=part)
         expected = reference_step(method, shifted[order], labels[part][order], k=3, memory=around)
         expected = (expected[0], expected[1][np.argsort(order)], expected[2])
-        checks.same(found, expected)
+        checks.same(loss, expected)
         for i in order:
             y = slow.plain(slow.impute([list(shifted[i, :4])], labels[part[i]][None]))[0]
             values[int(part[i])] = (list(y), shifted[i, 4:].tolist())
@@ -339,8 +339,8 @@ def test_rescaling_is_by_means_over_the_last_logistic_epoch_or_the_first_after(l
                 continue
             # Neighbours are looked for with what was measured before this batch.
             scale = [sums[0] / total if total else 1.0 for total in sums[1:]]
-            found = slow.smoothness(slow.impute(logits, known), features, matrix, 2.0 * scale[0], 0.3 * scale[1], 3)
-            l_y, l_f = (float(total) / 24 for total in found)
+            actual = slow.smoothness(slow.impute(logits, known), features, matrix, 2.0 * scale[0], 0.3 * scale[1], 3)
+            l_y, l_f = (float(total) / 24 for total in actual)
             if epoch == max(logistic, 1) and known.any():
                 sums += [cross_entropy, l_y, l_f]
             if epoch == logistic:
@@ -386,7 +386,7 @@ def test_neighbours_of_a_set(monkeypatch):
     method = begin(labels, k=3)
     logits, features = view[:, :4].clone(), view[:, 4:]
     logits[3] = math.nan
-    found = method.neighbours(features, logits, torch.from_numpy(labels))
+    neighbours = method.neighbours(features, logits, torch.from_numpy(labels))
     read = [i for i in range(9) if i != 3]
     y = impute(torch.from_numpy(labels), logits)[read]
     expected = joint_omp(
@@ -395,14 +395,14 @@ def test_neighbours_of_a_set(monkeypatch):
         allowed=~torch.eye(8, dtype=torch.bool),
     )
     numbers = torch.tensor([*read, -1])
-    assert torch.equal(found.index[read], numbers[expected.index])
-    assert (found.index[3] == -1).all()
-    assert not (found.index == 3).any()
-    for got, want in zip(found.weights, expected.weights, strict=True):
+    assert torch.equal(neighbours.index[read], numbers[expected.index])
+    assert (neighbours.index[3] == -1).all()
+    assert not (neighbours.index == 3).any()
+    for got, want in zip(neighbours.weights, expected.weights, strict=True):
         torch.testing.assert_close(got[read], want)
     monkeypatch.setattr("halflabel.methods.parts.similarity_method._QUERIES", 2)
     again = method.neighbours(features, logits, torch.from_numpy(labels))
-    assert torch.equal(again.index, found.index)
+    assert torch.equal(again.index, neighbours.index)
     none = method.neighbours(features[:0], logits[:0], torch.from_numpy(labels[:0]))
     assert none.index.shape == (0, 3)
 
@@ -459,9 +459,9 @@ def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, monkeypatch, op
     expected = go()
     with pytest.raises(KeyboardInterrupt):
         go(folder=tmp_path, callback=Break())
-    found = go(folder=tmp_path, resume=True)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    fitted = go(folder=tmp_path, resume=True)
+    assert fitted.keys() == expected.keys()
+    assert all(torch.equal(fitted[name], value) for name, value in expected.items())
 
 
 def test_autocast_does_not_blur_similarities():
@@ -491,15 +491,15 @@ def test_large_memories_are_refused(monkeypatch):
 def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
     view, labels = inputs(3, 7, 4)
     view[2] = math.nan
-    found = []
+    results = []
     for piece in (1 << 12, 3):
         monkeypatch.setattr("halflabel.methods.parts.similarity_memory._BLOCK_IMAGES", piece)
         method = begin(labels, image_similarity="fixed")
         method.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
-        found.append((method.relabel.start_features, method.relabel.start_labels))
-    assert all(map(torch.equal, *found))
-    assert torch.equal(found[0][0][3], view[3, 4:])
-    assert not found[0][0][2].any()
+        results.append((method.relabel.start_features, method.relabel.start_labels))
+    assert all(map(torch.equal, *results))
+    assert torch.equal(results[0][0][3], view[3, 4:])
+    assert not results[0][0][2].any()
 
 
 @pytest.mark.parametrize(

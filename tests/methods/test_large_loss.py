@@ -33,7 +33,7 @@ def test_is_the_slow_loop(name, shape, ties):
     flipped = frozenset()
     for epoch in (1, 2, 3, 5):
         now = logits - epoch * (logits > 3)  # later epochs find other entries largest
-        found = checks.step(method, now, labels, epoch)
+        actual = checks.step(method, now, labels, epoch)
         kept = []
 
         def loss(x, epoch=epoch, flipped=flipped, kept=kept):
@@ -41,7 +41,7 @@ def test_is_the_slow_loop(name, shape, ties):
             kept.append(after)
             return value
 
-        checks.same(found, checks.slow(loss, now))
+        checks.same(actual, checks.slow(loss, now))
         flipped = kept[0]
     if name == "ll-cp":
         assert {tuple(at) for at in method.relabel.flipped.dense().nonzero().tolist()} == flipped

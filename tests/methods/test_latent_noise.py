@@ -27,10 +27,10 @@ def _logits(seed, *shape):
 
 def test_relevance_is_what_is_reported_either_way():
     visual, present, absent = _logits(0, 3, 4, 5)
-    found = torch.sigmoid(relevance(visual, present, absent))
+    probabilities = torch.sigmoid(relevance(visual, present, absent))
     for at in np.ndindex(4, 5):
         expected = slow.relevance(visual[at].item(), present[at].item(), absent[at].item())
-        assert found[at].item() == pytest.approx(expected, rel=1e-12)
+        assert probabilities[at].item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_nothing_is_lost_where_probabilities_round_to_0_or_1():
@@ -51,9 +51,9 @@ def test_gradcheck():
 def test_finite_in_half_precision(dtype):
     parts = [torch.tensor([1e4, -1e4, 1e4, -1e4]), torch.tensor([1e4, 1e4, -1e4, -1e4]), torch.full((4,), -1e4)]
     parts = [part.to(dtype).requires_grad_() for part in parts]
-    found = relevance(*(part.float() for part in parts))
-    found.sum().backward()
-    assert found.isfinite().all()
+    actual = relevance(*(part.float() for part in parts))
+    actual.sum().backward()
+    assert actual.isfinite().all()
     assert all(part.grad.isfinite().all() for part in parts)
 
 
@@ -68,10 +68,10 @@ def test_the_whole_step(images, classes):
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
     features = _logits(2, images, 3)
     batch = Batch(torch.arange(images), (features,), torch.from_numpy(labels))
-    found = method.step(Model(None, head).train(), batch, 1)
+    loss = method.step(Model(None, head).train(), batch, 1)
     at = [features @ head.visual.weight.T + head.visual.bias]
     at += [0.5 * features @ layer.weight.T + layer.bias for layer in (head.present, head.absent)]
-    assert found.item() == pytest.approx(slow.loss(*(part.tolist() for part in at), labels.tolist()), rel=1e-9)
+    assert loss.item() == pytest.approx(slow.loss(*(part.tolist() for part in at), labels.tolist()), rel=1e-9)
 
 
 def test_training_scores_relevance_and_evaluation_what_was_asked_for():

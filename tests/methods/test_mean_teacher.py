@@ -46,10 +46,10 @@ def test_losses_and_teacher_are_those_of_the_slow_loop(ramp_up, decay):
         batch = Batch(torch.arange(6), (torch.from_numpy(weak), torch.from_numpy(strong)), torch.from_numpy(labels))
         scores = [slow.score(*layers(each), view) for each, view in ((model, weak), (model, strong), (teacher, weak))]
         expected = slow.loss(*scores, labels.tolist(), slow.weight_in(step + 1, 4, 3.0, ramp_up))
-        found = method.step(model, batch, step + 1)
-        assert found.item() == pytest.approx(expected, rel=1e-12)
+        loss = method.step(model, batch, step + 1)
+        assert loss.item() == pytest.approx(expected, rel=1e-12)
         optimizer.zero_grad()
-        found.backward()
+        loss.backward()
         optimizer.step()
         method.after_step(model)
         averaged = slow.average(flat(teacher), flat(model), step, decay)

@@ -323,5 +323,5 @@ def test_what_is_in_such_a_file_is_found_by_other_processes(tmp_path: Path, monk
         "assert recipe('with-head').build is build is how.build, 'it was run twice'\n"
         "print(type(head).__name__)"
     )
-    found = subprocess.run([sys.executable, "-c", load, kept], capture_output=True, text=True, timeout=120)
-    assert found.stdout == "OwnHead\n", found.stderr
+    solution = subprocess.run([sys.executable, "-c", load, kept], capture_output=True, text=True, timeout=120)
+    assert solution.stdout == "OwnHead\n", solution.stderr

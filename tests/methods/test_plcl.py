@@ -51,19 +51,19 @@ def test_partial_bce_is_the_slow_loop(shape, ties, alpha, beta, gamma):
 
 @pytest.mark.parametrize(("share", "value", "gamma"), [(0.1, 5.0, 1.0), (0.3, 20.0, -1.0), (0.5, 2.0, 3.0)])
 def test_alpha_and_beta_follow_from_one_value_of_g(share, value, gamma):
-    found = ByShare.through(share, value, gamma)
-    assert found.alpha * share**gamma + found.beta == pytest.approx(value)
-    assert found.alpha + found.beta == pytest.approx(1)
+    actual = ByShare.through(share, value, gamma)
+    assert actual.alpha * share**gamma + actual.beta == pytest.approx(value)
+    assert actual.alpha + actual.beta == pytest.approx(1)
     logits, labels = checks.inputs(2, 6, 5)
     method = recipe("partial-bce").make(g_share=share, g_value=value, gamma=gamma)
-    same_as_slow(method, logits, labels, found.alpha, found.beta, gamma)
+    same_as_slow(method, logits, labels, actual.alpha, actual.beta, gamma)
 
 
 def test_defaults_are_the_papers():
-    found = recipe("partial-bce").make().reduce
-    assert found.alpha == pytest.approx(-4.45, abs=0.01)
-    assert found.beta == pytest.approx(5.45, abs=0.01)
-    assert recipe("plcl").make().reduce == recipe("curriculum").make().reduce == found
+    actual = recipe("partial-bce").make().reduce
+    assert actual.alpha == pytest.approx(-4.45, abs=0.01)
+    assert actual.beta == pytest.approx(5.45, abs=0.01)
+    assert recipe("plcl").make().reduce == recipe("curriculum").make().reduce == actual
 
 
 def test_special_cases_of_g():
@@ -95,13 +95,13 @@ def test_weights_that_reward_mistakes_are_refused():
 
 
 def test_the_reduction_is_plain_data():
-    made = ByShare.through(0.1, 5.0)
-    assert pickle.loads(pickle.dumps(made)) == made
+    actual = ByShare.through(0.1, 5.0)
+    assert pickle.loads(pickle.dumps(actual)) == actual
     loss, half = torch.ones(2, 4), torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.float16)
-    found = made(loss, Targets(half, torch.zeros_like(half)))
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx((made.alpha * 0.25 + made.beta + 1) / 2)
-    assert made(torch.zeros(2, 4), Targets(torch.zeros(2, 4), torch.zeros(2, 4))).item() == 0
+    result = actual(loss, Targets(half, torch.zeros_like(half)))
+    assert result.dtype == torch.float32
+    assert result.item() == pytest.approx((actual.alpha * 0.25 + actual.beta + 1) / 2)
+    assert actual(torch.zeros(2, 4), Targets(torch.zeros(2, 4), torch.zeros(2, 4))).item() == 0
 
 
 def features(images=3, channels=4, high=3, wide=4):

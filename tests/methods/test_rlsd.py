@@ -45,23 +45,23 @@ def _maps(images, height=4, width=3, seed=7):
 @pytest.mark.parametrize("levels", [1, 2, 3, 5])
 def test_windows_are_means_over_boxes(height, width, levels):
     maps = _maps(2, height, width)
-    found = windows(maps, levels)
+    regions = windows(maps, levels)
     boxes = list(slow.regions(levels))
-    assert found.shape == (2, sum(n * n for n in range(1, levels + 1)), 5) == (2, len(boxes), 5)
+    assert regions.shape == (2, sum(n * n for n in range(1, levels + 1)), 5) == (2, len(boxes), 5)
     for r, box in enumerate(boxes):
-        torch.testing.assert_close(found[1, r], slow.mean_over(maps[1], box), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found[:, 0], maps.mean((2, 3)), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(regions[1, r], slow.mean_over(maps[1], box), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(regions[:, 0], maps.mean((2, 3)), rtol=1e-9, atol=1e-9)
 
 
 def test_windows_are_those_of_roi_align_where_it_samples_every_cell():
     """Twelve cells divide evenly by 2, 3 and 4; samples in the middle of cells then need no interpolation."""
     maps = _maps(2, 12, 12)
     boxes = torch.tensor([[left, top, right, bottom] for top, left, bottom, right in slow.regions(3)]) * 12
-    found = windows(maps, 3)
+    regions = windows(maps, 3)
     for r, box in enumerate(boxes.double()):
         cells = round(float(box[2] - box[0]))
         expected = roi_align(maps, [box[None]] * 2, 1, sampling_ratio=cells, aligned=True)[:, :, 0, 0]
-        torch.testing.assert_close(found[:, r], expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(regions[:, r], expected, rtol=1e-9, atol=1e-9)
 
 
 def _labels(images, classes):
@@ -79,7 +79,7 @@ def test_value_and_gradient_are_those_of_one_region_at_a_time(images, classes, l
     method = recipe("rlsd").make(unknown="ignore", levels=levels, length=length, **SMALL)
     method.start(LabelTable.from_dense(labels))
     head, maps = _head(classes, levels=levels, length=length).train(), _maps(images)
-    found = method.step(Model(None, head), Batch(torch.arange(images), (maps,), torch.from_numpy(labels)), 1)
+    loss = method.step(Model(None, head), Batch(torch.arange(images), (maps,), torch.from_numpy(labels)), 1)
     expected, known = 0.0 * head.labels.sum(), 0
     for i in range(images):
         for c, x in enumerate(slow.logits(head, maps[i], levels, length)):
@@ -87,9 +87,9 @@ def test_value_and_gradient_are_those_of_one_region_at_a_time(images, classes, l
                 known += 1
                 expected = expected - torch.log(torch.sigmoid(int(labels[i, c]) * x))
     expected = expected / max(known, 1)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
     parameters = list(head.parameters())
-    ours = torch.autograd.grad(found, parameters, allow_unused=True, materialize_grads=True)
+    ours = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     theirs = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
@@ -110,10 +110,10 @@ def test_scores_are_the_same_in_evaluation_and_do_not_depend_on_other_images():
 def test_more_windows_and_longer_paths_find_more():
     maps = _maps(6)
     with torch.no_grad():
-        found = [
+        actual = [
             _head(6, levels=levels, length=length)(maps).logits for levels, length in ((1, 1), (2, 1), (2, 3), (3, 6))
         ]
-    for less, more in pairwise(found):
+    for less, more in pairwise(actual):
         assert (more >= less - 1e-9).all()
         assert (more > less + 1e-3).any()
 

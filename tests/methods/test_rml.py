@@ -124,8 +124,8 @@ def _check_golden(content, case, divisor, **options):
     rank = rank_of(tried, x.shape[1], rounded=True)
     for given in case["ranking"]:
         assert rank[given["row"], given["positive"]] == given["rank"]
-        found = harmonic(rank[given["row"], given["positive"]], x.shape[1])
-        assert found.item() == pytest.approx(given["weight"], rel=1e-14)
+        actual = harmonic(rank[given["row"], given["positive"]], x.shape[1])
+        assert actual.item() == pytest.approx(given["weight"], rel=1e-14)
     targets = Targets(weight * (labels > 0), weight * (labels <= 0))
     loss = ranking(x, targets, rank, s=-0.8, **options).sum() / len(x) / divisor
     loss.backward()
@@ -191,10 +191,10 @@ def test_trials_follow_the_draw_without_replacement(n, v):
     draws = 20_000
     torch.manual_seed(0)
     q = trials(torch.full((draws,), v), torch.full((draws,), n))
-    found = torch.bincount(q, minlength=n + 2)[1 : n + 1] / draws
+    actual = torch.bincount(q, minlength=n + 2)[1 : n + 1] / draws
     expected = torch.tensor([comb(n - place, v - 1) / comb(n, v) for place in range(1, n + 1)], dtype=torch.float64)
     error = (expected * (1 - expected) / draws).sqrt()
-    assert (found - expected).abs().le(5 * error + 1e-12).all()
+    assert (actual - expected).abs().le(5 * error + 1e-12).all()
     rng = np.random.default_rng(0)
     x = [0.0] + [5.0] * v + [-5.0] * (n - v)
     loop = np.bincount([slow.first_violator(x, 0, 1 + rng.permutation(n)) for _ in range(5000)], minlength=n + 2)
@@ -328,14 +328,14 @@ def test_unreadable_images_neither_give_nor_take():
 def test_neighbours_are_the_same_looked_for_part_by_part(monkeypatch):
     labels, features = _scattered()
     features[[0, 9]] = torch.nan
-    found = []
+    results = []
     for piece in (1 << 16, 2):
         monkeypatch.setattr("halflabel.methods.parts.propagation._BLOCK_IMAGES", piece)
         relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
         relabel.start(LabelTable.from_dense(labels))
         log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
-        found.append((relabel.neighbour, relabel.similarity))
-    assert all(map(torch.equal, *found))
+        results.append((relabel.neighbour, relabel.similarity))
+    assert all(map(torch.equal, *results))
     assert log["propagated_images"] > 2
 
 
@@ -377,16 +377,16 @@ def test_one_labelled_image_is_the_nearest_of_all_others(known):
 def test_a_class_nobody_has_labelled_changes_nothing():
     """Images that lack only such a class receive nothing: they are not among the u in the scale of distances."""
     labels, features = _scattered()
-    found = []
+    results = []
     for more in (0, 2):
         wide = np.pad(labels, ((0, 0), (0, more)))
         relabel = PropagateLabels(1, 20, 0.0, 1.0, "ignore")
         relabel.start(LabelTable.from_dense(wide))
         relabel.absorb(Sweep(torch.zeros(wide.shape), features), 1)
-        found.append(relabel(_batch(wide), torch.zeros(wide.shape, dtype=torch.float64), 2))
-    assert torch.equal(found[0].pos, found[1].pos[:, :5])
-    assert torch.equal(found[0].neg, found[1].neg[:, :5])
-    assert not found[1].pos[:, 5:].any()
+        results.append(relabel(_batch(wide), torch.zeros(wide.shape, dtype=torch.float64), 2))
+    assert torch.equal(results[0].pos, results[1].pos[:, :5])
+    assert torch.equal(results[0].neg, results[1].neg[:, :5])
+    assert not results[1].pos[:, 5:].any()
 
 
 def test_when_features_are_wanted():

@@ -101,8 +101,8 @@ def test_golden(file):
     ],
 )
 def test_positives_per_image_from_the_labels(labels):
-    found = estimate_positives(LabelTable.from_dense(labels))
-    assert found == pytest.approx(reference.positives_per_image(labels))
+    estimate = estimate_positives(LabelTable.from_dense(labels))
+    assert estimate == pytest.approx(reference.positives_per_image(labels))
 
 
 def test_positives_per_image_is_right_when_labels_are_missing_at_random():

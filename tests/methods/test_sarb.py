@@ -45,20 +45,20 @@ def looped(method, model, batch, draws):
     """The step of the paper, given what was drawn: partners, chosen labels, numbers of prototypes."""
     partner, chosen, number = draws
     scored = [shared.head(image, model.head) for image in batch.views[0]]
-    logits, found = [row for row, _ in scored], [row for _, row in scored]
+    logits, actual = [row for row, _ in scored], [row for _, row in scored]
     labels = batch.labels.tolist()
-    loss = shared.bce(logits, shared.known(labels)) + method.contrast_weight * shared.contrast(found, labels)
+    loss = shared.bce(logits, shared.known(labels)) + method.contrast_weight * shared.contrast(actual, labels)
     for share, weight, instance in (
         (method.alpha, method.instance_weight, True),
         (method.beta, method.prototype_weight, False),
     ):
         blended, targets = [], shared.known(labels)
         for n, row in enumerate(labels):
-            m, line = int(partner[n]), list(found[n])
+            m, line = int(partner[n]), list(actual[n])
             for c, y in enumerate(row):
-                other = found[m][c] if instance else method.prototypes.centres[c, int(number[n, c])]
+                other = actual[m][c] if instance else method.prototypes.centres[c, int(number[n, c])]
                 if y == 0 and (labels[m][c] == 1 if instance else bool(chosen[n, c])):
-                    line[c] = share * found[n][c] + (1 - share) * other
+                    line[c] = share * actual[n][c] + (1 - share) * other
                     targets[n][c] = (1 - share, share)
             blended.append(shared.classify(line, model.head))
         loss = loss + weight * shared.bce(blended, targets)
@@ -72,8 +72,8 @@ def test_steps_are_the_slow_loop_with_the_same_draws(name, monkeypatch):
     plain = shared.bce(
         [shared.head(image, model.head)[0] for image in batch.views[0]], shared.known(batch.labels.tolist())
     )
-    found = model(batch.views[0]).per_class
-    near = method.contrast_weight * shared.contrast(found, batch.labels.tolist())
+    features = model(batch.views[0]).per_class
+    near = method.contrast_weight * shared.contrast(features, batch.labels.tolist())
     torch.testing.assert_close(first, plain + near, rtol=1e-9, atol=1e-9)
 
     partner = torch.tensor([4, 2, 0, 1, 3])

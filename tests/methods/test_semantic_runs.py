@@ -47,13 +47,13 @@ def test_end_to_end_and_back(name: str, tmp_path: Path, monkeypatch: pytest.Monk
         method=name, options=OPTIONS[name], backbone="tiny", size=32, tune="all", held_out=0.25, settings=settings
     )
     run = RunFolder(tmp_path / "run")
-    found = train(table, tmp_path, config, run)
+    evaluation = train(table, tmp_path, config, run)
     again = Predictor.from_run(run)
     head = again.model.head
     assert bool(head.vectors.any())  # as it was told in training
     assert bool((head.graph != torch.eye(3)).any())
     whole = again.evaluate(table.subset(np.flatnonzero(run.split_of(table.images))), tmp_path)
-    assert whole.overall["mAP"] == pytest.approx(found.overall["mAP"])
+    assert whole.overall["mAP"] == pytest.approx(evaluation.overall["mAP"])
 
 
 def blocks(images: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:

@@ -48,10 +48,10 @@ def test_one_positive_each_is_the_usual_cross_entropy():
     labels = torch.nn.functional.one_hot(classes, 5).to(torch.int8)  # the others unknown
     method = recipe("softmax").make()
     targets = method.relabel(Batch(torch.arange(7), (), labels), x, 1)
-    found = method.reduce(method.loss(x, targets), targets)
-    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(x, classes))
+    loss = method.reduce(method.loss(x, targets), targets)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(x, classes))
     absent = method.relabel(Batch(torch.arange(7), (), 2 * labels - 1), x, 1)
-    torch.testing.assert_close(method.reduce(method.loss(x, absent), absent), found)
+    torch.testing.assert_close(method.reduce(method.loss(x, absent), absent), loss)
 
 
 def test_gradcheck_and_order_of_images():

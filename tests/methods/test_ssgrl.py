@@ -69,9 +69,9 @@ def test_step_and_gradient_are_the_slow_loop(images, classes, options, parts, mo
     scored = [slow.head(image, model.head) for image in batch.views[0]]
     wanted = slow.bce([row for row, _ in scored], slow.known(batch.labels.tolist()))
     output = model(batch.views[0])
-    for image, (logits, found) in enumerate(scored):
+    for image, (logits, actual) in enumerate(scored):
         torch.testing.assert_close(output.logits[image], torch.stack(logits), rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(output.per_class[image], torch.stack(found), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(output.per_class[image], torch.stack(actual), rtol=1e-9, atol=1e-9)
     loss = method.step(model, batch, 1)
     torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
     weights = list(model.parameters())

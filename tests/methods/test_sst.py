@@ -44,16 +44,16 @@ def make(name, images=5, classes=3, channels=4, seed=0, **options):
 def looped(method, model, batch, examples, thetas):
     """The step of the paper, given what the bank holds and the two thresholds; None for no guesses."""
     scored = [shared.head(image, model.head) for image in batch.views[0]]
-    logits, found = [row for row, _ in scored], [row for _, row in scored]
+    logits, actual = [row for row, _ in scored], [row for _, row in scored]
     labels = batch.labels.tolist()
-    pairs = [slow.pair_logits(image, method.within) for image in found]
+    pairs = [slow.pair_logits(image, method.within) for image in actual]
     loss = shared.bce(logits, shared.known(labels))
     loss = loss + method.pair_weight * slow.pair_loss(pairs, labels)
-    loss = loss + method.contrast_weight * shared.contrast(found, labels)
+    loss = loss + method.contrast_weight * shared.contrast(actual, labels)
     if thetas is not None:
-        for scores, theta in zip((slow.within(pairs, labels), slow.across(found, examples)), thetas, strict=True):
+        for scores, theta in zip((slow.within(pairs, labels), slow.across(actual, examples)), thetas, strict=True):
             loss = loss + method.guess_weight * shared.bce(logits, slow.guessed(scores, labels, theta))
-    return loss, found
+    return loss, actual
 
 
 def both(mine, theirs):
@@ -78,12 +78,12 @@ def test_steps_of_sst_are_the_slow_loop(images, classes):
     guessed = 0
     for epoch in (1, 2, 3):
         theta = {1: None, 2: 0.1, 3: 0.075}[epoch]
-        wanted, found = looped(method, model, batch, examples, None if theta is None else (theta, theta))
+        wanted, actual = looped(method, model, batch, examples, None if theta is None else (theta, theta))
         if theta is not None:
-            targets = slow.guessed(slow.across(found, examples), batch.labels.tolist(), theta)
+            targets = slow.guessed(slow.across(actual, examples), batch.labels.tolist(), theta)
             guessed += targets != shared.known(batch.labels.tolist())
         agree(method.step(model, batch, epoch), wanted, weights)
-        for image, row in zip(found, batch.labels.tolist(), strict=True):
+        for image, row in zip(actual, batch.labels.tolist(), strict=True):
             for c, y in enumerate(row):
                 if y == 1:
                     examples[c] = [*examples[c], image[c].detach()][-4:]
@@ -96,9 +96,9 @@ def test_hst_has_prototypes_in_place_of_the_bank_and_pulls_features_to_them():
     loss = method.step(model, batch, 2)
     prototypes = method.prototypes
     examples = [list(rows) if there else [] for rows, there in zip(prototypes.centres, prototypes.exists, strict=True)]
-    wanted, found = looped(method, model, batch, examples, (0.5, 0.5))
+    wanted, actual = looped(method, model, batch, examples, (0.5, 0.5))
     total, count = 0.0, 0
-    for image, row in zip(found, batch.labels.tolist(), strict=True):
+    for image, row in zip(actual, batch.labels.tolist(), strict=True):
         for c, y in enumerate(row):
             if y and examples[c]:
                 near = sum(shared.cosine(image[c], one) for one in examples[c]) / len(examples[c])

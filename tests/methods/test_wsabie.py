@@ -31,13 +31,13 @@ def _head(channels, classes, **options):
 def test_scores_are_inner_products_of_bounded_vectors(norm):
     head = _head(5, 4, dimensions=3, norm=norm)
     features = torch.randn(6, 5, dtype=torch.float64)
-    found = head(features)
+    output = head(features)
     for i in range(6):
         expected = slow.score(features[i].tolist(), head.images.tolist(), head.labels.tolist(), norm)
-        np.testing.assert_allclose(found.logits[i].detach(), expected, rtol=1e-9)
+        np.testing.assert_allclose(output.logits[i].detach(), expected, rtol=1e-9)
     maps = features[:, :, None, None].expand(-1, -1, 2, 2)
-    torch.testing.assert_close(head.class_maps(maps)[:, :, 0, 1], found.logits)
-    torch.testing.assert_close(head(maps).logits, found.logits)
+    torch.testing.assert_close(head.class_maps(maps)[:, :, 0, 1], output.logits)
+    torch.testing.assert_close(head(maps).logits, output.logits)
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.7])
@@ -62,11 +62,11 @@ def test_the_whole_step_with_exact_ranks(images, classes):
     head = method.head(4, classes).double()
     features = torch.randn(images, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     batch = Batch(torch.arange(images), (features,), torch.from_numpy(labels))
-    found = method.step(Model(None, head), batch, 1)
-    gradient = torch.autograd.grad(found, [head.images, head.labels])
+    loss = method.step(Model(None, head), batch, 1)
+    gradient = torch.autograd.grad(loss, [head.images, head.labels])
     scored = [slow.score(row, list(head.images), list(head.labels), 0.0) for row in features.tolist()]
     expected = sum(slow.loss(x, row) for x, row in zip(scored, labels.tolist(), strict=True)) / images
-    assert found.item() == pytest.approx(slow.number(expected), rel=1e-9, abs=1e-12)
+    assert loss.item() == pytest.approx(slow.number(expected), rel=1e-9, abs=1e-12)
     if torch.is_tensor(expected):
         same = torch.autograd.grad(expected, [head.images, head.labels])
         for ours, theirs in zip(gradient, same, strict=True):

@@ -25,15 +25,15 @@ def drawn(slope: float, offset: float, n: int = 40_000, known: float = 0.5) -> t
 @pytest.mark.parametrize(("slope", "offset"), [(1, 0), (0.3, -1), (2, 1.5)])
 def test_the_pair_that_made_the_labels_is_found(slope: float, offset: float) -> None:
     logits, labels = drawn(slope, offset)
-    found = fit_platt(logits, labels)
-    assert found.slope == pytest.approx(slope, rel=0.06)
-    assert found.offset == pytest.approx(offset, abs=0.06)
-    assert found.known == int((labels != 0).sum())
+    platt = fit_platt(logits, labels)
+    assert platt.slope == pytest.approx(slope, rel=0.06)
+    assert platt.offset == pytest.approx(offset, abs=0.06)
+    assert platt.known == int((labels != 0).sum())
 
 
 def test_it_is_the_optimum_of_platts_likelihood() -> None:
     logits, labels = drawn(0.7, 0.4, n=400)
-    found = fit_platt(logits, labels)
+    platt = fit_platt(logits, labels)
     known = labels.numpy() != 0
     x, present = logits.numpy()[known].astype(np.float64), labels.numpy()[known] > 0
     n_pos, n_neg = present.sum(), (~present).sum()
@@ -43,10 +43,10 @@ def test_it_is_the_optimum_of_platts_likelihood() -> None:
         p = 1 / (1 + np.exp(-slope * x - offset))
         return float((target * np.log(p) + (1 - target) * np.log(1 - p)).mean())
 
-    best = likelihood(found.slope, found.offset)
+    best = likelihood(platt.slope, platt.offset)
     for step in (1e-3, -1e-3):
-        assert likelihood(found.slope + step, found.offset) < best
-        assert likelihood(found.slope, found.offset + step) < best
+        assert likelihood(platt.slope + step, platt.offset) < best
+        assert likelihood(platt.slope, platt.offset + step) < best
 
 
 def test_unknown_entries_and_unreadable_images_do_not_count() -> None:
@@ -60,9 +60,9 @@ def test_unknown_entries_and_unreadable_images_do_not_count() -> None:
 
 def test_perfectly_separated_labels_keep_a_finite_slope() -> None:
     logits = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
-    found = fit_platt(logits, logits.sign().to(torch.int8))
-    assert 0 < found.slope < 100
-    scores = found.scores(logits)
+    platt = fit_platt(logits, logits.sign().to(torch.int8))
+    assert 0 < platt.slope < 100
+    scores = platt.scores(logits)
     assert bool((scores > 0).all() and (scores < 1).all())
 
 
@@ -90,7 +90,7 @@ def test_scores_are_the_sigmoid_and_keep_nan() -> None:
 def test_any_scores_give_a_finite_rising_pair(entries: list[tuple[float, int]]) -> None:
     logits = torch.tensor([[x] for x, _ in entries])
     labels = torch.tensor([[y] for _, y in entries], dtype=torch.int8)
-    found = fit_platt(logits, labels)
-    assert math.isfinite(found.slope)
-    assert math.isfinite(found.offset)
-    assert found.slope > 0
+    platt = fit_platt(logits, labels)
+    assert math.isfinite(platt.slope)
+    assert math.isfinite(platt.offset)
+    assert platt.slope > 0

@@ -20,8 +20,8 @@ def test_wilson_is_scipys():
     from scipy.stats import binomtest
 
     counted = [(0, 5), (3, 7), (50, 50), (1, 200), (70_000, 90_000)]
-    found = metrics.wilson(*np.array(counted, np.int32).T)
-    for (part, whole), low, high in zip(counted, *found, strict=True):
+    interval = metrics.wilson(*np.array(counted, np.int32).T)
+    for (part, whole), low, high in zip(counted, *interval, strict=True):
         other = binomtest(part, whole).proportion_ci(method="wilson")
         assert (low, high) == pytest.approx((other.low, other.high), abs=1e-6)
         assert 0 <= low <= high <= 1
@@ -120,10 +120,16 @@ def test_an_interval_holds_its_value(data):
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 4)))
     labels = data.draw(arrays.arrays(np.int8, shape, elements=st.integers(-1, 1)))
     scores = data.draw(arrays.arrays(np.float64, shape, elements=st.integers(0, 4).map(float)))
-    found = metrics.bootstrap(scores, labels, n=data.draw(st.integers(1, 12)), level=data.draw(st.floats(0.01, 0.999)))
+    interval = metrics.bootstrap(
+        scores, labels, n=data.draw(st.integers(1, 12)), level=data.draw(st.floats(0.01, 0.999))
+    )
     low, value, high = (
         torch.cat([part, torch.tensor([mean], dtype=torch.float64)])
-        for part, mean in ((found.ap_low, found.mean_low), (found.ap, found.mean), (found.ap_high, found.mean_high))
+        for part, mean in (
+            (interval.ap_low, interval.mean_low),
+            (interval.ap, interval.mean),
+            (interval.ap_high, interval.mean_high),
+        )
     )
     measured = torch.from_numpy((labels > 0).any(0) & (labels < 0).any(0))
     assert torch.equal(~value[:-1].isnan(), measured)
@@ -135,8 +141,8 @@ def test_an_interval_holds_its_value(data):
 
 def test_the_mean_of_one_class_has_its_interval():
     scores, labels = make(53, classes=1, positive=0.1)
-    found = metrics.bootstrap(scores, labels, n=50)
-    assert (found.mean_low, found.mean_high) == (float(found.ap_low), float(found.ap_high))
+    interval = metrics.bootstrap(scores, labels, n=50)
+    assert (interval.mean_low, interval.mean_high) == (float(interval.ap_low), float(interval.ap_high))
 
 
 def test_intervals_are_of_the_ranking_and_follow_their_class():
@@ -155,18 +161,18 @@ def test_few_positives_are_no_certainty():
     for positives in (1, 2, 4, 8, 100):
         labels = np.full((200, 1), -1, dtype=np.int8)
         labels[:positives] = 1
-        found = metrics.bootstrap(-np.arange(200.0)[:, None], labels, n=50)
-        assert found.ap_high == 1
-        widths.append(1 - float(found.ap_low))
+        interval = metrics.bootstrap(-np.arange(200.0)[:, None], labels, n=50)
+        assert interval.ap_high == 1
+        widths.append(1 - float(interval.ap_low))
     z2 = NormalDist().inv_cdf(0.975) ** 2
     close(widths, [2 * z2 / (2 * z2 + p**2) for p in (1, 2, 4, 8, 100)])
     close(widths[0], 0.885, 1e-3)
     # Sums of 1 / P would be 1 + 2e-16 of some.
     labels = np.where(np.arange(200)[:, None] <= np.arange(150), 1, -1).astype(np.int8)
-    found = metrics.bootstrap(-np.tile(np.arange(200.0)[:, None], 150), labels, n=20)
-    assert (found.ap == 1).all()
-    assert (found.ap_high == 1).all()
-    assert (found.ap_low < 1).all()
+    interval = metrics.bootstrap(-np.tile(np.arange(200.0)[:, None], 150), labels, n=20)
+    assert (interval.ap == 1).all()
+    assert (interval.ap_high == 1).all()
+    assert (interval.ap_low < 1).all()
 
 
 def test_a_higher_level_is_wider_and_the_lower_end_reaches_further():
@@ -190,9 +196,9 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     share, d = np.geomspace(0.01, 0.2, 8), np.linspace(1, 3, 8)
     cut = np.linspace(-6, 8, 2001)
     tail = np.vectorize(NormalDist().cdf)
-    found, false = tail(d[:, None] - cut), tail(-cut)
-    precision = share[:, None] * found / (share[:, None] * found + (1 - share[:, None]) * false)
-    truth = -np.trapezoid(precision, found, axis=1)
+    actual, false = tail(d[:, None] - cut), tail(-cut)
+    precision = share[:, None] * actual / (share[:, None] * actual + (1 - share[:, None]) * false)
+    truth = -np.trapezoid(precision, actual, axis=1)
     held, of_mean, quantiles = [], [], []
     for _ in range(100):
         present = rng.random((100, 8)) < share
@@ -213,9 +219,9 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
 def test_a_mean_over_classes_of_one_positive_each_is_not_sure() -> None:
     labels = np.full((100, 20), -1)
     labels[np.arange(20), np.arange(20)] = 1
-    found = metrics.bootstrap(labels.astype(float), labels, n=100)
-    assert found.mean == 1
-    assert 0.5 < found.mean_low < 0.9
+    interval = metrics.bootstrap(labels.astype(float), labels, n=100)
+    assert interval.mean == 1
+    assert 0.5 < interval.mean_low < 0.9
     assert metrics.positives_of_mean(torch.tensor([1] * 20 + [0] * 5)) == pytest.approx((2 * 20) ** 0.5)
     assert metrics.positives_of_mean(torch.tensor([7])) == 7
     assert metrics.positives_of_mean(torch.tensor([0, 0])) == 0

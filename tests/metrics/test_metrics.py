@@ -326,11 +326,11 @@ def test_a_class_that_cannot_be_wrong_is_left_out():
     counts = metrics.decision_counts(scores, labels)
     for share in (counts.precision, counts.recall, counts.f1):
         assert share.isnan().tolist() == [False, True, False]
-    found = metrics.precision_recall_f1(scores, labels)
-    assert found.classes == 2
-    assert (found.CP, found.CR) == (1.0, 0.75)
-    assert found.macro_f1 == pytest.approx((1 + 2 / 3) / 2)
-    assert found.OR == 5 / 6, "all known entries count there"
+    scores_by_class = metrics.precision_recall_f1(scores, labels)
+    assert scores_by_class.classes == 2
+    assert (scores_by_class.CP, scores_by_class.CR) == (1.0, 0.75)
+    assert scores_by_class.macro_f1 == pytest.approx((1 + 2 / 3) / 2)
+    assert scores_by_class.OR == 5 / 6, "all known entries count there"
     assert metrics.best_thresholds(scores, labels).tolist() == [0.8, 0.5, 0.1]
     nothing = metrics.precision_recall_f1(scores, np.maximum(labels, 0))
     assert all(math.isnan(value) for value in nothing[:-1])

@@ -48,8 +48,8 @@ def work(folder: Path, name: str, most: int) -> None:
     (folder / f"{name}.pid").write_text(str(os.getpid()))
     while not (folder / f"{name}.go").exists():
         time.sleep(0.02)
-    found = cache.cache_features(backbone, source, folder / "cache", batch_size=2, reporter=Reporter(progress, say))
-    np.save(folder / f"{name}.npy", np.array(found.values))
+    features = cache.cache_features(backbone, source, folder / "cache", batch_size=2, reporter=Reporter(progress, say))
+    np.save(folder / f"{name}.npy", np.array(features.values))
     say(f"looked at {seen} images")
 
 

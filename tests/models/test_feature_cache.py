@@ -71,22 +71,22 @@ def values(found: Features) -> np.ndarray[Any, Any]:
 def by_hand(maps: bool = False) -> np.ndarray[Any, Any]:
     backbone = build_backbone("tiny", size=32)
     with torch.inference_mode():
-        found = backbone(torch.stack([Plain(32)(picture) for picture in pictures()]))
-    return (found if maps else found.mean((2, 3))).half().numpy()
+        features = backbone(torch.stack([Plain(32)(picture) for picture in pictures()]))
+    return (features if maps else features.mean((2, 3))).half().numpy()
 
 
 @pytest.mark.parametrize("maps", [False, True], ids=["pooled", "maps"])
 @pytest.mark.parametrize("kind", ["arrays", "images"])
 def test_built_once_and_used_again(tmp_path: Path, kind: str, maps: bool) -> None:
     backbone, seen = tiny()
-    told: list[tuple[int, int]] = []
-    said: list[str] = []
+    reports: list[tuple[int, int]] = []
+    messages: list[str] = []
 
     def get() -> Features:
         source = arrays() if kind == "arrays" else images(tmp_path / "images")
         return cache_features(
             backbone, source, tmp_path / "cache", maps=maps, batch_size=3,
-            reporter=Reporter(lambda *at: told.append(at), said.append),
+            reporter=Reporter(lambda *at: reports.append(at), messages.append),
         )  # fmt: skip
 
     first = get()
@@ -94,12 +94,12 @@ def test_built_once_and_used_again(tmp_path: Path, kind: str, maps: bool) -> Non
     np.testing.assert_allclose(values(first), by_hand(maps), rtol=2e-3, atol=2e-3)
     assert isinstance(first.values, np.memmap)
     assert seen.images == N
-    assert told == [(3, N), (6, N), (7, N)]
+    assert reports == [(3, N), (6, N), (7, N)]
     again = get()
     assert seen.images == N
     assert np.array_equal(values(first), values(again))
-    assert len(told) == 3
-    assert said == []
+    assert len(reports) == 3
+    assert messages == []
 
 
 def test_pooled_features_and_maps_and_other_images_live_side_by_side(tmp_path: Path) -> None:
@@ -120,35 +120,35 @@ def change_weights(backbone: Backbone) -> None:
 
 def test_other_weights_have_a_cache_of_their_own(tmp_path: Path) -> None:
     backbone, seen = tiny()
-    said: list[str] = []
+    messages: list[str] = []
     before = values(cache_features(backbone, arrays(), tmp_path))
     change_weights(backbone)
-    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=said.append)))
-    assert said == ["the cached features do not fit (the weights changed): computing others beside them"]
+    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append)))
+    assert messages == ["the cached features do not fit (the weights changed): computing others beside them"]
     assert seen.images == 2 * N
     assert not np.array_equal(before, after)
     for expected in (before, after):
         change_weights(backbone)
         assert np.array_equal(
-            values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=said.append))), expected
+            values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append))), expected
         )
     assert seen.images == 2 * N
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_other_views_and_pictures_have_one_too(tmp_path: Path) -> None:
     backbone, seen = tiny()
-    said: list[str] = []
+    messages: list[str] = []
     cache_features(backbone, arrays(), tmp_path)
     cropped = arrays()
     cropped.views = {"plain": Plain(32, "crop")}
-    cache_features(backbone, cropped, tmp_path, reporter=Reporter(message=said.append))
+    cache_features(backbone, cropped, tmp_path, reporter=Reporter(message=messages.append))
     other = arrays(seed=1)
     other.views = cropped.views
-    cache_features(backbone, other, tmp_path, reporter=Reporter(message=said.append))
+    cache_features(backbone, other, tmp_path, reporter=Reporter(message=messages.append))
     change_weights(backbone)
-    cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=said.append))
-    assert [line.partition("(")[2].partition(")")[0] for line in said] == [
+    cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append))
+    assert [line.partition("(")[2].partition(")")[0] for line in messages] == [
         "the view changed",
         "the images changed",
         "the weights changed",  # since the most similar of them
@@ -161,20 +161,22 @@ def test_other_views_and_pictures_have_one_too(tmp_path: Path) -> None:
 
 def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
     backbone, seen = tiny()
-    said: list[str] = []
+    messages: list[str] = []
     before = values(cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache"))
     path = tmp_path / "images" / "3.png"
     Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(path)
     after = values(
         cache_features(
-            backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=said.append)
+            backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=messages.append)
         )
     )
-    assert "the images changed" in said[0]
+    assert "the images changed" in messages[0]
     assert np.flatnonzero((before != after).any(1)).tolist() == [3]
     os.utime(path, ns=(1, 1))
-    cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=said.append))
-    assert len(said) == 2
+    cache_features(
+        backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=messages.append)
+    )
+    assert len(messages) == 2
     assert seen.images == 3 * N
 
 
@@ -190,19 +192,19 @@ def test_a_build_that_broke_off_goes_on_where_it_stopped(
     with pytest.raises(KeyboardInterrupt):
         cache_features(backbone, images(folder), tmp_path / "cache", batch_size=2)
     backbone, seen = tiny()
-    said: list[str] = []
+    messages: list[str] = []
     source = images(folder)
-    found = cache_features(
-        backbone, source, tmp_path / "cache", batch_size=batch_size, reporter=Reporter(message=said.append)
+    features = cache_features(
+        backbone, source, tmp_path / "cache", batch_size=batch_size, reporter=Reporter(message=messages.append)
     )
     # Of 0, 1 (bad), 2, 3 all is kept that fills whole batches of the new size.
     first = 4 // batch_size * batch_size
     assert seen.images == N - first - (1 if first == 0 else 0)
     good = np.arange(N) != 1
-    np.testing.assert_allclose(values(found)[good], by_hand()[good], rtol=2e-3, atol=2e-3)
-    assert found.bad.tolist() == [1]
+    np.testing.assert_allclose(values(features)[good], by_hand()[good], rtol=2e-3, atol=2e-3)
+    assert features.bad.tolist() == [1]
     assert [row[0] for row in source.quarantine.rows] == ["1"]
-    assert said == []
+    assert messages == []
     assert sorted(path.name for path in next((tmp_path / "cache").iterdir()).iterdir()) == ["cache.json", "values.npy"]
 
 
@@ -242,12 +244,12 @@ def test_damage_is_found_and_made_good(tmp_path: Path, harm: Callable[[Path], No
     backbone, seen = tiny()
     before = values(cache_features(backbone, arrays(), tmp_path))
     harm(next(tmp_path.iterdir()))
-    said: list[str] = []
-    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=said.append)))
+    messages: list[str] = []
+    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append)))
     assert np.array_equal(before, after)
     assert seen.images == 2 * N
-    assert bool(said) == bool(says)
-    assert all(says in line for line in said)
+    assert bool(messages) == bool(says)
+    assert all(says in line for line in messages)
 
 
 def test_unreadable_images_are_left_out_and_named_each_time(tmp_path: Path) -> None:
@@ -255,13 +257,13 @@ def test_unreadable_images_are_left_out_and_named_each_time(tmp_path: Path) -> N
     folder = tmp_path / "images"
     for _ in range(2):
         source = images(folder, bad=(2, 5))
-        found = cache_features(backbone, source, tmp_path / "cache", batch_size=1)  # whole batches without one image
-        assert found.bad.tolist() == [2, 5]
+        features = cache_features(backbone, source, tmp_path / "cache", batch_size=1)  # whole batches without one image
+        assert features.bad.tolist() == [2, 5]
         assert [(image, reason) for image, _, reason in source.quarantine.rows] == [
             ("2", "truncated"),
             ("5", "truncated"),
         ]
-        assert [batch.images.tolist() for batch in found.fetch([np.arange(N)], ("plain",))] == [[0, 1, 3, 4, 6]]
+        assert [batch.images.tolist() for batch in features.fetch([np.arange(N)], ("plain",))] == [[0, 1, 3, 4, 6]]
         # The same source, asked again for its images, does not count them twice.
         list(source.fetch([np.arange(N)], ("plain",)))
         assert len(source.quarantine) == 2
@@ -273,8 +275,8 @@ def test_unreadable_images_are_left_out_and_named_each_time(tmp_path: Path) -> N
 def test_a_source_that_knows_its_bad_images_already_still_has_them_left_out(tmp_path: Path) -> None:
     source = images(tmp_path / "images", bad=(4,))
     list(source.fetch([np.arange(N)], ("plain",)))
-    found = cache_features(tiny()[0], source, tmp_path / "cache")
-    assert found.bad.tolist() == [4]
+    features = cache_features(tiny()[0], source, tmp_path / "cache")
+    assert features.bad.tolist() == [4]
     assert len(source.quarantine) == 1
 
 
@@ -307,10 +309,10 @@ def copies_of(found: Features) -> list[np.ndarray[Any, Any]]:
 def test_strong_views_are_kept_beside_the_plain_one(tmp_path: Path, maps: bool) -> None:
     backbone, seen = tiny()
     source = with_strong()
-    found = cache_features(backbone, source, tmp_path, maps=maps, copies=2)
-    np.testing.assert_allclose(values(found), by_hand(maps), rtol=2e-3, atol=2e-3)
-    assert len(found.strong) == 2
-    for number, copy in enumerate(found.strong):
+    features = cache_features(backbone, source, tmp_path, maps=maps, copies=2)
+    np.testing.assert_allclose(values(features), by_hand(maps), rtol=2e-3, atol=2e-3)
+    assert len(features.strong) == 2
+    for number, copy in enumerate(features.strong):
         assert isinstance(copy, np.memmap)
         assert copy.dtype == np.float16
         keys = view_keys(cache._COPY_SEED, number, source.hashes, 1)[:, 0]
@@ -319,7 +321,7 @@ def test_strong_views_are_kept_beside_the_plain_one(tmp_path: Path, maps: bool) 
             wanted = backbone(torch.stack(views))
         wanted = wanted if maps else wanted.mean((2, 3))
         np.testing.assert_allclose(copy, wanted.numpy(), rtol=2e-3, atol=2e-3)
-    first, second = copies_of(found)
+    first, second = copies_of(features)
     assert (first != second).reshape(N, -1).any(1).all()
     before = seen.images
     again = cache_features(backbone, with_strong(), tmp_path, maps=maps, copies=2)
@@ -329,20 +331,20 @@ def test_strong_views_are_kept_beside_the_plain_one(tmp_path: Path, maps: bool) 
 
 def test_only_the_strong_views_that_are_missing_are_computed(tmp_path: Path) -> None:
     backbone, seen = tiny()
-    said: list[str] = []
-    told: list[tuple[int, int]] = []
+    messages: list[str] = []
+    reports: list[tuple[int, int]] = []
     for copies, computed in ((0, N), (1, N), (3, 2 * N), (2, 0), (0, 0)):
         before = seen.images
-        told.clear()
-        found = cache_features(
+        reports.clear()
+        features = cache_features(
             backbone, with_strong(), tmp_path, copies=copies, batch_size=4,
-            reporter=Reporter(lambda *at: told.append(at), said.append),
+            reporter=Reporter(lambda *at: reports.append(at), messages.append),
         )  # fmt: skip
         assert seen.images - before == computed
-        assert len(found.strong) == copies
-        assert told == [(4 + N * n, computed) if half else (N * (n + 1), computed)
+        assert len(features.strong) == copies
+        assert reports == [(4 + N * n, computed) if half else (N * (n + 1), computed)
                         for n in range(computed // N) for half in (True, False)]  # fmt: skip
-    assert said == []
+    assert messages == []
 
 
 def test_a_plain_cache_of_a_source_without_strong_views_serves_one_with_them(tmp_path: Path) -> None:
@@ -358,30 +360,30 @@ def test_a_plain_cache_of_a_source_without_strong_views_serves_one_with_them(tmp
 
 
 def test_asking_for_strong_views_that_could_have_been_cached_is_an_error(tmp_path: Path) -> None:
-    found = cache_features(tiny()[0], with_strong(), tmp_path)
+    features = cache_features(tiny()[0], with_strong(), tmp_path)
     with pytest.raises(UserError, match="copies=1"):
-        list(found.fetch([np.arange(N)], ("weak", "strong")))
-    found = cache_features(tiny()[0], arrays(), tmp_path)  # there never was a strong view
+        list(features.fetch([np.arange(N)], ("weak", "strong")))
+    features = cache_features(tiny()[0], arrays(), tmp_path)  # there never was a strong view
     with pytest.warns(UserWarning, match="no strong views"):
-        ((_, (weak, strong)),) = found.fetch([np.arange(N)], ("weak", "strong"))
+        ((_, (weak, strong)),) = features.fetch([np.arange(N)], ("weak", "strong"))
     assert weak is strong
 
 
 def test_other_strong_views_are_kept_beside_them(tmp_path: Path) -> None:
     backbone, seen = tiny()
-    said: list[str] = []
+    messages: list[str] = []
     before = cache_features(backbone, with_strong(), tmp_path, copies=2)
     old = copies_of(before)
     after = cache_features(
-        backbone, with_strong(magnitude=20), tmp_path, copies=2, reporter=Reporter(message=said.append)
+        backbone, with_strong(magnitude=20), tmp_path, copies=2, reporter=Reporter(message=messages.append)
     )
-    assert said == ["the cached features do not fit (the strong view changed): computing others beside them"]
+    assert messages == ["the cached features do not fit (the strong view changed): computing others beside them"]
     assert seen.images == (3 + 2) * N
     assert np.array_equal(values(before), values(after))
     assert not any(np.array_equal(*pair) for pair in zip(old, copies_of(after), strict=True))
     change_weights(backbone)
-    cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, reporter=Reporter(message=said.append))
-    assert said[1:] == ["the cached features do not fit (the weights changed): computing others beside them"]
+    cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, reporter=Reporter(message=messages.append))
+    assert messages[1:] == ["the cached features do not fit (the weights changed): computing others beside them"]
     assert seen.images == (3 + 2 + 3) * N
     change_weights(backbone)
     again = cache_features(backbone, with_strong(), tmp_path, copies=2)
@@ -393,10 +395,12 @@ def test_a_damaged_strong_view_is_made_good_alone(tmp_path: Path) -> None:
     backbone, seen = tiny()
     old = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2))
     flip_a_bit(next(tmp_path.glob("*/strong-1-*")))
-    said: list[str] = []
-    new = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2, reporter=Reporter(message=said.append)))
-    assert len(said) == 1
-    assert "checksum" in said[0]
+    messages: list[str] = []
+    new = copies_of(
+        cache_features(backbone, with_strong(), tmp_path, copies=2, reporter=Reporter(message=messages.append))
+    )
+    assert len(messages) == 1
+    assert "checksum" in messages[0]
     assert seen.images == 4 * N
     assert all(np.array_equal(*pair) for pair in zip(old, new, strict=True))
 
@@ -409,27 +413,27 @@ def test_strong_views_that_broke_off_go_on_where_they_stopped(tmp_path: Path, mo
     with pytest.raises(KeyboardInterrupt):
         cache_features(backbone, with_strong(), tmp_path / "broken", copies=2, batch_size=2)
     backbone, seen = tiny()
-    told: list[tuple[int, int]] = []
-    found = cache_features(
+    reports: list[tuple[int, int]] = []
+    features = cache_features(
         backbone,
         with_strong(),
         tmp_path / "broken",
         copies=2,
         batch_size=2,
-        reporter=Reporter(lambda *at: told.append(at)),
+        reporter=Reporter(lambda *at: reports.append(at)),
     )
     assert seen.images == N - 4
-    assert told == [(6, N), (7, N)]
-    for got, wanted in zip(copies_of(found), whole, strict=True):
+    assert reports == [(6, N), (7, N)]
+    for got, wanted in zip(copies_of(features), whole, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)
 
 
 def test_unreadable_images_have_no_strong_view_either(tmp_path: Path) -> None:
     source = images(tmp_path / "images", bad=(2,))
     source.views = {"plain": Plain(32), "strong": Strong(32)}
-    found = cache_features(tiny()[0], source, tmp_path / "cache", copies=1)
-    assert found.bad.tolist() == [2]
+    features = cache_features(tiny()[0], source, tmp_path / "cache", copies=1)
+    assert features.bad.tolist() == [2]
     assert len(source.quarantine) == 1
-    ((index, (weak, strong)),) = found.fetch([np.arange(N)], ("weak", "strong"))
+    ((index, (weak, strong)),) = features.fetch([np.arange(N)], ("weak", "strong"))
     assert index.tolist() == [0, 1, 3, 4, 5, 6]
     assert weak.shape == strong.shape == (N - 1, 64)

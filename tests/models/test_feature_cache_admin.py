@@ -60,20 +60,20 @@ def test_caches_are_listed_with_their_origin(tmp_path: Path) -> None:
     make(tmp_path / "cache", weights=1)
     make(tmp_path / "cache", maps=True)
     make(tmp_path / "cache", number=4)
-    found = find_caches(tmp_path)
-    assert len(found) == 4
-    assert [cache.last_used for cache in found] == sorted((cache.last_used for cache in found), reverse=True)
-    plain = next(cache for cache in found if cache.strong_views)
+    caches = find_caches(tmp_path)
+    assert len(caches) == 4
+    assert [cache.last_used for cache in caches] == sorted((cache.last_used for cache in caches), reverse=True)
+    plain = next(cache for cache in caches if cache.strong_views)
     assert (plain.strong_views, plain.images, plain.kind, plain.size, plain.backbone) == (2, N, "pooled", 32, "tiny")
     assert plain.is_complete
     assert plain.bytes == sum(path.stat().st_size for path in plain.folder.rglob("*") if path.is_file())
-    assert {cache.images for cache in found} == {4, N}
+    assert {cache.images for cache in caches} == {4, N}
     # Of the same images and kind the one that was used last is the latest, the others are older.
-    (older,) = select_caches(found, "older")
+    (older,) = select_caches(caches, "older")
     assert (older.stem, older.kind) == (plain.stem, "pooled")
-    for cache in found:
+    for cache in caches:
         use(cache, 5)
-    other = next(cache for cache in found if cache.stem == plain.stem and cache.name != plain.name)
+    other = next(cache for cache in caches if cache.stem == plain.stem and cache.name != plain.name)
     use(other, 9)
     make(tmp_path / "cache", weights=1)  # it is there: to use it is noted
     (older,) = select_caches(find_caches(tmp_path), "older")
@@ -114,14 +114,14 @@ def test_a_removed_cache_is_computed_again_when_needed(tmp_path: Path) -> None:
 def test_a_name_must_match_one_cache(tmp_path: Path) -> None:
     make(tmp_path)
     make(tmp_path, weights=1)
-    found = find_caches(tmp_path)
-    assert select_caches(found, found[1].name) == [found[1]]
-    assert select_caches(found, found[1].name[-8:]) == [found[1]]
+    caches = find_caches(tmp_path)
+    assert select_caches(caches, caches[1].name) == [caches[1]]
+    assert select_caches(caches, caches[1].name[-8:]) == [caches[1]]
     with pytest.raises(UserError, match="2 caches have 'tiny' in their names"):
-        select_caches(found, "tiny")
+        select_caches(caches, "tiny")
     for name in ("unheard-of", ""):
         with pytest.raises(UserError, match="no cache is called"):
-            select_caches(found, name)
+            select_caches(caches, name)
 
 
 @pytest.mark.parametrize("kind", ["renamed", "no note", "link", "file"])

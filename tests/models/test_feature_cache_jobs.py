@@ -42,8 +42,8 @@ def pictures() -> Tensor:
 
 def by_hand() -> np.ndarray[Any, Any]:
     with torch.inference_mode():
-        found = build_backbone("tiny", size=32)(torch.stack([Plain(32)(picture) for picture in pictures()]))
-    return found.mean((2, 3)).half().numpy()
+        actual = build_backbone("tiny", size=32)(torch.stack([Plain(32)(picture) for picture in pictures()]))
+    return actual.mean((2, 3)).half().numpy()
 
 
 def assert_right(values: Any) -> None:
@@ -111,8 +111,8 @@ def test_one_job_computes_and_others_wait_also_for_one_that_is_killed(tmp_path: 
     one, other = (np.load(tmp_path / f"{name}.npy") for name in ("one", "other"))
     assert_right(one)
     assert np.array_equal(one, other)
-    said = sorted(read(f"{name}.said").splitlines() for name in ("one", "other"))
-    assert said == [[WAITING, "looked at 0 images"], [WAITING, f"looked at {N - 4} images"]]
+    messages = sorted(read(f"{name}.said").splitlines() for name in ("one", "other"))
+    assert messages == [[WAITING, "looked at 0 images"], [WAITING, f"looked at {N - 4} images"]]
     assert read("killed.said") == ""
     assert files(tmp_path / "cache") == ["cache.json", "values.npy"]
 
@@ -124,15 +124,15 @@ def test_a_job_that_waits_ends_at_once_when_asked_to(tmp_path: Path, monkeypatch
     (place / "cache.json").unlink()
     other = JobLock(place / "building.lock")
     assert other.try_acquire()
-    said: list[str] = []
+    messages: list[str] = []
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        get(tmp_path, reporter=Reporter(message=said.append))
+        get(tmp_path, reporter=Reporter(message=messages.append))
     timer.join()
     assert time.monotonic() - started < 30
-    assert said == [WAITING]
+    assert messages == [WAITING]
     assert not JobLock(other.path).try_acquire(), "the other job has it still"
     other.release()
     assert files(tmp_path) == ["values.npy"]
@@ -170,7 +170,7 @@ def test_without_true_locks_jobs_do_not_spoil_each_others_work(
 ) -> None:
     disk(monkeypatch)
     monkeypatch.setattr(cache, "_NOTE_IMAGES", keep)
-    said: list[str] = []
+    messages: list[str] = []
 
     def other(done: int, total: int) -> None:
         """Another job, that begins when the first has looked at a third of the images."""
@@ -184,8 +184,8 @@ def test_without_true_locks_jobs_do_not_spoil_each_others_work(
         if done >= 2:
             raise RuntimeError("broken off")
 
-    assert_right(get(tmp_path, reporter=Reporter(other, said.append)).values)
-    assert said == []
+    assert_right(get(tmp_path, reporter=Reporter(other, messages.append)).values)
+    assert messages == []
     assert looks(tmp_path) == 0
     left = set(files(tmp_path)) - {"cache.json", "values.npy"}
     assert left <= ({"values.partial.npy", "building.json"} if disk is false_flock else set())

@@ -36,11 +36,11 @@ def logits(images, classes, scale=2.0):
 def test_is_the_slow_loop(images, classes, steps):
     head = make(classes, steps)
     x = logits(images, classes).requires_grad_()
-    found, wanted = head.propagate(x), expected(head, x)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    actual, wanted = head.propagate(x), expected(head, x)
+    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-9)
     learned = [x, *(p for name, p in head.named_parameters() if not name.startswith("inner"))]
     for got, want in zip(
-        torch.autograd.grad(found.square().sum(), learned, materialize_grads=True),
+        torch.autograd.grad(actual.square().sum(), learned, materialize_grads=True),
         torch.autograd.grad(wanted.square().sum(), learned, materialize_grads=True),
         strict=True,
     ):

@@ -51,61 +51,61 @@ def save(made: Scenes, numbers: range, place: Callable[[int], Path]) -> None:
 
 def write_voc(folder: Path, year: int, train: int, test: int) -> None:
     """The first scenes are `train`, the others `val`; `trainval` and `test` are the same lists for 2007."""
-    made = scenes(train + test, size=SIZE)
-    made.labels[[0, train]] = -1  # one image of each part shows nothing
+    samples = scenes(train + test, size=SIZE)
+    samples.labels[[0, train]] = -1  # one image of each part shows nothing
     base = folder / "VOCdevkit" / f"VOC{year}"
     (base / "ImageSets" / "Main").mkdir(parents=True)
     for split, numbers in (("train", range(train)), ("val", range(train, train + test))):
-        for column, name in enumerate(made.classes):
-            lines = [f"2008_{number:06d} {made.labels[number, column]:>2}\n" for number in numbers]
+        for column, name in enumerate(samples.classes):
+            lines = [f"2008_{number:06d} {samples.labels[number, column]:>2}\n" for number in numbers]
             (base / "ImageSets" / "Main" / f"{name}_{split}.txt").write_text("".join(lines))
-    save(made, range(train + test), lambda number: base / "JPEGImages" / f"2008_{number:06d}.jpg")
+    save(samples, range(train + test), lambda number: base / "JPEGImages" / f"2008_{number:06d}.jpg")
 
 
 def write_coco(folder: Path, train: int, test: int) -> None:
-    made = scenes(train + test, size=SIZE)
-    categories = [{"id": number + 1, "name": name} for number, name in enumerate(made.classes)]
+    samples = scenes(train + test, size=SIZE)
+    categories = [{"id": number + 1, "name": name} for number, name in enumerate(samples.classes)]
     for part, numbers in (("train2014", range(train)), ("val2014", range(train, train + test))):
         images = [{"id": number, "file_name": f"{part}_{number:06d}.jpg"} for number in numbers]
         marks: list[dict[str, Any]] = [
-            {"id": len(made.classes) * number + int(column), "image_id": number, "category_id": int(column) + 1}
+            {"id": len(samples.classes) * number + int(column), "image_id": number, "category_id": int(column) + 1}
             for number in numbers
-            for column in np.flatnonzero(made.labels[number] > 0)
+            for column in np.flatnonzero(samples.labels[number] > 0)
         ]
         content = {"images": images, "annotations": marks, "categories": categories}
         (folder / "annotations").mkdir(parents=True, exist_ok=True)
         (folder / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
-        save(made, numbers, lambda number, part=part: folder / part / f"{part}_{number:06d}.jpg")
+        save(samples, numbers, lambda number, part=part: folder / part / f"{part}_{number:06d}.jpg")
 
 
 def write_open_images(folder: Path, each: int) -> None:
-    made = scenes(3 * each, size=SIZE)
+    samples = scenes(3 * each, size=SIZE)
     for number, split in enumerate(("train", "validation", "test")):
         mine = range(number * each, (number + 1) * each)
         rows = [
-            f"{image:016x},verification,/m/{column},{int(made.labels[image, column] > 0)}\n"
+            f"{image:016x},verification,/m/{column},{int(samples.labels[image, column] > 0)}\n"
             for image in mine
-            for column in range(len(made.classes))
+            for column in range(len(samples.classes))
             if (image + column) % 3
         ]
         (folder / split).mkdir(parents=True)
         (folder / split / "annotations-human.csv").write_text("ImageID,Source,LabelName,Confidence\n" + "".join(rows))
-        save(made, mine, lambda image, split=split: folder / split / f"{image:016x}.jpg")
-    (folder / "classes-trainable.txt").write_text("".join(f"/m/{column}\n" for column in range(len(made.classes))))
+        save(samples, mine, lambda image, split=split: folder / split / f"{image:016x}.jpg")
+    (folder / "classes-trainable.txt").write_text("".join(f"/m/{column}\n" for column in range(len(samples.classes))))
     boxable = "".join(f"/m/{column},digit {column}\n" for column in range(BOXABLE))
     (folder / "class-descriptions-boxable.csv").write_text(boxable)
 
 
 def write_nus(folder: Path, train: int, test: int) -> None:
-    made = scenes(train + test, size=SIZE)
+    samples = scenes(train + test, size=SIZE)
     (folder / "Groundtruth" / "TrainTestLabels").mkdir(parents=True)
     (folder / "ImageList").mkdir()
     for part, numbers in (("Train", range(train)), ("Test", range(train, train + test))):
         (folder / "ImageList" / f"{part}Imagelist.txt").write_text("".join(f"zoo\\{n:04d}.jpg\n" for n in numbers))
-        for column, name in enumerate(made.classes):
-            lines = "".join(f"{int(made.labels[number, column] > 0)}\n" for number in numbers)
+        for column, name in enumerate(samples.classes):
+            lines = "".join(f"{int(samples.labels[number, column] > 0)}\n" for number in numbers)
             (folder / "Groundtruth" / "TrainTestLabels" / f"Labels_{name}_{part}.txt").write_text(lines)
-    save(made, range(train + test), lambda number: folder / "Flickr" / "zoo" / f"{number:04d}.jpg")
+    save(samples, range(train + test), lambda number: folder / "Flickr" / "zoo" / f"{number:04d}.jpg")
 
 
 def write_cifar(folder: Path, each: int, classes: int = 3) -> None:

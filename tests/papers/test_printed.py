@@ -21,20 +21,20 @@ def test_all_tables_of_the_five_papers() -> None:
 
 
 def test_numbers_are_percent_and_rows_fit_their_columns() -> None:
-    for found in PRINTED.values():
-        for row, cells in found.rows.items():
-            assert cells, (found.id, row)
+    for actual in PRINTED.values():
+        for row, cells in actual.rows.items():
+            assert cells, (actual.id, row)
             for column, number in cells.items():
-                low = -35 if found.id in ("S2-table2", "S2-table8") and column.measure != "TP" else 0
-                assert low <= number.value <= 100, (found.id, row, column)
+                low = -35 if actual.id in ("S2-table2", "S2-table8") and column.measure != "TP" else 0
+                assert low <= number.value <= 100, (actual.id, row, column)
                 assert number.spread is None or 0 < number.spread < 6
 
 
 def test_the_mean_over_groups_is_the_number_for_all_classes() -> None:
     for id in ("S1-table1", "S1-table3", "S4-table4"):
-        found = PRINTED[id]
-        *groups, everything = dict.fromkeys(column.measure for column in found.columns)
-        for row, cells in found.rows.items():
+        actual = PRINTED[id]
+        *groups, everything = dict.fromkeys(column.measure for column in actual.columns)
+        for row, cells in actual.rows.items():
             for condition in dict.fromkeys(column.condition for column in cells):
                 mean = sum(value(id, row, condition, group) for group in groups) / len(groups)
                 # Groups have equally many classes; one printed row is off by a little more than rounding.
@@ -98,11 +98,11 @@ def test_overall_f1_is_the_harmonic_mean_of_precision_and_recall() -> None:
 
 
 def test_read_printed() -> None:
-    found = read_printed("S0-table1", "", {"x": "a | 1.0 –\nb | 2.50±0.10 3"}, ("p", "q"), "a note")
-    assert found.columns == (Column("x", "p"), Column("x", "q"))
-    assert found.number("b", "x", "p") == (2.5, 0.1, "2.50±0.10")
-    assert found.number("a", "x", "q") is None
-    assert found.number("nobody", "x", "q") is None
+    actual = read_printed("S0-table1", "", {"x": "a | 1.0 –\nb | 2.50±0.10 3"}, ("p", "q"), "a note")
+    assert actual.columns == (Column("x", "p"), Column("x", "q"))
+    assert actual.number("b", "x", "p") == (2.5, 0.1, "2.50±0.10")
+    assert actual.number("a", "x", "q") is None
+    assert actual.number("nobody", "x", "q") is None
     with pytest.raises(ValueError, match="argument"):
         read_printed("S0-table1", "", {"x": "a | 1.0"}, ("p", "q"))
     with pytest.raises(ValueError, match="two numbers"):

@@ -70,8 +70,8 @@ def test_s3_ss_rml_starts_from_a_model_of_the_labelled_images(
     assert all(torch.equal(value, start["fitted"][name]) for name, value in then["weights"].items())
     # Labels were passed on before its only epoch.
     assert int((then["method"].relabel.neighbour >= 0).sum()) == 54
-    told = " ".join(result.protocol["random init."])
-    assert "from the weights of the model rml after 1 epoch on the labelled images only (SS-RML-CNN)" in told
+    text = " ".join(result.protocol["random init."])
+    assert "from the weights of the model rml after 1 epoch on the labelled images only (SS-RML-CNN)" in text
     assert "the initial model rml has 1 instead of 10 epochs" in result.differs
 
 

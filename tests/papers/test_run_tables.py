@@ -81,10 +81,10 @@ def test_s1_rows_start_from_the_logistic_model(open_images: Path, tmp_path: Path
     # Where training is longer, so is that of the start.
     row = next(row for row in TABLES["S1-table1"].rows if row.name == "LSEP")
     cell = TABLES["S1-table1"].cell(row, TABLES["S1-table1"].conditions[0])
-    made = set_up_cell(cell, replace(SMALL, epochs=3, lr=0.1))
-    assert made.start is not None
-    assert (made.start.epochs, made.start.lr, made.start.method) == (6, 0.1, "logistic")
-    assert "the initial model logistic has 6 instead of 2 epochs" in made.differs
+    setup = set_up_cell(cell, replace(SMALL, epochs=3, lr=0.1))
+    assert setup.start is not None
+    assert (setup.start.epochs, setup.start.lr, setup.start.method) == (6, 0.1, "logistic")
+    assert "the initial model logistic has 6 instead of 2 epochs" in setup.differs
 
 
 def test_s1_table2_is_tested_on_validation_images(
@@ -102,12 +102,12 @@ def test_s1_table2_is_tested_on_validation_images(
     content = json.loads((tmp_path / "out" / "reproduction.json").read_text())
     ours = {one["row"]: one["ours"] for one in content["figures"]}
     validation = open_dataset("open-images", open_images).splits["validation"].labels.dense()
-    found = []
+    results = []
     for path in (tmp_path / "out").glob("*/tasks/*.npy"):
         logits = torch.from_numpy(np.load(path))
         each = metrics.average_precision(logits, torch.from_numpy(validation))
-        found.append(100 * float(torch.nan_to_num(each).mean()))
-    assert sorted(found) == pytest.approx(sorted(ours.values()))
+        results.append(100 * float(torch.nan_to_num(each).mean()))
+    assert sorted(results) == pytest.approx(sorted(ours.values()))
     assert len(fits) == 3
     needs = run("reproduce", "S1-table2").stdout
     assert "tested: the images of the split validation; on the split validation, the epoch" in needs

@@ -29,11 +29,11 @@ def setup_of(id: str, row: str, **overrides: Any) -> CellSetup:
 def test_the_learning_rate_drops_at_the_same_share_of_training() -> None:
     row = "partial-BCE + GNN + relabeling"
     for epochs, step, relabel in ((8, 4, "4,6"), (20, 10, "10,15"), (40, 20, "20,30")):
-        found = setup_of("S2-table4", row, epochs=epochs)
-        settings = found.config.settings
-        assert (settings.epochs, settings.step_epochs, found.options["relabel_at"]) == (epochs, step, relabel)
+        setup = setup_of("S2-table4", row, epochs=epochs)
+        settings = setup.config.settings
+        assert (settings.epochs, settings.step_epochs, setup.options["relabel_at"]) == (epochs, step, relabel)
         assert [learning_rate_factor(share * epochs, settings) for share in (0.45, 0.55)] == [1.0, 0.1]
-        assert any(line.startswith(f"step epochs {step} instead of 10") for line in found.differs) == (epochs != 20)
+        assert any(line.startswith(f"step epochs {step} instead of 10") for line in setup.differs) == (epochs != 20)
     one = setup_of("S2-table4", row, epochs=1)
     assert one.config.settings.step_epochs == 1
     # On a frozen backbone the schedule is the library's, which has no steps.
@@ -48,11 +48,11 @@ def test_options_scale_with_the_stated_number_of_epochs() -> None:
     assert setup_of("S4-table1", "csl", epochs=40).options == {"prior_epochs": 4}
     assert setup_of("S4-table1", "splc", epochs=8).options == {}
     assert setup_of("S4-table1", "splc", epochs=60).options == {"start_epoch": 6}
-    found = setup_of("S4-table1", "hst", epochs=8)
-    assert (found.options["warm"], found.options["every"]) == (2, 2)
-    assert found.options["theta_fall"] == pytest.approx(0.025 * 20 / 8)
-    assert any("every 2 instead of 5" in line for line in found.row_differs)
-    assert any("theta_fall 0.0625 instead of 0.025" in line for line in found.row_differs)
+    setup = setup_of("S4-table1", "hst", epochs=8)
+    assert (setup.options["warm"], setup.options["every"]) == (2, 2)
+    assert setup.options["theta_fall"] == pytest.approx(0.025 * 20 / 8)
+    assert any("every 2 instead of 5" in line for line in setup.row_differs)
+    assert any("theta_fall 0.0625 instead of 0.025" in line for line in setup.row_differs)
     assert "cr_from" not in setup_of("S4-table1", "srcr", epochs=60).options  # from the beginning is from the beginning
     assert setup_of("S5-table", "em-apl", epochs=4).options["apl_from"] == 2
 
@@ -78,13 +78,13 @@ def test_patience_and_linear_init_are_scaled() -> None:
 
 def test_every_integer_option_is_classified_as_epochs_or_not() -> None:
     used = {row.method for table in TABLES.values() for row in table.rows if row.method in recipes()}
-    found = {
+    actual = {
         name
         for method in used
         for name, option in recipe(method).options.items()
         if isinstance(option.default, int) and not isinstance(option.default, bool)
     }
-    assert found - NO_EPOCHS <= SCALED
+    assert actual - NO_EPOCHS <= SCALED
     assert scale_options({}, dict.fromkeys(SCALED, 4), 10, 20) == dict.fromkeys(SCALED, 8)
 
 
@@ -107,9 +107,9 @@ def test_every_cell_can_be_set_up_as_declared(table: PaperTable) -> None:
 
 def test_cached_strong_views_are_reported() -> None:
     table = TABLES["S4-table2"]
-    said = {
+    messages = {
         row.name: set_up_cell(table.cell(row, table.conditions[0]), Overrides(tune="head")).row_differs
         for row in table.rows
     }
-    for name, lines in said.items():
+    for name, lines in messages.items():
         assert any("4 strong views per image" in line for line in lines) == ("CR" in name)

@@ -202,11 +202,11 @@ def test_cells_and_skipped_rows() -> None:
 def test_the_hyper_parameters_of_zhou_2022() -> None:
     table = TABLES["S5-table"]
     row = next(row for row in table.rows if row.method == "em-apl")
-    found = {}
+    results = {}
     for condition in table.conditions:
         cell = table.cell(row, condition)
-        found[condition.name] = (*cell.options.values(), cell.settings["batch_size"], cell.settings["lr"])
-    assert found == {
+        results[condition.name] = (*cell.options.values(), cell.settings["batch_size"], cell.settings["lr"])
+    assert results == {
         "VOC": (0.2, 0.02, 0.9, 5, 8, 1e-5),
         "COCO": (0.1, 0.9, 0.9, 5, 16, 1e-5),
         "NUS": (0.1, 0.2, 0.9, 4, 16, 1e-5),
@@ -218,7 +218,7 @@ def test_role_gets_the_positives_per_image_in_zhou_2022() -> None:
     """The labels only show one positive per image, 31 times too few on CUB."""
     table = TABLES["S5-table"]
     for row in (row for row in table.rows if row.method in ("role", "role-li")):
-        found = {condition.name: table.cell(row, condition).options for condition in table.conditions}
-        assert found == {
+        actual = {condition.name: table.cell(row, condition).options for condition in table.conditions}
+        assert actual == {
             name: {"positives": k} for name, k in {"VOC": 1.5, "COCO": 2.9, "NUS": 1.9, "CUB": 31.4}.items()
         }

@@ -22,8 +22,8 @@ def test_ours_has_the_hyperparameters_of_the_text() -> None:
     table = TABLES["S4-table1"]
     (ours,) = (row for row in table.rows if row.name == "Ours")
     defaults = {name: option.default for name, option in recipe("srcr").options.items()}
-    found = {**defaults, **table.cell(ours, table.conditions[0]).options}
-    assert (found["alpha"], found["k"], found["tau"]) == (0.5, 5, 0.6)
+    results = {**defaults, **table.cell(ours, table.conditions[0]).options}
+    assert (results["alpha"], results["k"], results["tau"]) == (0.5, 5, 0.6)
     settings = table.conditions[0].training.settings
     assert (settings["optimizer"], settings["momentum"], settings["weight_decay"]) == ("sgd", 0.9, 1e-4)
     assert settings["batch_size"] == 32

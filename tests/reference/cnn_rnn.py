@@ -23,8 +23,8 @@ def scores(head, feature, prefix):
         state = read(head, label, state)
     joined = head.from_state.weight @ state[0] + head.from_state.bias
     joined = torch.relu(joined + head.from_image.weight @ feature + head.from_image.bias)
-    found = [head.labels[c] @ joined for c in range(head.classes)]
-    return [*found, head.labels[head.classes + 1] @ joined]
+    actual = [head.labels[c] @ joined for c in range(head.classes)]
+    return [*actual, head.labels[head.classes + 1] @ joined]
 
 
 def loss(head, feature, labels, order):
@@ -51,7 +51,7 @@ def next_probabilities(head, feature, prefix):
 def beam_search(head, feature, beam, length, score="sum"):
     """For each label, the sum (or largest) of P(path to it) over the steps of a beam search, paths as lists."""
     paths = [((), 1.0)]
-    found = [0.0] * head.classes
+    actual = [0.0] * head.classes
     for _ in range(length):
         longer = []
         for path, probability in paths:
@@ -59,18 +59,18 @@ def beam_search(head, feature, beam, length, score="sum"):
                 if label == head.classes:
                     continue
                 here = probability * chance
-                found[label] = found[label] + here if score == "sum" else max(found[label], here)
+                actual[label] = actual[label] + here if score == "sum" else max(actual[label], here)
                 longer.append(((*path, label), here))
         paths = sorted(longer, key=lambda item: -item[1])[:beam]
-    return found
+    return actual
 
 
 def named(head, feature, prefix=()):
     """For each label, the probability that a path names it before its end: all paths, nothing dropped."""
-    found = [0.0] * head.classes
+    actual = [0.0] * head.classes
     for label, chance in next_probabilities(head, feature, prefix).items():
         if label < head.classes:
-            found[label] += chance
+            actual[label] += chance
             for other, later in enumerate(named(head, feature, (*prefix, label))):
-                found[other] += chance * later
-    return found
+                actual[other] += chance * later
+    return actual

@@ -29,11 +29,13 @@ def add_labels(strategy, theta, scores, doubt, labels, blocks):
                 new[i][c] = sign
     if strategy == "b":
         for block in blocks:
-            found = []
+            results = []
             for i in block:
                 if scores[i] is not None:
-                    found += [(-abs(scores[i][c]), len(found), i, c) for c, label in enumerate(labels[i]) if label == 0]
-            found.sort(key=lambda entry: entry[0])  # equal scores stay in the order of the block
-            for _, _, i, c in found[: math.floor(Fraction(str(theta)) * len(found))]:
+                    results += [
+                        (-abs(scores[i][c]), len(results), i, c) for c, label in enumerate(labels[i]) if label == 0
+                    ]
+            results.sort(key=lambda entry: entry[0])  # equal scores stay in the order of the block
+            for _, _, i, c in results[: math.floor(Fraction(str(theta)) * len(results))]:
                 new[i][c] = 1 if scores[i][c] >= 0 else -1
     return new

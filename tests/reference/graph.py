@@ -30,17 +30,17 @@ def propagate(x: Tensor, weight: Tensor, bias: Tensor, parameters: dict[str, Ten
     first = [[x[v] if c == v else zero for c in range(classes)] for v in range(classes)]
     states = first
     for _ in range(steps):
-        said = []
+        messages = []
         for h in states:
-            said.append([])
+            messages.append([])
             for row in range(classes):
                 value = bias[row]
                 for column in range(classes):
                     value = value + weight[row, column] * h[column]
-                said[-1].append(torch.relu(value))
+                messages[-1].append(torch.relu(value))
         heard = []
         for v in range(classes):
-            others = [said[u] for u in range(classes) if u != v]
+            others = [messages[u] for u in range(classes) if u != v]
             heard.append([sum(o[c] for o in others) / len(others) if others else zero for c in range(classes)])
         states = [gru(states[v], heard[v], parameters) for v in range(classes)]
     scores = []

@@ -64,8 +64,8 @@ def joint_omp(parts, k, allowed=None):
             chosen.append(s)
             for number, (targets, vectors, _, _) in enumerate(parts):
                 columns = [vectors[other] for other in chosen]
-                found = clipped(targets[i], columns)
-                weights[number][i, : len(chosen)] = found
-                residuals[number] = targets[i] - sum(c * a for c, a in zip(found, columns, strict=True))
+                actual = clipped(targets[i], columns)
+                weights[number][i, : len(chosen)] = actual
+                residuals[number] = targets[i] - sum(c * a for c, a in zip(actual, columns, strict=True))
         index[i, : len(chosen)] = chosen
     return index, weights

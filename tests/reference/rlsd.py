@@ -44,4 +44,4 @@ def logits(head, image, levels, length):
             if open_labels[top].item() <= 0:
                 break
             path.append(top)
-    return [torch.stack(found).max() for found in best]
+    return [torch.stack(actual).max() for actual in best]

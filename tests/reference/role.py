@@ -60,8 +60,8 @@ def positives_per_image(labels: list[list[int]]) -> float:
         if any(row):
             expected += math.prod(1 - s for s, value in zip(share, row, strict=True) if value != 0)
             seen += 1 not in row
-    told = expected >= 10
-    if -1 in values and (seen >= expected / 2 if told else values.count(-1) >= 0.05 * sum(map(abs, values))):
+    reported = expected >= 10
+    if -1 in values and (seen >= expected / 2 if reported else values.count(-1) >= 0.05 * sum(map(abs, values))):
         return sum(share)
     labelled = [row for row in labels if any(row)]
     return sum(row.count(1) for row in labelled) / len(labelled) if labelled else 0.0

@@ -13,15 +13,15 @@ def cosine(one, other):
 
 def attention(places, vectors, of_place, of_label, weight):
     """places (P, W), vectors (C, d) -> C lists of P weights."""
-    found = []
+    results = []
     for vector in vectors:
         scores = []
         for place in places:
             seen, named = of_place @ place, of_label @ vector
             scores.append(sum(weight[k] * torch.tanh(seen[k] * named[k]) for k in range(len(seen))))
         powers = [torch.exp(score) for score in scores]
-        found.append([power / sum(powers) for power in powers])
-    return found
+        results.append([power / sum(powers) for power in powers])
+    return results
 
 
 def gated(states, graph, steps, told, bias, own, kept):
@@ -52,15 +52,15 @@ def head(features, head):
         head.attention.of_label.weight,
         head.attention.weight.weight[0],
     )
-    found = [sum(share * place for share, place in zip(row, places, strict=True)) for row in attended]
-    return classify(found, head), found
+    actual = [sum(share * place for share, place in zip(row, places, strict=True)) for row in attended]
+    return classify(actual, head), actual
 
 
 def classify(found, head):
     part = head.gated
-    told = gated(found, head.graph, part.steps, part.told.weight, part.told.bias, part.own.weight, part.kept.weight)
+    reported = gated(found, head.graph, part.steps, part.told.weight, part.told.bias, part.own.weight, part.kept.weight)
     logits = []
-    for c, (one, own) in enumerate(zip(told, found, strict=True)):
+    for c, (one, own) in enumerate(zip(reported, found, strict=True)):
         joined = torch.tanh(head.join.weight @ torch.cat([one, own]) + head.join.bias)
         logits.append(head.weight[c] @ joined + head.bias[c])
     return logits
@@ -109,7 +109,7 @@ def pmi(labels, prior):
         seen = len(labels) if positives_only else sum(row[c] != 0 for row in labels)
         return shown / max(seen, 1)
 
-    found = [[0.0] * classes for _ in range(classes)]
+    actual = [[0.0] * classes for _ in range(classes)]
     for i in range(classes):
         for j in range(classes):
             together = sum(row[i] == row[j] == 1 for row in labels)
@@ -117,5 +117,5 @@ def pmi(labels, prior):
                 continue
             seen = len(labels) if positives_only else sum(row[i] != 0 and row[j] != 0 for row in labels)
             expected = seen * share(i) * share(j)
-            found[i][j] = max(math.log((together + prior) / (expected + prior)), 0.0)
-    return found
+            actual[i][j] = max(math.log((together + prior) / (expected + prior)), 0.0)
+    return actual

@@ -8,7 +8,7 @@ def propagate(features, labels, t):
 
     t = 0: mean(d) u / (l + u), u images that receive labels, l others.
     """
-    found = {}
+    results = {}
     for i, mine in enumerate(labels):
         if all(value != 0 for value in mine):
             continue
@@ -19,11 +19,11 @@ def propagate(features, labels, t):
             distance = math.dist(features[i], features[other])
             if best is None or distance < best[0]:
                 best = (distance, other)
-        found[i] = best
+        results[i] = best
     if t == 0:
-        mean = sum(distance for distance, _ in found.values()) / len(found)
-        t = mean * len(found) / len(labels)
-    return {i: (other, math.exp(-distance / t) if t > 0 else 1.0) for i, (distance, other) in found.items()}
+        mean = sum(distance for distance, _ in results.values()) / len(results)
+        t = mean * len(results) / len(labels)
+    return {i: (other, math.exp(-distance / t) if t > 0 else 1.0) for i, (distance, other) in results.items()}
 
 
 def targets(labels, passed, labelled, unknown_absent):

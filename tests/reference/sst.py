@@ -40,18 +40,18 @@ def pair_loss(pairs, labels):
 
 def within(pairs, labels):
     """(score, whether there is one) of each entry."""
-    found = []
+    results = []
     for image, row in zip(pairs, labels, strict=True):
         line = []
         for c in range(len(row)):
-            said = [
+            messages = [
                 float(torch.sigmoid(image[min(c, other), max(c, other)].detach()))
                 for other in range(len(row))
                 if other != c and row[other] == 1
             ]
-            line.append((sum(said) / len(said), True) if said else (0.0, False))
-        found.append(line)
-    return found
+            line.append((sum(messages) / len(messages), True) if messages else (0.0, False))
+        results.append(line)
+    return results
 
 
 def across(found, examples):

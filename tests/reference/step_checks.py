@@ -26,8 +26,8 @@ def reference(name):
 
 def golden(name):
     """The published cases of a loss, options of the file merged into each."""
-    found = json.loads((HERE.parent / "golden" / "losses" / f"{name}.json").read_text(encoding="utf-8"))
-    return [{**case, "options": found["options"] | case.get("options", {})} for case in found["cases"]]
+    content = json.loads((HERE.parent / "golden" / "losses" / f"{name}.json").read_text(encoding="utf-8"))
+    return [{**case, "options": content["options"] | case.get("options", {})} for case in content["cases"]]
 
 
 class Given(nn.Module):
@@ -101,15 +101,15 @@ def check_targets(method, epochs, keeps_known=True):
     logits, labels = inputs(3, 12, 9)
     begin(method, labels)
     for epoch in epochs:
-        made = batch(logits, labels)
-        targets = method.relabel(made, logits, epoch)
+        example = batch(logits, labels)
+        targets = method.relabel(example, logits, epoch)
         assert (targets.pos >= 0).all()
         assert (targets.neg >= 0).all()
         if keeps_known:
-            assert (targets.pos[made.labels > 0] > 0).all()
-            assert (targets.neg[made.labels > 0] == 0).all()
-            assert (targets.neg[made.labels < 0] > 0).all()
-            assert (targets.pos[made.labels < 0] == 0).all()
+            assert (targets.pos[example.labels > 0] > 0).all()
+            assert (targets.neg[example.labels > 0] == 0).all()
+            assert (targets.neg[example.labels < 0] > 0).all()
+            assert (targets.pos[example.labels < 0] == 0).all()
 
 
 def check_order(make, epochs):

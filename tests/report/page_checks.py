@@ -59,11 +59,13 @@ def random_run(
         labels = torch.from_numpy(held.dense())
         readable = ~logits.isnan().any(1)
         cuts = best_thresholds(torch.sigmoid(logits[readable]), labels[readable])
-        found = evaluate(logits, labels, held.classes, thresholds=cuts)
+        evaluation = evaluate(logits, labels, held.classes, thresholds=cuts)
         run.write_json("thresholds.json", dict(zip(held.classes, cuts.tolist(), strict=True)))
         run.write_json("calibration.json", {"slope": 1.0, "offset": 0.0, "known": 10})
-        run.write_json("metrics.json", {"protocol": "held-out images", **found.overall})
-        run.write_csv("per_label.csv", list(found.per_class[0]), [list(row.values()) for row in found.per_class])
+        run.write_json("metrics.json", {"protocol": "held-out images", **evaluation.overall})
+        run.write_csv(
+            "per_label.csv", list(evaluation.per_class[0]), [list(row.values()) for row in evaluation.per_class]
+        )
         run.write_predictions(held.images.array, list(held.classes), torch.sigmoid(logits).numpy())
     return run
 

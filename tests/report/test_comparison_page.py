@@ -184,9 +184,9 @@ def test_many_methods_and_labels_stay_bounded(edited: Callable[..., Path]) -> No
 
 def test_class_differences_are_those_of_the_runs(made: Path, edited: Callable[..., Path]) -> None:
     folder = edited()
-    told = read_comparison(folder)
-    assert told.test is not None
-    first, second = told.panels[0][:2]
+    comparison = read_comparison(folder)
+    assert comparison.test is not None
+    first, second = comparison.panels[0][:2]
     # Runs of settings that were not chosen, one of them with the same rate.
     for path in list((folder / "tasks").glob("*.json")):
         task = json.loads(path.read_text())
@@ -195,22 +195,22 @@ def test_class_differences_are_those_of_the_runs(made: Path, edited: Callable[..
             for name in ("0", "zz"):
                 decoy = path.with_name(f"{name}-{number}-{path.name}")
                 decoy.write_text(json.dumps({**task, **other}))
-                np.save(decoy.with_suffix(".npy"), np.zeros(told.test.shape, np.float32))
-    gaps = class_gaps(told, first, second, most=4)
+                np.save(decoy.with_suffix(".npy"), np.zeros(comparison.test.shape, np.float32))
+    gaps = class_gaps(comparison, first, second, most=4)
     assert 2 <= len(gaps) <= 8
-    labels = told.test.dense()
+    labels = comparison.test.dense()
     slow: dict[str, list[float]] = {}
     for row in (first, second):
-        found = {}
+        results = {}
         for path in (made / "tasks").glob("*.json"):
             task = json.loads(path.read_text())
             if (task["contender"], task["labels"]) == (row.method, row.labels):
                 logits = torch.from_numpy(np.load(path.with_suffix(".npy")))
                 ap = metrics.average_precision(logits, torch.from_numpy(labels)).numpy()
                 if ap.mean() == pytest.approx(row.per_seed[task["seed"]], abs=1e-12):  # else a setting not chosen
-                    found[task["seed"]] = ap
-        assert sorted(found) == [0, 1]
-        for name, value in zip(told.test.classes, (found[0] + found[1]) / 2, strict=True):
+                    results[task["seed"]] = ap
+        assert sorted(results) == [0, 1]
+        for name, value in zip(comparison.test.classes, (results[0] + results[1]) / 2, strict=True):
             slow.setdefault(name, []).append(float(value))
     for gap in gaps:
         assert [gap.first, gap.second] == pytest.approx(slow[gap.name])
@@ -239,10 +239,10 @@ def test_runs_that_two_candidates_share_are_found(edited: Callable[..., Path]) -
         one = next(row for row in mine if row["method"] == "em:alpha=0.05")
         one["method"] = "em:alpha=0.0500"
 
-    told = read_comparison(edited(change))
-    rows = {row.method: row for row in told.panels[0]}
-    assert class_gaps(told, rows["em:alpha=0.0500"], rows["bn-bce"])
-    assert class_gaps(told, rows["em:alpha=0.0500"], rows["em:alpha=0.0500"]) == []
+    comparison = read_comparison(edited(change))
+    rows = {row.method: row for row in comparison.panels[0]}
+    assert class_gaps(comparison, rows["em:alpha=0.0500"], rows["bn-bce"])
+    assert class_gaps(comparison, rows["em:alpha=0.0500"], rows["em:alpha=0.0500"]) == []
 
 
 def test_without_common_runs_nothing_is_said_of_classes(edited: Callable[..., Path]) -> None:
@@ -273,13 +273,13 @@ def test_command_takes_runs_and_comparisons(made: Path, tmp_path: Path) -> None:
     assert write_comparison(made, out).size == out.stat().st_size
     assert is_comparison(made)
     assert not is_comparison(tmp_path)
-    for words, said in (
+    for words, messages in (
         ([str(made), "--images", str(tmp_path)], "shows no images"),
         ([str(made), "--out", str(tmp_path / "x.pdf")], "end it in .html"),
         ([str(tmp_path)], "is not a run"),
     ):
         result = CliRunner().invoke(app, ["report", *words])
-        assert (result.exit_code, said in result.stderr) == (2, True), result.output
+        assert (result.exit_code, messages in result.stderr) == (2, True), result.output
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"rows": []}', '{"rows": [{"method": 1}]}'])
@@ -298,9 +298,9 @@ def test_damaged_or_unfinished_ones_are_refused(edited: Callable[..., Path], con
 def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width: int, scheme: str) -> None:
     path = write_comparison(made, tmp_path / "page.html").path
     tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    told: list[str] = []
-    tab.on("console", lambda message: told.append(message.text))
-    tab.on("pageerror", lambda error: told.append(str(error)))
+    reports: list[str] = []
+    tab.on("console", lambda message: reports.append(message.text))
+    tab.on("pageerror", lambda error: reports.append(str(error)))
     asked: list[str] = []
     tab.on("request", lambda request: asked.append(request.url))
     tab.goto(path.as_uri())
@@ -308,7 +308,7 @@ def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width
     tab.get_by_role("button", name="s/run").first.click()
     shown = tab.locator("table.sortable").first.locator("tbody tr td:nth-child(7)").all_inner_texts()
     assert [float(value) for value in shown] == sorted(map(float, shown), reverse=True)
-    assert told == []
+    assert reports == []
     assert asked == [path.as_uri()]
     tab.close()
 
@@ -318,16 +318,16 @@ def test_no_folder_is_on_the_page(made: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {"validation images": "/secret/place", "begin_from": "/secret/place/run"}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    found = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
     given = "sst:vectors=/secret/place/glove.txt:vector_size=50"
-    old = found["rows"][0]["method"]
-    for row in found["rows"]:
+    old = content["rows"][0]["method"]
+    for row in content["rows"]:
         if row["method"] == old:
             row["method"], row["options"] = given, {"vectors": "/secret/place/glove.txt"}
     failed = {"labels": "all", "method": given, "what": f"{given}, seed 0", "reason": "'/secret/place/g.txt' is gone"}
-    found["failures"].append(failed)
-    found["left_out"].append({"labels": "all", "method": given, "runs": 1, "seeds": [0]})
-    (folder / "comparison.json").write_text(json.dumps(found), encoding="utf-8")
+    content["failures"].append(failed)
+    content["left_out"].append({"labels": "all", "method": given, "runs": 1, "seeds": [0]})
+    (folder / "comparison.json").write_text(json.dumps(content), encoding="utf-8")
     page = check(build_comparison(folder))
     assert "sst:vectors=glove.txt:vector_size=50" in page.text
     assert "'g.txt' is gone" in page.text

@@ -15,12 +15,12 @@ def test_precision_and_recall_are_those_of_scikit_learn() -> None:
     scores = np.round(uniform(0, np.arange(200)), 2)
     labels = np.where(uniform(1, np.arange(200)) < 0.4, 1, -1)
     labels[::5] = 0
-    found = precision_recall(scores, labels)
+    curve = precision_recall(scores, labels)
     known = labels != 0
     precision, recall, cut = precision_recall_curve(labels[known] > 0, scores[known])
-    assert np.allclose(found.precision, precision[:-1][::-1])
-    assert np.allclose(found.recall, recall[:-1][::-1])
-    assert np.allclose(found.threshold, cut[::-1])
+    assert np.allclose(curve.precision, precision[:-1][::-1])
+    assert np.allclose(curve.recall, recall[:-1][::-1])
+    assert np.allclose(curve.threshold, cut[::-1])
     assert len(precision_recall(scores, np.minimum(labels, 0)).recall) == 0
 
 
@@ -29,11 +29,11 @@ def test_reliability_sums_to_the_calibration_error() -> None:
     scores[0, 0] = 1.0
     labels = np.where(uniform(1, np.arange(300)[:, None], np.arange(4)) < 0.3, 1, -1).astype(np.int8)
     labels[:, 1] = 0
-    found = reliability(scores, labels, bins=10)
-    error = np.nansum(found.entries * abs(found.score - found.present)) / found.entries.sum()
+    curve = reliability(scores, labels, bins=10)
+    error = np.nansum(curve.entries * abs(curve.score - curve.present)) / curve.entries.sum()
     assert error == pytest.approx(calibration_error(scores, labels, bins=10))
-    assert (found.low < found.present).all()
-    assert (found.present < found.high).all()
+    assert (curve.low < curve.present).all()
+    assert (curve.present < curve.high).all()
     empty = reliability(np.full((2, 1), 0.05), np.array([[1], [-1]]), bins=10)
     assert empty.entries.tolist() == [2] + [0] * 9
     assert np.isnan(empty.present[1:]).all()

@@ -25,8 +25,8 @@ from halflabel.system.rng import uniform
 def test_missing_positives_are_high_scores_not_known_to_be_present() -> None:
     scores = np.array([[0.9, 0.8], [0.95, 0.99], [0.2, 0.7], [np.nan, np.nan], [0.6, 0.1]], np.float32)
     labels = np.array([[1, 0], [-1, 1], [0, -1], [0, 0], [0, 0]], np.int8)
-    found = gallery.missing_positives(scores, labels, np.array([0.5, 0.75]))
-    assert [(entry.row, entry.column) for entry in found] == [(1, 0), (0, 1), (4, 0)]
+    items = gallery.missing_positives(scores, labels, np.array([0.5, 0.75]))
+    assert [(entry.row, entry.column) for entry in items] == [(1, 0), (0, 1), (4, 0)]
     assert gallery.missing_positives(scores, np.ones_like(labels), np.zeros(2)) == []
 
 
@@ -47,9 +47,9 @@ def test_hardest_images_have_the_largest_loss() -> None:
     for p, row in zip(scores.tolist(), labels.tolist(), strict=True):
         each = [-math.log(s if value > 0 else 1 - s) for s, value in zip(p, row, strict=True) if value and s == s]
         slow.append(sum(each))
-    found = gallery.hardest(scores, labels, 6)
-    assert [entry.row for entry in found] == sorted(range(40), key=lambda i: -slow[i])[:6]
-    assert [entry.loss for entry in found] == pytest.approx(sorted(slow)[::-1][:6], rel=1e-5)
+    items = gallery.hardest(scores, labels, 6)
+    assert [entry.row for entry in items] == sorted(range(40), key=lambda i: -slow[i])[:6]
+    assert [entry.loss for entry in items] == pytest.approx(sorted(slow)[::-1][:6], rel=1e-5)
 
 
 def test_no_class_fills_a_gallery_while_others_wait() -> None:
@@ -57,10 +57,10 @@ def test_no_class_fills_a_gallery_while_others_wait() -> None:
     scores[:, 0] = 0.9
     scores[:3, 0] = 0.1
     labels = np.zeros((30, 3), np.int8)
-    found = gallery.missing_positives(scores, labels, np.full(3, 0.5), 8)
-    assert len(found) == 8
-    assert len({entry.row for entry in found}) == 8
-    columns = [entry.column for entry in found]
+    items = gallery.missing_positives(scores, labels, np.full(3, 0.5), 8)
+    assert len(items) == 8
+    assert len({entry.row for entry in items}) == 8
+    columns = [entry.column for entry in items]
     assert columns.count(1) == 2  # the quota of class 0 is used up, so the next best come in
     scores[:3] = 0.9
     assert len(gallery.missing_positives(scores, labels, np.full(3, 0.5), 8)) == 8  # alone, it may fill it
@@ -106,8 +106,10 @@ def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
     page = check(text)
     training = len(read_run_facts(RunFolder.open(folder)).training)
     assert done[-1] == (training, training)
-    told = f"{60 - training} held-out images, with the scores of the run, and {training} of {training} training images"
-    assert told in page.text
+    reported = (
+        f"{60 - training} held-out images, with the scores of the run, and {training} of {training} training images"
+    )
+    assert reported in page.text
     assert 3 <= page.count("svg", "photo") <= 3 * gallery.TILES
     assert page.count("image", "map") == page.count("svg", "photo")
     assert page.count("input", "switch") == 3

@@ -40,9 +40,9 @@ def test_page_says_what_the_run_measured(tmp_path: Path) -> None:
     assert page.text.count("Measured on the 19 held-out images, which training did not see") == 3
     assert "Images that could not be read: 1;" in page.text
     assert "halflabel report RUN --images PHOTOS" in page.text
-    said = re.search(r"This file: (\d+) kB", page.text)
-    assert said is not None
-    assert abs(int(said[1]) - len(text.encode()) / 1000) < 1
+    match = re.search(r"This file: (\d+) kB", page.text)
+    assert match is not None
+    assert abs(int(match[1]) - len(text.encode()) / 1000) < 1
     for name in ("labels", "learning", "classes", "recall", "scores", "pairs", "photos"):
         assert f'href="#{name}"' in text
 
@@ -132,13 +132,13 @@ def test_long_log_is_thinned(tmp_path: Path) -> None:
 
 def test_nothing_but_pages_is_written(tmp_path: Path) -> None:
     run = random_run(tmp_path / "run")
-    made = write_report(run)
-    assert made.path == run / "report.html"
-    assert made.size == made.path.stat().st_size
+    page = write_report(run)
+    assert page.path == run / "report.html"
+    assert page.size == page.path.stat().st_size
     assert write_report(run, tmp_path / "other.HTML").path.exists()
     with pytest.raises(UserError, match=r"end it in \.html"):
         write_report(run, tmp_path / "weights.safetensors")
-    assert build_page(run) == made.path.read_text(encoding="utf-8")
+    assert build_page(run) == page.path.read_text(encoding="utf-8")
 
 
 def test_predictions_of_other_labels_are_refused(tmp_path: Path) -> None:
@@ -169,13 +169,13 @@ def test_labels_of_a_model_are_not_among_what_was_known_of_held_out_images(tmp_p
     run = random_run(tmp_path / "run")
     whole = read_run_facts(run)
     rows = run.read_rows()
-    made = np.arange(len(rows)) % 2
-    run.write_labels(dataclasses.replace(rows, source=made.astype(np.int16), sources=("person", "model:an:x")))
+    actual = np.arange(len(rows)) % 2
+    run.write_labels(dataclasses.replace(rows, source=actual.astype(np.int16), sources=("person", "model:an:x")))
     facts = read_run_facts(run)
     assert facts.table == whole.table
     assert whole.held_out is not None
     assert facts.held_out is not None
-    people = whole.table.keep(made == 0).rows(whole.held_out.images)
+    people = whole.table.keep(actual == 0).rows(whole.held_out.images)
     np.testing.assert_array_equal(facts.held_out.labels, people)
     assert 0 < facts.held_out.known < whole.held_out.known
 
@@ -308,7 +308,7 @@ def test_of_paths_the_page_shows_the_last_part_alone(tmp_path: Path) -> None:
 def test_a_class_without_a_known_negative_has_no_curve() -> None:
     labels = np.array([[1, 1], [-1, 1], [1, 0]], np.int8)
     row = {"AP": math.nan, "threshold": 0.5, "recall": math.nan, "precision": math.nan, "present": 2, "absent": 0}
-    found = HeldOutResults(
+    results = HeldOutResults(
         images=np.arange(3),
         scores=np.array([[0.9, 0.8], [0.1, 0.9], [0.7, 0.6]], np.float32),
         labels=labels,
@@ -317,7 +317,7 @@ def test_a_class_without_a_known_negative_has_no_curve() -> None:
         per_class=[{**row, "class": "judged"}, {**row, "class": "never wrong"}],
         protocol="",
     )
-    text = precision_recall_section(found)
+    text = precision_recall_section(results)
     assert "judged" in text
     assert "never wrong" not in text
 

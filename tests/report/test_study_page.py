@@ -81,29 +81,29 @@ def signed(value: float) -> str:
 def test_page_says_what_the_study_found(made: Path, kind: str) -> None:
     text = build_study(made / kind)
     page = check(text)
-    found = json.loads((made / kind / "study.json").read_text())
+    content = json.loads((made / kind / "study.json").read_text())
     rows = rows_of(text, "Test mAP of each set of labels")
-    assert len(rows) == len(found["points"])
-    for row, point in zip(rows, found["points"], strict=True):
+    assert len(rows) == len(content["points"])
+    for row, point in zip(rows, content["points"], strict=True):
         words = f"{point['strategy']} {shown(point['share'])} {points(point['mAP'])} {points(point['low'])} – "
         assert row.startswith(f"{words}{points(point['high'])} {point['labels']} 2 ")
         assert row.endswith(" · ".join(points(value) for value in point["per_seed"]))
     differences = rows_of(text, "Paired differences of mAP")
-    assert len(differences) == len(found["gaps"]) > 0
-    for gap in found["gaps"]:
-        told = gap["low"] > 0 or gap["high"] < 0
+    assert len(differences) == len(content["gaps"]) > 0
+    for gap in content["gaps"]:
+        reported = gap["low"] > 0 or gap["high"] < 0
         words = f"{gap['strategy']} {shown(gap['share'])} {gap['other']} {shown(gap['other_share'])} "
-        words += signed(gap["difference"]) + ("" if told else " ≈")
+        words += signed(gap["difference"]) + ("" if reported else " ≈")
         assert f"{words} {signed(gap['low'])} to {signed(gap['high'])}" in differences
-    labels = {(point["strategy"], point["share"]): point["labels"] for point in found["points"]}
+    labels = {(point["strategy"], point["share"]): point["labels"] for point in content["points"]}
     steps = rows_of(text, "Gain of each step to more labels")
-    assert len(steps) == len(found["steps"]) > 0
-    for row, step in zip(steps, found["steps"], strict=True):
+    assert len(steps) == len(content["steps"]) > 0
+    for row, step in zip(steps, content["steps"], strict=True):
         more = labels[step["strategy"], step["share"]] - labels[step["strategy"], step["other_share"]]
         assert f"{more} more labels {signed(step['difference'])} {signed(step['low'])} to" in row
         assert row.endswith(signed(1000 * step["difference"] / more))
-    said = found["conclusions"] if kind == "study" else [found["advice"], found["control"]]
-    for sentence in [*said, *found["protocol"]]:
+    messages = content["conclusions"] if kind == "study" else [content["advice"], content["control"]]
+    for sentence in [*messages, *content["protocol"]]:
         assert " ".join(sentence.split()) in page.text
     for name in ("question", "finding", "curves", "points", "differences", "seeds", "cost", "protocol", "commands"):
         assert f'href="#{name}"' in text
@@ -241,9 +241,9 @@ def test_half_wrong_labels_do_not_flatten_the_others(edited: Callable[..., Path]
 def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width: int, scheme: str, kind: str) -> None:
     path = write_study(made / kind, tmp_path / "page.html").path
     tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    told: list[str] = []
-    tab.on("console", lambda message: told.append(message.text))
-    tab.on("pageerror", lambda error: told.append(str(error)))
+    reports: list[str] = []
+    tab.on("console", lambda message: reports.append(message.text))
+    tab.on("pageerror", lambda error: reports.append(str(error)))
     asked: list[str] = []
     tab.on("request", lambda request: asked.append(request.url))
     tab.goto(path.as_uri())
@@ -251,6 +251,6 @@ def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width
     tab.get_by_role("button", name="known to training").first.click()
     cells = tab.locator("table.sortable").first.locator("tbody tr td:nth-child(4)").all_inner_texts()
     assert [int(value) for value in cells] == sorted(map(int, cells), reverse=True)
-    assert told == []
+    assert reports == []
     assert asked == [path.as_uri()]
     tab.close()

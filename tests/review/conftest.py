@@ -39,22 +39,22 @@ class Project(NamedTuple):
 def build(folder: Path) -> Project:
     from PIL import Image
 
-    made = scenes(N)
+    samples = scenes(N)
     images = folder / "images"
     images.mkdir()
-    names = [f"{name}.png" for name in made.names]
-    for name, picture in zip(names, made.images, strict=True):
+    names = [f"{name}.png" for name in samples.names]
+    for name, picture in zip(names, samples.images, strict=True):
         Image.fromarray(picture.permute(1, 2, 0).numpy()).save(images / name)
-    table = drop.apply("single-positive", LabelTable.from_dense(made.labels, names, CLASSES), seed=0)
+    table = drop.apply("single-positive", LabelTable.from_dense(samples.labels, names, CLASSES), seed=0)
     run = RunFolder(folder / "runs" / "first")
     run.start(table, Config(images=str(images)).as_dict())
     run.weights.write_bytes(b"no weights are needed where scores are kept")
     run.write_split(table.images.array, (np.arange(N) % 5 == 0).astype(np.int8))
     draw = np.random.default_rng(0)
-    scores = 1 / (1 + np.exp(-(1.2 * made.labels + draw.normal(size=made.labels.shape))))
+    scores = 1 / (1 + np.exp(-(1.2 * samples.labels + draw.normal(size=samples.labels.shape))))
     features = draw.normal(size=(N, 64)).astype(np.float16)
     kept._write_cache(run, table, images, list(names), scores.astype(np.float32), features)
-    return Project(run, images, made.labels)
+    return Project(run, images, samples.labels)
 
 
 @pytest.fixture

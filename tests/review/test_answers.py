@@ -23,9 +23,9 @@ IMAGES, CLASSES = Names(["a", "b", "c"]), Names(["cat", "dog"])
 
 @pytest.fixture
 def store(tmp_path):
-    made = AnswerStore(tmp_path / "answers.sqlite")
-    yield made
-    made.close()
+    actual = AnswerStore(tmp_path / "answers.sqlite")
+    yield actual
+    actual.close()
 
 
 def values(store: AnswerStore) -> dict[tuple[str, str], int]:
@@ -120,10 +120,10 @@ def test_a_kill_loses_nothing_confirmed(tmp_path) -> None:
     process.stdout.close()
     process.wait()
     store = AnswerStore(path)
-    found = {item.key for item in store.current()}
+    actual = {item.key for item in store.current()}
     store.close()
     assert len(confirmed) >= 25
-    assert {f"k{k}" for k in confirmed} <= found
+    assert {f"k{k}" for k in confirmed} <= actual
 
 
 def test_rows_say_what_stands_and_unsure_says_nothing(store, tmp_path) -> None:
@@ -165,7 +165,7 @@ def test_what_is_no_answer_file_is_refused(tmp_path) -> None:
 def test_a_full_disk_asks_for_room(tmp_path) -> None:
     store = AnswerStore(tmp_path / "a.sqlite")
     store._db.execute(f"PRAGMA max_page_count = {store._db.execute('PRAGMA page_count').fetchone()[0]}")
-    with pytest.raises(UserError, match="disk is full") as found:
+    with pytest.raises(UserError, match="disk is full") as caught:
         store.add([Answer(f"key-{k:05}", "x" * 200, "dog", 1) for k in range(200)], "me")
-    assert found.value.fix == "free space on its disk"
+    assert caught.value.fix == "free space on its disk"
     store.close()

@@ -19,9 +19,9 @@ def call(*words: object):
 
 def test_next_writes_questions_and_leaves_out_what_was_answered(project, tmp_path) -> None:
     out = tmp_path / "q.csv"
-    found = call("next", project.run.folder, project.images, "--count", 30, "--out", out)
-    assert found.exit_code == 0, found.output
-    assert "30 questions" in found.output
+    output = call("next", project.run.folder, project.images, "--count", 30, "--out", out)
+    assert output.exit_code == 0, output.output
+    assert "30 questions" in output.output
     with open(out, newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["image", "class", "probability", "why"]
@@ -36,16 +36,16 @@ def test_next_writes_questions_and_leaves_out_what_was_answered(project, tmp_pat
 
 
 def test_one_question_is_one(project, tmp_path) -> None:
-    found = call("next", project.run.folder, project.images, "--count", 1, "--control", 0, "--out", tmp_path / "q.csv")
-    assert found.exit_code == 0, found.output
-    assert "1 question on 1 class (" in " ".join(found.output.split())
+    output = call("next", project.run.folder, project.images, "--count", 1, "--control", 0, "--out", tmp_path / "q.csv")
+    assert output.exit_code == 0, output.output
+    assert "1 question on 1 class (" in " ".join(output.output.split())
 
 
 def test_next_says_that_the_split_is_damaged(project, tmp_path) -> None:
     (project.run / "split.parquet").write_text("garbage\n")
-    found = call("next", project.run.folder, project.images, "--out", tmp_path / "q.csv")
-    assert found.exit_code == 2
-    assert "split.parquet cannot be read" in " ".join(found.output.split())
+    output = call("next", project.run.folder, project.images, "--out", tmp_path / "q.csv")
+    assert output.exit_code == 2
+    assert "split.parquet cannot be read" in " ".join(output.output.split())
 
 
 def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
@@ -61,9 +61,9 @@ def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
         "me",
     )
     store.close()
-    found = call("review", project.run.folder, "--export", tmp_path / "answers.csv")
-    assert found.exit_code == 0, found.output
-    assert "2 answers, 0 present and 2 absent; 1 unsure left out" in found.output.replace("\n", " ")
+    output = call("review", project.run.folder, "--export", tmp_path / "answers.csv")
+    assert output.exit_code == 0, output.output
+    assert "2 answers, 0 present and 2 absent; 1 unsure left out" in output.output.replace("\n", " ")
     rows = formats.read(tmp_path / "answers.csv").rows
     assert len(rows) == 2
     assert {rows.sources[number] for number in rows.source} == {"person"}
@@ -85,10 +85,10 @@ def test_export_overwrites_an_earlier_export_and_nothing_else(project, tmp_path)
     formats.write(table, out)  # labels like those that the run was trained on
     for more in ([], ["--with-labels"]):
         before = out.read_bytes()
-        found = call("review", project.run.folder, "--export", out, *more)
-        assert found.exit_code == 2
-        assert "is not an export of these answers" in found.output.replace("\n", " ")
-        assert "--force" in found.output
+        output = call("review", project.run.folder, "--export", out, *more)
+        assert output.exit_code == 2
+        assert "is not an export of these answers" in output.output.replace("\n", " ")
+        assert "--force" in output.output
         assert out.read_bytes() == before
     for name, more in (("answers.csv", []), ("all.csv", ["--with-labels"]), ("all.parquet", ["--with-labels"])):
         assert call("review", project.run.folder, "--export", tmp_path / name, *more).exit_code == 0
@@ -112,8 +112,8 @@ def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
     store.add([Answer("key-1", rows.images[3], rows.classes[1], 1)], "me")
     store.close()
     assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 0
-    found = formats.read(tmp_path / "all.csv").rows
-    assert [found.sources[number] for number in found.source] == ["model:bce:runs/0"] * len(rows) + ["person"]
+    actual = formats.read(tmp_path / "all.csv").rows
+    assert [actual.sources[number] for number in actual.source] == ["model:bce:runs/0"] * len(rows) + ["person"]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
     ],
 )
 def test_what_cannot_be_is_said(project, words, says) -> None:
-    found = call("review", project.run.folder, *words)
-    assert found.exit_code == 2
-    assert says in found.output
+    output = call("review", project.run.folder, *words)
+    assert output.exit_code == 2
+    assert says in output.output
 
 
 def test_an_open_address_is_warned_of(project, monkeypatch) -> None:

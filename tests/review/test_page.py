@@ -38,9 +38,9 @@ class Server:
         self.answers = project.run / "answers.sqlite"
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/#\S+", line)
-        assert found, line
-        self.url, self.port = found[0], int(found[1])
+        match = re.search(r"http://127\.0\.0\.1:(\d+)/#\S+", line)
+        assert match, line
+        self.url, self.port = match[0], int(match[1])
 
     def stop(self, how: int = signal.SIGTERM) -> None:
         os.kill(self.process.pid, how)
@@ -57,17 +57,17 @@ class Server:
 
 @pytest.fixture
 def server(project):
-    made = Server(project)
-    yield made
-    if made.process.poll() is None:
-        made.stop()
+    actual = Server(project)
+    yield actual
+    if actual.process.poll() is None:
+        actual.stop()
 
 
 @pytest.fixture
 def context(browser):
-    made = browser.new_context(viewport={"width": 1280, "height": 800})
-    yield made
-    made.close()
+    actual = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield actual
+    actual.close()
 
 
 def open_page(context, url: str):
@@ -434,9 +434,9 @@ def test_text_can_be_read_and_all_can_be_named(server, browser, scheme) -> None:
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
     try:
         page = open_page(context, server.url)
-        found = page.evaluate(CONTRAST)
-        assert len(found) > 15
-        assert [item for item in found if item[1] < 4.5] == []
+        evaluation = page.evaluate(CONTRAST)
+        assert len(evaluation) > 15
+        assert [item for item in evaluation if item[1] < 4.5] == []
         nameless = "[...document.querySelectorAll('button, select')].filter((e) => !(e.textContent.trim()"
         nameless += " || e.getAttribute('aria-label')) || (e.matches('select') && !e.closest('label')))"
         assert page.evaluate(f"{nameless}.length") == 0
@@ -493,12 +493,12 @@ def test_without_the_server_the_list_does_not_seem_to_end_and_it_goes_on_by_itse
         page.keyboard.press("y")
         page.wait_for_timeout(60)
     expect(title).to_have_text("Waiting for the server")
-    told = int(re.search(r"Not saved yet: (\d+) answers", page.inner_text("#trouble"))[1])
+    reported = int(re.search(r"Not saved yet: (\d+) answers", page.inner_text("#trouble"))[1])
     context.set_offline(False)
     expect(page.locator("#trouble")).to_be_hidden(timeout=20_000)
     shown(page)
     many = len(server.values())
-    assert 3 < told <= many  # the page tells of the last answers when it next tries
+    assert 3 < reported <= many  # the page tells of the last answers when it next tries
     count(page, many)
     assert server.values() == [1] * many
 

@@ -68,22 +68,22 @@ def slowly(scores: np.ndarray, table: LabelTable, count: int, per_image: int, bo
 @pytest.mark.parametrize("seed", [0, 1])
 def test_greedy_is_the_slow_loop(seed: int, per_image: int) -> None:
     scores, table, _ = positives_only(seed=seed)
-    found = choose_questions(scores, table, HALF, 25, control=0, per_image=per_image)
-    assert {(q.image, q.column) for q in found} == slowly(scores, table, 25, per_image, both_teach=False)
+    questions = choose_questions(scores, table, HALF, 25, control=0, per_image=per_image)
+    assert {(q.image, q.column) for q in questions} == slowly(scores, table, 25, per_image, both_teach=False)
     scores, table = partly_known(seed)
-    found = choose_questions(scores, table, HALF, 25, control=0, per_image=per_image)
-    assert {(q.image, q.column) for q in found} == slowly(scores, table, 25, per_image, both_teach=True)
+    questions = choose_questions(scores, table, HALF, 25, control=0, per_image=per_image)
+    assert {(q.image, q.column) for q in questions} == slowly(scores, table, 25, per_image, both_teach=True)
 
 
 def test_only_unknown_readable_and_unanswered_entries_are_asked() -> None:
     scores, table, _ = positives_only()
     scores[5] = np.nan
-    found = choose_questions(scores, table, HALF, 10_000, per_image=4, skip=[(3, 2)])
-    asked = {(q.image, q.column) for q in found}
+    questions = choose_questions(scores, table, HALF, 10_000, per_image=4, skip=[(3, 2)])
+    asked = {(q.image, q.column) for q in questions}
     unknown = {(int(i), int(c)) for i, c in np.argwhere(table.dense() == 0)}
     assert asked == {(i, c) for i, c in unknown if i != 5} - {(3, 2)}
-    assert len(found) == len(asked)
-    assert all(0 <= q.probability <= 1 for q in found)
+    assert len(questions) == len(asked)
+    assert all(0 <= q.probability <= 1 for q in questions)
 
 
 def test_rare_classes_come_first_at_equal_chances() -> None:
@@ -92,9 +92,9 @@ def test_rare_classes_come_first_at_equal_chances() -> None:
     known[:2, 1] = 1
     scores = np.full((40, 2), 0.3, np.float32)
     scores[known > 0] = 0.9
-    found = choose_questions(scores, LabelTable.from_dense(known), HALF[:2], 10, control=0)
-    assert [q.column for q in found].count(1) == 10
-    assert all(q.why.endswith("rare class") for q in found)
+    questions = choose_questions(scores, LabelTable.from_dense(known), HALF[:2], 10, control=0)
+    assert [q.column for q in questions].count(1) == 10
+    assert all(q.why.endswith("rare class") for q in questions)
 
 
 def test_near_duplicates_are_asked_about_once() -> None:
@@ -102,9 +102,9 @@ def test_near_duplicates_are_asked_about_once() -> None:
     scores, table, _ = positives_only(n=40)
     features = draw.normal(size=(40, 16)).astype(np.float16)
     features[:20] = features[0] + 0.01 * draw.normal(size=(20, 16))
-    found = choose_questions(scores, table, HALF, 80, control=0, per_image=4, features=features)
+    questions = choose_questions(scores, table, HALF, 80, control=0, per_image=4, features=features)
     for c in range(4):
-        assert sum(q.image < 20 for q in found if q.column == c) <= 1
+        assert sum(q.image < 20 for q in questions if q.column == c) <= 1
     assert sum(q.image < 20 for q in choose_questions(scores, table, HALF, 80, control=0, per_image=4)) > 4
 
 
@@ -114,9 +114,9 @@ def test_control_is_a_fair_draw_of_both_strata_and_comes_first() -> None:
     unknown = table.dense() == 0
     counts = np.zeros(scores.shape)
     for seed in range(60):
-        found = choose_questions(scores, table, HALF, 100, control=0.4, seed=seed)
-        control = [q for q in found if q.is_control]
-        assert found[: len(control)] == control
+        questions = choose_questions(scores, table, HALF, 100, control=0.4, seed=seed)
+        control = [q for q in questions if q.is_control]
+        assert questions[: len(control)] == control
         assert [q.why for q in control].count(CONTROL_PRESENT) == 20
         assert [q.why for q in control].count(CONTROL_ABSENT) == 20
         for q in control:
@@ -149,8 +149,8 @@ def test_control_depends_on_names_alone() -> None:
 def test_a_small_stratum_gives_what_it_has() -> None:
     scores, table, _ = positives_only()
     cuts = np.full(4, 2.0)  # nothing is called present
-    found = choose_questions(scores, table, cuts, 20, control=1)
-    assert [q.why for q in found] == [CONTROL_ABSENT] * 20
+    questions = choose_questions(scores, table, cuts, 20, control=1)
+    assert [q.why for q in questions] == [CONTROL_ABSENT] * 20
 
 
 def test_questions_after_the_control_come_class_by_class() -> None:
@@ -164,9 +164,9 @@ def test_doubtful_gives_the_least_probable_labels_and_says_by_what_score() -> No
     labels = np.array([[1, -1], [1, -1], [1, 0], [-1, 1]])
     scores = np.array([[0.1, 0.2], [0.9, 0.95], [0.3, 0.99], [0.4, np.nan]], np.float32)
     table = LabelTable.from_dense(labels)
-    found = doubtful_labels(scores, table, 10, trained_on=np.array([True, False, False, False]))
-    assert [(q.image, q.column) for q in found] == [(1, 1), (0, 0), (2, 0)]
-    assert [q.why for q in found] == [
+    questions = doubtful_labels(scores, table, 10, trained_on=np.array([True, False, False, False]))
+    assert [(q.image, q.column) for q in questions] == [(1, 1), (0, 0), (2, 0)]
+    assert [q.why for q in questions] == [
         "labelled absent; held-out score",
         "labelled present; score of a label trained on",
         "labelled present; held-out score",
@@ -177,9 +177,9 @@ def test_doubtful_gives_the_least_probable_labels_and_says_by_what_score() -> No
 def test_doubtful_lets_no_class_crowd_out_the_others() -> None:
     labels = np.ones((40, 2), int)
     scores = np.stack([np.linspace(0.01, 0.2, 40), np.linspace(0.3, 0.4, 40)], axis=1).astype(np.float32)
-    found = doubtful_labels(scores, LabelTable.from_dense(labels), 8, per_image=1)
-    assert sorted(q.column for q in found).count(0) >= 2
-    assert len({q.image for q in found}) == len(found) == 8
+    questions = doubtful_labels(scores, LabelTable.from_dense(labels), 8, per_image=1)
+    assert sorted(q.column for q in questions).count(0) >= 2
+    assert len({q.image for q in questions}) == len(questions) == 8
 
 
 def test_questions_survive_a_file(tmp_path) -> None:
@@ -276,7 +276,7 @@ def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypat
         for i, c in itertools.product(range(60), range(4))
         if table.dense()[i, c] == 0 and q[i, c] >= 0.1 and (i, c) not in skip and column in (None, c)
     ]
-    found = likely_positives(scores, table, 25, skip=skip, column=column)
-    assert [(-item.probability, item.image, item.column) for item in found] == sorted(rest)[:25]
-    assert len(found) == min(25, len(rest))
+    questions = likely_positives(scores, table, 25, skip=skip, column=column)
+    assert [(-item.probability, item.image, item.column) for item in questions] == sorted(rest)[:25]
+    assert len(questions) == min(25, len(rest))
     assert len(rest) > 10

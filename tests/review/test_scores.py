@@ -50,13 +50,13 @@ def untrained(folder, config, table):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
-    made = scenes(24)
+    samples = scenes(24)
     (folder / "images").mkdir()
-    names = [f"{name}.png" for name in made.names]
-    for name, picture in zip(names, made.images, strict=True):
+    names = [f"{name}.png" for name in samples.names]
+    for name, picture in zip(names, samples.images, strict=True):
         pixels = picture.permute(1, 2, 0).numpy()
         Image.fromarray(pixels[:32] if name == names[0] else pixels).save(folder / "images" / name)
-    table = LabelTable.from_dense(made.labels, names, CLASSES)
+    table = LabelTable.from_dense(samples.labels, names, CLASSES)
     config = Config(method="bce", size=SIZE, settings=Settings(epochs=1), images=str(folder / "images"))
     return untrained(folder, config, table), folder / "images"
 
@@ -131,10 +131,10 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
 
     monkeypatch.setattr(crossfit, "fit", spy_fit)
     monkeypatch.setattr(crossfit, "score_source", spy_score)
-    found = crossfit_scores(run, images, folds=3)
-    assert found is not None
-    assert found.shape == (24, 10)
-    assert not np.isnan(found).any()
+    actual = crossfit_scores(run, images, folds=3)
+    assert actual is not None
+    assert actual.shape == (24, 10)
+    assert not np.isnan(actual).any()
     names = set(run.read_labels().images)
     assert len(trained) == len(scored) == 3
     for known, judged in zip(trained, scored, strict=True):
@@ -152,15 +152,15 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     hidden = table.dense()
     hidden[::2, 1::2] = hidden[1::2, ::2] = 0
     table = LabelTable.from_dense(hidden, list(table.images), CLASSES)
-    found = {}
+    results = {}
     for kind in ("cr", "pl"):
         options = {"supervise": "weak", "tau": 0.5, "consistency": kind}
         settings = Settings(epochs=3, lr=0.05, batch_size=8, device="cpu")
         shape = {"backbone": "tiny", "size": 32, "crop": 0.5, "copies": 2}
         run = untrained(tmp_path / kind, Config(method="srcr", options=options, settings=settings, **shape), table)
-        found[kind] = crossfit_scores(run, images, folds=2)
+        results[kind] = crossfit_scores(run, images, folds=2)
         assert len(list((tmp_path / kind).rglob("strong-*"))) == (2 if kind == "cr" else 0)
-    assert not np.allclose(found["cr"], found["pl"], atol=1e-3)
+    assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
     # The views are those of the run's own training, not of another least crop.
     note = next((tmp_path / "cr").rglob("strong-0-*")) / "cache.json"
     assert (
@@ -187,10 +187,10 @@ def test_names_that_are_no_text_are_kept(project) -> None:
 def test_scores_that_an_earlier_version_kept_are_read(project, monkeypatch) -> None:
     wanted = project.scored()
     file = project.run / "scores.parquet"
-    found = pq.read_table(file)
-    assert found["path"].type == pa.binary()
-    at = found.schema.get_field_index("path")
-    pq.write_table(found.set_column(at, "path", found["path"].cast(pa.string())), file)
+    table = pq.read_table(file)
+    assert table["path"].type == pa.binary()
+    at = table.schema.get_field_index("path")
+    pq.write_table(table.set_column(at, "path", table["path"].cast(pa.string())), file)
     monkeypatch.setattr(kept, "_compute", None)
     assert project.scored().paths == wanted.paths
 
@@ -249,10 +249,10 @@ def test_labels_made_by_a_model_are_no_evidence(project) -> None:
     scored = project.scored()
     assert scored.table == before.table
     for wrong in (False, True):
-        found = next_questions(run, images, 30, wrong=wrong, folds=0)
-        assert found.table == before.table
+        questions = next_questions(run, images, 30, wrong=wrong, folds=0)
+        assert questions.table == before.table
         known = before.table.dense()
-        assert all((known[q.image, q.column] != 0) == wrong for q in found.questions)
+        assert all((known[q.image, q.column] != 0) == wrong for q in questions.questions)
     expected = choose_questions(before.scores, before.table, before.thresholds, 30, features=before.features)
     assert next_questions(run, images, 30).questions == expected
 

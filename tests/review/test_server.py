@@ -39,9 +39,9 @@ def client_of(
 
 @pytest.fixture
 def session(project):
-    made = project.session()
-    yield made
-    made.answers.close()
+    actual = project.session()
+    yield actual
+    actual.answers.close()
 
 
 @pytest.fixture
@@ -150,10 +150,12 @@ def test_scripts_import_what_others_export_and_export_nothing_else(client) -> No
     imported = set()
     for path, text in texts.items():
         for names, source in re.findall(r'^import \{([^}]*)\} from "([^"]*)";$', text, re.MULTILINE):
-            found = {name.strip() for name in names.split(",") if name.strip()}
-            imported |= {(source, name) for name in found}
+            actual = {name.strip() for name in names.split(",") if name.strip()}
+            imported |= {(source, name) for name in actual}
             body = re.sub(r"^import [^;]*;$", "", text, flags=re.MULTILINE)
-            assert [name for name in found if not re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", body)] == [], path
+            assert [name for name in actual if not re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", body)] == [], (
+                path
+            )
     assert len(imported) > 40
     assert imported == exported
     page = client.get("/").text
@@ -239,15 +241,15 @@ def test_pictures_are_small_upright_and_without_metadata(tmp_path) -> None:
 
 
 def test_the_shelf_keeps_to_its_limit() -> None:
-    shelf, made = ByteCache(100), []
+    shelf, actual = ByteCache(100), []
 
     def make(key: int) -> bytes:
-        made.append(key)
+        actual.append(key)
         return b"x" * 40
 
     for key in (1, 2, 1, 3, 1, 2):
         shelf.get(key, lambda key=key: make(key))
-    assert made == [1, 2, 3, 2]  # 1 was used last when 3 came, so 2 went
+    assert actual == [1, 2, 3, 2]  # 1 was used last when 3 came, so 2 went
     assert shelf.size <= 100
 
 
@@ -313,10 +315,10 @@ def test_answers_count_once_and_can_be_taken_back(client, session) -> None:
 
 def test_filters_keep_their_word_and_leave_the_control_alone(client, session) -> None:
     label = next(q["class"] for q in ask(client, count=60) if q["why"] != "random check")
-    for found in (ask(client, count=60, label=label), ask(client, count=60, one_class=True)):
-        assert found
-        assert len({q["class"] for q in found}) == 1
-        assert all(q["why"] != "random check" for q in found)
+    for actual in (ask(client, count=60, label=label), ask(client, count=60, one_class=True)):
+        assert actual
+        assert len({q["class"] for q in actual}) == 1
+        assert all(q["why"] != "random check" for q in actual)
     assert all(q["probability"] >= 0.5 for q in ask(client, count=60, low=0.5))
     entry = ask(client, count=1)[0]["entry"]
     assert ask(client, state="answered") == []
@@ -346,9 +348,9 @@ def test_the_count_of_a_class_is_what_its_filter_shows(client, session) -> None:
 
 
 def test_control_is_asked_first_and_not_named_as_what_it_is(client, session) -> None:
-    found = ask(client, count=40)
-    assert [q["why"] for q in found[:20]] == ["random check"] * 20
-    assert "random check" not in [q["why"] for q in found[20:]]
+    questions = ask(client, count=40)
+    assert [q["why"] for q in questions[:20]] == ["random check"] * 20
+    assert "random check" not in [q["why"] for q in questions[20:]]
 
 
 def test_the_estimate_counts_control_answers_alone(client, session, project) -> None:
@@ -359,15 +361,15 @@ def test_the_estimate_counts_control_answers_alone(client, session, project) -> 
             value = 0 if at == 0 else value
             right[question.why].append(value)
         steps.append(step(entry, value, f"key-{at:08}"))
-    found = say(client, *steps)["estimate"]
+    actual = say(client, *steps)["estimate"]
     for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT)):
         sure = [value for value in right[why] if value]
         expected = Proportion.estimate(sure.count(1), len(sure))
-        assert found[name]["part"] == sure.count(1)
-        assert found[name]["total"] == len(sure)
-        assert found[name]["low"] == pytest.approx(expected.low)
-        assert found[name]["unsure"] == right[why].count(0)
-    assert found["precision"]["unsure"] + found["missed"]["unsure"] == 1
+        assert actual[name]["part"] == sure.count(1)
+        assert actual[name]["total"] == len(sure)
+        assert actual[name]["low"] == pytest.approx(expected.low)
+        assert actual[name]["unsure"] == right[why].count(0)
+    assert actual["precision"]["unsure"] + actual["missed"]["unsure"] == 1
 
 
 def test_without_control_answers_there_is_no_estimate(client, session) -> None:
@@ -429,8 +431,8 @@ def test_a_class_seen_nowhere_is_an_answer_and_not_a_fault(project, session) -> 
 def test_the_grid_takes_the_class_that_has_most_to_show(client, session) -> None:
     open_ones = [entry % 10 for entry, question in session.pool.items() if not question.is_control]
     most = max(open_ones.count(column) for column in range(10))
-    found = ask(client, count=60, one_class=True)
-    assert len(found) == most > 1
+    questions = ask(client, count=60, one_class=True)
+    assert len(questions) == most > 1
 
 
 def test_a_full_disk_is_told_in_words(client, session, monkeypatch) -> None:

@@ -98,11 +98,11 @@ def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels
     rows = Rows.build(TABLE.images, TABLE.classes, at[:, 0], at[:, 1], value, source, score, names)
     run.write_labels(rows)
     kept = run.read_rows()
-    said = [
+    messages = [
         (kept.images[i], kept.classes[c], int(v), kept.sources[s], None if math.isnan(p) else float(p))
         for i, c, v, s, p in zip(kept.image, kept.column, kept.value, kept.source, kept.score, strict=True)
     ]
-    assert said == [
+    assert messages == [
         ("b/1.jpg", "z", 1, "person", None),
         ("b/1.jpg", "a,b", -1, "model:bce:runs/1", 0.5),
         ("ä", "z", 1, "model:bce:runs/1", 0.75),
@@ -161,18 +161,18 @@ def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     scores = np.array([[0.1, 0.9], [math.nan, math.nan]], np.float32)
     run.write_predictions(["x", "y"], ["cat", "dög"], scores)
-    found = pq.read_table(tmp_path / "predictions.parquet")
-    assert found.column("image").to_pylist() == ["x", "y"]
-    np.testing.assert_array_equal(np.array(found.column("scores").to_pylist(), np.float32), scores)
-    assert json.loads(found.schema.metadata[b"classes"]) == ["cat", "dög"]
+    table = pq.read_table(tmp_path / "predictions.parquet")
+    assert table.column("image").to_pylist() == ["x", "y"]
+    np.testing.assert_array_equal(np.array(table.column("scores").to_pylist(), np.float32), scores)
+    assert json.loads(table.schema.metadata[b"classes"]) == ["cat", "dög"]
     run.write_split(["x", "y", "z"], np.array([0, 1, 0]))
     split = pq.read_table(tmp_path / "split.parquet").to_pydict()
     assert split == {"image": ["x", "y", "z"], "part": ["train", "validation", "train"]}
     assert run.split_of(Names(["x", "y", "z"])).tolist() == [0, 1, 0]
     assert run.split_of(Names(["z", "new", "y"])).tolist() == [0, -1, 1]
-    images, classes, found = run.read_predictions()
+    images, classes, table = run.read_predictions()
     assert (list(images), classes) == (["x", "y"], ["cat", "dög"])
-    np.testing.assert_array_equal(found, scores)
+    np.testing.assert_array_equal(table, scores)
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ def test_the_completion_time_is_written_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
     run.write_completion()
-    found = run.read_json("made.json")
-    assert found["halflabel"] == __version__
-    assert found["time"].endswith("Z")
-    assert before <= datetime.fromisoformat(found["time"]) <= datetime.now(UTC)
+    content = run.read_json("made.json")
+    assert content["halflabel"] == __version__
+    assert content["time"].endswith("Z")
+    assert before <= datetime.fromisoformat(content["time"]) <= datetime.now(UTC)
     run.write_json("made.json", {"time": "2031-02-03T04:05:06Z"})
     run.write_completion()  # a finished run that is resumed
     assert run.read_json("made.json") == {"time": "2031-02-03T04:05:06Z"}
@@ -241,6 +241,6 @@ def test_the_environment_names_versions(tmp_path: Path) -> None:
 
     run = RunFolder(tmp_path)
     run.write_env("cpu")
-    found = run.read_json("env.json")
-    assert found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert found["device"] == "cpu"
+    content = run.read_json("env.json")
+    assert content["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert content["device"] == "cpu"

@@ -12,11 +12,11 @@ from halflabel.runs.model_card import model_card
 def test_the_card_says_what_each_class_wants() -> None:
     labels = torch.tensor([[1, 1, -1, 0], [1, -1, -1, 0], [1, -1, -1, 0]], dtype=torch.int8)
     table = LabelTable.from_dense(labels.numpy(), None, ["always", "some", "never", "nothing"])
-    found = evaluate(torch.zeros(3, 4), labels, table.classes)
+    evaluation = evaluate(torch.zeros(3, 4), labels, table.classes)
     config = {"backbone": "tiny", "method": "bce", "size": 32, "tune": "head"}
-    card = model_card(config, found, table)
+    card = model_card(config, evaluation, table)
     assert "because the held-out images have no known positive: never, nothing.\n" in card
     assert "because the held-out images have no known negative: always.\n" in card
     assert "for 4 classes, 32 px, linear head" in card
-    card = model_card({**config, "size": None}, found, table)
+    card = model_card({**config, "size": None}, evaluation, table)
     assert "for 4 classes, images in the size the backbone was trained on, linear head" in card

@@ -88,17 +88,17 @@ def weights(out: Path) -> bytes:
 
 def test_a_run_leaves_everything_behind(tmp_path: Path, folder: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    found = train(TABLE, folder, HEAD, run)
-    assert found is not None
+    evaluation = train(TABLE, folder, HEAD, run)
+    assert evaluation is not None
     assert {path.name for path in run.folder.iterdir()} == {
         "bad_images.csv", "best.safetensors", "calibration.json", "config.yaml", "data.hash", "env.json",
         "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json", "model_card.md",
         "per_label.csv", "predictions.parquet", "repro.sh", "split.parquet", "thresholds.json",
     }  # fmt: skip
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
-    assert run.read_json("metrics.json")["mAP"] == pytest.approx(found.overall["mAP"])
-    assert found.overall["mAP"] > 0.9  # bright or not is easy
-    assert found.overall["images"] == 6
+    assert run.read_json("metrics.json")["mAP"] == pytest.approx(evaluation.overall["mAP"])
+    assert evaluation.overall["mAP"] > 0.9  # bright or not is easy
+    assert evaluation.overall["images"] == 6
     assert run.read_labels() == TABLE
     assert Config.from_dict(run.read_config()) == HEAD
     assert run.read_json("thresholds.json").keys() == set(CLASSES)
@@ -108,8 +108,8 @@ def test_a_run_leaves_everything_behind(tmp_path: Path, folder: Path) -> None:
 
 def test_the_run_read_back_says_what_training_said(tmp_path: Path, folder: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    found = train(TABLE, folder, HEAD, run)
-    assert found is not None
+    evaluation = train(TABLE, folder, HEAD, run)
+    assert evaluation is not None
     import pyarrow.parquet as pq
 
     held_out = [image for image, part in zip(*pq.read_table(run / "split.parquet").to_pydict().values(), strict=True)
@@ -117,7 +117,7 @@ def test_the_run_read_back_says_what_training_said(tmp_path: Path, folder: Path)
     hidden = TABLE.subset(TABLE.images.index(held_out))
     again = Predictor.from_run(RunFolder.open(run.folder)).evaluate(hidden, folder)
     # Training saw features in half precision, prediction whole ones.
-    assert again.overall["mAP"] == pytest.approx(found.overall["mAP"], abs=1e-3)
+    assert again.overall["mAP"] == pytest.approx(evaluation.overall["mAP"], abs=1e-3)
     kept = pq.read_table(run / "predictions.parquet").to_pydict()
     assert kept["image"] == held_out
     predictor = Predictor.from_run(run)
@@ -143,8 +143,8 @@ def test_without_held_out_images_the_last_weights_are_kept(
 
 
 def test_a_table_too_small_to_hold_anything_out(tmp_path: Path, folder: Path) -> None:
-    found = go(tmp_path / "run", folder, table=TABLE.subset([0, 1]))
-    assert found is None or found.overall["images"] == 1
+    fitted = go(tmp_path / "run", folder, table=TABLE.subset([0, 1]))
+    assert fitted is None or fitted.overall["images"] == 1
     assert (tmp_path / "run" / "best.safetensors").exists()
 
 
@@ -162,12 +162,17 @@ def test_the_number_of_workers_does_not_change_the_weights(tmp_path: Path, folde
 
 
 def test_the_cache_serves_every_run_beside_it(tmp_path: Path, folder: Path) -> None:
-    told: list[tuple[int, int]] = []
-    go(tmp_path / "one", folder, reporter=Reporter(lambda *at: told.append(at)))
-    assert told[-1] == (N, N)
-    told.clear()
-    go(tmp_path / "two", folder, dataclasses.replace(HEAD, method="an"), reporter=Reporter(lambda *at: told.append(at)))
-    assert told == []
+    reports: list[tuple[int, int]] = []
+    go(tmp_path / "one", folder, reporter=Reporter(lambda *at: reports.append(at)))
+    assert reports[-1] == (N, N)
+    reports.clear()
+    go(
+        tmp_path / "two",
+        folder,
+        dataclasses.replace(HEAD, method="an"),
+        reporter=Reporter(lambda *at: reports.append(at)),
+    )
+    assert reports == []
     assert (tmp_path / "cache").is_dir()
 
 
@@ -209,9 +214,9 @@ def unbroken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     known: list[tuple[Config, bytes]] = []
 
     def find(config: Config) -> bytes:
-        for other, found in known:
+        for other, actual in known:
             if other == config:
-                return found
+                return actual
         out = tmp_path_factory.mktemp("unbroken")
         go(out, folder, config)
         known.append((config, weights(out)))
@@ -293,10 +298,10 @@ def test_unreadable_images_are_reported_and_left_out(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images", bad=(4, 5, 6, 7))
     for config in (HEAD, ALL, LINEAR_INIT):
         config = dataclasses.replace(config, max_bad=0.2)
-        found = go(tmp_path / "run", folder, config)
+        fitted = go(tmp_path / "run", folder, config)
         rows = (tmp_path / "run" / "bad_images.csv").read_text().splitlines()
         assert sorted(row.partition(",")[0] for row in rows[1:]) == ["04.png", "05.png", "06.png", "07.png"]
-        assert found.overall["mAP"] > 0.5
+        assert fitted.overall["mAP"] > 0.5
 
 
 @pytest.mark.parametrize("config", [HEAD, ALL], ids=["head", "all"])
@@ -385,37 +390,37 @@ def rows_of(made: np.ndarray) -> Rows:
     """The labels of TABLE, those where `made` is true by a model that is always wrong."""
     image, column, value = TABLE.entries()
     sources = ("person", "model:bce:runs/before")
-    said = np.where(made, -value, value)
-    return Rows.build(TABLE.images, TABLE.classes, image, column, said, made.astype(int), None, sources)
+    messages = np.where(made, -value, value)
+    return Rows.build(TABLE.images, TABLE.classes, image, column, messages, made.astype(int), None, sources)
 
 
 def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Path, folder: Path) -> None:
-    made = np.arange(TABLE.known) % 3 == 0
+    actual = np.arange(TABLE.known) % 3 == 0
     lines: list[str] = []
-    found = go(tmp_path / "run", folder, table=rows_of(made), reporter=Reporter(message=lines.append))
-    said = [line for line in lines if "model" in line]
-    assert said == [
-        f"{made.sum()} of {TABLE.known} labels were made by a model: they are trained on, but only the others are "
+    fitted = go(tmp_path / "run", folder, table=rows_of(actual), reporter=Reporter(message=lines.append))
+    messages = [line for line in lines if "model" in line]
+    assert messages == [
+        f"{actual.sum()} of {TABLE.known} labels were made by a model: they are trained on, but only the others are "
         "used for evaluation"
     ]
     run = RunFolder(tmp_path / "run")
-    assert run.read_labels() == rows_of(made).resolve()
+    assert run.read_labels() == rows_of(actual).resolve()
     held = np.flatnonzero(run.split_of(TABLE.images))
-    people = TABLE.keep(~made).subset(held).dense()
+    people = TABLE.keep(~actual).subset(held).dense()
     assert 0 < np.count_nonzero(people) < TABLE.subset(held).known
-    counts = [(row["present"], row["absent"]) for row in found.per_class]
+    counts = [(row["present"], row["absent"]) for row in fitted.per_class]
     assert counts == [(int((people[:, c] > 0).sum()), int((people[:, c] < 0).sum())) for c in range(3)]
     left_out = TABLE.subset(held).known - np.count_nonzero(people)
     assert f"{left_out} labels made by a model are not used" in run.read_metrics()["protocol"]
     # Where labels of a model are unknown, all that is measured is the same; so it is by `evaluate`.
     predictor = Predictor.from_run(run)
-    alone = predictor.evaluate(TABLE.keep(~made), folder)
-    both = predictor.evaluate(rows_of(made), folder)
+    alone = predictor.evaluate(TABLE.keep(~actual), folder)
+    both = predictor.evaluate(rows_of(actual), folder)
     assert both.overall == alone.overall
-    assert both.protocol == f"{alone.protocol}; {made.sum()} labels made by a model are not used"
-    assert predictor.evaluate(rows_of(np.zeros_like(made)), folder).overall != alone.overall
+    assert both.protocol == f"{alone.protocol}; {actual.sum()} labels made by a model are not used"
+    assert predictor.evaluate(rows_of(np.zeros_like(actual)), folder).overall != alone.overall
     with pytest.raises(UserError, match="nothing to evaluate on"):
-        predictor.evaluate(rows_of(np.ones_like(made)), folder)
+        predictor.evaluate(rows_of(np.ones_like(actual)), folder)
     # A run that goes on trains on, and judges by, the same.
     before = run.weights.read_bytes()
     train(run.read_rows(), folder, Config.from_dict(run.read_config()), run, resume=True)
@@ -423,9 +428,9 @@ def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Pat
 
 
 def test_a_run_on_labels_of_a_model_alone_ends_well(tmp_path: Path, folder: Path) -> None:
-    found = go(tmp_path / "run", folder, table=rows_of(np.ones(TABLE.known, bool)))
-    assert np.isnan(found.overall["mAP"])
-    assert all(row["present"] == row["absent"] == 0 for row in found.per_class)
+    fitted = go(tmp_path / "run", folder, table=rows_of(np.ones(TABLE.known, bool)))
+    assert np.isnan(fitted.overall["mAP"])
+    assert all(row["present"] == row["absent"] == 0 for row in fitted.per_class)
     Predictor.from_run(RunFolder(tmp_path / "run"))
 
 
@@ -457,14 +462,14 @@ def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, fold
     predictor = Predictor.from_run(RunFolder(first_run))
     (tmp_path / "broken.png").write_bytes(b"not a picture")
     given = [folder / "03.png", Path("-"), tmp_path / "broken.png", folder / "03.png", tmp_path / "missing.png"]
-    found = predict_files(predictor, given, [str(folder / "01.png"), "", str(folder / "02.png")], top=1)
-    assert [Path(row.image).name for row in found] == [
+    predictions = predict_files(predictor, given, [str(folder / "01.png"), "", str(folder / "02.png")], top=1)
+    assert [Path(row.image).name for row in predictions] == [
         "03.png", "01.png", "02.png", "broken.png", "03.png", "missing.png",
     ]  # fmt: skip
-    assert [bool(row.error) for row in found] == [False, False, False, True, False, True]
-    assert found[5].error == "no such file"
-    assert found[0].labels == found[4].labels
-    for row in found:
+    assert [bool(row.error) for row in predictions] == [False, False, False, True, False, True]
+    assert predictions[5].error == "no such file"
+    assert predictions[0].labels == predictions[4].labels
+    for row in predictions:
         assert row.error or len(row.labels) >= 1
         chances = [label["probability"] for label in row.labels]
         assert chances == sorted(chances, reverse=True)
@@ -545,8 +550,8 @@ def test_guesses_are_compared_with_hidden_labels_in_the_log(tmp_path: Path, fold
 
 def test_images_held_on_the_device_train_as_those_in_files(tmp_path: Path, folder: Path) -> None:
     for hold in ("files", "device"):
-        found = go(tmp_path / hold, folder, dataclasses.replace(ALL, hold=hold))
-        assert found.overall["mAP"] > 0.9
+        fitted = go(tmp_path / hold, folder, dataclasses.replace(ALL, hold=hold))
+        assert fitted.overall["mAP"] > 0.9
     assert weights(tmp_path / "files") != weights(tmp_path / "device")  # crops are resampled otherwise
 
 

@@ -120,14 +120,14 @@ def test_scores_are_the_same_in_a_file_and_unread_images_are_nan(folder: Path, m
         there.setattr(memory, "_SCRATCH_BYTES", 1 << 28)
         expected = score_source(model, source, batch_size=5, passes=3, seed=1)
         assert not open_files(folder)
-    found = score_source(model, source, batch_size=5, passes=3, seed=1)
+    scored = score_source(model, source, batch_size=5, passes=3, seed=1)
     assert len(open_files(folder)) == 4
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(scored, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
         assert mine.isnan().all(1).nonzero().squeeze(1).tolist() == bad
         assert mine.isnan().any(1).sum() == len(bad)
     plain = score_source(model, source, batch_size=5, features=False)
-    assert torch.equal(plain.logits.nan_to_num(7), found.logits.nan_to_num(7))
+    assert torch.equal(plain.logits.nan_to_num(7), scored.logits.nan_to_num(7))
     assert plain.features.shape == (23, 0)
 
 

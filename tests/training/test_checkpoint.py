@@ -28,13 +28,13 @@ def test_what_is_saved_is_what_is_found_and_the_last_two_are_kept(tmp_path: Path
     for number in (1, 2, 10, 9):
         checkpoint.save(tmp_path, number, made(number))
     assert stems(tmp_path, ".json") == stems(tmp_path, ".safetensors") == [9, 10]
-    found = checkpoint.load_newest(tmp_path)
-    assert found is not None
-    assert found.meta == {"epoch": 10}
-    assert found.tensors.keys() == {"model.w", "model.n"}
-    assert torch.equal(found.tensors["model.w"], torch.full((3,), 10.0))
-    assert found.tensors["model.n"].shape == ()
-    assert found.tensors["model.n"].dtype == torch.int64
+    loaded = checkpoint.load_newest(tmp_path)
+    assert loaded is not None
+    assert loaded.meta == {"epoch": 10}
+    assert loaded.tensors.keys() == {"model.w", "model.n"}
+    assert torch.equal(loaded.tensors["model.w"], torch.full((3,), 10.0))
+    assert loaded.tensors["model.n"].shape == ()
+    assert loaded.tensors["model.n"].dtype == torch.int64
 
 
 def damage_bytes(path: Path) -> None:
@@ -61,9 +61,9 @@ def test_a_damaged_newest_is_skipped_with_a_warning(tmp_path: Path, name: str, h
         checkpoint.save(tmp_path, number, made(number))
     harm(tmp_path / name)  # type: ignore[operator]
     with pytest.warns(UserWarning, match="checkpoint 0000000002 is skipped"):
-        found = checkpoint.load_newest(tmp_path)
-    assert found is not None
-    assert found.meta == {"epoch": 1}
+        loaded = checkpoint.load_newest(tmp_path)
+    assert loaded is not None
+    assert loaded.meta == {"epoch": 1}
 
 
 def test_when_none_is_whole_the_user_is_told(tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ def test_what_a_killed_writer_leaves_does_not_matter(tmp_path: Path) -> None:
     stale = tmp_path / ".0000000002.safetensors.x7.tmp"
     stale.write_bytes(b"half")
     (tmp_path / "0000000002.safetensors").write_bytes(b"whole, but its JSON was never written")
-    found = checkpoint.load_newest(tmp_path)
-    assert found is not None
-    assert found.meta == {"epoch": 1}
+    loaded = checkpoint.load_newest(tmp_path)
+    assert loaded is not None
+    assert loaded.meta == {"epoch": 1}
     checkpoint.save(tmp_path, 2, made(2))
-    found = checkpoint.load_newest(tmp_path)
-    assert found is not None
-    assert found.meta == {"epoch": 2}
+    loaded = checkpoint.load_newest(tmp_path)
+    assert loaded is not None
+    assert loaded.meta == {"epoch": 2}
     assert not stale.exists()
 
 
@@ -100,9 +100,9 @@ def test_a_failing_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch
         with pytest.raises(UserError, match="No space left"):
             checkpoint.save(tmp_path, 2, made(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001.json", "0000000001.safetensors"]
-    found = checkpoint.load_newest(tmp_path)
-    assert found is not None
-    assert found.meta == {"epoch": 1}
+    loaded = checkpoint.load_newest(tmp_path)
+    assert loaded is not None
+    assert loaded.meta == {"epoch": 1}
 
 
 def test_clear_removes_checkpoints_and_nothing_else(tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ def test_shared_and_strided_tensors_can_be_saved(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
     tensors = {"a": whole, "same": whole, "part": whole[2:4], "turned": whole.view(2, 3).T, "empty": torch.zeros(0)}
     checkpoint.save_tensors(tensors, tmp_path / "x.safetensors")
-    found = load_file(tmp_path / "x.safetensors")
-    assert found.keys() == tensors.keys()
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert torch.equal(found[name], tensor)
+        assert torch.equal(loaded[name], tensor)
 
 
 def test_the_json_is_readable_and_names_the_checksum(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_an_optimizer_gets_its_state_back_in_the_layout_of_its_weights(tmp_path:
     optimizer.step()
     tensors, groups = checkpoint.pack_optimizer(optimizer)
     checkpoint.save(tmp_path, 1, Checkpoint(tensors, {"groups": groups}))
-    found = checkpoint.load_newest(tmp_path)
-    assert found is not None
+    loaded = checkpoint.load_newest(tmp_path)
+    assert loaded is not None
     other, again = fresh()
-    checkpoint.unpack_optimizer(again, found.tensors, found.meta["groups"])
+    checkpoint.unpack_optimizer(again, loaded.tensors, loaded.meta["groups"])
     (weight, _), (same, _) = layer.parameters(), other.parameters()
     for name in ("exp_avg", "exp_avg_sq"):
         assert torch.equal(again.state[same][name], optimizer.state[weight][name])

@@ -130,8 +130,8 @@ def test_a_compiled_model_computes_in_the_type_it_is_called_in() -> None:
     shown = view(torch.device("cpu"), 0)
     for kind, near in ((torch.bfloat16, 2e-2), (None, 1e-5), (torch.float16, 2e-3)):
         with torch.autocast("cpu", kind, enabled=kind is not None):
-            wanted, found = model(shown).logits, compiled(shown).logits
-        torch.testing.assert_close(found, wanted, rtol=near, atol=near)
+            wanted, actual = model(shown).logits, compiled(shown).logits
+        torch.testing.assert_close(actual, wanted, rtol=near, atol=near)
         weight = model.head.linear.weight
-        ends = [torch.autograd.grad(each.square().sum(), weight)[0] for each in (wanted, found)]
+        ends = [torch.autograd.grad(each.square().sum(), weight)[0] for each in (wanted, actual)]
         torch.testing.assert_close(*ends, rtol=3 * near, atol=3 * near)

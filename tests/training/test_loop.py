@@ -119,9 +119,9 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 def test_the_loop_is_the_plain_torch_loop(name: str) -> None:
     settings = replace(PLAIN, optimizer=name)
     source, table = data()
-    found = fit(linear(), bce(), source, table, settings)
-    assert_close(found.weights, by_hand(settings, OPTIMIZERS[name]))
-    assert not torch.equal(found.weights["head.linear.weight"], linear().state_dict()["head.linear.weight"])
+    fitted = fit(linear(), bce(), source, table, settings)
+    assert_close(fitted.weights, by_hand(settings, OPTIMIZERS[name]))
+    assert not torch.equal(fitted.weights["head.linear.weight"], linear().state_dict()["head.linear.weight"])
 
 
 def test_an_unknown_optimizer_is_the_users_to_fix() -> None:
@@ -180,11 +180,11 @@ def test_rates(change: dict[str, Any], expected: dict[float, float]) -> None:
 def test_the_cosine_is_followed_step_by_step_and_logged() -> None:
     settings = replace(PLAIN, schedule="cosine")
     source, table = data()
-    found = fit(linear(), bce(), source, table, settings)
+    fitted = fit(linear(), bce(), source, table, settings)
     expected = by_hand(settings, OPTIMIZERS["adamw"], lambda progress: 0.5 * (1 + math.cos(math.pi * progress / 3)))
-    assert_close(found.weights, expected)
+    assert_close(fitted.weights, expected)
     batches = math.ceil(N / 16)
-    assert [line["lr"] for line in found.log] == pytest.approx(
+    assert [line["lr"] for line in fitted.log] == pytest.approx(
         [0.01 * 0.5 * (1 + math.cos(math.pi * (epoch - 1 / batches) / 3)) for epoch in (1, 2, 3)]
     )
 
@@ -206,28 +206,28 @@ def test_plateau_lowers_the_rate_when_validation_falls() -> None:
     source, table = data()
     judge = Scripted([0.5, 0.6, 0.4, 0.4, 0.3])
     settings = replace(PLAIN, epochs=5, schedule="plateau", step_factor=0.1)
-    found = fit(linear(), bce(), source, table, settings, validation=source, judge=judge)
-    assert [line["lr"] for line in found.log] == pytest.approx([0.01, 0.01, 0.01, 0.001, 0.001])
+    fitted = fit(linear(), bce(), source, table, settings, validation=source, judge=judge)
+    assert [line["lr"] for line in fitted.log] == pytest.approx([0.01, 0.01, 0.01, 0.001, 0.001])
 
 
 def test_the_best_epoch_is_kept_and_training_stops_without_gain() -> None:
     source, table = data()
     judge = Scripted([0.1, 0.5, 0.4, 0.5, 0.9])
-    found = fit(linear(), bce(), source, table, replace(PLAIN, epochs=5, patience=2), validation=source, judge=judge)
-    assert found.best_epoch == 2
-    assert [line["epoch"] for line in found.log] == [1, 2, 3, 4]
-    assert [line["mAP"] for line in found.log] == [0.1, 0.5, 0.4, 0.5]
+    fitted = fit(linear(), bce(), source, table, replace(PLAIN, epochs=5, patience=2), validation=source, judge=judge)
+    assert fitted.best_epoch == 2
+    assert [line["epoch"] for line in fitted.log] == [1, 2, 3, 4]
+    assert [line["mAP"] for line in fitted.log] == [0.1, 0.5, 0.4, 0.5]
     assert judge.shapes == [(N, C)] * 4
-    assert_same(found.weights, fit(linear(), bce(), source, table, replace(PLAIN, epochs=2)).weights)
+    assert_same(fitted.weights, fit(linear(), bce(), source, table, replace(PLAIN, epochs=2)).weights)
 
 
 def test_without_a_verdict_the_last_weights_are_kept() -> None:
     source, table = data()
     model = linear()
-    found = fit(model, bce(), source, table, PLAIN, validation=source, judge=Scripted([math.nan] * 3))
-    assert found.best_epoch == 3
-    assert_same(found.weights, fit(linear(), bce(), source, table, PLAIN).weights)
-    assert_same(dict(model.state_dict()), found.weights)
+    fitted = fit(model, bce(), source, table, PLAIN, validation=source, judge=Scripted([math.nan] * 3))
+    assert fitted.best_epoch == 3
+    assert_same(fitted.weights, fit(linear(), bce(), source, table, PLAIN).weights)
+    assert_same(dict(model.state_dict()), fitted.weights)
 
 
 def test_the_weight_average_is_the_one_written_out_here() -> None:
@@ -242,8 +242,8 @@ def test_the_weight_average_is_the_one_written_out_here() -> None:
             average[name] = value.clone() if first else decay * average[name] + (1 - decay) * value
 
     last = by_hand(settings, OPTIMIZERS["adamw"], after=blend)
-    found = fit(linear(), bce(), source, table, settings)
-    assert_close(found.weights, average)
+    fitted = fit(linear(), bce(), source, table, settings)
+    assert_close(fitted.weights, average)
     assert float((average["head.linear.weight"] - last["head.linear.weight"]).abs().max()) > 1e-3
 
 
@@ -263,11 +263,11 @@ def test_the_average_is_what_is_judged() -> None:
 def test_clipping_is_torchs() -> None:
     settings = replace(PLAIN, clip=0.05, optimizer="sgd", lr=1.0)
     source, table = data()
-    found = fit(linear(), bce(), source, table, settings)
+    fitted = fit(linear(), bce(), source, table, settings)
     sgd = OPTIMIZERS["sgd"]
-    assert_close(found.weights, by_hand(settings, sgd))
+    assert_close(fitted.weights, by_hand(settings, sgd))
     unclipped = by_hand(replace(settings, clip=0.0), sgd)
-    assert float((found.weights["head.linear.bias"] - unclipped["head.linear.bias"]).abs().max()) > 1e-3
+    assert float((fitted.weights["head.linear.bias"] - unclipped["head.linear.bias"]).abs().max()) > 1e-3
 
 
 class TwoParts(Method):
@@ -345,12 +345,12 @@ def test_mixed_precision_on_the_cpu_trains_in_bfloat16() -> None:
         spy.load_state_dict(linear().head.state_dict())
         return Model(None, spy)
 
-    found = fit(model(), bce(), source, table, replace(PLAIN, precision="bf16"))
+    fitted = fit(model(), bce(), source, table, replace(PLAIN, precision="bf16"))
     assert set(seen) == {torch.bfloat16}
     full = fit(model(), bce(), source, table, PLAIN)  # and the next run is in full precision again
     assert seen[-1] == torch.float32
-    assert_close(found.weights, full.weights, atol=0.02)
-    assert all(value.dtype == torch.float32 for value in found.weights.values())
+    assert_close(fitted.weights, full.weights, atol=0.02)
+    assert all(value.dtype == torch.float32 for value in fitted.weights.values())
 
 
 def test_half_precision_leaves_the_model_as_it_was_and_its_outputs_wide() -> None:
@@ -419,10 +419,10 @@ def test_a_sweep_sees_every_image_in_the_order_of_the_table() -> None:
     relabel = Sweeper()
     bad = Features(source.values, table.images, bad=[7])
     model = linear(dropout=0.5)
-    found = fit(model, Method(BCE(), relabel), bad, table, replace(PLAIN, epochs=4))
+    fitted = fit(model, Method(BCE(), relabel), bad, table, replace(PLAIN, epochs=4))
     assert relabel.started == [table]
     assert [epoch for epoch, _ in relabel.sweeps] == [1, 3]
-    assert [line.get("swept") for line in found.log] == [1.0, None, 2.0, None]
+    assert [line.get("swept") for line in fitted.log] == [1.0, None, 2.0, None]
     for _, sweep in relabel.sweeps:
         assert sweep.logits.shape == (N, C)
         assert bool(sweep.logits[7].isnan().all())
@@ -437,20 +437,20 @@ def test_scores_are_those_of_evaluation_mode_and_leave_the_mode_alone() -> None:
     source, _ = data()
     model = linear(dropout=0.5)
     model.train()
-    found = score_source(model, source, batch_size=7)
+    scored = score_source(model, source, batch_size=7)
     assert model.training
     model.eval()
     with torch.no_grad():
-        torch.testing.assert_close(found.logits, model(torch.from_numpy(source.values)).logits)
-    assert not found.logits.requires_grad
+        torch.testing.assert_close(scored.logits, model(torch.from_numpy(source.values)).logits)
+    assert not scored.logits.requires_grad
 
 
 def test_a_batch_without_one_readable_image_is_passed_over() -> None:
     source, table = data()
     order = np.concatenate(planned(PLAIN, source, 1))
     bad = Features(source.values, table.images, bad=order[:16])  # the whole first batch
-    found = fit(linear(), bce(), bad, table, replace(PLAIN, epochs=1))
-    assert found.log[0]["loss"] > 0
+    fitted = fit(linear(), bce(), bad, table, replace(PLAIN, epochs=1))
+    assert fitted.log[0]["loss"] > 0
     logits = score_source(linear(), bad, batch_size=1).logits
     assert logits.isnan().all(1).sum() == 16
     with pytest.raises(UserError, match="not one image could be read"):
@@ -556,11 +556,11 @@ def test_a_run_that_breaks_off_ends_bit_for_bit_like_an_unbroken_one(
         verdicts = [0.2, 0.5, 0.3, 0.4]
         # A resumed run is judged from the epoch on in which it broke off.
         judge = Scripted(verdicts[(2 if between else 1) if resume else 0 :])
-        found = fit(
+        fitted = fit(
             linear(dropout=0.5), method, source, table, settings,
             validation=source, judge=judge, callback=callback, folder=folder, resume=resume,
         )  # fmt: skip
-        return found, method
+        return fitted, method
 
     callback = Counting()
     unbroken, method = go(tmp_path / "unbroken", callback)
@@ -594,8 +594,8 @@ def test_a_finished_run_resumed_gives_its_result_again(tmp_path: Path) -> None:
 
 def test_resume_without_a_checkpoint_starts_at_the_beginning(tmp_path: Path) -> None:
     source, table = data()
-    found = fit(linear(), bce(), source, table, PLAIN, folder=tmp_path / "new", resume=True)
-    assert_same(found.weights, fit(linear(), bce(), source, table, PLAIN).weights)
+    fitted = fit(linear(), bce(), source, table, PLAIN, folder=tmp_path / "new", resume=True)
+    assert_same(fitted.weights, fit(linear(), bce(), source, table, PLAIN).weights)
 
 
 def test_a_new_run_in_an_old_folder_is_resumed_from_its_own_checkpoints(tmp_path: Path) -> None:
@@ -604,9 +604,9 @@ def test_a_new_run_in_an_old_folder_is_resumed_from_its_own_checkpoints(tmp_path
     other = replace(PLAIN, seed=9, epochs=3)
     with pytest.raises(KeyboardInterrupt):
         fit(linear(), bce(), source, table, other, folder=tmp_path, callback=Counting(stop_after_epoch=2))
-    found = fit(linear(), bce(), source, table, other, folder=tmp_path, resume=True)
-    assert [line["epoch"] for line in found.log] == [1, 2, 3]
-    assert_same(found.weights, fit(linear(), bce(), source, table, other).weights)
+    fitted = fit(linear(), bce(), source, table, other, folder=tmp_path, resume=True)
+    assert [line["epoch"] for line in fitted.log] == [1, 2, 3]
+    assert_same(fitted.weights, fit(linear(), bce(), source, table, other).weights)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -656,18 +656,18 @@ def test_passes_are_the_heads_own_with_its_dropout_on():
     plain = score_source(model, source)
     assert plain.mean is None
     assert plain.spread is None
-    found = score_source(model, source, batch_size=3, passes=400, seed=1)
-    assert found.mean is not None
-    assert found.spread is not None
-    assert torch.equal(found.logits, plain.logits)
+    scored = score_source(model, source, batch_size=3, passes=400, seed=1)
+    assert scored.mean is not None
+    assert scored.spread is not None
+    assert torch.equal(scored.logits, plain.logits)
     # Of Σ_d w_d x_d m_d / ½ with m_d = 0 or 1 the mean is the logit and the variance Σ_d (w_d x_d)².
     wanted = ((model.head.linear.weight.detach()[None] * features[:, None]) ** 2).sum(2).sqrt()
-    assert torch.allclose(found.mean, plain.logits, atol=4 * float(wanted.max()) / 20)
-    assert torch.allclose(found.spread, wanted, rtol=0.25)
+    assert torch.allclose(scored.mean, plain.logits, atol=4 * float(wanted.max()) / 20)
+    assert torch.allclose(scored.spread, wanted, rtol=0.25)
     again = score_source(model, source, batch_size=3, passes=400, seed=1)
     other = score_source(model, source, batch_size=3, passes=400, seed=2)
-    assert torch.equal(again.spread, found.spread)
-    assert not torch.equal(other.spread, found.spread)
+    assert torch.equal(again.spread, scored.spread)
+    assert not torch.equal(other.spread, scored.spread)
     assert model.training
     assert model.head.dropout.training
 

@@ -187,33 +187,33 @@ def test_every_data_set_has_a_writer() -> None:
 
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_splits_agree_and_what_is_missing_is_named(name: str, tmp_path: Path) -> None:
-    found = opened(name, tmp_path)
-    assert found.name == name
-    assert {"train", "test"} <= set(found.splits)
-    assert all(split.labels.classes == found.classes for split in found.splits.values())
+    dataset = opened(name, tmp_path)
+    assert dataset.name == name
+    assert {"train", "test"} <= set(dataset.splits)
+    assert all(split.labels.classes == dataset.classes for split in dataset.splits.values())
     assert "no option 'colour'" in refusal(name, tmp_path, colour="red")
     # Every file, taken away alone, is not needed, or the error names it with the source and the layout.
     needed = 0
     for file in sorted(path for path in tmp_path.rglob("*") if path.suffix not in (".jpg", "") and path.is_file()):
         content = file.read_bytes()
         file.unlink()
-        if said := problem(name, tmp_path):
+        if error := problem(name, tmp_path):
             needed += 1
             # A class file that is missing takes its class away: that is what the error can name.
             of_class = file.stem.removeprefix("Labels_").partition("_")[0]
-            assert file.name in said or repr(of_class) in said, (file, said)
-            assert "no such file" not in said or dataset_layout(name).source in said, said
+            assert file.name in error or repr(of_class) in error, (file, error)
+            assert "no such file" not in error or dataset_layout(name).source in error, error
         file.write_bytes(content)
     assert needed >= 2
-    assert open_dataset(name, tmp_path).train == found.train
+    assert open_dataset(name, tmp_path).train == dataset.train
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_an_empty_folder_is_told_what_it_should_hold(name: str, tmp_path: Path) -> None:
-    said = refusal(name, tmp_path)
+    error = refusal(name, tmp_path)
     there = dataset_layout(name)
-    assert all(line in said for line in there.tree)
-    assert there.source in said
+    assert all(line in error for line in there.tree)
+    assert there.source in error
     assert there.source in refusal(name, tmp_path / "nowhere")
 
 
@@ -226,33 +226,33 @@ def test_names_and_options_are_checked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("difficult", "value"), [("unknown", 0), ("absent", -1), ("present", 1)])
 def test_voc(difficult: str, value: int, tmp_path: Path) -> None:
-    found = opened("voc2007", tmp_path, difficult=difficult)
-    assert list(found.classes) == ["cat", "dog"]
-    assert list(found.train.images) == ["a", "b", "c", "d"]
-    assert found.train.dense().tolist() == [[1, -1], [-1, value], [value, 1], [1, -1]]
-    assert found.test.dense().tolist() == [[-1, 1], [value, -1]]
-    assert found.splits["train"].on_disk().labels == found.train
+    dataset = opened("voc2007", tmp_path, difficult=difficult)
+    assert list(dataset.classes) == ["cat", "dog"]
+    assert list(dataset.train.images) == ["a", "b", "c", "d"]
+    assert dataset.train.dense().tolist() == [[1, -1], [-1, value], [value, 1], [1, -1]]
+    assert dataset.test.dense().tolist() == [[-1, 1], [value, -1]]
+    assert dataset.splits["train"].on_disk().labels == dataset.train
 
 
 def test_voc_splits_and_places(tmp_path: Path) -> None:
     write_voc(tmp_path, 2012)
-    found = open_dataset("voc2012", tmp_path)
-    assert (list(found.train.images), list(found.test.images)) == (["a", "b"], ["c", "d"])
-    assert open_dataset("voc2012", tmp_path / "VOCdevkit").train == found.train
-    assert open_dataset("voc2012", tmp_path / "VOCdevkit" / "VOC2012").train == found.train
+    dataset = open_dataset("voc2012", tmp_path)
+    assert (list(dataset.train.images), list(dataset.test.images)) == (["a", "b"], ["c", "d"])
+    assert open_dataset("voc2012", tmp_path / "VOCdevkit").train == dataset.train
+    assert open_dataset("voc2012", tmp_path / "VOCdevkit" / "VOC2012").train == dataset.train
     other = open_dataset("voc2012", tmp_path, train="trainval", test="val")
     assert (len(other.train), len(other.test)) == (4, 2)
     for file in tmp_path.rglob("*_test.txt"):
         file.unlink()
-    said = refusal("voc2012", tmp_path, test="test")
-    assert "aeroplane_test.txt" in said
+    error = refusal("voc2012", tmp_path, test="test")
+    assert "aeroplane_test.txt" in error
 
 
 def test_coco(tmp_path: Path) -> None:
-    found = opened("coco2014", tmp_path)
-    assert list(found.classes) == ["person", "dog"]
-    assert found.train.dense().tolist() == [[-1, 1], [-1, -1], [1, -1]]
-    assert found.splits["train"].load_images() == tmp_path / "train2014"
+    dataset = opened("coco2014", tmp_path)
+    assert list(dataset.classes) == ["person", "dog"]
+    assert dataset.train.dense().tolist() == [[-1, 1], [-1, -1], [1, -1]]
+    assert dataset.splits["train"].load_images() == tmp_path / "train2014"
     dropped = open_dataset("coco2014", tmp_path, unannotated="drop")
     assert list(dropped.train.images) == ["train009.jpg", "train030.jpg"]
     assert dropped.notes == ("train: 1 images without annotation are dropped",)
@@ -269,26 +269,26 @@ def test_coco_refuses_splits_of_different_classes(tmp_path: Path) -> None:
 
 
 def test_nus_wide(tmp_path: Path) -> None:
-    found = opened("nus-wide", tmp_path)
-    assert list(found.classes) == ["lake", "sky"]
-    assert list(found.train.images) == ["actor/0001_2.jpg", "bear/0003_4.jpg"]
-    assert found.train.dense().tolist() == [[-1, 1], [-1, -1]]
-    assert list(found.splits["train"].on_disk().labels.images) == ["actor/0001_2.jpg"]
-    assert list(found.splits["train"].with_positives().labels.images) == ["actor/0001_2.jpg"]
+    dataset = opened("nus-wide", tmp_path)
+    assert list(dataset.classes) == ["lake", "sky"]
+    assert list(dataset.train.images) == ["actor/0001_2.jpg", "bear/0003_4.jpg"]
+    assert dataset.train.dense().tolist() == [[-1, 1], [-1, -1]]
+    assert list(dataset.splits["train"].on_disk().labels.images) == ["actor/0001_2.jpg"]
+    assert list(dataset.splits["train"].with_positives().labels.images) == ["actor/0001_2.jpg"]
 
 
 def test_nus_wide_lists_of_the_single_positive_literature(tmp_path: Path) -> None:
     write_nus(tmp_path)
-    said = refusal("nus-wide", tmp_path, lists="formatted")
-    assert "formatted_train_labels.npy" in said
+    error = refusal("nus-wide", tmp_path, lists="formatted")
+    assert "formatted_train_labels.npy" in error
     for part, labels in (("train", [[1, 0], [0, 1]]), ("val", [[1, 1]])):
         names = [f"actor/{part}{number}.jpg" for number in range(len(labels))]
         np.save(tmp_path / f"formatted_{part}_images.npy", np.array(names))
         np.save(tmp_path / f"formatted_{part}_labels.npy", np.array(labels, float))
         np.save(tmp_path / f"formatted_{part}_labels_obs.npy", np.zeros((len(labels), 2)))
-    found = open_dataset("nus-wide", tmp_path, lists="formatted")
-    assert found.train.dense().tolist() == [[1, -1], [-1, 1]]
-    assert found.test.dense().tolist() == [[1, 1]]
+    dataset = open_dataset("nus-wide", tmp_path, lists="formatted")
+    assert dataset.train.dense().tolist() == [[1, -1], [-1, 1]]
+    assert dataset.test.dense().tolist() == [[1, 1]]
 
 
 def test_cub_certainties(tmp_path: Path) -> None:
@@ -305,23 +305,25 @@ def test_cub_certainties(tmp_path: Path) -> None:
 
 
 def test_open_images_keeps_the_listed_classes_under_their_names(tmp_path: Path) -> None:
-    found = opened("open-images", tmp_path)
-    assert set(found.splits) == {"train", "validation", "test"}
-    assert list(found.classes) == ["Dog, old", "Cow", "Cat"]
-    assert list(found.train.images) == ["a", "b"]
-    assert found.train.dense().tolist() == [[-1, 0, 1], [0, 0, 0]]
-    assert found.splits["validation"].labels.dense().tolist() == [[1, 0, 0]]
-    assert found.test.dense().tolist() == [[0, 0, -1]]
+    dataset = opened("open-images", tmp_path)
+    assert set(dataset.splits) == {"train", "validation", "test"}
+    assert list(dataset.classes) == ["Dog, old", "Cow", "Cat"]
+    assert list(dataset.train.images) == ["a", "b"]
+    assert dataset.train.dense().tolist() == [[-1, 0, 1], [0, 0, 0]]
+    assert dataset.splits["validation"].labels.dense().tolist() == [[1, 0, 0]]
+    assert dataset.test.dense().tolist() == [[0, 0, -1]]
 
 
 def test_open_images_machine_labels_never_stand_against_people(tmp_path: Path) -> None:
     write_open_images(tmp_path)
     (tmp_path / "classes-trainable.txt").unlink()
-    found = open_dataset("open-images", tmp_path, machine=0.8)
-    assert sorted(found.classes) == ["Cat", "Dog, old", "Tree"]
-    row = dict(zip(found.classes, found.train.rows([list(found.train.images).index("a")])[0].tolist(), strict=True))
+    dataset = open_dataset("open-images", tmp_path, machine=0.8)
+    assert sorted(dataset.classes) == ["Cat", "Dog, old", "Tree"]
+    row = dict(
+        zip(dataset.classes, dataset.train.rows([list(dataset.train.images).index("a")])[0].tolist(), strict=True)
+    )
     assert row == {"Cat": 1, "Dog, old": -1, "Tree": 1}
-    assert "no list of classes" in found.notes[-1]
+    assert "no list of classes" in dataset.notes[-1]
 
 
 def test_open_images_of_later_versions(tmp_path: Path) -> None:
@@ -334,19 +336,19 @@ def test_open_images_of_later_versions(tmp_path: Path) -> None:
         (later / split).mkdir()
     put(later / "oidv6-class-descriptions.csv", (tmp_path / "v3" / "class-descriptions.csv").read_text())
     put(later / "chosen.csv", "LabelName\n/m/2,Dog\n/m/7,Cow\n/m/1,Cat\n")
-    found = open_dataset("open-images", later, classes="chosen.csv")
-    assert (found.train, found.test) == (reference.train, reference.test)
+    dataset = open_dataset("open-images", later, classes="chosen.csv")
+    assert (dataset.train, dataset.test) == (reference.train, reference.test)
     put(later / "chosen.csv", "/m/2\n/m/2\n")
     assert "'/m/2' is listed twice" in refusal("open-images", later, classes="chosen.csv")
 
 
 def test_vg200(tmp_path: Path) -> None:
-    found = opened("vg200", tmp_path)
-    assert len(found.classes) == 200
-    labels = found.train.dense()
+    dataset = opened("vg200", tmp_path)
+    assert len(dataset.classes) == 200
+    labels = dataset.train.dense()
     assert np.argwhere(labels == 1).tolist() == [[0, 0], [0, 199]]
     assert (labels != 0).all()
-    assert len(found.splits["train"].on_disk()) == 2
+    assert len(dataset.splits["train"].on_disk()) == 2
     put(tmp_path / "vg_category_200_labels_index.json", json.dumps({"10.jpg": [200], "11.jpg": [], "12.jpg": []}))
     assert "numbers from 0 to 199" in refusal("vg200", tmp_path)
     put(tmp_path / "vg_category_200_labels_index.json", json.dumps({"10.jpg": [], "12.jpg": []}))
@@ -354,27 +356,27 @@ def test_vg200(tmp_path: Path) -> None:
 
 
 def test_cifar10_labels_and_pixels(tmp_path: Path) -> None:
-    found = opened("cifar10", tmp_path)
-    assert list(found.classes) == list(CIFAR)
-    assert len(found.train) == 20
-    assert found.train.rows([0]).tolist() == [[-1, 1, -1]]  # the first record of batch 1 is of class 10 mod 3
-    for split, first, batches in ((found.splits["train"], 10, 5), (found.splits["test"], 90, 1)):
+    dataset = opened("cifar10", tmp_path)
+    assert list(dataset.classes) == list(CIFAR)
+    assert len(dataset.train) == 20
+    assert dataset.train.rows([0]).tolist() == [[-1, 1, -1]]  # the first record of batch 1 is of class 10 mod 3
+    for split, first, batches in ((dataset.splits["train"], 10, 5), (dataset.splits["test"], 90, 1)):
         count = len(split) // batches
         expected = np.concatenate([cifar_records(first + 10 * batch, count)[1] for batch in range(batches)])
         assert np.array_equal(pixels(split).numpy(), expected)
-    some = found.splits["train"].take([17, 2])
-    assert np.array_equal(pixels(some).numpy(), pixels(found.splits["train"]).numpy()[[17, 2]])
+    some = dataset.splits["train"].take([17, 2])
+    assert np.array_equal(pixels(some).numpy(), pixels(dataset.splits["train"]).numpy()[[17, 2]])
 
 
 def test_cifar10_few_labels(tmp_path: Path) -> None:
     write_cifar(tmp_path)
-    found = open_dataset("cifar10", tmp_path, batch=3, labelled=2, seed=1)
-    known = np.flatnonzero(np.diff(found.train.start))
-    assert len(found.train) == 20
+    dataset = open_dataset("cifar10", tmp_path, batch=3, labelled=2, seed=1)
+    known = np.flatnonzero(np.diff(dataset.train.start))
+    assert len(dataset.train) == 20
     assert len(known) == 2
-    assert all(found.train.images[number].startswith("data_batch_3/") for number in known)
+    assert all(dataset.train.images[number].startswith("data_batch_3/") for number in known)
     only = open_dataset("cifar10", tmp_path, batch=3, labelled=2, unlabelled=False, seed=1)
-    assert only.train == found.train.subset(known)
+    assert only.train == dataset.train.subset(known)
     assert pixels(only.splits["train"]).shape == (2, 3, 32, 32)
     assert "no batch 6" in refusal("cifar10", tmp_path, batch=6)
     assert "5 of 4 images" in refusal("cifar10", tmp_path, batch=1, labelled=5)
@@ -382,9 +384,9 @@ def test_cifar10_few_labels(tmp_path: Path) -> None:
 
 def test_cifar10_refuses_pickles_and_damage(tmp_path: Path) -> None:
     put(tmp_path / "py" / "cifar-10-batches-py" / "data_batch_1", pickle.dumps({"data": 1}))
-    said = refusal("cifar10", tmp_path / "py")
-    assert "can run code" in said
-    assert "cifar-10-binary.tar.gz" in said
+    error = refusal("cifar10", tmp_path / "py")
+    assert "can run code" in error
+    assert "cifar-10-binary.tar.gz" in error
     write_cifar(tmp_path)
     file = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
     content = file.read_bytes()
@@ -395,9 +397,9 @@ def test_cifar10_refuses_pickles_and_damage(tmp_path: Path) -> None:
 
 
 def test_stl10_labels_pixels_and_folds(tmp_path: Path) -> None:
-    found = opened("stl10", tmp_path)
-    assert found.train.dense().tolist() == [[1, -1], [-1, 1], [-1, 1], [1, -1]]
-    assert np.array_equal(pixels(found.splits["train"]).numpy(), stl_pictures(0, 4)[1])
+    dataset = opened("stl10", tmp_path)
+    assert dataset.train.dense().tolist() == [[1, -1], [-1, 1], [-1, 1], [1, -1]]
+    assert np.array_equal(pixels(dataset.splits["train"]).numpy(), stl_pictures(0, 4)[1])
     fold = open_dataset("stl10", tmp_path, fold=0, unlabelled=True)
     assert list(fold.train.images) == ["train/2", "train/0", "unlabeled/0", "unlabeled/1"]
     assert fold.train.dense().tolist() == [[-1, 1], [1, -1], [0, 0], [0, 0]]

@@ -290,8 +290,8 @@ def test_damage_is_an_unreadable_image_and_no_other(tmp_path: Path) -> None:
     assert faults[N - 1] == "truncated"
     assert "No such file" in faults[gone[0]]
     source = PackedImages(shards, np.arange(N), Names.numbered(N), VIEWS, max_bad=1.0)
-    ((found, _),) = source.fetch([np.arange(N)], ("plain",))
-    assert sorted(set(range(N)) - set(found.tolist())) == sorted(faults)
+    ((actual, _),) = source.fetch([np.arange(N)], ("plain",))
+    assert sorted(set(range(N)) - set(actual.tolist())) == sorted(faults)
     assert {row[2] for row in source.quarantine.rows} == set(faults.values())
 
 
@@ -337,8 +337,8 @@ def test_ids_are_found_as_in_the_folder(tmp_path: Path) -> None:
     pack_images(folder, tmp_path / "p", PNG)
     out = tmp_path / "p"
     wanted = [None if path is None else path.relative_to(folder) for path in locate_images(IDS, folder)]
-    found = [None if path is None else path.relative_to(out) for path in locate_images(IDS, out)]
-    assert found == wanted
+    actual = [None if path is None else path.relative_to(out) for path in locate_images(IDS, out)]
+    assert actual == wanted
     assert sum(path is not None for path in wanted) > 12
     assert [path.relative_to(out) for path in find_images(out)] == [p.relative_to(folder) for p in find_images(folder)]
     shards = open_pack(out)
@@ -394,9 +394,9 @@ def test_a_lossless_pack_gives_the_views_of_the_folder_with_any_workers(tmp_path
     folder, pack = sources(tmp_path, workers)
     plan = [np.array([8, 1, 3]), np.array([0, 4]), np.array([11])]
     for epoch, views in ((1, ("weak", "strong")), (2, ("plain",))):
-        wanted, found = (list(source.fetch(plan, views, seed=1, epoch=epoch)) for source in (folder, pack))
-        assert len(wanted) == len(found) == 3
-        for one, two in zip(wanted, found, strict=True):
+        wanted, actual = (list(source.fetch(plan, views, seed=1, epoch=epoch)) for source in (folder, pack))
+        assert len(wanted) == len(actual) == 3
+        for one, two in zip(wanted, actual, strict=True):
             assert one.images.tolist() == two.images.tolist()
             assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
 
@@ -404,8 +404,8 @@ def test_a_lossless_pack_gives_the_views_of_the_folder_with_any_workers(tmp_path
 def test_an_image_that_is_not_in_the_pack_is_unreadable(tmp_path: Path) -> None:
     shards = packed_up(write_photos(tmp_path / "a", 3))
     source = open_packed_images(Names(["01", "gone", "02.png"]), shards.folder, VIEWS, max_bad=0.5)
-    ((found, _),) = source.fetch([np.arange(3)], ("plain",))
-    assert found.tolist() == [0, 2]
+    ((actual, _),) = source.fetch([np.arange(3)], ("plain",))
+    assert actual.tolist() == [0, 2]
     assert source.quarantine.rows == [("gone", str(shards.folder / "gone"), "not in the pack")]
     assert source.paths[0] == str(shards.folder / "01")
     with pytest.raises(UserError, match=r"none of the 1 images.*'gone'"):
@@ -533,14 +533,14 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
 
 def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, pack = sources(tmp_path, shard_bytes=2500)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        "os.posix_fadvise", lambda file, first, length, advice: told.append((first, length)), raising=False
+        "os.posix_fadvise", lambda file, first, length, advice: reports.append((first, length)), raising=False
     )
     pack.pack.read_ahead(np.array([5, 3, 4]))
     inside = pack.pack.index["shard"][3:6]
-    assert len(told) == len(set(inside.tolist()))
-    assert sum(length for _, length in told) == int(pack.pack.index["length"][3:6].sum())
+    assert len(reports) == len(set(inside.tolist()))
+    assert sum(length for _, length in reports) == int(pack.pack.index["length"][3:6].sum())
     monkeypatch.setattr(packed, "_AHEAD", 4)
     expected: list[list[int]] = []
     monkeypatch.setattr(Pack, "read_ahead", lambda self, numbers: expected.append(numbers.tolist()))
@@ -562,15 +562,15 @@ def test_views_on_the_device_are_those_of_the_plain_batch(tmp_path: Path) -> Non
     source = DeviceViews(pack, "cpu")
     assert (len(source), source.order(0, 1)) == (N, None)
     plan = [np.array([7, 2]), np.array([5])]
-    found = list(source.fetch(plan, ("weak", "plain"), seed=3, epoch=2))
-    for (index, views), (_, (plain,)) in zip(found, pack.fetch(plan, ("plain",)), strict=True):
+    actual = list(source.fetch(plan, ("weak", "plain"), seed=3, epoch=2))
+    for (index, views), (_, (plain,)) in zip(actual, pack.fetch(plan, ("plain",)), strict=True):
         keys = view_keys(3, 2, pack.hashes[index], 2)
         assert torch.equal(views[0], make_view(VIEWS["weak"], plain, keys[:, 0]))  # type: ignore[arg-type]
         assert torch.equal(views[1], plain)
     assert DeviceViews(in_blocks(9), "cpu").order(1, 1) is not None
     for workers in (0, 2):
         again = DeviceViews(open_packed_images(pack.names, pack.pack.folder, VIEWS, workers=workers), "cpu")
-        for one, two in zip(found, again.fetch(plan, ("weak", "plain"), seed=3, epoch=2), strict=True):
+        for one, two in zip(actual, again.fetch(plan, ("weak", "plain"), seed=3, epoch=2), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
 
 
@@ -591,9 +591,9 @@ def test_bytes_decoded_on_the_device_or_else_here(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(packed, "decode_jpegs", decode)
     source = DeviceViews(pack, "cpu", decode=True)
-    found = [source._decode_batch(pack, index, data) for index, data in pack.read(plan)]
-    assert [batch.images.tolist() for batch in found] == [[2], [4, 5, 0], [], [1]]
-    for one, two in zip(wanted, found, strict=True):
+    actual = [source._decode_batch(pack, index, data) for index, data in pack.read(plan)]
+    assert [batch.images.tolist() for batch in actual] == [[2], [4, 5, 0], [], [1]]
+    for one, two in zip(wanted, actual, strict=True):
         assert len(one.views) == len(two.views)
         assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
     assert calls == [1, 3, 1]

@@ -34,10 +34,10 @@ def test_absent_is_what_no_row_speaks_of(seed: int) -> None:
             asked = (of_images is None or of_images[i]) and (of_classes is None or of_classes[c])
             if asked and (i, c) not in set(zip(image.tolist(), column.tolist(), strict=True)):
                 expected.append((i, c, -1, "unlisted"))
-    said = zip(
+    messages = zip(
         result.image.tolist(), result.column.tolist(), result.value.tolist(), result.source.tolist(), strict=True
     )
-    added = [(i, c, v, result.sources[s]) for i, c, v, s in said][len(rows) :]
+    added = [(i, c, v, result.sources[s]) for i, c, v, s in messages][len(rows) :]
     assert added == expected
     assert audit.value_counts == ([ValueCount("left", "absent", len(expected))] if expected else [])
 

@@ -202,27 +202,27 @@ def test_the_order_of_the_table_does_not_matter():
     names = [f"photo {i}" for i in range(40)]
     order = np.random.default_rng(0).permutation(40)
     for strategy in ("a", "b", "e"):
-        found = []
+        results = []
         sweep = make_sweep((40, 3), 1, tied=True, passes=True)
         for rows in (np.arange(40), order):
             relabel = Curriculum(strategy, before="2", block=7)
             relabel.start(LabelTable.from_dense(labels[rows], images=[names[i] for i in rows]))
             relabel.absorb(Sweep(*(values[rows] for values in sweep)), 1)
-            found.append(relabel.guesses())
-        assert torch.equal(found[0][order], found[1])
+            results.append(relabel.guesses())
+        assert torch.equal(results[0][order], results[1])
 
 
 def test_large_tables_are_labelled_part_by_part(monkeypatch):
     labels = make_labels(40, 3)
     sweep = make_sweep((40, 3), 1)
-    found = []
+    results = []
     for block in (1 << 22, 9):
         monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK_ENTRIES", block)
         relabel = Curriculum("a", before="2")
         relabel.start(make_table(labels))
         relabel.absorb(sweep, 1)
-        found.append(relabel.guesses())
-    assert torch.equal(*found)
+        results.append(relabel.guesses())
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("options", [{"strategy": "b"}, {"strategy": "e"}])
@@ -275,17 +275,17 @@ def test_scratch_files_are_labelled_as_memory_is(strategy, monkeypatch, tmp_path
     sweep = make_sweep((40, 5), 1, tied=True, passes=True)
     expected = Curriculum(strategy, before="2,3")
     expected.start(make_table(labels))
-    told = expected.absorb(sweep, 1)
+    log = expected.absorb(sweep, 1)
     monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK_ENTRIES", 33)
-    found = Curriculum(strategy, before="2,3")
-    found.start(make_table(labels))
-    assert found.labels.is_mapped
+    curriculum = Curriculum(strategy, before="2,3")
+    curriculum.start(make_table(labels))
+    assert curriculum.labels.is_mapped
     tables = [memory.scratch_zeros(values.shape).copy_(values) for values in sweep]
-    assert found.absorb(Sweep(*tables), 1) == told
-    assert torch.equal(found.guesses(), expected.guesses())
-    assert told["weak_positives"] > 0
+    assert curriculum.absorb(Sweep(*tables), 1) == log
+    assert torch.equal(curriculum.guesses(), expected.guesses())
+    assert log["weak_positives"] > 0
 
 
 def test_rows_are_read_in_the_order_of_the_table(monkeypatch):

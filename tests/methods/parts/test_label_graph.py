@@ -50,17 +50,17 @@ def slow_cooccurrence(labels, k, prior):
 def test_cooccurrence_is_the_slow_count(k, prior, monkeypatch):
     monkeypatch.setattr("halflabel.methods.parts.label_graph._CLASSES", 3)
     known = table()
-    found = from_cooccurrence(known, k, prior=prior)
-    np.testing.assert_allclose(dense(found, 8), slow_cooccurrence(known.dense(), k, prior), atol=1e-12)
-    assert (np.diff(found.rows) >= 0).all()
+    graph = from_cooccurrence(known, k, prior=prior)
+    np.testing.assert_allclose(dense(graph, 8), slow_cooccurrence(known.dense(), k, prior), atol=1e-12)
+    assert (np.diff(graph.rows) >= 0).all()
 
 
 def test_without_prior_it_is_the_conditional_probability():
     known = table(1)
-    found = from_cooccurrence(known, prior=0.0)
+    graph = from_cooccurrence(known, prior=0.0)
     wanted = conditional_probabilities(known).probability.toarray().T
     np.fill_diagonal(wanted, 0)
-    np.testing.assert_allclose(dense(found, 8), wanted, atol=1e-12)
+    np.testing.assert_allclose(dense(graph, 8), wanted, atol=1e-12)
 
 
 def test_what_is_unknown_says_nothing():
@@ -72,10 +72,10 @@ def test_what_is_unknown_says_nothing():
 
 def test_no_labels_no_edges():
     for empty in (LabelTable.from_dense(np.zeros((4, 3))), LabelTable.from_dense(-np.ones((4, 1)))):
-        found = from_cooccurrence(empty, 5)
-        assert len(found.rows) == 0
-        assert len(found.normalised().rows) == 0
-        assert dense(found.with_loops(3).normalised(), 3).tolist() == np.eye(3).tolist()
+        graph = from_cooccurrence(empty, 5)
+        assert len(graph.rows) == 0
+        assert len(graph.normalised().rows) == 0
+        assert dense(graph.with_loops(3).normalised(), 3).tolist() == np.eye(3).tolist()
 
 
 def test_loops_and_sums():
@@ -153,9 +153,9 @@ def write(tmp_path, text):
     ids=["plain", "header and blanks", "semicolons, mark and CRLF"],
 )
 def test_files_are_read(tmp_path, text):
-    found = from_file(write(tmp_path, text), CLASSES)
-    np.testing.assert_array_equal(dense(found, 3), [[1, 0.5, 0], [2, 0, 0], [0, 1, 0]])
-    assert (np.diff(found.rows) >= 0).all()
+    graph = from_file(write(tmp_path, text), CLASSES)
+    np.testing.assert_array_equal(dense(graph, 3), [[1, 0.5, 0], [2, 0, 0], [0, 1, 0]])
+    assert (np.diff(graph.rows) >= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_cut_reweighted_and_turned_by_hand():
     given = Edges(np.array([0, 0, 1, 2]), np.array([1, 2, 2, 2]), np.array([0.4, 0.9, 0.39, 1.0]))
     cut = given.at_least(0.4)
     assert dense(cut, 3).tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 1]]
-    found = cut.reweighted(3, 0.2)
-    np.testing.assert_allclose(found.dense(3), [[0.8, 0.1, 0.1], [0, 0.8, 0], [0, 0, 0.8]])
-    np.testing.assert_allclose(found.transposed().dense(3), found.dense(3).T)
-    assert (np.diff(found.transposed().rows) >= 0).all()
+    graph = cut.reweighted(3, 0.2)
+    np.testing.assert_allclose(graph.dense(3), [[0.8, 0.1, 0.1], [0, 0.8, 0], [0, 0, 0.8]])
+    np.testing.assert_allclose(graph.transposed().dense(3), graph.dense(3).T)
+    assert (np.diff(graph.transposed().rows) >= 0).all()
 
 
 class Meaning:
@@ -217,8 +217,8 @@ def test_wordnet_graph_is_optional(monkeypatch):
     loaded = types.SimpleNamespace(synsets=synsets, ensure_loaded=lambda: None)
     monkeypatch.setitem(sys.modules, "nltk", types.ModuleType("nltk"))
     monkeypatch.setitem(sys.modules, "nltk.corpus", types.SimpleNamespace(wordnet=loaded))
-    found = from_wordnet(Names(["cat", "dog", "cow", "x y"]))
-    assert dense(found, 4).tolist() == [[0, 0.2, 0.9, 0], [0.2, 0, 0.2, 0], [0.9, 0.2, 0, 0], [0, 0, 0, 0]]
+    graph = from_wordnet(Names(["cat", "dog", "cow", "x y"]))
+    assert dense(graph, 4).tolist() == [[0, 0.2, 0.9, 0], [0.2, 0, 0.2, 0], [0.9, 0.2, 0, 0], [0, 0, 0, 0]]
     assert dense(from_wordnet(Names(["cat", "dog", "cow"]), 1), 3).tolist() == [[0, 0, 0.9], [0.2, 0, 0], [0.9, 0, 0]]
     with pytest.raises(UserError, match="none of the classes"):
         from_wordnet(Names(["x y"]))

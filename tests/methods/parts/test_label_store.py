@@ -121,17 +121,17 @@ def test_soft_labels_are_right_to_one_in_506(place: str, monkeypatch: pytest.Mon
     chosen = ~known[5:35, 2:4] & ~soft.isnan()
     chosen[5, 0] = False
     store.put(slice(5, 35), slice(2, 4), chosen, soft)
-    found = store.rows(index)
-    assert torch.equal(found < 0, known)
-    part = found[5:35, 2:4]
+    rows = store.rows(index)
+    assert torch.equal(rows < 0, known)
+    part = rows[5:35, 2:4]
     assert torch.equal(part >= 0, chosen)
-    assert int((found >= 0).sum()) == int(chosen.sum()) > 15
+    assert int((rows >= 0).sum()) == int(chosen.sum()) > 15
     assert torch.equal(part[:2][chosen[:2]], soft[:2][chosen[:2]])
     assert 0 < (part - soft)[chosen].abs().max() <= 1 / 506 + 1e-6
-    assert torch.equal(store.unknown(slice(7, 30), slice(1, 5)), found[7:30, 1:5].isnan())
-    store.put(everything, everything, found >= 0, found)  # what was rounded once stays
-    torch.testing.assert_close(store.rows(index), found, rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(store.rows(torch.tensor([7, 3])).nan_to_num(9), found[[7, 3]].nan_to_num(9))
+    assert torch.equal(store.unknown(slice(7, 30), slice(1, 5)), rows[7:30, 1:5].isnan())
+    store.put(everything, everything, rows >= 0, rows)  # what was rounded once stays
+    torch.testing.assert_close(store.rows(index), rows, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(store.rows(torch.tensor([7, 3])).nan_to_num(9), rows[[7, 3]].nan_to_num(9))
 
 
 def test_two_bits_for_many_images() -> None:

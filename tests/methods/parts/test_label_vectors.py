@@ -89,8 +89,8 @@ WORDS = "the 0 0 0\ndog 1 2 3\npotted 0 0 2\nplant 2 0 0\ntraffic_light 5 5 5\nN
 @pytest.mark.parametrize("header", ["", "6 3\n"])
 def test_files_with_and_without_header_and_names_of_several_words(tmp_path, header):
     names = Names(["dog", "Dog", "potted plant", "potted_plant", "traffic light", "New York"])
-    found = from_file(write(tmp_path, header + WORDS), names)
-    assert found.tolist() == [[1, 2, 3], [1, 2, 3], [1, 0, 1], [1, 0, 1], [5, 5, 5], [7, 7, 7]]
+    graph = from_file(write(tmp_path, header + WORDS), names)
+    assert graph.tolist() == [[1, 2, 3], [1, 2, 3], [1, 0, 1], [1, 0, 1], [5, 5, 5], [7, 7, 7]]
 
 
 def test_missing_names_are_told_with_what_is_near(tmp_path):
@@ -113,8 +113,8 @@ def test_only_wanted_words_are_parsed(tmp_path):
 
 
 def test_encoders():
-    found = from_encoder(Names(["a", "b_c"]), lambda texts: [[len(text), ord(text[0])] for text in texts])
-    assert found.tolist() == [[1, 97], [3, 98]]
+    vectors = from_encoder(Names(["a", "b_c"]), lambda texts: [[len(text), ord(text[0])] for text in texts])
+    assert vectors.tolist() == [[1, 97], [3, 98]]
     with pytest.raises(UserError, match="one vector"):
         from_encoder(Names(["a", "b"]), lambda texts: [[1.0]])
 

@@ -46,20 +46,20 @@ def run(parts, k, allowed, dtype=torch.float64):
 
 
 def check(parts, k, allowed):
-    found = run(parts, k, allowed)
+    solution = run(parts, k, allowed)
     index, weights = slow.joint_omp(parts, k, allowed)
-    np.testing.assert_array_equal(found.index.numpy(), index)
-    for got, want in zip(found.weights, weights, strict=True):
+    np.testing.assert_array_equal(solution.index.numpy(), index)
+    for got, want in zip(solution.weights, weights, strict=True):
         np.testing.assert_allclose(got.numpy(), want, atol=1e-8)
-    return found
+    return solution
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "duplicates", "zeros"])
 def test_is_algorithm_2_image_by_image(kind):
     longest = 0
     for seed in range(6):
-        found = check(*_swap(case(seed, kind=kind), 5))
-        longest = max(longest, int((found.index >= 0).sum(1).max()))
+        actual = check(*_swap(case(seed, kind=kind), 5))
+        longest = max(longest, int((actual.index >= 0).sum(1).max()))
     assert longest >= 3
 
 
@@ -81,9 +81,9 @@ def test_sizes(images, items, classes, channels, k):
 def test_nothing_to_choose_from():
     parts, _ = case(0)
     for allowed in (np.zeros((8, 8), bool), np.eye(8, dtype=bool) & False):
-        found = run(parts, 3, allowed)
-        assert (found.index == -1).all()
-        assert not any(part.any() for part in found.weights)
+        solution = run(parts, 3, allowed)
+        assert (solution.index == -1).all()
+        assert not any(part.any() for part in solution.weights)
     none = [(targets, items[:0], weight, agree[:0]) for targets, items, weight, agree in parts]
     assert run(none, 3, None).index.shape == (8, 3)
     no_images = [(targets[:0], items, weight, agree) for targets, items, weight, agree in parts]
@@ -94,10 +94,10 @@ def test_an_image_is_explained_by_its_copy_alone():
     parts, _ = case(1, 4, kind="normal")
     parts = [(targets, np.concatenate([targets * scale, targets]), weight, np.concatenate([targets * scale, targets]))
              for (targets, _, weight, _), scale in zip(parts, (2.0, 4.0), strict=True)]  # fmt: skip
-    found = run(parts, 3, None)
-    assert found.index.tolist() == [[i, -1, -1] for i in range(4)]  # of equals the lower number, and nothing is left
-    np.testing.assert_allclose(found.weights[0][:, 0], 0.5)
-    np.testing.assert_allclose(found.weights[1][:, 0], 0.25)
+    solution = run(parts, 3, None)
+    assert solution.index.tolist() == [[i, -1, -1] for i in range(4)]  # of equals the lower number, and nothing is left
+    np.testing.assert_allclose(solution.weights[0][:, 0], 0.5)
+    np.testing.assert_allclose(solution.weights[1][:, 0], 0.25)
 
 
 def test_both_parts_must_agree():
@@ -123,8 +123,8 @@ def test_single_precision_is_close_and_half_is_widened():
 def test_no_gradient_and_no_mistaken_k():
     parts, allowed = case(0)
     given = [Part(torch.from_numpy(t).requires_grad_(), torch.from_numpy(i), w) for t, i, w, _ in parts]
-    found = joint_omp(given, 2, allowed=torch.from_numpy(allowed))
-    assert not found.weights[0].requires_grad
+    solution = joint_omp(given, 2, allowed=torch.from_numpy(allowed))
+    assert not solution.weights[0].requires_grad
     for k in (0, MOST_ITEMS + 1):
         with pytest.raises(ValueError, match=f"k is {k}"):
             joint_omp(given, k)

@@ -29,11 +29,11 @@ SHAPES = [(5, 3), (1, 4), (5, 1), (1, 1)]
 
 def inputs(images, classes, width=3, seed=0, choices=(-1, 0, 1)):
     rng = np.random.default_rng(seed)
-    found = torch.from_numpy(rng.normal(size=(images, classes, width))).requires_grad_()
+    actual = torch.from_numpy(rng.normal(size=(images, classes, width))).requires_grad_()
     labels = torch.from_numpy(rng.choice(choices, (images, classes)).astype(np.int8))
     if images > 1:
         labels[0] = 0
-    return found, labels
+    return actual, labels
 
 
 def same(got, want, *leaves):
@@ -50,13 +50,13 @@ def same(got, want, *leaves):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("choices", [(-1, 0, 1), (1, 1), (-1, -1), (0, 0)])
 def test_contrast_is_the_slow_loop(shape, choices):
-    found, labels = inputs(*shape, choices=choices)
-    same(contrastive_loss(found, labels), slow.contrast(found, labels.tolist()), found)
+    actual, labels = inputs(*shape, choices=choices)
+    same(contrastive_loss(actual, labels), slow.contrast(actual, labels.tolist()), actual)
 
 
 def test_contrast_has_a_gradient_that_fits_and_is_finite_for_features_of_zeros():
-    found, labels = inputs(4, 2)
-    assert torch.autograd.gradcheck(lambda x: contrastive_loss(x, labels), found)
+    actual, labels = inputs(4, 2)
+    assert torch.autograd.gradcheck(lambda x: contrastive_loss(x, labels), actual)
     nothing = torch.zeros(4, 2, 3, requires_grad=True)
     contrastive_loss(nothing, labels).backward()
     assert bool(nothing.grad.isfinite().all())
@@ -73,20 +73,20 @@ def network(classes, width=3, rank=4):
 @pytest.mark.parametrize("parts", [1 << 24, 1])
 def test_pairs_are_the_slow_loop(shape, parts, monkeypatch):
     monkeypatch.setattr("halflabel.methods.parts.transfer._CHUNK_NUMBERS", parts)
-    found, labels = inputs(*shape)
+    actual, labels = inputs(*shape)
     part = network(shape[1])
-    wanted = [pairwise.pair_logits(image, part) for image in found]
+    wanted = [pairwise.pair_logits(image, part) for image in actual]
     every = torch.ones(shape[0], shape[1], shape[1]).triu(1).nonzero(as_tuple=True)
-    logits = part(found, *every)
+    logits = part(actual, *every)
     assert len(logits) == sum(map(len, wanted))
     if len(logits):
         torch.testing.assert_close(
             logits, torch.stack([x for line in wanted for x in line.values()]), rtol=1e-9, atol=0
         )
-    leaves = [found, part.first.weight, part.second.weight, part.weight, part.bias]
+    leaves = [actual, part.first.weight, part.second.weight, part.weight, part.bias]
     if shape[1] > 1:
-        same(part.pair_loss(found, labels), pairwise.pair_loss(wanted, labels.tolist()), *leaves)
-    scores, there = part.scores(found, labels)
+        same(part.pair_loss(actual, labels), pairwise.pair_loss(wanted, labels.tolist()), *leaves)
+    scores, there = part.scores(actual, labels)
     line = pairwise.within(wanted, labels.tolist())
     same(scores, [[score for score, _ in row] for row in line])
     assert there.tolist() == [[known for _, known in row] for row in line]
@@ -105,19 +105,19 @@ def test_the_bank_keeps_the_last_ones_and_similarity_is_the_slow_mean(size):
     bank.start(4, 3)
     kept = [[] for _ in range(4)]
     for seed in range(4):
-        found, labels = inputs(5, 4, seed=seed, choices=(-1, 0, 1, 1))
+        actual, labels = inputs(5, 4, seed=seed, choices=(-1, 0, 1, 1))
         labels[:, 3] = -1  # never seen
-        bank.remember(found, labels)
-        for image, row in zip(found, labels, strict=True):
+        bank.remember(actual, labels)
+        for image, row in zip(actual, labels, strict=True):
             for c, y in enumerate(row):
                 if y == 1:
                     kept[c] = [*kept[c], image[c].detach()][-size:]
     for c in range(4):
         have = sorted(tuple(row.tolist()) for row in bank.features[c, bank.filled[c]])
         assert have == sorted(tuple(row.float().tolist()) for row in kept[c])
-    found, _ = inputs(5, 4, seed=9)
-    wanted = [[score for score, _ in row] for row in pairwise.across(found, kept)]
-    torch.testing.assert_close(bank.similarity(found).double(), torch.tensor(wanted, dtype=torch.float64))
+    actual, _ = inputs(5, 4, seed=9)
+    wanted = [[score for score, _ in row] for row in pairwise.across(actual, kept)]
+    torch.testing.assert_close(bank.similarity(actual).double(), torch.tensor(wanted, dtype=torch.float64))
 
 
 def test_the_bank_is_the_same_when_it_is_loaded():
@@ -138,13 +138,13 @@ def test_clusters_that_lie_apart_are_found_and_few_points_repeat():
     there = torch.ones(3, 15, dtype=torch.bool)
     there[1, 2:] = False
     there[2] = False
-    found = cluster_centres(points, there, 3)
+    centres = cluster_centres(points, there, 3)
     means = torch.stack([points[0, number::3].mean(0) for number in range(3)])
-    order = [int((found[0] - mean).norm(dim=1).argmin()) for mean in means]
-    torch.testing.assert_close(found[0][order], means)
-    distinct = sorted({tuple(row) for row in found[1].tolist()})
+    order = [int((centres[0] - mean).norm(dim=1).argmin()) for mean in means]
+    torch.testing.assert_close(centres[0][order], means)
+    distinct = sorted({tuple(row) for row in centres[1].tolist()})
     assert distinct == sorted(tuple(row) for row in points[1, :2].tolist())
-    assert not found[2].any()
+    assert not centres[2].any()
 
 
 def test_prototypes_by_quadrant_are_means_and_are_made_in_the_right_epochs():
@@ -183,32 +183,32 @@ def test_prototypes_are_made_once_in_an_epoch_that_is_resumed():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blending_images_is_the_slow_loop(shape):
-    found, labels = inputs(*shape, choices=(-1, 0, 0, 1))
+    actual, labels = inputs(*shape, choices=(-1, 0, 0, 1))
     alpha = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     partner = torch.from_numpy(np.random.default_rng(0).permutation(shape[0]))
-    blend = blend_images(found, labels, partner, alpha)
+    blend = blend_images(actual, labels, partner, alpha)
     features, pos, neg = [], [], []
     for n, row in enumerate(labels.tolist()):
         m = int(partner[n])
         for c, y in enumerate(row):
             mixed = y == 0 and labels[m, c] == 1
-            features.append(alpha * found[n, c] + (1 - alpha) * found[m, c] if mixed else found[n, c])
+            features.append(alpha * actual[n, c] + (1 - alpha) * actual[m, c] if mixed else actual[n, c])
             pos.append(1 - alpha if mixed else alpha * 0 + float(y == 1))
             neg.append(alpha if mixed else alpha * 0 + float(y == -1))
-    same(blend.features, torch.stack(features).view_as(found), found)
+    same(blend.features, torch.stack(features).view_as(actual), actual)
     same(blend.targets.pos, torch.stack(pos).view(shape), alpha)
     same(blend.targets.neg, torch.stack(neg).view(shape), alpha)
 
 
 def test_blending_prototypes_changes_chosen_unknown_labels_alone():
-    found, _ = inputs(2, 3)
+    actual, _ = inputs(2, 3)
     labels = torch.tensor([[0, 0, 1], [-1, 0, 0]])
     chosen = torch.tensor([[True, False, True], [True, False, True]])
     prototypes = torch.ones(2, 3, 3)
-    blend = blend_prototypes(found, labels, chosen, prototypes, torch.tensor(0.25))
+    blend = blend_prototypes(actual, labels, chosen, prototypes, torch.tensor(0.25))
     mixed = torch.tensor([[True, False, False], [False, False, True]])
-    torch.testing.assert_close(blend.features[mixed], 0.25 * found[mixed] + 0.75)
-    torch.testing.assert_close(blend.features[~mixed], found[~mixed])
+    torch.testing.assert_close(blend.features[mixed], 0.25 * actual[mixed] + 0.75)
+    torch.testing.assert_close(blend.features[~mixed], actual[~mixed])
     assert blend.targets.pos.tolist() == [[0.75, 0, 1], [0, 0, 0.75]]
     assert blend.targets.neg.tolist() == [[0.25, 0, 0], [1, 0, 0.25]]
 

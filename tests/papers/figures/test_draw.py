@@ -34,9 +34,9 @@ def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("digits")
-    write_folder(found, 60, size=32)
-    return found
+    actual = tmp_path_factory.mktemp("digits")
+    write_folder(actual, 60, size=32)
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,9 @@ def bce(folder: Path, truth: LabelTable) -> RunFolder:
 
 
 def call(*words: Any, code: int = 0) -> str:
-    found = CliRunner().invoke(app, ["figures", *map(str, words)])
-    assert found.exit_code == code, (found.output, found.exception)
-    return " ".join((found.stdout + found.stderr).split())
+    result = CliRunner().invoke(app, ["figures", *map(str, words)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return " ".join((result.stdout + result.stderr).split())
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -82,26 +82,26 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def check_pictures(out: Path) -> set[str]:
     """The names of the pictures, each of them one, with numbers beside it."""
-    found = set()
+    actual = set()
     for path in out.glob("*.png"):
         head = path.read_bytes()[:24]
         assert head[:8] == b"\x89PNG\r\n\x1a\n"
         assert min(struct.unpack(">II", head[16:24])) > 200
         assert path.with_suffix(".json").exists() or path.with_suffix(".csv").exists()
-        found.add(path.stem)
-    return found
+        actual.add(path.stem)
+    return actual
 
 
 def test_a_run_with_everything_has_every_figure(
     imcl: RunFolder, folder: Path, truth: LabelTable, tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "figures"
-    said = call(imcl.folder, folder / "images", "--out", out)
+    output = call(imcl.folder, folder / "images", "--out", out)
     names = {"densities", "label_neighbours", "image_neighbours"}
     assert check_pictures(out) == names
-    assert "skipped" not in said
+    assert "skipped" not in output
     for paper in ("Zhou 2022", "Huynh 2020"):
-        assert paper in said
+        assert paper in output
     for path in out.iterdir():
         assert str(folder).encode() not in path.read_bytes()
 
@@ -124,19 +124,19 @@ def test_a_run_with_everything_has_every_figure(
 
 
 def test_what_a_run_cannot_have_is_said(bce: RunFolder, imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
-    said = call(bce.folder, "--out", tmp_path / "a")
-    assert "densities: skipped; no images were held out" in said
-    assert "image neighbours: skipped; bce learns no similarities: imcl does" in said
+    output = call(bce.folder, "--out", tmp_path / "a")
+    assert "densities: skipped; no images were held out" in output
+    assert "image neighbours: skipped; bce learns no similarities: imcl does" in output
     assert not (tmp_path / "a").exists()
-    said = call(imcl.folder, "--out", tmp_path / "b")
-    assert "image neighbours: skipped; it needs the photos" in said
+    output = call(imcl.folder, "--out", tmp_path / "b")
+    assert "image neighbours: skipped; it needs the photos" in output
     assert check_pictures(tmp_path / "b") == {"densities", "label_neighbours"}
     call(imcl.folder, folder / "images", "--out", tmp_path / "b", "--scan", 20)
     assert len({row["image"] for row in rows(tmp_path / "b" / "image_neighbours.csv")}) <= 20
     moved = RunFolder(shutil.copytree(imcl.folder, tmp_path / "run"))
     shutil.rmtree(moved.checkpoints)
-    said = call(moved.folder, folder / "images", "--out", tmp_path / "c")
-    assert said.count("skipped; what the method has learned is in the run's checkpoints") == 2
+    output = call(moved.folder, folder / "images", "--out", tmp_path / "c")
+    assert output.count("skipped; what the method has learned is in the run's checkpoints") == 2
     assert check_pictures(tmp_path / "c") == {"densities"}
 
 
@@ -145,8 +145,8 @@ def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelT
     edges.write_text("digit 2,digit 3,0.5\n", encoding="utf-8")
     run = make(folder, "own-graph", truth, method="imcl", options={"graph": str(edges)})
     edges.unlink()
-    said = call(run.folder, "--out", tmp_path / "out")
-    assert "label neighbours: skipped; imcl cannot be started again: there is no label graph" in said
+    output = call(run.folder, "--out", tmp_path / "out")
+    assert "label neighbours: skipped; imcl cannot be started again: there is no label graph" in output
     assert check_pictures(tmp_path / "out") == {"densities"}
 
 
@@ -157,8 +157,8 @@ def test_wrong_requests_are_refused_with_a_fix(imcl: RunFolder, folder: Path, tm
         ((tmp_path, *out), "is not a run", "train --out"),
         ((imcl.folder, "--out", imcl.folder / "config.yaml"), "is a file", "name a folder with --out"),
     ):
-        said = call(*words, code=2)
-        assert message in said
-        assert fix in said
+        output = call(*words, code=2)
+        assert message in output
+        assert fix in output
     assert "--out" in call(imcl.folder, photos, code=2)
     assert not (tmp_path / "out").exists()

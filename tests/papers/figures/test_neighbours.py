@@ -31,9 +31,9 @@ def is_picture(path):
 
 
 def test_strongest_edges():
-    found = strongest_edges(START, EDGES, CLASSES, 3)
+    edges = strongest_edges(START, EDGES, CLASSES, 3)
     expected = [("cat", "sofa", 2.0, 0.3), ("sofa", "cat", 1.0, 0.5), ("dog", "cat", 0.5, 0.1)]
-    assert [tuple(edge) for edge in found] == expected
+    assert [tuple(edge) for edge in edges] == expected
     assert len(strongest_edges(START, EDGES, CLASSES)) == 4  # no loop, no edge of weight 0
 
 

@@ -44,19 +44,21 @@ def slow_distance(positives, negatives):
 
 def test_distances_are_scipys_and_the_slow_loops():
     scores, truth = make()
-    found = score_densities(scores, truth)
+    densities = score_densities(scores, truth)
     for c in range(truth.shape[1]):
         positives, negatives = scores[truth[:, c] > 0, c], scores[truth[:, c] < 0, c]
-        assert math.isclose(found.per_class[c], wasserstein_distance(positives, negatives), abs_tol=1e-12)
-        assert math.isclose(found.per_class[c], slow_distance(positives.tolist(), negatives.tolist()), abs_tol=1e-12)
-    assert math.isclose(found.distance, wasserstein_distance(scores[truth > 0], scores[truth < 0]), abs_tol=1e-12)
+        assert math.isclose(densities.per_class[c], wasserstein_distance(positives, negatives), abs_tol=1e-12)
+        assert math.isclose(
+            densities.per_class[c], slow_distance(positives.tolist(), negatives.tolist()), abs_tol=1e-12
+        )
+    assert math.isclose(densities.distance, wasserstein_distance(scores[truth > 0], scores[truth < 0]), abs_tol=1e-12)
 
 
 def test_densities_integrate_to_one_and_ends_are_right():
     scores, truth = make()
-    found = score_densities(scores, truth, bins=17)
-    for density in (found.present, found.absent):
-        assert math.isclose((density * np.diff(found.edges)).sum(), 1)
+    densities = score_densities(scores, truth, bins=17)
+    for density in (densities.present, densities.absent):
+        assert math.isclose((density * np.diff(densities.edges)).sum(), 1)
     perfect = score_densities((truth > 0).astype(float), truth)
     np.testing.assert_allclose(perfect.per_class, 1)
     np.testing.assert_allclose(score_densities(np.full(truth.shape, 0.3), truth).per_class, 0, atol=1e-12)
@@ -67,11 +69,11 @@ def test_unread_images_and_empty_sides():
     truth[:, 1] = -1
     broken = scores.copy()
     broken[:9] = np.nan
-    found, clean = score_densities(broken, truth), score_densities(scores[9:], truth[9:])
-    np.testing.assert_allclose(found.per_class, clean.per_class, atol=1e-12)
-    assert np.isnan(found.per_class[1])
-    assert not np.isnan(np.delete(found.per_class, 1)).any()
-    np.testing.assert_allclose(found.present, clean.present)
+    actual, clean = score_densities(broken, truth), score_densities(scores[9:], truth[9:])
+    np.testing.assert_allclose(actual.per_class, clean.per_class, atol=1e-12)
+    assert np.isnan(actual.per_class[1])
+    assert not np.isnan(np.delete(actual.per_class, 1)).any()
+    np.testing.assert_allclose(actual.present, clean.present)
     nothing = score_densities(scores[:1], np.zeros((1, 6)))
     assert np.isnan(nothing.per_class).all()
     assert math.isnan(nothing.distance)
@@ -83,12 +85,12 @@ def test_histograms_count_every_entry_once():
     scores, labels = make()
     scores[3, 2] = 1.0
     scores[4] = np.nan
-    found = probability_histograms(scores, labels, bins=10)
-    for counts, value in ((found.present, 1), (found.absent, -1), (found.unknown, 0)):
+    histograms = probability_histograms(scores, labels, bins=10)
+    for counts, value in ((histograms.present, 1), (histograms.absent, -1), (histograms.unknown, 0)):
         slow = [0] * 10
         for s, y in zip(scores.flat, labels.flat, strict=True):
             if y == value and not math.isnan(s):
-                slow[min(int(np.searchsorted(found.edges, s, side="right")) - 1, 9)] += 1
+                slow[min(int(np.searchsorted(histograms.edges, s, side="right")) - 1, 9)] += 1
         assert counts.tolist() == slow
 
 

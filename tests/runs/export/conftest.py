@@ -31,9 +31,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def labels() -> np.ndarray:
-    found = np.random.default_rng(1).choice([-1, 1], size=(24, 3))
-    found[:3] = 2 * np.eye(3, dtype=int) - 1
-    return found
+    actual = np.random.default_rng(1).choice([-1, 1], size=(24, 3))
+    actual[:3] = 2 * np.eye(3, dtype=int) - 1
+    return actual
 
 
 @pytest.fixture(scope="session")
@@ -54,9 +54,9 @@ def run(pictures: Path, table: LabelTable, tmp_path_factory: pytest.TempPathFact
         settings=settings,
         images=str(pictures),
     )
-    made = RunFolder(tmp_path_factory.mktemp("runs") / "run")
-    train(table, pictures, config, made)
-    return made
+    actual = RunFolder(tmp_path_factory.mktemp("runs") / "run")
+    train(table, pictures, config, actual)
+    return actual
 
 
 @pytest.fixture(scope="session")

@@ -223,8 +223,8 @@ class FakeApi:
 def test_push_sends_the_three_files(folder: Path) -> None:
     api = FakeApi()
     assert push(folder, "me/birds", private=True, api=api) == "https://huggingface.co/me/birds"
-    (_, made), (_, sent) = api.calls
-    assert made == {"repo": "me/birds", "private": True, "repo_type": "model", "exist_ok": True}
+    (_, actual), (_, sent) = api.calls
+    assert actual == {"repo": "me/birds", "private": True, "repo_type": "model", "exist_ok": True}
     assert (sent["repo_id"], sent["folder_path"], sent["allow_patterns"]) == ("me/birds", folder, list(FILES))
 
 

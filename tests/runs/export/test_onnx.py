@@ -71,15 +71,15 @@ def run_file(path: Path, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_file_says_all_a_user_needs(run: RunFolder, exported: Path) -> None:
     proto = onnx.load(exported)
-    said = {prop.key: json.loads(prop.value) for prop in proto.metadata_props}
+    messages = {prop.key: json.loads(prop.value) for prop in proto.metadata_props}
     predictor = Predictor.from_run(run)
-    assert said["classes"] == ["red", "green", "büé|x"]
-    assert said["thresholds"] == pytest.approx(predictor.thresholds.tolist())
-    assert said["calibration"] == pytest.approx(predictor.platt._asdict())
-    assert said["calibration"]["known"] > 0
-    assert said["preprocess"]["size"] == 32
-    assert said["preprocess"]["resize"] == "crop"
-    assert len(said["preprocess"]["mean"]) == 3
+    assert messages["classes"] == ["red", "green", "büé|x"]
+    assert messages["thresholds"] == pytest.approx(predictor.thresholds.tolist())
+    assert messages["calibration"] == pytest.approx(predictor.platt._asdict())
+    assert messages["calibration"]["known"] > 0
+    assert messages["preprocess"]["size"] == 32
+    assert messages["preprocess"]["resize"] == "crop"
+    assert len(messages["preprocess"]["mean"]) == 3
     assert str(run.folder.parent) not in exported.read_bytes().decode("latin-1")
     session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
     (images,) = session.get_inputs()

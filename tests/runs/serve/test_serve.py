@@ -61,11 +61,11 @@ def test_labels_are_those_of_predict(client: TestClient, predictor: Predictor, p
         client.post(f"/predict{query}", content=photo.read_bytes()),
     ):
         assert reply.status_code == 200, reply.text
-        (found,) = reply.json()["images"]
-        assert found["error"] == ""
-        assert [label["class"] for label in found["labels"]] == [label["class"] for label in wanted.labels]
-        assert [label["present"] for label in found["labels"]] == [label["present"] for label in wanted.labels]
-        assert [label["probability"] for label in found["labels"]] == pytest.approx(
+        (actual,) = reply.json()["images"]
+        assert actual["error"] == ""
+        assert [label["class"] for label in actual["labels"]] == [label["class"] for label in wanted.labels]
+        assert [label["present"] for label in actual["labels"]] == [label["present"] for label in wanted.labels]
+        assert [label["probability"] for label in actual["labels"]] == pytest.approx(
             [label["probability"] for label in wanted.labels], abs=1e-6
         )
 
@@ -124,10 +124,10 @@ def test_what_is_wrong_is_refused_with_a_reason(client: TestClient, bench: Any, 
         (415, "multipart/mixed", {"content": b"x", "headers": {"content-type": "multipart/mixed; boundary=x"}}),
         (400, "empty file; 1.jpg: not an image", {"files": files(b"", b"no")}),
     ]
-    for status, said, given in cases:
+    for status, messages, given in cases:
         reply = client.post("/predict", **given)
-        assert reply.status_code == status, (said, reply.text)
-        assert re.search(said, reply.json()["detail"]), reply.text
+        assert reply.status_code == status, (messages, reply.text)
+        assert re.search(messages, reply.json()["detail"]), reply.text
     assert client.post("/predict?top=-1", content=good).status_code == 400
     assert "top" in client.post("/predict?top=many", content=good).json()["detail"]
     assert client.get("/predict").status_code == 405
@@ -380,10 +380,10 @@ def test_a_real_server_under_fire(bench: Any, model: Path) -> None:
             time.sleep(0.3)
             client.send(content[100:])  # it was under way when the server was asked to stop
             assert client.getresponse().status == 200
-            code, said = ended.result(20)
+            code, messages = ended.result(20)
         client.close()
     finally:
         if server.process.poll() is None:
             server.process.kill()
             server.process.communicate()
-    assert (code, "Traceback" in said, "Stopped." in said) == (0, False, True), said
+    assert (code, "Traceback" in messages, "Stopped." in messages) == (0, False, True), messages
