@@ -1,7 +1,7 @@
 """A new training method in one file: a loss, a registered method, and the training loop on features.
 
 In `src/halflabel/methods/` the file would be found automatically and become an option of the command line. Anywhere
-else, name it: `HALFLABEL_METHODS=new_method.py halflabel train labels.csv photos/ --method bounded-an`
+else, name it: `HALFLABEL_PLUGINS=new_method.py halflabel train labels.csv photos/ --method bounded-an`
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters: `method` is a method's name, "auto" to choose one by the labels, or for one of your own the function
     under `@method` or its Recipe: with `n_jobs`, other processes get it along, while a name says to them only what they
-    know themselves: the methods of the package and of the files that HALFLABEL_METHODS names. `options` are the
+    know themselves: the methods of the package and of the files that HALFLABEL_PLUGINS names. `options` are the
     method's own. `solver` "lbfgs" fits the head on all rows at once, with the regularisation that gives the best
     out-of-fold scores; "sgd" trains in `epochs` (None: 20) of batches; "auto" is lbfgs for at least 20 rows
     where the method allows it and no parameter of sgd (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`,
@@ -94,7 +94,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     give the same classifier.
 
     A pickled classifier holds its weights and names the code: where it is loaded, a method and a head of your own must
-    be there to import, or in a file that HALFLABEL_METHODS names, at the same place.
+    be there to import, or in a file that HALFLABEL_PLUGINS names, at the same place.
 
     Attributes: `classes_`, the names or numbers of the columns of y, or the classes of y (N,); `zero_`, what 0 means in
     y, "auto" where there was none to tell from, None for y (N,); `calibration_`, from logits to probabilities;

@@ -125,7 +125,7 @@ def test_a_method_of_ones_own_is_found_wherever_it_was_registered() -> None:
 
 
 def test_a_method_of_ones_own_is_gone_after_the_test() -> None:
-    with pytest.raises(UserError, match=r"lists all \d+; to use a method of your own: export HALFLABEL_METHODS"):
+    with pytest.raises(UserError, match=r"lists all \d+; to use a method of your own: export HALFLABEL_PLUGINS"):
         check_method("my-own")
 
 

@@ -17,7 +17,7 @@ from halflabel.experiments.source_digest import method_digest
 from halflabel.experiments.store import Store, StoredRun
 from halflabel.methods import base
 from halflabel.methods.base import recipe
-from halflabel.methods.user_files import load_methods
+from halflabel.system.plugins import load_file
 from halflabel.system.reporter import Reporter
 
 METHOD = '''
@@ -50,12 +50,12 @@ class Weighted(Loss):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A method of one's own and a part that it imports, listed in HALFLABEL_METHODS."""
+    """A method of one's own and a part that it imports, listed in HALFLABEL_PLUGINS."""
     (tmp_path / "mine.py").write_text(METHOD)
     (tmp_path / "weighting.py").write_text(PART.format(factor=1))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("HALFLABEL_METHODS", "")
-    load_methods(tmp_path / "mine.py")
+    monkeypatch.setenv("HALFLABEL_PLUGINS", "")
+    load_file(tmp_path / "mine.py")
     yield tmp_path
     del base._REGISTRY["mine"], sys.modules["weighting"]
 
@@ -64,7 +64,7 @@ def import_again(project: Path) -> None:
     """Import the edited files, as a new process does."""
     importlib.invalidate_caches()
     del sys.modules["weighting"], sys.modules[recipe("mine").build.__module__], base._REGISTRY["mine"]
-    load_methods(project / "mine.py")
+    load_file(project / "mine.py")
 
 
 def test_an_edited_method_is_trained_again_and_others_are_not(

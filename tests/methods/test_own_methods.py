@@ -1,4 +1,4 @@
-"""Methods in files of one's own, which the variable HALFLABEL_METHODS names."""
+"""Methods in files of one's own, which the variable HALFLABEL_PLUGINS names."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from halflabel.methods.checks import checked_step
 from halflabel.methods.parts import losses
 from halflabel.methods.parts.relabel import Ignore
 from halflabel.methods.parts.terms import Term
-from halflabel.methods.user_files import VARIABLE, load_methods
 from halflabel.models import heads
+from halflabel.system import plugins
+from halflabel.system.plugins import VARIABLE, load_file
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep, Targets
@@ -47,9 +48,9 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recipes()
     monkeypatch.setattr(method, "_REGISTRY", dict(method._REGISTRY))
     monkeypatch.setattr(method, "_ALIASES", dict(method._ALIASES))
-    method._import_all_methods.cache_clear()
+    plugins.load.cache_clear()
     yield
-    method._import_all_methods.cache_clear()
+    plugins.load.cache_clear()
 
 
 def write(path: Path, text: str = MINE) -> Path:
@@ -102,23 +103,23 @@ def test_methods_of_installed_packages_are_found(tmp_path: Path, monkeypatch: py
     (tmp_path / "their_package-1.0.dist-info").mkdir()
     write(tmp_path / "their_package-1.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: their-package\n")
     points = write(
-        tmp_path / "their_package-1.0.dist-info" / "entry_points.txt", "[halflabel.methods]\nall = their_methods\n"
+        tmp_path / "their_package-1.0.dist-info" / "entry_points.txt", "[halflabel.plugins]\nall = their_methods\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert "theirs" in recipes()
-    method._import_all_methods.cache_clear()
-    points.write_text("[halflabel.methods]\nall = missing_module\n")
-    with pytest.raises(UserError, match="the methods of the package their-package cannot be imported"):
+    plugins.load.cache_clear()
+    points.write_text("[halflabel.plugins]\nall = missing_module\n")
+    with pytest.raises(UserError, match="the plugins of the package their-package cannot be imported"):
         recipes()
 
 
 def test_a_file_can_be_loaded_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "")
-    load_methods(write(tmp_path / "mine.py"))
+    load_file(write(tmp_path / "mine.py"))
     assert "my-own" in recipes()
     assert os.environ[VARIABLE] == str((tmp_path / "mine.py").resolve())  # for child processes
     with pytest.raises(UserError, match=r"gone\.py is not a file"):
-        load_methods(tmp_path / "gone.py")
+        load_file(tmp_path / "gone.py")
 
 
 def test_a_file_that_was_run_already_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from halflabel.methods import base as registry
 from halflabel.methods.base import Method, Recipe, method, recipe, recipes
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
-from halflabel.methods.user_files import VARIABLE
 from halflabel.models.heads import Head, Linear, Model
 from halflabel.runs.method_contract import CHECKS, ONCE, Broken, check_page
+from halflabel.system.plugins import VARIABLE, load
 from halflabel.types import Batch, Output, Targets
 
 
@@ -175,9 +175,9 @@ def own_local() -> Method:
 
 @pytest.fixture
 def afresh() -> Iterator[None]:
-    registry._import_all_methods.cache_clear()
+    load.cache_clear()
     yield
-    registry._import_all_methods.cache_clear()
+    load.cache_clear()
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ from halflabel.cli.options import (
     takes_training_options,
 )
 from halflabel.cli.terminal import console, show_audit
+from halflabel.metrics.registry import shown_metrics
 from halflabel.system.format import counted, points
 from halflabel.system.reporter import Reporter
 
@@ -271,6 +272,7 @@ def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
         "± seeds": points(row.seed_sd),
         "CF1": _with_spread(row.CF1, row.CF1_sd),
         "OF1": _with_spread(row.OF1, row.OF1_sd),
+        **{shown.title: shown.value for shown in shown_metrics(row.own_metrics)},
         "seeds": f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds),
         "s/run": f"{row.seconds:.3g}",
         "memory": "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB",

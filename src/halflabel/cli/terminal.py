@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.errors import UserError
+from halflabel.metrics.registry import shown_metrics
 from halflabel.system.format import counted, decimal, group_digits, percent, points
 
 if TYPE_CHECKING:
@@ -216,10 +217,8 @@ def show_evaluation(evaluation: Evaluation) -> None:
         )
     else:
         low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
-        console.print(
-            f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   micro F1 {points(value['micro_f1'])}   "
-            f"macro F1 {points(value['macro_f1'])}   calibration error {decimal(value['ECE'])}"
-        )
+        others = "   ".join(escape(f"{shown.title} {shown.value}") for shown in shown_metrics(value))
+        console.print(f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   {others}")
     if "G1" in value:
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
         console.print(f"mAP of fifths of the classes, fewest training labels first: {groups}")

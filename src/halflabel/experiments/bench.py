@@ -36,6 +36,7 @@ from halflabel.labels.split import assign_parts
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import Platt
+from halflabel.metrics.registry import own_metrics
 from halflabel.models.backbones import fingerprint
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
@@ -272,7 +273,7 @@ class Bench:
             )
             model = Model(None, fitted.head).to(self.device)
             logits = score_source(model, parts.test, device=self.device, batch_size=512).logits
-        cf1, of1 = self._f1(logits, torch.from_numpy(fitted.logits), known)
+        cf1, of1, own = self._f1(logits, torch.from_numpy(fitted.logits), known)
         outcome = Outcome(
             select=fitted.quality,
             measure="mAP" if bool((evaluation.value < 0).any()) else "assumed_mAP",
@@ -285,24 +286,28 @@ class Bench:
             strength=fitted.strength,
             CF1=cf1,
             OF1=of1,
+            own_metrics=own,
         )
         return Trained(outcome, logits.numpy())
 
-    def _f1(self, logits: Tensor, judged: Tensor | None, known: LabelTable) -> tuple[float, float]:
-        """Return CF1 and OF1 on the test images, at thresholds fitted to `judged` logits of images with known labels.
+    def _f1(self, logits: Tensor, judged: Tensor | None, known: LabelTable) -> tuple[float, float, dict[str, float]]:
+        """Return CF1, OF1 and the metrics of plugins on the test images.
+
+        The thresholds are fitted to `judged` logits of images with known labels.
 
         Without such images the threshold is 0.5, as in a run of `train` without held-out images.
         """
         if not self.with_f1:
-            return math.nan, math.nan
+            return math.nan, math.nan, {}
         platt, thresholds = Platt(), torch.full((logits.shape[1],), 0.5)
         if judged is not None:
             labels = torch.from_numpy(known.dense())
             platt, thresholds = fit_decisions(judged, labels, positives_per_image=self.config.positives_per_image)
         readable = ~torch.isnan(logits).any(1)
         labels = torch.from_numpy(self.test.dense())[readable]
-        rates = metrics.precision_recall_f1(platt.scores(logits[readable]), labels, thresholds)
-        return rates.CF1, rates.OF1
+        scores = platt.scores(logits[readable])
+        rates = metrics.precision_recall_f1(scores, labels, thresholds)
+        return rates.CF1, rates.OF1, own_metrics(scores, labels, thresholds)
 
     def _train(
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
@@ -365,7 +370,7 @@ class Bench:
         judged = None
         if self.with_f1 and len(outside):
             judged = score_source(model, Subset(parts.rest, outside), device=self.device, batch_size=size).logits
-        cf1, of1 = self._f1(logits, judged, known.subset(outside))
+        cf1, of1, own = self._f1(logits, judged, known.subset(outside))
         best = fitted.log[fitted.best_epoch - 1]
         outcome = Outcome(
             select=float(best.get("select", math.nan)),
@@ -380,6 +385,7 @@ class Bench:
             log=tuple(dict(line) for line in fitted.log),
             CF1=cf1,
             OF1=of1,
+            own_metrics=own,
         )
         return Trained(outcome, logits.numpy()), fitted
 

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -168,6 +168,7 @@ class Outcome:
     strength: float = math.nan  # of the solver lbfgs, chosen by out-of-fold scores
     CF1: float = math.nan  # on the test images, at the thresholds of the run
     OF1: float = math.nan
+    own_metrics: Mapping[str, float] = field(default_factory=dict)  # those of plugins
     error: str = ""
 
     @property

@@ -16,6 +16,7 @@ from halflabel.experiments.bench import Bench
 from halflabel.experiments.grid import NAIVE, Candidate, Grid, LabelMask, Outcome, Results, Task
 from halflabel.experiments.store import Store
 from halflabel.methods.base import recipe
+from halflabel.metrics.registry import mean_of
 from halflabel.system.files import to_json_value
 
 __all__ = [
@@ -79,6 +80,7 @@ class ComparisonRow:
     judged_by: tuple[int, ...] = ()  # the seeds in the means
     runs: tuple[str, ...] = ()  # their files in tasks/
     strengths: tuple[float, ...] = ()  # of the regularisation, chosen for each of these seeds; none for sgd
+    own_metrics: Mapping[str, float] = field(default_factory=dict)  # those of plugins, means over seeds
     role: str = ""  # "naive": unknown is taken as absent; "oracle": no label is hidden from it
 
     @property
@@ -130,6 +132,7 @@ class Comparison:
         lines = []
         for row in self.rows:
             line = asdict(row)
+            line["own_metrics"] = " ".join(f"{name}={value:.6g}" for name, value in row.own_metrics.items())
             line["options"] = " ".join(f"{name}={value}" for name, value in row.options.items())
             for name in ("per_seed", "best_epochs", "judged_by", "strengths"):
                 line[name] = " ".join(f"{value:.6g}" for value in getattr(row, name))
@@ -336,6 +339,7 @@ def _row(
         judged_by=tuple(seeds),
         runs=tuple(tasks[seed].key for seed in seeds),
         strengths=tuple(outcome.strength for outcome in outcomes if candidate.solver == "lbfgs"),
+        own_metrics=mean_of(outcome.own_metrics for outcome in outcomes),
         role=candidate.role or ("naive" if candidate.method == NAIVE else ""),
     )
 

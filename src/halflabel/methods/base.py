@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +25,7 @@ from halflabel.methods.parts.relabel import Ignore, Relabeler
 from halflabel.methods.parts.terms import Term
 from halflabel.models.heads import Head, HeadMaker, Linear, Model
 from halflabel.system import distributed
+from halflabel.system.plugin_sources import remember
 from halflabel.types import Batch
 
 __all__ = ["REGIMES", "Method", "Recipe", "Tune", "method", "recipe", "recipes", "seeded"]
@@ -35,7 +34,6 @@ M = TypeVar("M", bound=nn.Module)
 VIEWS = ("plain", "weak", "strong")  # the kinds of views that image sources can make
 Tune = Mapping[str, Sequence[Any]]  # option name -> values to try
 LIMITS = {"shard": "--shard", "onnx": "export to ONNX"}  # what a method may declare not to support
-ENTRY_POINTS = "halflabel.methods"  # the entry-point group of methods in other installed packages
 
 
 class Method(nn.Module):
@@ -267,6 +265,9 @@ def method(
         raise ValueError(f"cannot= has {min(unsupported)!r}: there are {', '.join(LIMITS)}")
 
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
+        if not build.__module__.startswith("halflabel.methods."):
+            import_package_methods()  # so that a name that is taken is reported for the user's function
+            remember(build)
         alias = build.__name__.replace("_", "-")
         method_name = name or alias
         if not _is_redefinition(method_name, build) and (taken := {method_name, alias} & {*_REGISTRY, *_ALIASES}):
@@ -303,7 +304,7 @@ def method(
 def _is_redefinition(name: str, build: Callable[..., Method]) -> bool:
     """Whether a user's function replaces its earlier version: a notebook cell run again, or a reloaded module."""
     module = build.__module__
-    if module.startswith("halflabel.methods.") and not module.startswith("halflabel.methods.user_files."):
+    if module.startswith("halflabel.methods."):
         return False
     earlier = _REGISTRY[name].build if name in _REGISTRY else None
     return earlier is not None and (earlier.__module__, earlier.__qualname__) == (module, build.__qualname__)
@@ -318,37 +319,16 @@ def import_package_methods() -> None:
             import_module(f"halflabel.methods.{module.name}")
 
 
-@cache
-def _import_all_methods() -> None:
-    """Import the methods of this package, of installed packages and of the files in HALFLABEL_METHODS."""
-    import_package_methods()
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            entry.load()
-        except Exception as error:
-            package = entry.dist.name if entry.dist is not None else entry.value
-            raise UserError(
-                f"the methods of the package {package} cannot be imported: {type(error).__name__}: {error}",
-                f"update or uninstall {package}",
-            ) from error
-    from halflabel.methods.user_files import load_listed_files
-
-    load_listed_files()
-
-
-def source_files() -> set[Path]:
-    """Return the files in which the methods registered so far are defined."""
-    paths = {Path(recipe.build.__code__.co_filename) for recipe in _REGISTRY.values()}
-    return {path for path in paths if path.is_file()}
-
-
 def recipes() -> Mapping[str, Recipe]:
     """Return all methods by name.
 
-    Included are the methods of this package, of installed packages (entry-point group `halflabel.methods`), of the
-    files listed in HALFLABEL_METHODS, and those that other code has registered.
+    Included are the methods of this package, of installed packages (entry-point group `halflabel.plugins`), of the
+    files listed in HALFLABEL_PLUGINS, and those that other code has registered.
     """
-    _import_all_methods()
+    from halflabel.system import plugins
+
+    import_package_methods()
+    plugins.load()
     return dict(sorted(_REGISTRY.items()))
 
 
@@ -374,7 +354,7 @@ def recipe(name: str | Recipe | Callable[..., Method]) -> Recipe:
 def _unknown_method(name: str, known: Collection[str]) -> UserError:
     close = get_close_matches(name.lower().replace("_", "-"), known, 3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    own = "" if close else "; to use a method of your own: export HALFLABEL_METHODS=mine.py"
+    own = "" if close else "; to use a method of your own: export HALFLABEL_PLUGINS=mine.py"
     return UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}{own}")
 
 

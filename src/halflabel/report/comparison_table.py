@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from halflabel.experiments.result import ComparisonRow
+from halflabel.metrics.registry import shown_metrics
 from halflabel.report.layout import cell, cell_with_note, scroll_table, signed_points
 from halflabel.system.format import points, shorten
 from halflabel.system.html import Html, el
@@ -21,6 +22,8 @@ def is_tie(row: ComparisonRow) -> bool:
 def method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> Html:
     """Return the table of one set of labels, best method first, the method from which no label is hidden last."""
     titles = ["method", "mAP", "to the best", "CF1", "OF1", "seeds", "s/run", "memory", "chosen", "tried", "validation"]
+    own = list(dict.fromkeys(name for row in rows for name in row.own_metrics))
+    titles[5:5] = [shown.title for shown in shown_metrics(dict.fromkeys(own, 0.0))]
     lines = []
     for row in (*rows, oracle) if oracle is not None else rows:
         best, is_ranked = row is rows[0], row is not oracle
@@ -51,6 +54,11 @@ def method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) ->
                 *(
                     cell_with_note(value, points(value), "" if math.isnan(spread) else f"± {points(spread)}")
                     for value, spread in ((row.CF1, row.CF1_sd), (row.OF1, row.OF1_sd))
+                ),
+                *(
+                    cell(row.own_metrics.get(name, math.nan), shown.value)
+                    for name in own
+                    for shown in shown_metrics({name: row.own_metrics.get(name, math.nan)})
                 ),
                 cell(row.seeds, f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds)),
                 cell(row.seconds, f"{row.seconds:.3g}"),

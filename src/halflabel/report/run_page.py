@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.metrics.registry import shown_metrics
 from halflabel.report import gallery, svg
 from halflabel.report.curves import precision_recall, probability_histograms, reliability
 from halflabel.report.labels_page import STATES, cooccurrence_section, known_labels_section
@@ -153,9 +154,7 @@ def _headline(facts: RunFacts) -> Html:
         if results.knows_absence:
             items += [
                 ("mAP", points(mean), f"95 % interval {points(low)} – {points(high)}; 100 is best"),
-                ("micro F1", points(value.get("micro_f1", np.nan)), "all entries together; 100 is best"),
-                ("macro F1", points(value.get("macro_f1", np.nan)), "mean over classes; 100 is best"),
-                ("calibration error", decimal(value.get("ECE", np.nan)), "how far scores are off; 0 is best"),
+                *shown_metrics(value),
             ]
         else:
             low, mean, high = (value.get(f"estimated_precision{end}", np.nan) for end in ("_low", "", "_high"))

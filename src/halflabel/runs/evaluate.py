@@ -16,6 +16,7 @@ from halflabel import metrics
 from halflabel.labels.names import Names
 from halflabel.metrics.calibration import Platt, fit_platt, has_enough_negatives
 from halflabel.metrics.positives_only import expected_f1_threshold, fit_positives_only, match_positives_per_image
+from halflabel.metrics.registry import own_metrics
 
 __all__ = ["Decisions", "Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
 
@@ -106,6 +107,7 @@ def evaluate(
     logits, labels = logits[readable], labels[readable]
     scores = (platt or Platt()).scores(logits)
     overall = metrics.summary(scores, labels, thresholds)
+    overall |= own_metrics(scores, labels, torch.as_tensor(thresholds).expand(len(classes)))
     intervals = metrics.bootstrap(logits, labels, n=400)
     overall["mAP"] = intervals.mean  # from logits, like every AP: probabilities near 1 round to ties
     overall["mAP_low"], overall["mAP_high"] = intervals.mean_low, intervals.mean_high

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from halflabel.metrics.registry import shown_metrics
 from halflabel.system.format import decimal, points
 
 if TYPE_CHECKING:
@@ -67,7 +68,5 @@ def _measurements(value: Mapping[str, float]) -> list[str]:
         ]
     return [
         f"| mAP (95 % interval) | {points(value['mAP'])} ({points(value['mAP_low'])} – {points(value['mAP_high'])}) |",
-        f"| micro F1 | {points(value['micro_f1'])} |",
-        f"| macro F1 | {points(value['macro_f1'])} |",
-        f"| calibration error | {decimal(value['ECE'])} |",
+        *(f"| {shown.title} | {shown.value} |" for shown in shown_metrics(value)),
     ]

@@ -19,6 +19,7 @@ from annotated_types import Ge, Le
 from halflabel.errors import UserError
 from halflabel.models.backbone_names import DEFAULT, full_name
 from halflabel.system.validate import FieldError, check_fields
+from halflabel.training.registry import OPTIMIZERS, SCHEDULES, check_name
 
 if TYPE_CHECKING:
     from halflabel.data.views import View
@@ -72,12 +73,13 @@ class Settings:
         Option("Learning rate of the backbone, as a fraction of --lr.", OPTIMIZATION, decided_by="0.1"),
     ] = 0.1
     optimizer: Annotated[
-        Literal["adamw", "adam", "sgd", "rmsprop"], Option("Optimizer.", OPTIMIZATION, EXPERIMENTS)
+        str, Option("Optimizer: adamw, adam, sgd, rmsprop, or one of a plugin.", OPTIMIZATION, EXPERIMENTS)
     ] = "adamw"
     weight_decay: Annotated[Amount, Option("Weight decay.", OPTIMIZATION, decided_by="chosen by the method")] = 1e-4
     momentum: Annotated[Share, Option("Momentum of sgd.", OPTIMIZATION)] = 0.9
     schedule: Annotated[
-        Literal["cosine", "step", "plateau", "constant"], Option("Schedule of the learning rate.", OPTIMIZATION)
+        str,
+        Option("Schedule of the learning rate: cosine, step, plateau, constant, or one of a plugin.", OPTIMIZATION),
     ] = "cosine"
     step_epochs: Annotated[
         Positive, Option("With --schedule step: epochs between two reductions of the learning rate.", OPTIMIZATION)
@@ -140,6 +142,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _validate(self)
+        check_name("optimizer", OPTIMIZERS, self.optimizer)
+        check_name("schedule", SCHEDULES, self.schedule)
 
 
 @dataclass(frozen=True)

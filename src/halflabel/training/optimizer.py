@@ -10,6 +10,7 @@ import torch
 from halflabel.methods.base import Method
 from halflabel.models.heads import Model
 from halflabel.training.config import Settings
+from halflabel.training.registry import OPTIMIZERS, SCHEDULES, check_name
 
 __all__ = ["learning_rate_factor", "make_optimizer", "parameter_groups"]
 
@@ -26,6 +27,9 @@ def parameter_groups(model: Model, method: Method, settings: Settings) -> list[d
 
 def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
     """The optimizer that the settings name."""
+    check_name("optimizer", OPTIMIZERS, settings.optimizer)
+    if (make := OPTIMIZERS[settings.optimizer]) is not None:
+        return make(groups, settings)
     decay = settings.weight_decay
     match settings.optimizer:
         case "adamw":
@@ -35,7 +39,7 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.op
         case "sgd":
             fused = not settings.shard  # fused SGD does not support sharded weights
             return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=fused)
-        case "rmsprop":
+        case _:
             return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
 
 
@@ -48,4 +52,5 @@ def learning_rate_factor(progress: float, settings: Settings) -> float:
         return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
     if settings.schedule == "step":
         return settings.step_factor ** int(progress // settings.step_epochs)
-    return 1.0
+    own = SCHEDULES[settings.schedule]
+    return 1.0 if own is None else own(progress, settings)

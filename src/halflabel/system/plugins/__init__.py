@@ -1,0 +1,91 @@
+"""Files of the user, and of installed packages, with methods, metrics, optimizers, schedules and label formats.
+
+Such code registers itself when it is imported. Packages offer it by an entry point of the group `halflabel.plugins`;
+the environment variable HALFLABEL_PLUGINS lists single files. A file such as ~/research/mine.py becomes the module
+`halflabel.system.plugins.mine_<hash of its path>`. Importing this package imports all listed files, so a process that
+unpickles a class of such a file finds its module. Registries therefore import this package only inside functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import traceback
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from halflabel.errors import UserError
+from halflabel.system.plugin_sources import source_files
+
+__all__ = ["ENTRY_POINTS", "VARIABLE", "load", "load_file"]
+
+VARIABLE = "HALFLABEL_PLUGINS"  # paths of .py files, separated as in PATH
+ENTRY_POINTS = "halflabel.plugins"
+
+
+@cache
+def load() -> None:
+    """Import the plugins of installed packages and the files listed in HALFLABEL_PLUGINS."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist is not None else entry.value
+            raise UserError(
+                f"the plugins of the package {package} cannot be imported: {type(error).__name__}: {error}",
+                f"update or uninstall {package}",
+            ) from error
+    _load_listed_files()
+
+
+def load_file(path: str | Path) -> None:
+    """Import a file, and add it to HALFLABEL_PLUGINS so that child processes import it too."""
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise UserError(f"{path} is not a file", "give the path of a .py file")
+    _import_file(file)
+    listed = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    if str(file) not in listed:
+        os.environ[VARIABLE] = os.pathsep.join([*listed, str(file)])
+
+
+def _load_listed_files() -> None:
+    for name in os.environ.get(VARIABLE, "").split(os.pathsep):
+        path = Path(name).expanduser()
+        if name and not path.is_file():
+            raise UserError(
+                f"{VARIABLE} lists {path}, which is not a file", f"set {VARIABLE} to paths of .py files, or unset it"
+            )
+        if name:
+            _import_file(path)
+
+
+def _module_name(path: Path) -> str:
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    return f"{__name__}.{path.stem}_{digest}"
+
+
+def _import_file(path: Path) -> None:
+    """Import one file, unless it was imported before or is the script that is running."""
+    name = _module_name(path)
+    if name in sys.modules or any(path.samefile(file) for file in source_files()):
+        return
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file", "give it a name that ends in .py")
+    sys.modules[name] = module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = f"{path}, line {line}" if line else str(path)
+        fix = f"correct the file, or remove it from {VARIABLE}; `python {path}` shows the traceback"
+        raise UserError(f"{where}: {type(error).__name__}: {error}", fix) from error
+
+
+_load_listed_files()

@@ -1,0 +1,141 @@
+"""Metrics, optimizers, schedules and label formats in one file of the user's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.labels import formats
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.metrics import registry as metric_registry
+from halflabel.metrics.registry import metric, shown_metrics
+from halflabel.runs.evaluate import evaluate
+from halflabel.runs.model_card import model_card
+from halflabel.system import plugins
+from halflabel.training import registry as training_registry
+from halflabel.training.config import Settings
+from halflabel.training.optimizer import learning_rate_factor, make_optimizer
+
+PLUGIN = """
+import sys
+import torch
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats import add_format
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+from halflabel.metrics.registry import metric
+from halflabel.training.registry import optimizer, schedule
+
+@metric("Hamming loss", note="share of wrong decisions; 0 is best")
+def hamming_loss(scores, labels, thresholds):
+    wrong = (scores >= thresholds) != (labels > 0)
+    return float(wrong[labels != 0].float().mean())
+
+@optimizer
+def nadam(groups, settings):
+    return torch.optim.NAdam(groups, weight_decay=settings.weight_decay)
+
+@schedule
+def linear(progress, settings):
+    return max(1 - progress / settings.epochs, 0.0)
+
+USES = ()
+
+def sniff(path):
+    return path.suffix == ".mine"
+
+def read(path, policy):
+    lines = path.read_text().split()
+    table = LabelTable.from_dense([[1]] * len(lines), images=lines, classes=["seen"])
+    audit = Audit("mine", [str(path)])
+    audit.add("name", "present", len(lines))
+    return LabelImport(Rows.from_table(table), audit)
+
+def write(rows, path):
+    path.write_text("\\n".join(rows.resolve().images))
+
+add_format("mine", "one image name per line, all with the class seen", sys.modules[__name__])
+"""
+
+
+@pytest.fixture(autouse=True)
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    monkeypatch.setenv(plugins.VARIABLE, str(tmp_path / "mine.py"))
+    for table in ("_TABLE",):
+        monkeypatch.setattr(metric_registry, table, dict(getattr(metric_registry, table)))
+    for name in ("OPTIMIZERS", "SCHEDULES"):
+        table_before = dict(getattr(training_registry, name))
+        monkeypatch.setattr(f"halflabel.training.registry.{name}", table_before)
+        for module in ("config", "optimizer"):
+            monkeypatch.setattr(f"halflabel.training.{module}.{name}", table_before)
+    monkeypatch.setattr(formats, "_OWN", {})
+    plugins.load.cache_clear()
+    yield
+    plugins.load.cache_clear()
+
+
+def test_a_metric_is_computed_and_shown_everywhere() -> None:
+    labels = torch.tensor([[1, -1], [1, 0], [-1, 1], [-1, -1]], dtype=torch.int8)
+    logits = torch.tensor([[2.0, 2.0], [2.0, -9.0], [-2.0, 1.0], [-2.0, -1.0]])
+    evaluation = evaluate(logits, labels, Names(["a", "b"]))
+    assert evaluation.overall["hamming_loss"] == pytest.approx(1 / 7)
+    assert ("Hamming loss", "0.143", "share of wrong decisions; 0 is best") in shown_metrics(evaluation.overall)
+    config = {"backbone": "b", "method": "bce", "size": 8, "tune": "head"}
+    card = model_card(config, evaluation, LabelTable.from_dense(labels.numpy()))
+    assert "| Hamming loss | 0.143 |" in card
+
+
+def test_a_metric_that_fails_or_takes_a_name_is_refused() -> None:
+    def wrong(scores: torch.Tensor, labels: torch.Tensor, thresholds: torch.Tensor) -> float:
+        raise ZeroDivisionError("no images")
+
+    def micro_f1(scores: torch.Tensor, labels: torch.Tensor, thresholds: torch.Tensor) -> float:
+        return 0.0
+
+    metric("Wrong")(wrong)
+    with pytest.raises(UserError, match="the metric wrong fails: ZeroDivisionError: no images"):
+        evaluate(torch.zeros(2, 1), torch.tensor([[1], [-1]]), Names(["a"]))
+    with pytest.raises(ValueError, match="two metrics are called 'micro_f1'"):
+        metric("F1")(micro_f1)
+
+
+def test_optimizers_and_schedules_are_options() -> None:
+    settings = Settings(optimizer="nadam", schedule="linear", epochs=4)
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    assert isinstance(make_optimizer([{"params": weights, "lr": 0.1}], settings), torch.optim.NAdam)
+    assert [learning_rate_factor(progress, settings) for progress in (0, 1, 4)] == [1.0, 0.75, 0.0]
+    with pytest.raises(UserError, match=r"optimizer cannot be 'adan'.*nadam"):
+        Settings(optimizer="adan")
+    with pytest.raises(UserError, match="schedule cannot be 'cosin'"):
+        Settings(schedule="cosin")
+
+
+def test_a_label_format_is_detected_read_and_written(tmp_path: Path) -> None:
+    (tmp_path / "list.mine").write_text("b.jpg\na.jpg\n")
+    table = formats.read(tmp_path / "list.mine").rows.resolve()
+    assert list(table.images) == ["b.jpg", "a.jpg"]
+    assert np.array_equal(table.dense(), [[1], [1]])
+    formats.write(table, tmp_path / "again.mine", format="mine")
+    assert (tmp_path / "again.mine").read_text() == "b.jpg\na.jpg"
+    with pytest.raises(UserError, match=r"no label format is called 'other'.*mine, binary"):
+        formats.read(tmp_path / "list.mine", format="other")
+    with pytest.raises(ValueError, match="'half' has no USES"):
+        formats.add_format("half", "", os)
+
+
+@pytest.mark.slow
+def test_the_command_line_finds_the_file(tmp_path: Path) -> None:
+    (tmp_path / "list.mine").write_text("b.jpg\na.jpg\n")
+    words = [sys.executable, "-m", "halflabel", "inspect", str(tmp_path / "list.mine")]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert "2 images" in shown.stdout, shown.stderr
