@@ -57,6 +57,29 @@ def test_one_chosen_label_per_image_tells_the_probabilities() -> None:
     assert "random" in platt.assumption
 
 
+def test_scores_that_level_off_are_bent_back() -> None:
+    """As with label smoothing: above 0 the logits grow three times as fast as the scores of the model."""
+    logits, p, present = simulate(prior=-1)
+    z = 2 * logits - 1
+    platt = fit_chosen_labels(np.where(z > 0, 3 * z, z), choose_one(present))
+    fitted = platt.scores(torch.from_numpy(np.where(z > 0, 3 * z, z))).numpy()
+    assert platt.bend < 0.7
+    assert float(np.abs(fitted - p).mean()) < 0.05
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_classes_have_their_own_curves_where_known_labels_show_it(differ: bool) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(3000, 4))
+    offsets = np.array([-2.0, -1.0, 0.0, 2.0]) if differ else np.zeros(4)
+    p = 1 / (1 + np.exp(-(2 * logits + offsets)))
+    labels = np.where(generator.random(p.shape) < p, 1, -1) * (generator.random(p.shape) < 0.5)
+    labels[:200] = np.minimum(labels[:200], 0)  # at least as many known negatives as positives
+    labels[:1500][(labels[:1500] > 0) & (generator.random((1500, 4)) < 0.5)] = 0
+    platt = fit_decisions(torch.from_numpy(logits), torch.from_numpy(labels.astype(np.int8))).platt
+    assert bool(platt.class_slope) == differ
+
+
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_labels_given_with_one_probability_tell_it_and_the_probabilities(share: float) -> None:
     logits, p, present = simulate()

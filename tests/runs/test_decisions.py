@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
+from halflabel.metrics.calibration import Platt
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
@@ -68,6 +70,38 @@ def test_exports_decide_like_the_run(
         for ours, theirs in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
             present = [{label["class"] for label in each.labels if label["present"]} for each in (ours, theirs)]
             assert present[0] == present[1]
+
+
+def test_curves_and_thresholds_per_class_travel_with_the_exports(
+    run: RunFolder, files: list[Path], tmp_path: Path
+) -> None:
+    shutil.copytree(run.folder, tmp_path / "run")
+    copy = RunFolder.open(tmp_path / "run")
+    ramp = np.linspace(0.5, 2, len(CLASSES)).tolist()
+    platt = Platt(1.5, 1.0, 9, "", 0.5, tuple(ramp), tuple(ramp[::-1]))
+    copy.write_calibration(platt, dict(zip(CLASSES, (np.array(ramp) / 3).tolist(), strict=True)))
+    predictor = Predictor.from_run(copy)
+    assert predictor.platt == platt
+    export_onnx(predictor, tmp_path / "m.onnx")
+    export_hub(copy, tmp_path / "hub")
+    expected = predict_files(predictor, files, all_scores=True)
+    assert len({label["present"] for label in expected[0].labels}) == 2
+    for path in (tmp_path / "m.onnx", tmp_path / "hub"):
+        opened = open_model(path)
+        assert opened.platt == platt
+        for ours, theirs in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
+            assert [item["class"] for item in ours.labels] == [item["class"] for item in theirs.labels]
+            assert [item["present"] for item in ours.labels] == [item["present"] for item in theirs.labels]
+            probabilities = [[item["probability"] for item in each.labels] for each in (ours, theirs)]
+            assert np.allclose(*probabilities, atol=1e-4)
+
+
+def test_a_calibration_of_other_classes_is_refused(run: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(run.folder, tmp_path / "run")
+    copy = RunFolder.open(tmp_path / "run")
+    copy.write_json("calibration.json", Platt(class_slope=(1.0, 2.0), class_offset=(0.0, 0.0))._asdict())
+    with pytest.raises(UserError, match="damaged"):
+        copy.read_calibration()
 
 
 def test_a_stated_number_of_positives_holds_on_the_training_images(run: RunFolder, files: list[Path]) -> None:

@@ -7,12 +7,14 @@ which only positives are known. Imports no torch: the review page, which uses it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
+
+from halflabel.system.validate import check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,18 +39,39 @@ _BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
 class Platt(NamedTuple):
-    """p = σ(slope · x + offset), one pair for all classes (Platt 1999), fitted on `known` labels.
+    """p = σ(slope_c · z' + offset_c), with z = slope · x + offset and z' = z, or bend · z above 0 (Platt 1999).
 
-    `assumption` says in words under which assumption p holds; "" where the known labels include enough negatives.
+    Fitted on `known` labels. `assumption` says in words under which assumption p holds; "" where the known labels
+    include enough negatives. Without `class_slope` and `class_offset` all classes share one curve, p = σ(z').
     """
 
     slope: float = 1.0
     offset: float = 0.0
     known: int = 0
     assumption: str = ""
+    bend: float = 1.0
+    class_slope: tuple[float, ...] = ()  # (C,) > 0
+    class_offset: tuple[float, ...] = ()  # (C,)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], classes: int) -> Platt:
+        """Read the values of `_asdict` from JSON; raise ValueError if they are no calibration of so many classes."""
+        numbers = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        platt = cls(**check_fields(cls, numbers))
+        sizes = {len(platt.class_slope), len(platt.class_offset)}
+        parameters = (platt.slope, platt.offset, platt.bend, *platt.class_slope, *platt.class_offset)
+        if sizes not in ({0}, {classes}) or not all(map(math.isfinite, parameters)):
+            raise ValueError("the calibration does not fit the classes")
+        return platt
 
     def scores(self, logits: Tensor) -> Tensor:
-        return (self.slope * logits + self.offset).sigmoid()
+        """Logits (…, C) -> probabilities (…, C)."""
+        z = self.slope * logits + self.offset
+        if self.bend != 1:
+            z = z.clamp(max=0) + self.bend * z.clamp(min=0)
+        if self.class_slope:
+            z = z * z.new_tensor(self.class_slope) + z.new_tensor(self.class_offset)
+        return z.sigmoid()
 
 
 def fit_platt(logits: Tensor, labels: Tensor) -> Platt:
@@ -77,6 +100,12 @@ class ClassPlatt(NamedTuple):
     offset: Floats  # (C,)
     shared: tuple[float, float] = (1.0, 0.0)  # slope > 0 and offset of all classes
     bend: tuple[float, float] = (1.0, 1.0)  # low, high > 0
+
+    def as_platt(self, known: int) -> Platt:
+        """Return the same curves as a calibration of a model, fitted on `known` labels."""
+        low, high = self.bend
+        slope, offset = tuple((low * self.slope).tolist()), tuple(self.offset.tolist())
+        return Platt(*self.shared, known, bend=high / low, class_slope=slope, class_offset=offset)
 
     def scores(self, logits: NDArray[Any], column: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """Logits (B, C) -> probabilities (B, C); with `column`, of single entries (n,) of these classes. NaN stays."""

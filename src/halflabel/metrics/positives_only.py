@@ -1,7 +1,8 @@
 """Calibration where only positives are known: the probability that a class is present, from which labels were given.
 
-Both models assume p = σ(slope · x + offset) for the logit x of a class, and that the labels that were given are a
-random sample of the present ones. The shape of p then tells how many present labels were not given. Imports no torch.
+All models assume that p rises with the logit x of a class along a logistic curve, and that the labels that were given
+are a random sample of the present ones. The shape of p then tells how many present labels were not given. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
 
 
 def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
-    """Fit p = σ(slope · x + offset) where each image (N, C) has one known positive, chosen at random among the present.
+    """Fit `Platt` with a bend where each image (N, C) has one known positive, chosen at random among the present.
 
     Classes are present independently given x. The label of an image is then class c with probability proportional to
 
         q_c = P(c is present and chosen) = p_c · E[1 / (1 + number of other present classes)]
             = p_c · ∫₀¹ Π_{d ≠ c} (1 − p_d + p_d u) du
 
-    and (slope, offset) maximise the likelihood of the given labels, Σ log(q_given / Σ_c q_c). A label that often goes
-    to the second-ranked class means that several classes are present.
+    and (slope, offset, bend) maximise the likelihood of the given labels, Σ log(q_given / Σ_c q_c). A label that often
+    goes to the second-ranked class means that several classes are present. Without the bend, a method that limits its
+    surest scores (label smoothing) has far too high probabilities there.
     """
     logits, labels = np.asarray(logits, np.float64), np.asarray(labels)
     usable = np.flatnonzero(((labels > 0).sum(1) == 1) & ~np.isnan(logits).any(1))
@@ -68,12 +70,13 @@ def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     x[rows, place] = chosen
 
     def minus_log_likelihood(parameters: Floats) -> float:
-        p = sigmoid(math.exp(parameters[0]) * x + parameters[1])
+        z = math.exp(parameters[0]) * x + parameters[1]
+        p = sigmoid(np.minimum(z, 0) + math.exp(parameters[2]) * np.maximum(z, 0))
         q = p * _chosen_share(p)
         return -float(np.mean(np.log(q[rows, place] / q.sum(1) + 1e-12))) + _prior(parameters)
 
-    slope, offset = _minimise(minus_log_likelihood, [0.0, 0.0])
-    return Platt(math.exp(slope), offset, len(usable), _CHOSEN)
+    slope, offset, bend = _minimise(minus_log_likelihood, [0.0, 0.0, 0.0], [1.0, 1.0, -1.0])
+    return Platt(math.exp(slope), offset, len(usable), _CHOSEN, bend=math.exp(bend))
 
 
 def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
@@ -109,15 +112,18 @@ def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
 
 def match_positives_per_image(logits: NDArray[Any], platt: Platt, positives_per_image: float) -> Platt:
     """Move the offset until images (N, C) have `positives_per_image` present classes on average."""
-    x = np.asarray(logits, np.float64)
-    x = platt.slope * x[~np.isnan(x).any(1)]
-    low, high = -60.0 - float(x.max(initial=0)), 60.0 - float(x.min(initial=0))
+    import torch
+
+    x = torch.as_tensor(np.asarray(logits), dtype=torch.float64)
+    x = x[~torch.isnan(x).any(1)]
+    reach = 60.0 + platt.slope * float(x.abs().max() if len(x) else 0)
+    low, high = -reach, reach
     for _ in range(60):
         middle = (low + high) / 2
-        is_too_few = float(sigmoid(x + middle).sum(1).mean()) < positives_per_image
+        is_too_few = float(platt._replace(offset=middle).scores(x).sum(1).mean()) < positives_per_image
         low, high = (middle, high) if is_too_few else (low, middle)
     assumption = f"images have {positives_per_image:g} present classes on average, as stated"
-    return Platt(platt.slope, (low + high) / 2, platt.known, assumption)
+    return platt._replace(offset=(low + high) / 2, assumption=assumption)
 
 
 def expected_f1_threshold(probabilities: NDArray[Any]) -> float:
@@ -147,11 +153,14 @@ def _chosen_share(p: Floats) -> Floats:
 
 
 def _prior(parameters: Floats) -> float:
-    """A weak pull to slope 1 and offset 0, which keeps separable labels from driving the slope to infinity."""
-    return 1e-4 * float(parameters[0] ** 2) + 1e-5 * float(parameters[1] ** 2)
+    """A weak pull to slope 1, offset 0 and no bend: separable labels must not drive the slope to infinity."""
+    return 1e-4 * float(parameters[0] ** 2 + np.sum(parameters[2:] ** 2)) + 1e-5 * float(parameters[1] ** 2)
 
 
 def _minimise(function: Callable[[Floats], float], *starts: list[float]) -> list[float]:
     options = {"maxiter": 400, "xatol": 0.01, "fatol": 1e-6}
-    results = [minimize(function, start, method="Nelder-Mead", options=options) for start in starts]
+    results = []
+    for start in starts:
+        simplex = np.array(start) + np.concatenate([np.zeros((1, len(start))), np.eye(len(start))])
+        results.append(minimize(function, start, method="Nelder-Mead", options=options | {"initial_simplex": simplex}))
     return [float(value) for value in min(results, key=lambda result: float(result.fun)).x]

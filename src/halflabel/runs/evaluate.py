@@ -14,12 +14,14 @@ from torch import Tensor
 
 from halflabel import metrics
 from halflabel.labels.names import Names
-from halflabel.metrics.calibration import Platt, fit_platt, has_enough_negatives
+from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_enough_negatives
 from halflabel.metrics.positives_only import expected_f1_threshold, fit_positives_only, match_positives_per_image
 from halflabel.metrics.registry import own_metrics
 
 __all__ = ["Decisions", "Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
 
+_FOLDS = 5  # of the images, in the choice between one curve and one per class
+_COMPARED_ENTRIES = 1 << 22  # that the choice looks at
 GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
 
 
@@ -68,17 +70,47 @@ class Decisions(NamedTuple):
 def fit_decisions(logits: Tensor, labels: Tensor, *, positives_per_image: float = 0.0) -> Decisions:
     """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
 
-    Where enough negatives are known the calibration is fitted on the known labels. Where labels are positives only, or
-    mostly, unknown entries are not like the known ones: probabilities then rest on an assumption about which present
-    labels were given, see `metrics.positives_only`, or on the number of `positives_per_image` that somebody states. The
-    threshold is the same for all classes: the probability that maximises the expected micro F1 over all entries.
+    Where enough negatives are known the calibration is fitted on the known labels: one curve for all classes, or one
+    per class shrunk towards it, whichever predicts known labels of other images better. Where labels are positives
+    only, or mostly, unknown entries are not like the known ones: probabilities then rest on an assumption about which
+    present labels were given, see `metrics.positives_only`, or on the number of `positives_per_image` that somebody
+    states. The threshold is the same for all classes: the probability that maximises the expected micro F1.
     """
     x, known = logits.cpu().numpy(), labels.cpu().numpy()
-    platt = fit_platt(logits, labels) if has_representative_negatives(known) else fit_positives_only(x, known)
+    platt = _fit_known(logits, labels) if has_representative_negatives(known) else fit_positives_only(x, known)
     if positives_per_image:
         platt = match_positives_per_image(x, platt, positives_per_image)
     threshold = expected_f1_threshold(platt.scores(logits).cpu().numpy())
     return Decisions(platt, torch.full((labels.shape[1],), threshold))
+
+
+def _fit_known(logits: Tensor, labels: Tensor) -> Platt:
+    """Fit one curve for all classes, or one per class if that has a lower log loss in five folds of the images.
+
+    The mean loss of an image must be lower by two standard errors: otherwise fewer parameters are as good.
+    """
+    step = max(1, -(-labels.numel() // _COMPARED_ENTRIES))
+    x, known = logits[::step], labels[::step]
+    fold = torch.arange(len(x)) % _FOLDS
+    loss = torch.zeros(2, len(x), dtype=torch.float64)
+    for number in range(_FOLDS):
+        inside, outside = fold != number, fold == number
+        judged, present = (known[outside] != 0) & ~x[outside].isnan(), (known[outside] > 0).double()
+        for kind, fit in enumerate((fit_platt, _fit_classes)):
+            p = fit(x[inside], known[inside]).scores(x[outside].double().nan_to_num())
+            entry = torch.nn.functional.binary_cross_entropy(p, present, reduction="none")
+            loss[kind, outside] = (entry * judged).sum(1)
+    gain = loss[0] - loss[1]
+    is_better = len(x) > 1 and float(gain.mean()) > 2 * float(gain.std()) / math.sqrt(len(x))
+    return (_fit_classes if is_better else fit_platt)(logits, labels)
+
+
+def _fit_classes(logits: Tensor, labels: Tensor) -> Platt:
+    """Fit one curve per class, shrunk towards the curve of all classes."""
+    known = (labels != 0) & ~logits.isnan()
+    column, present = known.nonzero()[:, 1].cpu().numpy(), (labels[known] > 0).cpu().numpy()
+    fitted = fit_class_platt(column, logits[known].double().cpu().numpy(), present, labels.shape[1])
+    return fitted.as_platt(len(column))
 
 
 def has_representative_negatives(labels: NDArray[Any]) -> bool:

@@ -25,7 +25,6 @@ from halflabel.errors import UserError, error_summary
 from halflabel.runs import folder_tables
 from halflabel.system import distributed
 from halflabel.system.files import atomic_write, read_json, read_text, to_json_value, write_csv, write_json
-from halflabel.system.validate import check_fields
 
 if TYPE_CHECKING:
     from halflabel.labels.names import Names
@@ -245,9 +244,8 @@ class RunFolder:
 
         values = self.read_json("calibration.json")
         try:
-            check_fields(Platt, values)
-            return Platt(**values)
-        except (TypeError, AttributeError):
+            return Platt.from_json(values, len(self.read_thresholds()))
+        except (TypeError, AttributeError, ValueError):
             raise UserError(f"{self / 'calibration.json'} is damaged", "train again") from None
 
     def read_thresholds(self) -> dict[str, float | None]:

@@ -100,7 +100,7 @@ class ModelMetadata:
             metadata = cls(
                 tuple(map(str, content["classes"])),
                 tuple(map(float, content["thresholds"])),
-                Platt(**content["calibration"]),
+                Platt.from_json(content["calibration"], len(content["classes"])),
                 Plain(
                     int(preprocess["size"]),
                     preprocess["resize"],
@@ -115,10 +115,8 @@ class ModelMetadata:
                 str(content["tune"]),
                 bool(content.get("mirror", False)),
             )
-            calibration = metadata.calibration
-            numbers = [*metadata.thresholds, calibration.slope, calibration.offset, *metadata.mean, *metadata.std]
+            numbers = [*metadata.thresholds, *metadata.mean, *metadata.std]
             is_valid = all(map(math.isfinite, numbers)) and len(metadata.mean) == len(metadata.std) == 3
-            is_valid = is_valid and isinstance(calibration.assumption, str)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{where} is incomplete or damaged ({error})", fix) from None
         if not is_valid or not metadata.classes or len(metadata.classes) != len(metadata.thresholds):
