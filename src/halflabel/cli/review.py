@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import shlex
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,11 +24,21 @@ if TYPE_CHECKING:
 
 @app.command()
 def review(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`; with --classes a new folder.")],
     images: Annotated[Path | None, typer.Argument(metavar="IMAGES", help="The folder with the image files.")] = None,
     questions: Annotated[
-        Path | None, typer.Option(help="Questions from `halflabel next` (default: 200 that are chosen now).")
+        Path | None, typer.Option(help="Ask only these questions, from `halflabel next`, without learning meanwhile.")
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Start without labels: class names separated by commas, or a file with one per line."),
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="With --classes: the backbone, as for `train` (default: that of `train`).")
+    ] = None,
+    precision: Annotated[
+        float, typer.Option(help="How sure the model must be to decide a label by itself.", min=0.5, max=0.999)
+    ] = 0.95,
     answers: Annotated[
         Path | None, typer.Option(help="The file for the answers (default: RUN/answers.sqlite).")
     ] = None,
@@ -47,14 +58,22 @@ def review(
         bool, typer.Option("--force", help="With --export: overwrite the file even if it is not an export.")
     ] = False,
 ) -> None:
-    """Answer questions about images in the browser with the keys y, n, u, and z to undo. All data stay on this machine.
+    """Answer questions about images in the browser; the model learns while you click. All data stay on this machine.
 
-    Answers are saved at once. To use them: halflabel review RUN --export all.csv --with-labels
+    After every 20 answers the model is fitted again and asks what helps it most. One question in ten is a random check,
+    from which the page estimates how good the model is. Answers are saved at once. Finish, on the page, trains a new
+    run, fills the unknown labels and writes a report; or: halflabel review RUN --export all.csv --with-labels
 
-    Example: halflabel review runs/first photos/ --questions questions.csv
+    Example: halflabel review runs/first photos/
+
+    Example: halflabel review runs/birds photos/ --classes robin,wren,blackbird
     """
     from halflabel.runs.folder import RunFolder
 
+    if classes is not None and export is None:
+        _start_without_labels(run, images, classes, backbone)
+    elif backbone is not None:
+        raise UserError("--backbone needs --classes", "leave it out: the run has a backbone")
     opened = RunFolder.open(run)
     place = answers or opened.answers
     if export is not None:
@@ -65,7 +84,22 @@ def review(
             raise UserError(f"{flag} needs --export", "add --export FILE")
     if images is None:
         raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/")
-    _serve(opened, images, questions, place, who or _login(), host, port)
+    _serve(opened, images, questions, place, who or _login(), host, port, precision)
+
+
+def _start_without_labels(run: Path, images: Path | None, classes: str, backbone: str | None) -> None:
+    """Start a run folder without labels, unless it was started before with the same classes."""
+    from halflabel.review.live_setup import read_class_names, start_without_labels
+    from halflabel.runs.folder import RunFolder
+
+    names = read_class_names(classes)
+    if RunFolder(run).is_started:
+        if list(RunFolder(run).read_labels().classes) != names:
+            raise UserError(f"{run} was started with other classes", "leave --classes out, or name another folder")
+        return
+    if images is None:
+        raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/ --classes {classes}")
+    start_without_labels(run, images, names, backbone)
 
 
 def _login() -> str:
@@ -110,10 +144,19 @@ def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bo
 
 
 def _serve(
-    run: RunFolder, images: Path, questions: Path | None, place: Path, who: str, host: str, port: int | None
+    run: RunFolder,
+    images: Path,
+    questions: Path | None,
+    place: Path,
+    who: str,
+    host: str,
+    port: int | None,
+    precision: float,
 ) -> None:
+    from halflabel.report.run_page import write_report
     from halflabel.review import server
     from halflabel.review.answers import AnswerStore, answered_entries
+    from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
     from halflabel.review.questions import choose_questions, read_questions
     from halflabel.review.scores import cached_scores
     from halflabel.review.security import is_loopback
@@ -124,36 +167,51 @@ def _serve(
     # Scoring images may take long: mistakes are reported before.
     if not images.is_dir():
         raise UserError(f"{images} is not a folder", "name the folder with the images")
-    run.check_finished()
+    has_labels = run.read_labels().known > 0
+    if has_labels:
+        run.check_finished()
     found = read_questions(questions, run.read_labels()) if questions is not None else None
+    hindrance = live_hindrance(run)
+    is_live = found is None and hindrance is None
     ports = (server.PORT, 0) if port is None else (port,)
-    with open_socket(host, *ports) as listening:
+    with open_socket(host, *ports) as listening, ExitStack() as stack:
         with Bar("scores") as bar:
             scored = cached_scores(run, images, Reporter(bar))
-        store = AnswerStore(place)
-        try:
-            if found is None:
-                skip = answered_entries(place, scored.table)
-                found = choose_questions(
-                    scored.scores, scored.table, scored.thresholds, 200, features=scored.features, skip=skip
-                )
-            if not found:
-                raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
-            session = ReviewSession(scored, found, store, who=who, run=run.folder.resolve().name)
-            thumbnails = Thumbnails(images, scored.paths)
-            token = server.new_token()
-            number = listening.getsockname()[1]
-            if not is_loopback(host):
-                console.print(
-                    f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
-                    "encrypted: whoever sees the address or the network can see your photos and answer for you",
-                    soft_wrap=True,
-                )
-            app = server.make_app(session, thumbnails, ClassMaps(run, thumbnails), token=token, host=host, port=number)
-            shown = f"[{host}]" if ":" in host else host
-            # Plain print: no line break and no markup in an address that people click on or copy.
-            print(f"{counted(len(found), 'question')}. Open  http://{shown}:{number}/#{token}", flush=True)
-            console.print(f"Answers are saved to {escape(str(place))}. Ctrl-C stops the server.", soft_wrap=True)
-            server.serve(app, listening)
-        finally:
-            store.close()
+        store = stack.enter_context(closing(AnswerStore(place)))
+        if found is None:
+            skip = answered_entries(place, scored.table)
+            found = choose_questions(
+                scored.scores,
+                scored.table,
+                scored.thresholds,
+                200,
+                features=scored.features,
+                skip=skip,
+                control=0.0 if is_live else 0.1,  # the live queue has its own random checks
+            )
+        if not found and has_labels:
+            raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
+        session = ReviewSession(scored, found, store, who=who, run=run.folder.resolve().name, live=is_live)
+        thumbnails = Thumbnails(images, scored.paths)
+        token = server.new_token()
+        number = listening.getsockname()[1]
+        if not is_loopback(host):
+            console.print(
+                f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
+                "encrypted: whoever sees the address or the network can see your photos and answer for you",
+                soft_wrap=True,
+            )
+        live = None
+        if is_live:
+            setup = LiveSetup(run.folder, images, precision, write_report)
+            live = stack.enter_context(closing(LiveLoop(session, setup)))
+        maps = ClassMaps(run, thumbnails) if run.weights.exists() else None
+        app = server.make_app(session, thumbnails, maps, token=token, host=host, port=number, live=live)
+        shown = f"[{host}]" if ":" in host else host
+        # Plain print: no line break and no markup in an address that people click on or copy.
+        about = "The model learns while you answer." if is_live else f"{counted(len(found), 'question')}."
+        print(f"{about} Open  http://{shown}:{number}/#{token}", flush=True)
+        if hindrance is not None and questions is None:
+            console.print(f"The model does not learn meanwhile: {hindrance}.", soft_wrap=True)
+        console.print(f"Answers are saved to {escape(str(place))}. Ctrl-C stops the server.", soft_wrap=True)
+        server.serve(app, listening)

@@ -100,6 +100,7 @@ def choose_questions(
     per_image: int = 2,
     skip: Iterable[tuple[int, int]] = (),
     seed: int = 0,
+    by_class: bool = True,
 ) -> list[Question]:
     """Return the unknown entries most worth asking about; scores (N, C) calibrated, features (N, D) or None.
 
@@ -114,7 +115,7 @@ def choose_questions(
     above their threshold and half from the others, and marked. `skip` lists entries that are answered already.
 
     The control sample comes first, in random order, so that its answered part is a random sample whenever answering
-    stops. The other questions follow class by class.
+    stops. The other questions follow class by class, or without `by_class` most worth first.
     """
     if count < 1 or not 0 <= control <= 1 or per_image < 1:
         raise UserError(
@@ -131,7 +132,7 @@ def choose_questions(
     answer_value = _answer_value(table)
     worth = [float(answer_value(item.probability)) for item in asked]
     sample = [item._replace(probability=float(scores[item.image, item.column])) for item in chosen]
-    return sample + _by_class(asked, worth)
+    return sample + (_by_class(asked, worth) if by_class else asked)
 
 
 def _answer_value(table: LabelTable) -> Callable[[Any], Any]:

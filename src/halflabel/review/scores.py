@@ -57,12 +57,13 @@ def cached_scores(run: RunFolder, folder: Path, reporter: Reporter = SILENT) -> 
     """Return the scores of a run for the images of its labels, from the cache unless weights or images have changed.
 
     The table holds only labels that people made: labels made by a model are no evidence of what is present. Reading the
-    cache does not import torch.
+    cache does not import torch. A run without any label has no model yet: its scores are NaN.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder", "name the folder with the images")
-    run.check_finished()
     _, table = training_and_evaluation_tables(run.read_rows())
+    if table.known:
+        run.check_finished()
     thresholds = _thresholds(run, table)
     cached = _read_cache(run, table, folder)
     if cached is None:
@@ -122,6 +123,34 @@ def _compute(
     run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.data.decode import locate_images
+
+    if run.weights.is_file():
+        scores, features = _score(run, table, folder, reporter)
+    else:
+        scores, features = np.full(table.shape, np.nan, np.float32), _first_features(run, table, folder, reporter)
+    located = locate_images(list(table.images), folder)
+    paths = [None if path is None else path.relative_to(folder).as_posix() for path in located]
+    return paths, scores, features
+
+
+def _first_features(run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter) -> NDArray[np.float16]:
+    """Return the projected features of a run that has no model yet."""
+    from halflabel.data.sources import open_images
+    from halflabel.runs.assembly import Assembly, pooled_features
+    from halflabel.runs.crossfit import run_features
+    from halflabel.training.config import Config
+
+    config = Config.from_dict(run.read_config())
+    backbone = Assembly(config).make_backbone()
+    views = config.views(config.size or backbone.preprocess.size, backbone)
+    source = open_images(table.images, folder, views, workers=config.workers, max_bad=1.0)
+    features = run_features(run, config, backbone, source, len(table.classes), train=False, reporter=reporter)
+    return _project(pooled_features(features).numpy())
+
+
+def _score(
+    run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter
+) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.models.heads import Model
     from halflabel.models.scoring import score_source
     from halflabel.runs.predictor import Predictor
@@ -141,10 +170,7 @@ def _compute(
     wide = scored.features.flatten(1).numpy()
     features = _project(wide)
     _use_out_of_fold(run, table, scored.logits)
-    scores = _calibrate(predictor, scored.logits)
-    located = locate_images(list(table.images), folder)
-    paths = [None if path is None else path.relative_to(folder).as_posix() for path in located]
-    return paths, scores, features
+    return _calibrate(predictor, scored.logits), features
 
 
 def _use_out_of_fold(run: RunFolder, table: LabelTable, logits: Tensor) -> None:

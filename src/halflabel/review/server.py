@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import secrets
 import socket
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from halflabel.errors import UserError, missing_package
+from halflabel.review.answers import SOURCE
+from halflabel.review.live_process import LiveLoop
 from halflabel.review.security import Guard
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
@@ -32,7 +36,7 @@ _STATIC = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 # Each script imports only earlier ones.
-_SCRIPTS = ("screen", "tab", "connection", "questions", "single", "grid", "gallery", "page")
+_SCRIPTS = ("screen", "tab", "connection", "questions", "single", "grid", "gallery", "live", "page")
 _STATIC |= {f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in _SCRIPTS}
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
@@ -87,7 +91,14 @@ def new_token() -> str:
 
 
 def make_app(
-    session: ReviewSession, thumbnails: Thumbnails, maps: ClassMaps | None, *, token: str, host: str, port: int
+    session: ReviewSession,
+    thumbnails: Thumbnails,
+    maps: ClassMaps | None,
+    *,
+    token: str,
+    host: str,
+    port: int,
+    live: LiveLoop | None = None,
 ) -> Guard:
     """Return the page and its API behind the guard."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -99,7 +110,9 @@ def make_app(
 
     for address, (name, kind) in _STATIC.items():
         app.add_api_route(address, static(name, kind), methods=["GET"])
-    _add_question_routes(app, session, maps is not None)
+    _add_question_routes(app, session, maps is not None, live)
+    if live is not None:
+        _add_live_routes(app, live)
     _add_image_routes(app, session, thumbnails, maps)
 
     @app.exception_handler(RequestValidationError)
@@ -117,12 +130,16 @@ def make_app(
     return Guard(app, token, host, port)
 
 
-def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool) -> None:
+def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, live: LiveLoop | None) -> None:
     """Add the API for questions, answers and galleries."""
+
+    def live_state() -> dict[str, Any]:
+        return {"live": None if live is None else live.state()}
 
     @app.get("/api/state")
     def state() -> JSONResponse:
         about = {"project": session.project, "run": session.run, "who": session.who, "maps": has_maps}
+        about |= live_state()
         return JSONResponse({**about, **session.progress(), "labels": session.classes})
 
     @app.post("/api/questions")
@@ -160,7 +177,19 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool) -
                 session.add_answers([(step.key, step.entry, step.value) for step in steps])
             else:
                 session.undo([step.key for step in steps], batch.tab)
-        return JSONResponse({"stored": [step.key for step in batch.steps], **session.progress()})
+        if live is not None:
+            live.answers_changed(len(batch.steps))
+        return JSONResponse({"stored": [step.key for step in batch.steps], **session.progress(), **live_state()})
+
+    @app.get("/api/labels")
+    def labels() -> Response:
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(("image", "class", "value", "source", "who", "at"))
+        for item in session.answers.current():
+            if item.value:
+                writer.writerow((item.image, item.label, item.value, SOURCE, item.who, item.at))
+        return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
 
     @app.get("/api/gallery")
     def gallery(
@@ -170,6 +199,24 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool) -
         count: Annotated[int, Query(ge=1, le=60)] = 24,
     ) -> JSONResponse:
         return JSONResponse(session.gallery(kind, label, start, count))
+
+
+def _add_live_routes(app: FastAPI, live: LiveLoop) -> None:
+    """Add the API of the model that learns during the review."""
+
+    @app.get("/api/live")
+    def state() -> JSONResponse:
+        return JSONResponse(live.state(everything=True))
+
+    @app.post("/api/live/fit")
+    def fit() -> JSONResponse:
+        live.fit_now()
+        return JSONResponse(live.state())
+
+    @app.post("/api/live/finish")
+    def finish() -> JSONResponse:
+        live.finish_now()
+        return JSONResponse(live.state())
 
 
 def _add_image_routes(app: FastAPI, session: ReviewSession, thumbnails: Thumbnails, maps: ClassMaps | None) -> None:

@@ -9,7 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halflabel.metrics.intervals import wilson
 from halflabel.review.answers import Answer, AnswerStore, CurrentAnswer
@@ -49,7 +53,8 @@ class ReviewSession:
 
     An entry has the number image · C + class; the page knows images by random public ids. Control questions come first,
     in their random order, and only while no filter is on: at any moment the answered ones are then a random sample, and
-    estimates from them are unbiased.
+    estimates from them are unbiased. A live session (`live`) keeps the order of its queue, which mixes them in, and a
+    new fit of the model replaces scores and questions by `apply_update`.
     """
 
     def __init__(
@@ -60,9 +65,11 @@ class ReviewSession:
         *,
         who: str,
         run: str = "",
+        live: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scored, self.answers, self.who, self.run = scored, answers, who, run
+        self.live = live
         self.classes = list(scored.table.classes)
         self.images = list(scored.table.images)
         # Entry numbers depend on the labels: a page must not send answers that it stored for other labels.
@@ -107,7 +114,7 @@ class ReviewSession:
             free = [
                 e for e in self.pool if e not in skipped and self._matches(e, tab, label, state, low, high, filtered)
             ]
-            if not filtered:
+            if not filtered and not self.live:
                 free.sort(key=lambda e: not self.pool[e].is_control)  # stable sort: keeps the order otherwise
             if one_class and free:
                 # Ties go to the class that comes first in the list.
@@ -177,6 +184,36 @@ class ReviewSession:
             self._reload_entries(changed)
             if tab:
                 self.renew(tab, changed)
+
+    def entry_answers(self) -> list[tuple[int, int, int, str]]:
+        """Return the current answers: image, class, value and why it was asked."""
+        with self._lock:
+            self._reload_if_changed()
+            return [(*self._split(e), item.value, item.why) for e, item in self._answers.items()]
+
+    def apply_update(
+        self, scores: NDArray[np.float32], threshold: float, queue: Sequence[Question], controls: Sequence[Question]
+    ) -> None:
+        """Replace scores and open questions by those of a new fit; questions that a tab shows stay.
+
+        `controls` were drawn at random and are answered already: their answers are stored again as control answers.
+        """
+        with self._lock:
+            self.scored = replace(self.scored, scores=scores, thresholds=np.full(len(self.classes), threshold))
+            now = self._clock()
+            kept = {e: question for e, question in self.pool.items() if self._is_in_use(e, now)}
+            self.pool = {self._entry(q.image, q.column): q for q in queue} | kept
+            for question in controls:
+                answer = self._answers.get(self._entry(question.image, question.column))
+                if answer is not None and answer.value:
+                    again = Answer(
+                        secrets.token_hex(16), answer.image, answer.label, answer.value, answer.score, question.why
+                    )
+                    self.answers.add([again], answer.who, self.run)
+                    self._reload_entries([self._entry(question.image, question.column)])
+
+    def _is_in_use(self, e: int, now: float) -> bool:
+        return e in self._answers or self._leases.get(e, ("", 0.0))[1] > now
 
     def has_entry(self, e: int) -> bool:
         """Whether there is an entry with that number."""

@@ -105,6 +105,7 @@ class RunFolder:
     bad_images = _PathInRun("bad_images.csv")
     filled = _PathInRun("filled.csv")  # default output of `fill`
     answers = _PathInRun("answers.sqlite")
+    review_history = _PathInRun("review_history.jsonl")  # what a live review measured, one line per fit
     tensorboard = _PathInRun("tensorboard")
 
     def __init__(self, folder: str | Path) -> None:

@@ -92,8 +92,12 @@ class LinearSolver:
         *,
         variance: Tensor | None = None,
         rounds: int = ROUNDS,
+        start: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Take normalised features (N, D) without NaN, in the order of the table."""
+        """Take normalised features (N, D) without NaN, in the order of the table.
+
+        `start` holds the weights (C, D) and biases (C,) that the first solve starts from, zeros by default.
+        """
         self.variance = variance
         self.method = method
         self.features = features
@@ -101,6 +105,9 @@ class LinearSolver:
         self.rounds = 1 if method.relabel.is_static else rounds
         self.head = _PreconditionedLinear(features.shape[1], len(table.classes))
         self.model = Model(None, self.head).to(features.device)
+        if start is not None:
+            self.head.steps.data.copy_(start[0])
+            self.head.bias.data.copy_(start[1])
         self.batch = Batch(
             torch.arange(len(features), device=features.device),
             (features,),
@@ -116,8 +123,8 @@ class LinearSolver:
     def bias(self) -> Tensor:
         return self.head.bias.detach()
 
-    def fit(self, strength: float) -> None:
-        """Solve for one strength, starting from the last solution."""
+    def fit(self, strength: float, iterations: int | None = None) -> None:
+        """Solve for one strength, starting from the last solution, in at most so many iterations per round."""
         with warnings.catch_warnings():  # a schedule in epochs that never starts is no fault of the user here
             warnings.filterwarnings("ignore", ".* never starts in ")
             self.method.plan(self.rounds)
@@ -134,7 +141,7 @@ class LinearSolver:
                 targets = relabel(self.batch, logits, epoch)
             self.method.relabel = _FixedTargets(targets)
             try:
-                self._solve(targets, strength, epoch, self._iterations(epoch))
+                self._solve(targets, strength, epoch, iterations or self._iterations(epoch))
             finally:
                 self.method.relabel = relabel
             if epoch < self.rounds and relabel.wants_sweep(epoch):

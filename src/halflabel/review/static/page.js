@@ -3,9 +3,10 @@ import { $, shorten, announce, setView, view } from "/screen.js";
 import { tab } from "/tab.js";
 import { Refused, startSending, call, retry, isReady, undoLast, token } from "/connection.js";
 import { release, shownEntries, showProgress, showWaiting, showStopped } from "/questions.js";
-import { advance, answerSingle, clearSingle, singleQuestions, enableMaps, restoreSingle } from "/single.js";
+import { advance, answerSingle, renewQueue, clearSingle, singleQuestions, enableMaps, restoreSingle } from "/single.js";
 import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid } from "/grid.js";
 import { answerFocused, openGallery, restoreCards } from "/gallery.js";
+import { follow, startLive } from "/live.js";
 
 const reservedQuestions = () => [...singleQuestions(), ...gridQuestions()];
 
@@ -63,7 +64,7 @@ function step(key) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.closest?.("select, input, textarea")) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong" }[key];
@@ -77,6 +78,7 @@ document.addEventListener("keydown", (event) => {
   else if (key === "Enter" && view === "grid" && !$("view-grid").hidden && !event.target.closest?.("button:not(.tile), a")) saveGrid();
   else if (key.startsWith("Arrow") && view !== "one") step(key);
   else if (targetView) open(targetView);
+  else if (key === "r" && !$("live").hidden) $("live-learn").click();
   else if (key === "?") $("help").showModal();
   else handled = false;
   if (handled) event.preventDefault();
@@ -111,7 +113,8 @@ async function start() {
     $("title").textContent = state.run ? `Review: ${state.run}` : "Review";
     document.title = `${state.run || "halflabel"} · review`;
     showProgress(state);
-    startSending(state.project, showProgress, showStopped);
+    startSending(state.project, (reply) => { showProgress(reply); follow(reply.live); }, showStopped);
+    if (state.live) startLive(state.live, renewQueue);
   } catch (error) { showStopped(error); }
   await first;
 }

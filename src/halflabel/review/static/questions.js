@@ -5,6 +5,7 @@ import { call, reason, reportTrouble, unsent } from "/connection.js";
 
 let labels = []; // all classes
 let progress = null; // the last progress from the server
+let isLive = false; // whether the model learns meanwhile
 
 // ---- fetching questions
 
@@ -37,7 +38,10 @@ export function showProgress(state = progress) {
   if (!state) return;
   $("progress").max = state.questions || 1;
   $("progress").value = state.answered;
-  $("count").textContent = `${state.answered} of ${state.questions}`;
+  isLive = Boolean(state.live);
+  const total = state.values.present + state.values.absent + state.values.unsure;
+  $("count").textContent = isLive ? `${total} ${total === 1 ? "answer" : "answers"}` : `${state.answered} of ${state.questions}`;
+  $("progress").hidden = isLive;
   const { precision, missed } = state.estimate;
   showEstimate($("precision"), precision, "of what the model calls present is present",
     `${precision.part} of ${precision.total} random checks`);
@@ -116,6 +120,7 @@ export async function showFinished() {
     return showMessage("No question matches these filters", "Choose others above, or look through the galleries.",
       "Clear the filters", () => { $("filters").reset(); fetchAgain(); });
   }
+  if (isLive && !openCount()) return showMessage("One moment", "The model looks at all photos and chooses the questions.");
   const isCurrent = currentTurn();
   for (let waited = 0; unsent().length; waited += 30) { // only then the number of open questions is known
     if (waited === 300) showMessage("Saving your answers", "They are kept in this browser until the server has them.");

@@ -1,5 +1,5 @@
 // One question at a time; the next questions and photos are fetched in advance.
-import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly, toggle } from "/screen.js";
+import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly, toggle, view } from "/screen.js";
 import { Refused, answer, retry, isReady, largePhoto, loadImage, reason } from "/connection.js";
 import { fetchQuestions, showFinished, modelOpinion, release, shownEntries, showWaiting, showStopped } from "/questions.js";
 
@@ -31,6 +31,26 @@ export function restoreSingle(questions) {
   queue.unshift(...questions, ...(current ? [current] : []));
   current = null;
   advance();
+}
+
+/** The model was fitted again: replace the questions that nobody has seen yet; the one on the screen stays. */
+export async function renewQueue() {
+  const version = listVersion;
+  if (!current && !queue.length) {
+    exhausted = false;
+    if (view === "one") advance();
+    return;
+  }
+  try {
+    const shown = singleQuestions().map((question) => question.entry);
+    const { questions } = await fetchQuestions(AHEAD, shown);
+    await Promise.allSettled(questions.slice(0, 2).map(largePhoto));
+    if (version !== listVersion) return release(questions);
+    if (!questions.length) return;
+    release(queue);
+    queue = questions;
+    questions.slice(2).forEach((question) => largePhoto(question).catch(() => {}));
+  } catch { /* the questions of the earlier fit are good enough */ }
 }
 
 async function prefetch() {

@@ -1,0 +1,198 @@
+"""A live review against one batch of `next` and against random order: mAP and decided labels by answers, VOC 2012.
+
+    python benchmarks/live_review.py FEATURES.npy LABELS.csv SINGLE_POSITIVE.csv [--classifier FILE.npz] [--seeds 3]
+        [--starts single,nothing] [--orders live,batch,random] [--answers 3000] [--every 20] [--jobs 8] [--out FILE]
+
+The files are those of strong_base.py. A simulated person answers from the full labels of `train`, always rightly. The
+start is one positive per photo (seed 0: the published choice) or no label at all. `live` fits the model after every
+20 answers, as `halflabel review` does, controls included; `batch` chooses all questions by the first model, as
+`halflabel next` does (not from nothing, where there is no first model); `random` asks about
+random entries. After every 100 answers the labels so far train `halflabel train`'s model, which is tested on `val`.
+"decided" counts the unknown entries with a probability of at least 0.95 of being present or absent; "right" is the
+share of these that is. A file of results is reused: finished curves are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halflabel import metrics
+from halflabel.labels import drop
+from halflabel.methods.base import recipe, seeded
+from halflabel.review.live import EntryAnswer, LiveReview
+from halflabel.review.live_model import LiveModel
+from halflabel.review.questions import choose_questions
+from halflabel.training.crossfit import crossfit
+from strong_base import read_labels, read_single
+
+Entries = list[tuple[int, int, str]]  # image, class and why
+
+
+class Person:
+    """The photos and labels, loaded once per process."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        table, training = read_labels(options.labels)
+        features = torch.from_numpy(np.load(options.features).astype(np.float32))
+        self.classifier = None
+        if options.classifier:
+            loaded = np.load(options.classifier)
+            self.classifier = (torch.from_numpy(loaded["W"].astype(np.float32)), torch.from_numpy(loaded["b"]))
+        self.known = table.subset(np.flatnonzero(training))
+        self.truth, self.test_truth = self.known.dense(), table.subset(np.flatnonzero(~training)).dense()
+        self.train, self.test = features[torch.from_numpy(training)], features[torch.from_numpy(~training)]
+
+    def measure(self, labels: NDArray[np.int8], start: str, seed: int) -> float:
+        """Return the mAP on the test photos of the model that `train` fits to labels (N, C)."""
+        method = recipe("n-ls" if start == "single" else "csl")
+        table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
+        fitted = crossfit(
+            self.train, table, lambda: seeded(seed, method.make), classifier=self.classifier, strength=1e-4,
+            use_similar=not self.options.no_similar, seed=seed, folds=3,
+        )  # fmt: skip
+        with torch.no_grad():
+            logits = torch.cat([fitted.head(part).logits for part in self.test.split(1024)])
+        return 100 * float(metrics.mean_average_precision(logits, self.test_truth))
+
+    def start(self, start: str, seed: int) -> NDArray[np.int8]:
+        if start == "nothing":
+            return np.zeros(self.truth.shape, np.int8)
+        if seed:
+            return drop.single_positive(self.known, seed=seed).dense()
+        return read_single(self.options.single, self.known).dense()
+
+    def review(self, labels: NDArray[np.int8], start: str, seed: int) -> LiveReview:
+        table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
+        method = (lambda: seeded(seed, recipe("n-ls").make)) if start == "single" else None
+        model = LiveModel(self.train, table, method, classifier=self.classifier, seed=seed)
+        return LiveReview(model, labels, labels, seed=seed)
+
+    def curve(self, start: str, order: str, seed: int) -> list[dict[str, Any]]:
+        """Return what is measured after every 100 answers."""
+        options, labels = self.options, self.start(start, seed)
+        begun = time.perf_counter()
+        review = self.review(labels, start, seed)
+        first = review.update([])
+        answers: list[EntryAnswer] = []
+        points = [self.point(labels, start, seed, first.quality.as_dict(), answers, first.probabilities)]
+        every = options.every if order == "live" else options.answers
+        update, seconds = first, [first.seconds]
+        while len(answers) < options.answers:
+            for item in update.free_controls:
+                answers = [a._replace(why=item.why) if a[:2] == item[:2] else a for a in answers]
+            for image, column, why in self.questions(update, order, labels, seed)[:every]:
+                value = int(self.truth[image, column])
+                answers.append(EntryAnswer(image, column, value, why))
+                labels[image, column] = value
+                if len(answers) % options.measure == 0:
+                    now = review.update(answers)
+                    seconds.append(now.seconds)
+                    points.append(self.point(labels, start, seed, now.quality.as_dict(), answers, now.probabilities))
+            if order == "live":
+                update = review.update(answers)
+                seconds.append(update.seconds)
+        points[-1] |= {"seconds": time.perf_counter() - begun, "update_seconds": float(np.median(seconds))}
+        return points
+
+    def questions(self, update: Any, order: str, labels: NDArray[np.int8], seed: int) -> Entries:
+        """Return the questions of an order, the first first."""
+        if order == "live":
+            return [(item.image, item.column, item.why) for item in update.queue]
+        if order == "batch":
+            table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
+            chosen = choose_questions(
+                update.probabilities, table, np.full(len(table.classes), update.quality.threshold),
+                self.options.answers, control=0.1, seed=seed, by_class=False,
+            )  # fmt: skip
+            controls = [item for item in chosen if item.is_control]
+            others = [item for item in chosen if not item.is_control]
+            for number, item in enumerate(controls):  # spread over the batch: a point is a batch of that size
+                others.insert(10 * number, item)
+            return [(item.image, item.column, "") for item in others]
+        unknown = np.argwhere(labels == 0)
+        drawn = np.random.default_rng(seed).permutation(len(unknown))[: self.options.answers]
+        return [(int(i), int(c), "") for i, c in unknown[drawn]]
+
+    def point(
+        self,
+        labels: NDArray[np.int8],
+        start: str,
+        seed: int,
+        quality: dict[str, Any],
+        answers: list[EntryAnswer],
+        p: NDArray[np.float32],
+    ) -> dict[str, Any]:
+        sure = (labels == 0) & ((p >= 0.95) | (p <= 0.05))
+        right = float(((p >= 0.5) == (self.truth > 0))[sure].mean()) if sure.any() else None
+        counted = {"answers": len(answers), "present": sum(item.value > 0 for item in answers)}
+        estimates = {name: quality[name] for name in ("mean_average_precision", "precision", "decided", "unknown")}
+        out_of_fold = 100 * float(metrics.mean_average_precision(torch.from_numpy(p), self.truth))
+        mean = self.measure(labels, start, seed) if (labels > 0).any() else 0.0
+        return counted | {"mAP": mean, "live_mAP_on_train": out_of_fold, "right": right} | estimates
+
+
+_person: Person | None = None
+
+
+def _start(options: argparse.Namespace) -> None:
+    global _person
+    torch.set_num_threads(1)
+    _person = Person(options)
+
+
+def _run(task: tuple[str, str, int]) -> dict[str, Any]:
+    assert _person is not None
+    start, order, seed = task
+    return {"start": start, "order": order, "seed": seed, "curve": _person.curve(start, order, seed)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("features", type=Path)
+    parser.add_argument("labels", type=Path)
+    parser.add_argument("single", type=Path)
+    parser.add_argument("--classifier", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--starts", default="single,nothing")
+    parser.add_argument("--orders", default="live,batch,random")
+    parser.add_argument("--answers", type=int, default=3000)
+    parser.add_argument("--every", type=int, default=20, help="answers between two fits")
+    parser.add_argument("--measure", type=int, default=100, help="answers between two measurements")
+    parser.add_argument("--no-similar", action="store_true", help="measure without similar images, which is quicker")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "live_review.jsonl")
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    done = {(line["start"], line["order"], line["seed"]) for line in lines}
+    tasks = [
+        (start, order, seed)
+        for seed in range(options.seeds)
+        for start in options.starts.split(",")
+        for order in options.orders.split(",")
+        if (start, order, seed) not in done and (start, order) != ("nothing", "batch")
+    ]
+    with (
+        options.out.open("a") as file,
+        ProcessPoolExecutor(options.jobs, get_context("spawn"), initializer=_start, initargs=(options,)) as pool,
+    ):
+        for line in pool.map(_run, tasks):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            for point in line["curve"]:
+                print(line["start"], line["order"], line["seed"], json.dumps(point), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A live review: after some answers the model is fitted again, and scores, questions and estimates follow.
+
+Runs in a process of its own (`live_process`), so that the page stays quick; benchmarks call it directly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halflabel.review.live_model import LiveModel
+from halflabel.review.live_quality import Quality, fit_probabilities, measure
+from halflabel.review.live_questions import (
+    CONTROL_SHARE,
+    QUEUE,
+    Control,
+    Explorer,
+    build_queue,
+    control_weight,
+    draw_controls,
+)
+from halflabel.review.questions import Question
+from halflabel.runs.evaluate import fit_decisions
+
+__all__ = ["EntryAnswer", "LiveReview", "LiveUpdate"]
+
+_NEIGHBOUR_COMPONENTS = 64  # principal components by which photos are similar
+
+
+class EntryAnswer(NamedTuple):
+    """The current answer about an entry: +1 present, −1 absent, 0 unsure; and why it was asked."""
+
+    image: int
+    column: int
+    value: int
+    why: str
+
+
+@dataclass(frozen=True)
+class LiveUpdate:
+    """What a fit changes: probabilities (N, C), the queue, the quality, and how long it took."""
+
+    probabilities: NDArray[np.float32]
+    queue: list[Question]
+    free_controls: list[Question]  # drawn at random, but answered already: their answers count as controls now
+    quality: Quality
+    seconds: float
+
+
+class LiveReview:
+    """Fits the model to the labels of a run and the answers so far; each call of `update` starts from the last fit."""
+
+    def __init__(
+        self,
+        model: LiveModel,
+        labels: NDArray[np.int8],
+        evaluation: NDArray[np.int8],
+        *,
+        precision: float = 0.95,
+        positives_per_image: float = 0.0,
+        control_share: float = CONTROL_SHARE,
+        seed: int = 0,
+    ) -> None:
+        """Take the labels (N, C) that the run was trained on, and those of them that people made."""
+        self.model, self.labels, self.evaluation = model, labels, evaluation
+        self.precision, self.positives_per_image = precision, positives_per_image
+        self.control_share, self.seed = control_share, seed
+        self.features = np.full((len(labels), min(_NEIGHBOUR_COMPONENTS, model.features.shape[1])), np.nan, np.float32)
+        self.features[model.rows] = model.features[:, :_NEIGHBOUR_COMPONENTS].numpy()
+        has_all_classes = bool((labels > 0).any(0).all())
+        self.explorer = None if has_all_classes else Explorer(self.features, labels.shape[1], seed)
+
+    def update(self, answers: Sequence[EntryAnswer]) -> LiveUpdate:
+        """Fit the model to the labels and these answers, and choose the next questions."""
+        begun = time.perf_counter()
+        labels = self.labels.copy()
+        for item in answers:
+            if item.value:
+                labels[item.image, item.column] = item.value
+        logits = self.model.refit(labels)
+        drawn = [(item, control_weight(item.why)) for item in answers]
+        controls = [Control(item.image, item.column, item.value, w) for item, w in drawn if w and item.value]
+        z = self._calibrated_logits(logits)
+        fitted = fit_probabilities(z, controls)
+        quality = measure(z, fitted, labels, controls, answers=len(answers), precision=self.precision)
+        p = fitted(z)
+        questions = draw_controls(
+            p,
+            self.evaluation == 0,
+            [(item.image, item.column) for item, weight in drawn if weight],
+            quality.threshold,
+            round(self.control_share * QUEUE),
+            (self.seed, len(answers)),
+        )
+        answered = {(item.image, item.column) for item in answers}
+        queue = build_queue(
+            p,
+            labels,
+            self.model.table(labels),
+            [item for item in questions if (item.image, item.column) not in answered],
+            features=self.features,
+            explorer=self.explorer,
+            skip=sorted(answered),
+            seed=self.seed,
+        )
+        free = [item for item in questions if (item.image, item.column) in answered]
+        return LiveUpdate(p, queue, free, quality, time.perf_counter() - begun)
+
+    def _calibrated_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Calibrate by the labels that the run began with; from nothing the logits stay as they are."""
+        if not self.evaluation.any():
+            return logits
+        platt = fit_decisions(
+            torch.from_numpy(logits),
+            torch.from_numpy(self.evaluation),
+            positives_per_image=self.positives_per_image,
+        )[0]
+        return np.asarray(platt.slope * logits + platt.offset, np.float32)

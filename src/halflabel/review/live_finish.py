@@ -1,0 +1,85 @@
+"""Finish a review: train a new run on labels and answers, fill the unknown labels, and write the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from halflabel.errors import UserError
+from halflabel.review.answers import AnswerStore
+from halflabel.runs.folder import RunFolder
+
+__all__ = ["FinishedReview", "finish_review", "next_run_folder"]
+
+
+class FinishedReview(NamedTuple):
+    """Where the results are, and what could not be done."""
+
+    run: str
+    answers: int
+    mean_average_precision: float | None  # out of fold, on known labels
+    filled: str  # the label file, "" if nothing was filled
+    filled_labels: int
+    report: str
+    note: str
+
+
+def next_run_folder(run: Path) -> Path:
+    """Return RUN-2, or the first such name that is not taken."""
+    number = 2
+    while (folder := run.with_name(f"{run.name}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def finish_review(
+    run: RunFolder,
+    images: Path,
+    answers: Path,
+    *,
+    precision: float,
+    write_report: Callable[..., Any] | None,
+    step: Callable[[str], None],
+) -> FinishedReview:
+    """Train a new run beside `run` from its labels and the answers; write its filled labels and its report.
+
+    A run keeps its settings. A review that started without labels gets the method that suits its answers. `step` is
+    told what is being done.
+    """
+    from halflabel.filling import fill, write_filled
+    from halflabel.methods.auto import choose
+    from halflabel.runs.new_run import change_config
+    from halflabel.runs.train import train
+    from halflabel.training.config import Config
+
+    rows = run.read_rows()
+    store = AnswerStore(answers)
+    try:
+        answered = store.label_rows(rows.images, rows.classes)
+    finally:
+        store.close()
+    if not len(answered):
+        raise UserError("there are no answers yet", "answer some questions first")
+    labels = rows.append(answered)
+    config = Config.from_dict(run.read_config())
+    method = config.method if run.weights.exists() else choose(labels.resolve().stats()).method
+    folder = next_run_folder(run.folder)
+    step("training")
+    new = RunFolder.create(folder)
+    evaluation = train(labels, images, change_config(config, method, {}, {}, str(images.absolute())), new)
+    note, filled, count = "", "", 0
+    step("filling unknown labels")
+    try:
+        plan = fill(new, images, precision=precision)
+        tally = write_filled(plan, new.filled, base=labels)
+        filled, count = str(new.filled), int((tally.present + tally.absent).sum())
+    except UserError as error:
+        note = f"No labels were filled: {error}."
+    if write_report is not None:
+        step("writing the report")
+        write_report(new, images=images)
+    score = evaluation.overall.get("mAP") if evaluation is not None else None
+    known = None if score is None or score != score else float(score)
+    report = str(new / "report.html") if write_report is not None else ""
+    return FinishedReview(str(folder), len(answered), known, filled, count, report, note)

@@ -1,0 +1,151 @@
+"""What a live review knows of its model: probabilities, precision and mAP with intervals, labels that can be decided.
+
+Only random control answers correct the probabilities and measure the model. Answers to questions that the model picked
+are no random sample: they are trained on, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.metrics.calibration import fit_logistic, sigmoid
+from halflabel.metrics.intervals import wilson
+from halflabel.metrics.positives_only import expected_f1_threshold
+from halflabel.review.live_questions import Control
+
+__all__ = ["Probabilities", "Quality", "fit_probabilities", "measure"]
+
+_PRIOR = np.array([20.0, 4.0])  # how strongly slope and offset are held at those before any control answer
+_DRAWS = 40  # of slope and offset, for the interval of mAP
+_MAX_ENTRIES = 400_000  # entries that mAP is estimated on
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """p = σ(slope · z + offset) of calibrated logits z; control answers fit slope and offset, with their covariance."""
+
+    slope: float = 1.0
+    offset: float = 0.0
+    covariance: NDArray[np.float64] | None = None
+
+    def __call__(self, z: NDArray[Any]) -> NDArray[np.float32]:
+        return sigmoid(self.slope * z + self.offset).astype(np.float32)
+
+    def samples(self, count: int, seed: int = 0) -> list[Probabilities]:
+        """Draw slopes and offsets that the control answers allow."""
+        if self.covariance is None:
+            return [self]
+        generator = np.random.default_rng(seed)
+        drawn = generator.multivariate_normal([self.slope, self.offset], self.covariance, count)
+        return [Probabilities(max(a, 0.05), b) for a, b in drawn.tolist()]
+
+
+def fit_probabilities(z: NDArray[Any], controls: Sequence[Control]) -> Probabilities:
+    """Correct calibrated logits (N, C) by control answers: a logistic regression that few answers change little.
+
+    Controls need no weights here: given z, how they were drawn tells nothing more about the answer.
+    """
+    x = np.array([z[item.image, item.column] for item in controls], np.float64)
+    usable = ~np.isnan(x)
+    target = np.array([item.value > 0 for item in controls], np.float64)[usable]
+    design = np.stack([x[usable], np.ones(int(usable.sum()))], 1)
+    slope, offset = fit_logistic(design, target, np.ones(len(design)), np.array([1.0, 0.0]), _PRIOR).tolist()
+    slope = max(slope, 0.05)
+    p = sigmoid(design @ np.array([slope, offset]))
+    information = (design * (p * (1 - p))[:, None]).T @ design + np.diag(_PRIOR)
+    return Probabilities(slope, offset, np.linalg.inv(information).astype(np.float64))
+
+
+def _effective_number(weight: NDArray[np.float64]) -> float:
+    """Kish's effective number of answers with these weights."""
+    return float(weight.sum() ** 2 / np.square(weight).sum()) if len(weight) else 0.0
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The state of the model after so many answers; intervals hold with 95 %."""
+
+    answers: int
+    controls: int
+    threshold: float
+    precision: tuple[float, float, float] | None  # of what is called present: estimate, low, high; by controls
+    mean_average_precision: tuple[float, float, float]
+    decided: int  # unknown entries with a probability of being present that is high or low enough
+    unknown: int
+    per_class: list[dict[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def measure(
+    z: NDArray[Any],
+    probabilities: Probabilities,
+    labels: NDArray[np.int8],
+    controls: Sequence[Control],
+    *,
+    answers: int,
+    precision: float = 0.95,
+) -> Quality:
+    """Measure the model from calibrated out-of-fold logits (N, C), known labels (N, C) and control answers."""
+    p = probabilities(z)
+    unknown = (labels == 0) & ~np.isnan(p)
+    threshold = expected_f1_threshold(p)
+    sure = unknown & ((p >= precision) | (p <= 1 - precision))
+    expected = np.where(labels == 0, np.nan_to_num(p), labels > 0)
+    columns = zip((labels > 0).sum(0), (labels < 0).sum(0), sure.sum(0), unknown.sum(0), expected.sum(0), strict=True)
+    per_class = [
+        {"present": int(yes), "absent": int(no), "decided": int(n), "unknown": int(left), "expected": float(total)}
+        for yes, no, n, left, total in columns
+    ]
+    return Quality(
+        answers=answers,
+        controls=len(controls),
+        threshold=threshold,
+        precision=_precision(p, controls, threshold),
+        mean_average_precision=_expected_map(z, probabilities, labels),
+        decided=int(sure.sum()),
+        unknown=int(unknown.sum()),
+        per_class=per_class,
+    )
+
+
+def _precision(p: NDArray[Any], controls: Sequence[Control], threshold: float) -> tuple[float, float, float] | None:
+    """The share of present among control answers that the model calls present now, each with its weight."""
+    called = [item for item in controls if p[item.image, item.column] >= threshold]
+    if not called:
+        return None
+    weight = np.array([item.weight for item in called])
+    share = float(weight @ np.array([item.value > 0 for item in called]) / weight.sum())
+    number = _effective_number(weight)
+    low, high = wilson(share * number, number)
+    return share, float(low), float(high)
+
+
+def _expected_map(
+    z: NDArray[Any], probabilities: Probabilities, labels: NDArray[np.int8]
+) -> tuple[float, float, float]:
+    """Expected mAP if entries are present with their probabilities, and what other calibrations would make of it.
+
+    AP of a class with the images in the order of their logits: Σ_k p_k · (1 + Σ_{j < k} p_j) / k / Σ_k p_k.
+    """
+    step = max(1, -(-z.size // _MAX_ENTRIES))
+    rows = np.flatnonzero(~np.isnan(z).any(1))[::step]
+    order = np.argsort(-z[rows], axis=0, kind="stable")
+    x, known = np.take_along_axis(z[rows], order, 0), np.take_along_axis(labels[rows], order, 0)
+    rank = np.arange(1, len(rows) + 1)[:, None]
+
+    def mean_average_precision(calibration: Probabilities) -> float:
+        p = np.where(known == 0, calibration(x), known > 0).astype(np.float64)
+        before = np.cumsum(p, axis=0) - p
+        total = p.sum(0)
+        return float(np.mean((p * (1 + before) / rank).sum(0) / np.maximum(total, 1e-12)))
+
+    draws = [mean_average_precision(item) for item in probabilities.samples(_DRAWS)]
+    low, high = np.percentile(draws, (2.5, 97.5)).tolist()
+    return mean_average_precision(probabilities), float(low), float(high)

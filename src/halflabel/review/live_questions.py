@@ -1,0 +1,150 @@
+"""The queue of a live review: questions by the newest scores, classes without any positive, and random controls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.labels.table import LabelTable
+from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, choose_questions
+
+__all__ = ["CONTROL_SHARE", "Control", "Explorer", "build_queue", "control_weight", "draw_controls"]
+
+CONTROL_SHARE = 0.1  # share of the queue that is drawn at random
+QUEUE = 200
+_CHUNK = 20  # questions between two fits: within a chunk those of a class follow each other
+_NEIGHBOURS = 10  # most similar photos whose similarity is the density
+_SAMPLE = 2000  # photos that similarity is measured to
+_STANDS_FOR = re.compile(r", 1 of (\d+)$")
+
+
+class Control(NamedTuple):
+    """An answered entry that was drawn at random from a stratum of so many entries."""
+
+    image: int
+    column: int
+    value: int
+    weight: float
+
+
+def control_weight(why: str) -> float | None:
+    """Return how many entries a control answer stands for; None for another reason, or a control without a weight."""
+    found = _STANDS_FOR.search(why)
+    return float(found[1]) if why.startswith((CONTROL_PRESENT, CONTROL_ABSENT)) and found else None
+
+
+class Explorer:
+    """Probabilities of classes without a known positive, about which the model knows nothing yet.
+
+    A photo that none of the other classes explains shows one of these classes, each as likely as the others, except
+    those that were answered absent in it or in a similar photo. Photos in the midst of many similar ones come first.
+    """
+
+    def __init__(self, features: NDArray[np.float32], classes: int, seed: int = 0) -> None:
+        """Take features (N, K), NaN for unreadable images."""
+        length = np.linalg.norm(features, axis=1, keepdims=True)
+        self.unit = np.nan_to_num(features / np.maximum(length, 1e-12))
+        sample = np.random.default_rng(seed).permutation(len(features))[:_SAMPLE]
+        density = np.empty(len(features), np.float32)
+        for first in range(0, len(features), 1 << 14):
+            similarity = self.unit[first : first + (1 << 14)] @ self.unit[sample].T
+            nearest = min(_NEIGHBOURS, similarity.shape[1])
+            density[first : first + (1 << 14)] = np.partition(similarity, -nearest, axis=1)[:, -nearest:].mean(1)
+        self.density = np.clip(density / max(float(density.max()), 1e-12), 0, 1)
+        self.denied = np.zeros((len(features), classes), np.float32)  # similarity to the nearest absent answer
+        self.seen: set[tuple[int, int]] = set()
+
+    def probabilities(self, p: NDArray[Any], labels: NDArray[np.int8]) -> NDArray[np.float32]:
+        """Return p (N, C) with the classes without a known positive in labels (N, C) replaced."""
+        unseen = ~(labels > 0).any(0)
+        result = p.astype(np.float32)
+        if not unseen.any():
+            return result
+        for image, column in np.argwhere((labels < 0) & unseen).tolist():
+            if (image, column) not in self.seen:
+                self.seen.add((image, column))
+                self.denied[:, column] = np.maximum(self.denied[:, column], self.unit @ self.unit[image])
+        with np.errstate(invalid="ignore"):
+            unexplained = np.prod(1 - result[:, ~unseen], axis=1) * ~(labels > 0).any(1)
+        left = np.maximum(unseen.sum() - (labels[:, unseen] < 0).sum(1), 1)
+        result[:, unseen] = ((unexplained * self.density / left)[:, None] * (1 - self.denied[:, unseen])).clip(0, 1)
+        return result
+
+
+def draw_controls(
+    p: NDArray[Any],
+    population: NDArray[np.bool_],
+    drawn: Sequence[tuple[int, int]],
+    threshold: float,
+    count: int,
+    seed: Sequence[int],
+) -> list[Question]:
+    """Draw entries at random from the population (N, C), in turn from those called present and from the others.
+
+    Each question says how many entries it stands for. Entries in `drawn` are not drawn again. An entry that somebody
+    answered already may be drawn: leaving such entries out would bias what is estimated from the others.
+    """
+    generator = np.random.default_rng(list(seed))
+    free = population & ~np.isnan(p)
+    for image, column in drawn:
+        free[image, column] = False
+    flat, called = free.ravel(), (p >= threshold).ravel()
+    strata = [(CONTROL_PRESENT, np.flatnonzero(flat & called)), (CONTROL_ABSENT, np.flatnonzero(flat & ~called))]
+    strata = [(why, entries) for why, entries in strata if len(entries)]
+    questions: list[Question] = []
+    taken: set[int] = set()
+    for number in range(count if strata else 0):
+        why, entries = strata[number % len(strata)]
+        entry = int(entries[generator.integers(len(entries))])
+        if entry not in taken:
+            taken.add(entry)
+            image, column = divmod(entry, p.shape[1])
+            stands_for = max(1, len(entries) * len(strata) // 2)  # each stratum gets its share of the draws
+            questions.append(Question(image, column, float(p[image, column]), f"{why}, 1 of {stands_for}"))
+    return questions
+
+
+def build_queue(
+    p: NDArray[np.float32],
+    labels: NDArray[np.int8],
+    table: LabelTable,
+    controls: Sequence[Question],
+    *,
+    features: NDArray[Any] | None,
+    explorer: Explorer | None = None,
+    skip: Sequence[tuple[int, int]] = (),
+    count: int = QUEUE,
+    seed: int = 0,
+) -> list[Question]:
+    """Return the questions to ask next, most worth first; `labels` (N, C) and `table` hold all known labels.
+
+    Questions come in chunks as long as the time between two fits. A chunk has its share of the controls, at random
+    places; its other questions are grouped by class.
+    """
+    scores = explorer.probabilities(p, labels) if explorer is not None else p
+    taken = {(item.image, item.column) for item in controls}
+    chosen = choose_questions(
+        scores,
+        table,
+        np.full(len(table.classes), 0.5),
+        max(count - len(controls), 1),
+        features=features,
+        control=0.0,
+        skip=[*skip, *taken],
+        by_class=False,
+    )
+    generator = np.random.default_rng([seed, len(skip)])
+    queue: list[Question] = []
+    waiting = list(controls)
+    per_chunk = max(1, round(_CHUNK * CONTROL_SHARE)) if controls else 0
+    for first in range(0, max(len(chosen), 1), _CHUNK - per_chunk):
+        chunk = sorted(chosen[first : first + _CHUNK - per_chunk], key=lambda item: item.column)
+        for item in waiting[:per_chunk]:
+            chunk.insert(int(generator.integers(len(chunk) + 1)), item)
+        waiting = waiting[per_chunk:]
+        queue += chunk
+    return queue + waiting

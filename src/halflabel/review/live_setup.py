@@ -1,0 +1,84 @@
+"""Open a live review: the features, labels and settings of a run, or of a review that starts without any label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from halflabel.data.decode import list_images
+from halflabel.data.sources import open_images
+from halflabel.errors import UserError
+from halflabel.labels.names import Names, first_duplicate
+from halflabel.labels.provenance import training_and_evaluation_tables
+from halflabel.labels.table import LabelTable
+from halflabel.models.backbone_names import DEFAULT
+from halflabel.review.live import LiveReview
+from halflabel.review.live_model import STRENGTH, LiveModel
+from halflabel.runs.assembly import Assembly, pooled_features
+from halflabel.runs.crossfit import run_features
+from halflabel.runs.folder import RunFolder
+from halflabel.training.config import Config
+
+__all__ = ["open_live_review", "read_class_names", "start_without_labels"]
+
+
+def read_class_names(given: str) -> list[str]:
+    """Read class names from a text file, one per line, or from a list separated by commas."""
+    path = Path(given)
+    is_file = path.is_file()
+    names = path.read_text(encoding="utf-8", errors="replace").splitlines() if is_file else given.split(",")
+    names = [name.strip() for name in names if name.strip()]
+    if not names:
+        raise UserError(f"{given!r} names no class", "give names such as cat,dog,bird, or a file with one per line")
+    if (twice := first_duplicate(names)) is not None:
+        raise UserError(f"the class {twice!r} is named twice", "name each class once")
+    return names
+
+
+def start_without_labels(folder: Path, images: Path, classes: Sequence[str], backbone: str | None) -> RunFolder:
+    """Start a run folder with the photos of a folder and these classes, and no label."""
+    run = RunFolder.create(folder)
+    names, _ = list_images(images)
+    if not len(names):
+        raise UserError(f"{images} has no images", "name the folder with the photos")
+    table = LabelTable.from_entries(Names(names), Names(classes), *np.zeros((3, 0), np.int8))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.start(table, Config(method="bce", images=str(images.absolute()), backbone=backbone or DEFAULT).as_dict())
+    return run
+
+
+def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveReview:
+    """Load features and labels of a run; features that are not in the cache are computed."""
+    config = Config.from_dict(run.read_config())
+    assembly = Assembly(config)
+    table, evaluation = training_and_evaluation_tables(run.read_rows())
+    backbone = assembly.make_backbone()
+    views = config.views(config.size or backbone.preprocess.size, backbone)
+    source = open_images(table.images, images, views, workers=config.workers, max_bad=1.0)
+    features = run_features(run, config, backbone, source, len(table.classes), train=False)
+    model = LiveModel(
+        pooled_features(features),
+        table,
+        assembly.make_method if table.known else None,
+        classifier=backbone.classifier,
+        strength=_strength(run, config),
+        seed=config.settings.seed,
+    )
+    return LiveReview(
+        model,
+        table.dense(),
+        evaluation.dense(),
+        precision=precision,
+        positives_per_image=config.positives_per_image,
+        seed=config.settings.seed,
+    )
+
+
+def _strength(run: RunFolder, config: Config) -> float:
+    """Return the strength that the run was given or has chosen."""
+    if config.l2_strength is not None:
+        return config.l2_strength
+    lines = [line for line in run.read_log() if "strength" in line and "out_of_fold_mAP" in line]
+    return float(max(lines, key=lambda line: line["out_of_fold_mAP"])["strength"]) if lines else STRENGTH
