@@ -106,6 +106,7 @@ class LiveReview:
             [item for item in questions if (item.image, item.column) not in answered],
             features=self.features,
             explorer=self.explorer,
+            both_teach=True if self.model.make_method is None else None,
             skip=sorted(answered),
             seed=self.seed,
         )

@@ -116,6 +116,7 @@ def build_queue(
     *,
     features: NDArray[Any] | None,
     explorer: Explorer | None = None,
+    both_teach: bool | None = None,
     skip: Sequence[tuple[int, int]] = (),
     count: int = QUEUE,
     seed: int = 0,
@@ -136,6 +137,7 @@ def build_queue(
         control=0.0,
         skip=[*skip, *taken],
         by_class=False,
+        both_teach=both_teach,
     )
     generator = np.random.default_rng([seed, len(skip)])
     queue: list[Question] = []

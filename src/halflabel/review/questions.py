@@ -101,6 +101,7 @@ def choose_questions(
     skip: Iterable[tuple[int, int]] = (),
     seed: int = 0,
     by_class: bool = True,
+    both_teach: bool | None = None,
 ) -> list[Question]:
     """Return the unknown entries most worth asking about; scores (N, C) calibrated, features (N, D) or None.
 
@@ -109,8 +110,8 @@ def choose_questions(
         worth(i, c) = q_ic / (n_c + Σ q of the entries of c chosen so far)
 
     with q the score where training takes unknown entries for absent (a "no" then teaches nothing new), and
-    q (1 − q) + q / 4 where the known labels are a fair sample (both answers teach). n_c = known positives. Rare classes
-    therefore come first, until they fill. At most `per_image` questions per image, and none about a near-duplicate of
+    q (1 − q) + q / 4 where both answers teach: where `both_teach` says so, by default where enough negatives are
+    known. n_c = known positives. Rare classes therefore come first, until they fill. At most `per_image` questions per image, and none about a near-duplicate of
     a photo already asked about for the class. The share `control` is drawn at random, half from the entries at or
     above their threshold and half from the others, and marked. `skip` lists entries that are answered already.
 
@@ -122,22 +123,23 @@ def choose_questions(
             f"no list can have {count} questions, a control share of {control:g} and {per_image} questions per image",
             "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
         )
-    drawn, open_ = _scan_entries(scores, table, thresholds, min(round(control * count), count), count, skip, seed)
+    answer_value = _answer_value(has_enough_negatives(table.value) if both_teach is None else both_teach)
+    controls = min(round(control * count), count)
+    drawn, open_ = _scan_entries(scores, table, thresholds, answer_value, controls, count, skip, seed)
     chosen = _control_sample(drawn, seed)
     positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
     centred = _CentredFeatures.of(features)
     picked = _pick_greedily(open_, chosen, scores, positives, count - len(chosen), per_image, centred)
     median = np.median(positives)
     asked = [Question(i, c, q, _reason(q, bool(positives[c] < median))) for i, c, q in picked]
-    answer_value = _answer_value(table)
     worth = [float(answer_value(item.probability)) for item in asked]
     sample = [item._replace(probability=float(scores[item.image, item.column])) for item in chosen]
     return sample + (_by_class(asked, worth) if by_class else asked)
 
 
-def _answer_value(table: LabelTable) -> Callable[[Any], Any]:
+def _answer_value(both_teach: bool) -> Callable[[Any], Any]:
     """Return how much an answer is worth, by its probability, where nothing is known of its class yet."""
-    if has_enough_negatives(table.value):
+    if both_teach:
         return lambda q: q * (1 - q) + q / 4
     return lambda q: q
 
@@ -154,6 +156,7 @@ def _scan_entries(
     scores: NDArray[Any],
     table: LabelTable,
     thresholds: NDArray[Any],
+    answer_value: Callable[[Any], Any],
     control: int,
     count: int,
     skip: Iterable[tuple[int, int]],
@@ -166,7 +169,6 @@ def _scan_entries(
     drawn = _LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
     best = _LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
     remaining = np.zeros(classes, np.int64)
-    answer_value = _answer_value(table)
     for index, block, unknown in _open_blocks(scores, table, answered):
         remaining += unknown.sum(0)
         cost = -answer_value(block.astype(np.float64))
