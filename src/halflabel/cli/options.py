@@ -142,6 +142,9 @@ def _label_options(
         _reading("--machine", help="Open Images: machine labels of at least this confidence are present."),
     ] = None,
     image_column: Annotated[str | None, _reading("--image-column", help="The column with the image names.")] = None,
+    tag_column: Annotated[
+        str | None, _reading("--tag-column", help="Lists of tags: the column with the list.", metavar="COLUMN")
+    ] = None,
     ignore: Annotated[
         list[str] | None, _reading("--ignore", help="A column that is not a class.", metavar="COLUMN")
     ] = None,

@@ -60,6 +60,7 @@ class Policy:
     difficult       meaning of an object marked difficult (Pascal VOC)
     machine         confidence from which an unverified machine-generated label counts as present (Open Images)
     image_column    the column with the image names
+    tag_column      the column with the list of tags
     ignore          columns that are not classes
     where           read only rows with these column values, such as {"split": "train"}
     separator       the separator of the tags in a cell, such as ";"; also "space", "newline", "#" and "none"
@@ -74,6 +75,7 @@ class Policy:
     difficult: Meaning | None = None
     machine: float | None = None
     image_column: str | None = None
+    tag_column: str | None = None
     ignore: tuple[str, ...] = ()
     where: Mapping[str, str] = field(default_factory=dict)
     separator: str | None = None

@@ -1,7 +1,7 @@
 """Label rules: a dog is an animal, day excludes night. What follows from them, and which known labels contradict them.
 
 `implies`: where the first class is present the second is present too; where the second is absent the first is absent.
-`excludes`: the two classes are never present together.
+`excludes`: the two classes are never present together; `*` stands for all other classes (`No Finding,excludes,*`).
 """
 
 from __future__ import annotations
@@ -160,8 +160,12 @@ def _read_csv(path: Path, classes: Names) -> Rules:
             raise LabelError(
                 f"{fields[1]!r} is not a rule", "write implies or excludes between two classes", path, line=line
             )
-        first, second = (class_number(name, number, path, line) for name in (fields[0], fields[2]))
+        first = class_number(fields[0], number, path, line)
         kind: Kind = "implies" if fields[1] == "implies" else "excludes"
+        if kind == "excludes" and fields[2] == "*" and "*" not in number:
+            rules += [_Rule(first, kind, other, line) for other in range(len(classes)) if other != first]
+            continue
+        second = class_number(fields[2], number, path, line)
         if first == second:
             raise LabelError(f"{fields[0]!r} {kind} itself", "remove the line, or name another class", path, line=line)
         ends = (first, second) if kind == "implies" else (min(first, second), max(first, second))

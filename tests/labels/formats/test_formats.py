@@ -25,6 +25,8 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "lvis": ("*.json", Policy()),
     "coco": ("*.json", Policy(unlisted="unknown")),
     "open-images": ("**/train-annotations-*.csv", Policy()),
+    "chexpert": ("*.csv", Policy()),
+    "nih-chestxray": ("*.csv", Policy()),
     "voc": ("VOC*", Policy(split="trainval")),
     "cub": ("CUB*", Policy()),
     "nus-wide": (".", Policy()),

@@ -198,7 +198,7 @@ def test_cells_tell_tags_from_other_tables(file: Path, content: str, name: str) 
 
 def test_other_columns_are_named_by_the_user(file: Path) -> None:
     both = "image,tags,labels\na,dog,cat\n"
-    assert "--ignore" in refusal(file, both).fix
+    assert "--tag-column" in refusal(file, both).fix
     ignoring = Policy(unlisted="unknown", ignore=("tags",))
     assert listed(formats.read(file, ignoring, format="tags")) == {"a": ["cat"]}
     strange = "bild,schlagworte\na,Hund;Katze\n"

@@ -30,6 +30,7 @@ __all__ = [
     "csv_line",
     "detect_delimiter",
     "first_line",
+    "header_fields",
     "read_lines",
     "read_parquet",
     "read_records",
@@ -87,6 +88,14 @@ def detect_delimiter(line: str) -> str:
     """
     bare = re.sub(r'"[^"]*("|$)', "", line)
     return max(_DELIMITERS, key=bare.count)
+
+
+def header_fields(line: str) -> list[str]:
+    """The stripped fields of a header line; empty for a line that is not CSV."""
+    try:
+        return [name.strip() for name in next(csv.reader([line], delimiter=detect_delimiter(line)), [])]
+    except csv.Error:
+        return []
 
 
 def csv_line(fields: Iterable[str]) -> str:
@@ -184,8 +193,11 @@ class CsvTable:
         self.header = [name.strip() for name in (header or next(self._records(), (1, []))[1])]
         if header is None:
             self._check_first_line()
-        self._check_header()
+        ends_in_delimiter = len(self.header) > 1 and not self.header[-1]
         self.columns = self._read()
+        if ends_in_delimiter and not pc.any(pc.not_equal(self.columns[-1], "")).as_py():
+            del self.header[-1], self.columns[-1]
+        self._check_header()
         if len(self) == 0:
             raise LabelError("the file has a header but no rows", "export the labels again", self.path)
 

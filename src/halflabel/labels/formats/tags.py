@@ -9,7 +9,6 @@ null and None.
 from __future__ import annotations
 
 import ast
-import csv
 import json
 import re
 from pathlib import Path
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import CsvTable, csv_line, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._csv import CsvTable, csv_line, detect_delimiter, first_line, header_fields, read_records
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import keeps_no_provenance, split_by_image
@@ -34,7 +33,7 @@ from halflabel.system.files import atomic_write
 
 __all__ = ["LIST_COLUMNS", "USES", "keeps_provenance", "read", "sniff", "write"]
 
-USES = ("unlisted", "image_column", "ignore", "where", "separator", "encoding")
+USES = ("unlisted", "image_column", "tag_column", "ignore", "where", "separator", "encoding")
 keeps_provenance = keeps_no_provenance
 
 _ABSENT_NAMES = ("absent", "negatives")
@@ -78,11 +77,7 @@ def sniff(path: Path) -> bool:
     line = first_line(path)
     if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not any(name in line.lower() for name in LIST_COLUMNS):
         return False
-    delimiter = detect_delimiter(line)
-    try:
-        header = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
-    except csv.Error:
-        return False
+    delimiter, header = detect_delimiter(line), header_fields(line)
     lists = [name for name in header if name.lower() in LIST_COLUMNS]
     if len(lists) != 1 or len(header) < 2 or "value" in map(str.lower, header):
         return False
@@ -190,11 +185,12 @@ def _image_position(header: list[str], list_column: str) -> int:
 
 def _find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
     """The image column, and the list columns with their value: present (1), then perhaps absent (−1)."""
-    for name in (*policy.ignore, *((policy.image_column,) if policy.image_column else ())):
-        sheet.column(name)  # raises if the column does not exist
+    for name in (*policy.ignore, policy.image_column, policy.tag_column):
+        if name is not None:
+            sheet.column(name)  # raises if the column does not exist
     candidates = [name for name in sheet.header if name not in (*policy.ignore, *policy.where, policy.image_column)]
     negative = [name for name in candidates if name.lower() in _ABSENT_NAMES]
-    for list_names in (LIST_COLUMNS, _SINGULAR_NAMES):
+    for list_names in ((policy.tag_column.lower(),),) if policy.tag_column else (LIST_COLUMNS, _SINGULAR_NAMES):
         if positive := [name for name in candidates if name.lower() in list_names]:
             break
     else:
@@ -204,7 +200,7 @@ def _find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]
         names = ", ".join(map(repr, sheet.header[:12]))
         raise sheet.error(
             f"it is not clear which column lists the tags; found: {names}",
-            "call it 'tags', or add --ignore COLUMN for every column that is not a list",
+            "name it with --tag-column COLUMN",
             line=1,
         )
     image_column = policy.image_column or sheet.header[_image_position(sheet.header, positive[0])]

@@ -1,0 +1,50 @@
+"""NIH ChestX-ray14 CSV: `Image Index,Finding Labels,…` with findings such as `Mass|Nodule`, or `No Finding`.
+
+Every finding that is not listed is absent, as the authors of the data set use it, unless `unlisted` states otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from halflabel.errors import UserError
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats import tags
+from halflabel.labels.formats._csv import first_line, header_fields
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("unlisted", "where", "encoding")
+
+_IMAGE, _FINDINGS = "Image Index", "Finding Labels"
+
+
+def sniff(path: Path) -> bool:
+    """A CSV file with the two columns of ChestX-ray14."""
+    return path.suffix.lower() == ".csv" and {_IMAGE, _FINDINGS} <= set(header_fields(first_line(path)))
+
+
+def read(path: Path, policy: Policy) -> LabelImport:
+    """Read the lists of findings; `No Finding` is a class of its own."""
+    others = {*header_fields(first_line(path))} - {"", _IMAGE, _FINDINGS, *policy.where}
+    stated = replace(
+        policy,
+        image_column=_IMAGE,
+        tag_column=_FINDINGS,
+        ignore=tuple(sorted(others)),
+        separator="|",
+        unlisted=policy.unlisted or "absent",
+    )
+    result = tags.read(path, stated)
+    result.audit.format = "nih-chestxray"
+    if policy.unlisted is None:
+        result.audit.note("findings that are not listed are read as absent; --unlisted unknown reads them otherwise")
+    return result
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Refuse: the columns about the patient are not part of the labels."""
+    raise UserError("the columns about the patient are not known", "write a list of tags instead (--to tags)")
