@@ -13,6 +13,7 @@ __all__ = ["CLASSIFIER_WEIGHT", "Classifier", "FeatureTransform", "principal_com
 Classifier = tuple[Tensor, Tensor]
 
 CLASSIFIER_WEIGHT = 0.5  # weight of the class probabilities beside the features
+BLOCK = 4096  # images normalised at once
 _SUBSPACE_ITERATIONS = 4
 
 
@@ -46,8 +47,8 @@ class FeatureTransform(nn.Module):
         cls, features: Tensor, classifier: Classifier | None = None, *, of_backbone: bool = True
     ) -> FeatureTransform:
         """Fit mean and scale on the readable rows (no NaN) of the training features."""
-        features = features[~torch.isnan(features).any(1)].float()
-        if not len(features):
+        blocks = [block for part in torch.split(features, BLOCK) if len(block := part[~torch.isnan(part).any(1)])]
+        if not blocks:
             raise UserError("no training image could be read", "check the image files")
         channels = features.shape[1]
         pretraining_classes = 0 if classifier is None else len(classifier[1])
@@ -55,12 +56,17 @@ class FeatureTransform(nn.Module):
         if classifier is not None:
             transform.class_weight.copy_(classifier[0])
             transform.class_bias.copy_(classifier[1])
-        raw = transform._raw(features)
-        transform.mean.copy_(raw.mean(0))
-        centred = raw - transform.mean
-        for number, part in enumerate((centred[:, :channels], centred[:, channels:])):
-            if part.shape[1]:
-                transform.scale[number] = part.norm(dim=1).mean().clamp(min=1e-6)
+        images = sum(len(block) for block in blocks)
+        for block in blocks:
+            transform.mean += transform._raw(block.float()).sum(0) / images
+        scale = torch.zeros_like(transform.scale)
+        for block in blocks:
+            centred = transform._raw(block.float()) - transform.mean
+            scale[0] += centred[:, :channels].norm(dim=1).sum()
+            scale[1] += centred[:, channels:].norm(dim=1).sum()
+        transform.scale.copy_((scale / images).clamp(min=1e-6))
+        if not pretraining_classes:
+            transform.scale[1] = 1
         return transform
 
     @property

@@ -107,7 +107,7 @@ class Assembly:
         evaluation: LabelTable | None = None,
         of_backbone: bool = True,
         groups: Sequence[object] | None = None,
-        folds: int = FOLDS,
+        folds: int | None = None,
         reporter: Reporter = SILENT,
     ) -> CrossFit:
         """Fit the head by L-BFGS on pooled features, with out-of-fold scores of every image.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import torch
@@ -20,14 +19,14 @@ from halflabel.errors import UserError
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.models.feature_transform import Classifier, FeatureTransform, principal_components
+from halflabel.models.feature_transform import BLOCK, Classifier, FeatureTransform, principal_components
 from halflabel.models.heads import NormalisedLinear
 from halflabel.models.similar_images import KEY_SIZE, SimilarImages, nearest_images
 from halflabel.system.threads import use_free_cores
 from halflabel.training.callbacks import EpochLog
-from halflabel.training.solver import ROUNDS, LinearSolver
+from halflabel.training.solver import ROUNDS, TOLERANCE, LinearSolver
 
-__all__ = ["FOLDS", "CrossFit", "SimilarChoice", "crossfit", "ranking_quality"]
+__all__ = ["FOLDS", "CrossFit", "SimilarChoice", "crossfit", "default_folds", "ranking_quality"]
 
 FOLDS = 5
 STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
@@ -35,6 +34,10 @@ COMPONENTS = 768  # principal components of the normalised features that heads a
 WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
 _COUNTS, _SHARPNESS, _WEIGHTS = (10, 20, 40, 80), (5.0, 10.0, 20.0), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 _GAIN = 1e-3  # similar images are used only if they raise the quality by more than this
+_LARGEST_SAMPLE = 16384  # images that the principal components are computed from
+LARGE = 10**7  # entries (images × classes) from which on fewer folds are fitted
+LARGE_FOLDS = 3
+_LARGE_TOLERANCE = 0.1  # of the solver
 _SORTED_ENTRIES = 4_000_000  # at most this many scores are sorted to measure the quality of one choice
 
 MakeMethod = Callable[[], Method]
@@ -74,7 +77,8 @@ class CrossFit:
         """What the out-of-fold scores chose, in words."""
         similar = self.similar
         mixed = f", {similar.count} similar images with weight {similar.weight:g}" if similar is not None else ""
-        return f"chosen by out-of-fold scores: strength {self.strength:g}{mixed}"
+        folds = f" ({LARGE_FOLDS} folds: the table is large)" if self.logits.size >= LARGE else ""
+        return f"chosen by out-of-fold scores{folds}: strength {self.strength:g}{mixed}"
 
 
 def crossfit(
@@ -88,7 +92,7 @@ def crossfit(
     use_similar: bool = True,
     evaluation: LabelTable | None = None,
     rounds: int = ROUNDS,
-    folds: int = FOLDS,
+    folds: int | None = None,
     groups: Sequence[object] | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -101,7 +105,10 @@ def crossfit(
     similar images needs guesses that depend neither on the image they come from nor on the image they are passed to:
     for each pair of folds a model is fitted without both. The final head is fitted on all images.
     `of_backbone` False is for features that are any numbers (see FeatureTransform).
+
+    Images are divided into `folds`, by default 5. Large tables have 3, of which the first alone chooses the strength.
     """
+    folds = folds or default_folds(table)
     readable = ~torch.isnan(features).any(1)
     if int(readable.sum()) < 2 * folds:
         raise UserError(
@@ -114,13 +121,15 @@ def crossfit(
     raw = features[readable].to(device)
     transform = FeatureTransform.fit(raw, classifier, of_backbone=of_backbone)
     judged = (table if evaluation is None else evaluation).subset(rows)
-    steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + 2 * folds * use_similar)
+    pairs = folds * (folds - 1) // 2
+    steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + pairs * use_similar)
 
     with use_free_cores():
-        normalised = transform(raw)
-        directions, variance = principal_components(normalised, COMPONENTS)
-        task = _Task(make_method, normalised @ directions, variance, known_table, fold, folds, rounds, judged)
-        del raw, normalised
+        sample = raw[:: -(-len(raw) // _LARGEST_SAMPLE)]
+        directions, variance = principal_components(transform(sample), COMPONENTS)
+        components = torch.cat([transform(block) @ directions for block in torch.split(raw, BLOCK)])
+        del raw
+        task = _Task(make_method, components, variance, known_table, fold, folds, rounds, judged)
         strength, logits, tried = _choose_strength(task, strength, steps)
         similar, quality = None, tried[strength]
         if use_similar:
@@ -144,6 +153,11 @@ def crossfit(
     all_logits = np.full(table.shape, np.nan, np.float32)
     all_logits[rows] = logits.cpu().numpy()
     return CrossFit(head.cpu().eval(), all_logits, fold_of_all, strength, tried, similar, quality)
+
+
+def default_folds(table: LabelTable) -> int:
+    """Return the number of folds that a table is divided into."""
+    return FOLDS if table.shape[0] * table.shape[1] < LARGE else LARGE_FOLDS
 
 
 class _Steps:
@@ -180,6 +194,7 @@ class _Task:
         self.evaluation_labels = torch.from_numpy(evaluation.dense()).to(features.device)
         self.fold = fold
         self.folds = folds
+        self.rows_of_fold = [(fold == number).nonzero()[:, 0] for number in range(folds)]
         self.rounds = rounds
         self.out_of_fold = torch.zeros(self.labels.shape, device=features.device)
 
@@ -187,7 +202,18 @@ class _Task:
         """Return a solver for the images of a (N,) mask."""
         index = rows.nonzero()[:, 0]
         table = self.table.subset(index.cpu().numpy())
-        return LinearSolver(self.make_method(), self.features[index], table, variance=self.variance, rounds=self.rounds)
+        return LinearSolver(
+            self.make_method(),
+            self.features[index],
+            table,
+            variance=self.variance,
+            rounds=self.rounds,
+            tolerance=_LARGE_TOLERANCE if self.is_large else TOLERANCE,
+        )
+
+    @property
+    def is_large(self) -> bool:
+        return self.labels.numel() >= LARGE
 
     @property
     def keys(self) -> Tensor:
@@ -204,18 +230,21 @@ class _Task:
 
 def _choose_strength(task: _Task, strength: float | None, steps: _Steps) -> tuple[float, Tensor, dict[float, float]]:
     """Return the best strength, its out-of-fold logits, and the quality of every strength that was tried."""
-    solvers = [task.solver(task.fold != number) for number in range(task.folds)]
+    solvers = {number: task.solver(task.fold != number) for number in range(1 if task.is_large else task.folds)}
     tried: dict[float, float] = {}
     best: tuple[float, Tensor] | None = None
 
+    def fit(number: int, value: float, logits: Tensor) -> None:
+        solvers[number].fit(value)
+        held_out = task.fold == number
+        logits[held_out] = solvers[number].score(task.features[held_out])
+        steps.done()
+
     def attempt(value: float) -> None:
         nonlocal best
-        logits = torch.zeros_like(task.out_of_fold)
-        for number, solver in enumerate(solvers):
-            solver.fit(value)
-            held_out = task.fold == number
-            logits[held_out] = solver.score(task.features[held_out])
-            steps.done()
+        logits = torch.full_like(task.out_of_fold, torch.nan)
+        for number in solvers:
+            fit(number, value, logits)
         tried[value] = task.quality(logits)
         if best is None or tried[value] > tried[best[0]]:
             best = value, logits
@@ -227,6 +256,9 @@ def _choose_strength(task: _Task, strength: float | None, steps: _Steps) -> tupl
         attempt(min(tried) / 3)
     while strength is None and best[0] == max(tried) <= STRONGEST / 3:
         attempt(max(tried) * 3)
+    for number in range(len(solvers), task.folds):
+        solvers = {number: task.solver(task.fold != number)}  # one at a time: they hold large tables
+        fit(number, *best)
     task.out_of_fold = best[1]
     return best[0], best[1], tried
 
@@ -239,45 +271,64 @@ def _choose_similar(
     counts = [number for number in _COUNTS if number <= count] or [count]
     similarity, index = nearest_images(task.keys, task.fold, count)
     guesses = _guesses_by_fold(task, strength, steps)
-    own = torch.sigmoid(logits)
-    best: tuple[float, SimilarChoice | None, Tensor] = (quality + _GAIN, None, logits)
-    for number, sharpness in product(counts, _SHARPNESS):
-        passed_on = torch.zeros_like(own)
-        for fold in range(task.folds):
-            rows = task.fold == fold
-            passed_on[rows] = _weighted_mean(similarity[rows, :number], index[rows, :number], sharpness, guesses[fold])
-        for weight in _WEIGHTS:
-            mixed = (1 - weight) * own + weight * passed_on
-            reached = task.quality(mixed)
-            if reached > best[0]:
-                best = reached, SimilarChoice(number, sharpness, weight), mixed
-    if best[1] is None:
+    columns = slice(None, None, sampling_step(logits))  # the classes that the quality is measured on
+    own, labels = torch.sigmoid(logits[:, columns]), task.evaluation_labels[:, columns]
+    sampled = [part[:, columns].contiguous() for part in guesses]
+    best: tuple[float, SimilarChoice | None] = (quality + _GAIN, None)
+    for sharpness in _SHARPNESS:
+        for number, passed_on in _passed_on(task, similarity, index, sampled, sharpness, counts):
+            for weight in _WEIGHTS:
+                reached = ranking_quality((1 - weight) * own + weight * passed_on, labels)
+                if reached > best[0]:
+                    best = reached, SimilarChoice(number, sharpness, weight)
+    reached, chosen = best
+    if chosen is None:
         return None, logits, quality
-    return best[1], torch.logit(best[2].clamp(1e-7, 1 - 1e-6)), best[0]
+    _, passed_on = next(_passed_on(task, similarity, index, guesses, chosen.sharpness, [chosen.count]))
+    mixed = torch.sigmoid(logits).mul_(1 - chosen.weight).add_(passed_on, alpha=chosen.weight)
+    return chosen, torch.logit(mixed.clamp_(1e-7, 1 - 1e-6)), reached
 
 
-def _weighted_mean(similarity: Tensor, index: Tensor, sharpness: float, guesses: Tensor) -> Tensor:
-    shares = torch.softmax(sharpness * similarity, 1)
-    result = torch.zeros(len(index), guesses.shape[1], device=guesses.device)
-    for column in range(index.shape[1]):  # never (N, k, C) at once
-        result += shares[:, column, None] * guesses[index[:, column]]
-    return result
+def _passed_on(
+    task: _Task, similarity: Tensor, index: Tensor, guesses: Sequence[Tensor], sharpness: float, counts: Sequence[int]
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield (count, (N, C) mean guess of so many similar images of each image, weighted by their similarity).
+
+    Similar images (N, k) come in falling order, counts in rising order. `guesses` holds those (N, C) for each fold.
+    """
+    shares = torch.exp(sharpness * (similarity - similarity[:, :1]))
+    total = torch.zeros(len(index), guesses[0].shape[1], device=index.device)
+    for column in range(counts[-1]):  # never (N, k, C) at once
+        for fold, guess in enumerate(guesses):
+            rows = task.rows_of_fold[fold]
+            total.index_add_(0, rows, shares[rows, column, None] * guess[index[rows, column]])
+        if column + 1 in counts:
+            yield column + 1, total / shares[:, : column + 1].sum(1, keepdim=True)
 
 
-def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> Tensor:
-    """Return (K, N, C): known labels; elsewhere the guess of a model without fold k and without the image's own."""
-    guesses = torch.zeros(task.folds, *task.labels.shape, device=task.features.device)
+def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor]:
+    """Return (N, C) for each fold k: known labels; elsewhere the guess of a model without fold k and the image's own.
+
+    In half precision, which is what the index of similar images stores.
+    """
+    guesses = torch.zeros(task.folds, *task.labels.shape, dtype=torch.float16, device=task.features.device)
     for first, second in _pairs(task.folds):
         solver = task.solver((task.fold != first) & (task.fold != second))
         solver.fit(strength)
-        for fold, images in ((first, task.fold == second), (second, task.fold == first)):
-            guesses[fold, images] = torch.sigmoid(solver.score(task.features[images]))
+        for fold, other in ((first, second), (second, first)):
+            images = task.rows_of_fold[other]
+            guesses[fold, images] = torch.sigmoid(solver.score(task.features[images])).half()
         steps.done()
-    return task.known_or(guesses)
+    return [task.known_or(guess) for guess in guesses]
 
 
 def _pairs(folds: int) -> Iterator[tuple[int, int]]:
     return ((first, second) for second in range(folds) for first in range(second))
+
+
+def sampling_step(scores: Tensor) -> int:
+    """Return the distance of the classes that the quality of scores (N, C) is measured on."""
+    return max(1, -(-scores.numel() // _SORTED_ENTRIES))
 
 
 def ranking_quality(scores: Tensor, labels: Tensor) -> float:
@@ -285,10 +336,11 @@ def ranking_quality(scores: Tensor, labels: Tensor) -> float:
 
     Without any known negative, unknown entries take the place of negatives: a known positive should rank above most
     of the others, which holds for every method's ranking alike. At most 4 million entries are sorted: of larger tables
-    classes are taken at equal distances.
+    classes are taken at equal distances. Images whose first score is NaN are left out.
     """
-    step = max(1, -(-scores.numel() // _SORTED_ENTRIES))
-    scores, labels = scores[:, ::step], labels[:, ::step]
+    step = sampling_step(scores)
+    scored = ~torch.isnan(scores[:, 0])
+    scores, labels = scores[scored, ::step], labels[scored, ::step]
     positive = labels > 0
     counted = labels != 0 if bool((labels < 0).any()) else torch.ones_like(positive)
     order = torch.sort(scores.masked_fill(~counted, -torch.inf), dim=0, descending=True, stable=True)[1]

@@ -43,12 +43,21 @@ class Loss(nn.Module):
         present, absent = self.pair(at_least_float32(logits))
         return targets.pos * present + targets.neg * absent
 
+    def slope(self, logits: Tensor, targets: Targets) -> Tensor:
+        """Return the derivative of the loss of each entry by its logit, of any shape."""
+        with torch.enable_grad():
+            x = logits.detach().requires_grad_()
+            return torch.autograd.grad(self(x, targets).sum(), x)[0]
+
 
 class BCE(Loss):
     """Binary cross-entropy: ℓ⁺ = softplus(−x) = −log p, ℓ⁻ = softplus(x) = −log(1 − p)."""
 
     def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return softplus(-logits), softplus(logits)
+
+    def slope(self, logits: Tensor, targets: Targets) -> Tensor:
+        return torch.sigmoid(logits).mul_(targets.pos + targets.neg).sub_(targets.pos)
 
 
 class Focal(Loss):

@@ -12,7 +12,16 @@ from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
-__all__ = ["Entropy", "ExpectedPositives", "Term", "Transductive", "UnknownScores", "entropy", "estimate_positives"]
+__all__ = [
+    "Entropy",
+    "EntryTerm",
+    "ExpectedPositives",
+    "Term",
+    "Transductive",
+    "UnknownScores",
+    "entropy",
+    "estimate_positives",
+]
 
 
 class Term(nn.Module):
@@ -25,6 +34,14 @@ class Term(nn.Module):
         raise TypeError(f"{type(self).__name__} does not define forward")
 
 
+class EntryTerm(Term):
+    """A mean over all entries, in which each entry depends on its own logit alone."""
+
+    def slope(self, logits: Tensor, targets: Targets) -> Tensor:
+        """Return the derivative of B·C times the term by each logit, (B, C) -> (B, C)."""
+        raise TypeError(f"{type(self).__name__} does not define slope")
+
+
 def entropy(logits: Tensor) -> Tensor:
     """Binary entropy of each score: H = −p log p − (1 − p) log(1 − p), any shape, in nats.
 
@@ -35,7 +52,7 @@ def entropy(logits: Tensor) -> Tensor:
     return softplus(a) - a * torch.sigmoid(a)
 
 
-class Entropy(Term):
+class Entropy(EntryTerm):
     """weight/(B·C) · Σ H(p) over the entries without a target (pos = neg = 0). A negative weight maximises entropy."""
 
     def __init__(self, weight: float) -> None:
@@ -46,6 +63,11 @@ class Entropy(Term):
         logits = at_least_float32(output.logits)
         untargeted = (targets.pos == 0) & (targets.neg == 0)
         return self.weight * (entropy(logits) * untargeted).sum() / max(logits.numel(), 1)
+
+    def slope(self, logits: Tensor, targets: Targets) -> Tensor:
+        scores = torch.sigmoid(logits)
+        untargeted = (targets.pos == 0) & (targets.neg == 0)
+        return -self.weight * logits * scores * (1 - scores) * untargeted
 
 
 class ExpectedPositives(Term):
