@@ -55,7 +55,7 @@ class Person:
 
     def measure(self, labels: NDArray[np.int8], start: str, seed: int) -> float:
         """Return the mAP on the test photos of the model that `train` fits to labels (N, C)."""
-        method = recipe("n-ls" if start == "single" else "csl")
+        method = recipe("n-ls" if start == "single" else "bce")
         table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
         fitted = crossfit(
             self.train, table, lambda: seeded(seed, method.make), classifier=self.classifier, strength=1e-4,

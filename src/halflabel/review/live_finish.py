@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,12 +45,10 @@ def finish_review(
 ) -> FinishedReview:
     """Train a new run beside `run` from its labels and the answers; write its filled labels and its report.
 
-    A run keeps its settings. A review that started without labels gets the method that suits its answers. `step` is
-    told what is being done.
+    The settings stay; a review that started without labels learns by `bce`, from nothing but the answers. `step` is told
+    what is being done.
     """
     from halflabel.filling import fill, write_filled
-    from halflabel.methods.auto import choose
-    from halflabel.runs.new_run import change_config
     from halflabel.runs.train import train
     from halflabel.training.config import Config
 
@@ -62,12 +61,11 @@ def finish_review(
     if not len(answered):
         raise UserError("there are no answers yet", "answer some questions first")
     labels = rows.append(answered)
-    config = Config.from_dict(run.read_config())
-    method = config.method if run.weights.exists() else choose(labels.resolve().stats()).method
+    config = replace(Config.from_dict(run.read_config()), images=str(images.absolute()))
     folder = next_run_folder(run.folder)
     step("training")
     new = RunFolder.create(folder)
-    evaluation = train(labels, images, change_config(config, method, {}, {}, str(images.absolute())), new)
+    evaluation = train(labels, images, config, new)
     note, filled, count = "", "", 0
     step("filling unknown labels")
     try:

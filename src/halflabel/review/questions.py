@@ -111,9 +111,10 @@ def choose_questions(
 
     with q the score where training takes unknown entries for absent (a "no" then teaches nothing new), and
     q (1 − q) + q / 4 where both answers teach: where `both_teach` says so, by default where enough negatives are
-    known. n_c = known positives. Rare classes therefore come first, until they fill. At most `per_image` questions per image, and none about a near-duplicate of
-    a photo already asked about for the class. The share `control` is drawn at random, half from the entries at or
-    above their threshold and half from the others, and marked. `skip` lists entries that are answered already.
+    known. n_c = known positives. Rare classes therefore come first, until they fill. At most `per_image` questions per
+    image, and none about a near-duplicate of a photo already asked about for the class. The share `control` is drawn at
+    random, half from the entries at or above their threshold and half from the others, and marked. `skip` lists entries
+    that are answered already.
 
     The control sample comes first, in random order, so that its answered part is a random sample whenever answering
     stops. The other questions follow class by class, or without `by_class` most worth first.
