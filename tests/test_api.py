@@ -16,11 +16,6 @@ CLASSES = ["red", "green", "blue"]
 TINY = {"backbone": "tiny", "size": 32, "device": "cpu"}
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="module")
 def table() -> halflabel.LabelTable:
     labels = np.random.default_rng(0).choice([-1, 0, 1], size=(30, 3))
@@ -70,9 +65,7 @@ def _answer_file(folder: Path, image: str, name: str, value: int) -> Path:
     return path
 
 
-def test_train_on_arrays_by_the_solver(
-    table: halflabel.LabelTable, pictures: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_on_arrays_by_the_solver(table: halflabel.LabelTable, pictures: np.ndarray, tmp_path: Path) -> None:
     run = halflabel.train(table, torch.from_numpy(pictures), tmp_path / "run", "bn-bce", **TINY)
     assert run.model.config.method == "bn-bce"
     assert run.model.config.solver == "auto"

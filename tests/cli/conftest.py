@@ -10,12 +10,6 @@ from command_line import TINY, done
 from halflabel.data.datasets.digits import write_folder
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in this process is about power cuts; waiting for the disk is most of the time otherwise."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")

@@ -24,12 +24,6 @@ from halflabel.system.reporter import Reporter
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in this process is about power cuts."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 def run(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 

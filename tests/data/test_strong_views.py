@@ -86,10 +86,7 @@ def test_nothing_but_the_weak_view_is_left_without_operations_and_cutout() -> No
     assert all(torch.equal(views["weak"](image, key), views["strong"](image, key)) for key in range(20))
 
 
-def test_a_run_remembers_them_and_caches_are_kept_apart(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
+def test_a_run_remembers_them_and_caches_are_kept_apart(data: Path, tmp_path: Path) -> None:
     train = ["train", data / "train.csv", data / "images", *SRCR, *TINY]
     usual, gentle = tmp_path / "usual", tmp_path / "gentle"
     done(*train, "--out", usual)

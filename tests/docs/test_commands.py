@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,6 @@ NO_TRAINING_OPTIONS = {"--continue", "--resume"}
 PREPARED = ["halflabel", "train", "labels.csv", "photos/", "--out", "runs/first"]
 OTHER_TOOLS = {"--help", "--standalone", "--nproc-per-node", "--version"}
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_files() -> Iterator[None]:
-    """Nothing in this process is about power cuts; waiting for the disk is most of the time otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda handle: None)
-        yield
 
 
 @pytest.fixture(scope="module")

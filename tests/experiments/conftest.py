@@ -17,12 +17,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.training.config import Config, Settings
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about power cuts; waiting for the disk is most of the time otherwise."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")

@@ -20,11 +20,6 @@ TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu
 TINY = ["--no-references", *TINY]
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
@@ -107,7 +102,7 @@ def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, mon
     assert "the time limit was reached while features were computed (16 of 40 images done)" in result.stderr
 
 
-def test_next_trains_what_was_compared(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_trains_what_was_compared(data: Path, tmp_path: Path) -> None:
     """The line can be pasted: it reads the labels and trains as the comparison did."""
     labels = tmp_path / "my labels.csv"
     rows = [line.split(",") for line in (data / "train.csv").read_text().splitlines()]

@@ -418,9 +418,7 @@ def test_settings_that_make_no_sense_are_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_whole_networks_are_tuned_and_go_on_within_a_run(
-    go: Any, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_networks_are_tuned_and_go_on_within_a_run(go: Any, config: Config, tmp_path: Path) -> None:
     config = dataclasses.replace(config, tune="all")
     whole = go("whole", names=["em"], seeds=1, config=config)
     ended: list[int] = []

@@ -38,11 +38,6 @@ from halflabel.training.config import Config, Settings
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="module")
 def painted() -> tuple[torch.Tensor, LabelTable]:
     """Pictures whose red, green and blue are bright or not: labels that a head on any network can learn."""

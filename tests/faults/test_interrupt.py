@@ -39,9 +39,8 @@ STEPS = 3 * N // 4  # batches
 
 
 @pytest.fixture(autouse=True)
-def default_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def default_signals() -> Iterator[None]:
     """A shell that runs the tests in the background has them ignore Ctrl-C."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
     before, of_workers = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGCHLD)
     yield
     signal.signal(signal.SIGINT, before)

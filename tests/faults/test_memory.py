@@ -36,7 +36,6 @@ SETTINGS = Settings(epochs=2, batch_size=8, lr=0.01, schedule="constant", device
 
 @pytest.fixture(autouse=True)
 def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
     monkeypatch.setattr("halflabel.training.step._LIMITED_MEMORY", ("cpu",))
 
 

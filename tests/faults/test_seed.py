@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from halflabel.data.datasets.digits import scenes
@@ -15,8 +14,7 @@ from halflabel.runs.train import train
 from halflabel.training.config import Config, Settings
 
 
-def test_a_methods_own_weights_are_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
+def test_a_methods_own_weights_are_the_seeds(tmp_path: Path) -> None:
     samples = scenes(16, size=32)
     table = partial(LabelTable.from_dense(samples.labels, Names(samples.names), Names(samples.classes)), 0.5)
     settings = Settings(epochs=1, batch_size=8, device="cpu")

@@ -69,9 +69,3 @@ def frozen(pictures: Path, digits: LabelTable, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session")
 def tuned(pictures: Path, digits: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train_run(tmp_path_factory.mktemp("runs") / "tuned", pictures, digits, "all")
-
-
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about power cuts; waiting for the disk takes long."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)

@@ -407,9 +407,8 @@ def test_when_features_are_wanted():
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, monkeypatch, broken):
+def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, broken):
     """Section 2.2: similarities are computed at the beginning, and what is passed on stays until the end."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
     labels, features = _scattered()
     table = LabelTable.from_dense(labels)
     seen = []

@@ -39,8 +39,7 @@ def paint(folder: Path, n: int = 16) -> LabelTable:
 
 
 @each
-def test_end_to_end_and_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
+def test_end_to_end_and_back(name: str, tmp_path: Path) -> None:
     table = paint(tmp_path)
     settings = Settings(epochs=3, batch_size=8, lr=0.01, device="cpu")
     config = Config(

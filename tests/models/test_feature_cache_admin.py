@@ -27,11 +27,6 @@ from halflabel.system.reporter import Reporter
 N = 6
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 def make(folder: Path, *, weights: int = 0, number: int = N, copies: int = 0, **more: Any) -> None:
     """Cache the features of some images by a backbone whose weights differ by `weights`."""
     pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (number, 3, 40, 40), dtype=np.uint8))

@@ -18,12 +18,6 @@ SIZE = 32
 BOXABLE = 8  # of the classes of Open Images
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip fsync: these tests do not test power failures, and waiting for the disk would take most of the time."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 @pytest.fixture
 def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The arguments of each training run, with the weights before ("weights") and after it ("fitted")."""

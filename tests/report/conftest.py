@@ -12,12 +12,6 @@ from halflabel.data.datasets.digits import write_folder
 from halflabel.labels import drop, formats
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip fsync: no test here is about power cuts."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run on digit scenes with a third of the labels hidden, and the folder of its photos."""

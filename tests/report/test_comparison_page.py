@@ -33,21 +33,19 @@ from halflabel.training.config import Config, Settings
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small comparison with all it can hold; read only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda handle: None)
-        folder = tmp_path_factory.mktemp("compare") / "first"
-        digits = scenes(90, size=32)
-        table = LabelTable.from_dense(digits.labels, digits.names, digits.classes)
-        config = Config(backbone="tiny", size=32, settings=Settings(epochs=2, batch_size=16, device="cpu"))
-        compare(
-            table,
-            digits.images,
-            ["bn-bce", "em", "role", "em:alpha=0.05"],
-            out=folder,
-            shares=[0.3, 1.0],
-            seeds=2,
-            config=config,
-        )
+    folder = tmp_path_factory.mktemp("compare") / "first"
+    digits = scenes(90, size=32)
+    table = LabelTable.from_dense(digits.labels, digits.names, digits.classes)
+    config = Config(backbone="tiny", size=32, settings=Settings(epochs=2, batch_size=16, device="cpu"))
+    compare(
+        table,
+        digits.images,
+        ["bn-bce", "em", "role", "em:alpha=0.05"],
+        out=folder,
+        shares=[0.3, 1.0],
+        seeds=2,
+        config=config,
+    )
     keep_test(folder, table)
     return folder
 

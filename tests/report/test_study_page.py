@@ -40,11 +40,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = Config(held_out=0.0, backbone="tiny", size=32, settings=Settings(epochs=4, batch_size=16, device="cpu"))
     how: dict[str, Any] = {"seeds": 2, "lr": 0.05, "config": config, "cache": place / "cache"}
     images = torch.from_numpy(pictures.astype(np.uint8))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda handle: None)
-        words = ["halflabel", "study", "/secret/place/labels.csv", "/secret/place/my photos/", "--out=/secret/place/x"]
-        study(table, images, out=place / "study", budgets=(0.25, 0.75, 1), command=words, **how)
-        grow(table, images, out=place / "growth", shares=(0.125, 0.25, 0.5, 1), command=[*words, "--grow"], **how)
+    words = ["halflabel", "study", "/secret/place/labels.csv", "/secret/place/my photos/", "--out=/secret/place/x"]
+    study(table, images, out=place / "study", budgets=(0.25, 0.75, 1), command=words, **how)
+    grow(table, images, out=place / "growth", shares=(0.125, 0.25, 0.5, 1), command=[*words, "--grow"], **how)
     return place
 
 

@@ -31,12 +31,6 @@ HEAD = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, settings
 ALL = dataclasses.replace(HEAD, tune="all", settings=dataclasses.replace(SETTINGS, lr=0.01, save_every=1))
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about power cuts; waiting for the disk is most of the time otherwise."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 def paint(n: int = N) -> tuple[torch.Tensor, LabelTable]:
     """Pictures whose red, green and blue are bright or not: labels that a network of any kind can learn."""
     rng = np.random.default_rng(0)

@@ -122,6 +122,7 @@ def test_training_ends_where_it_does_without(precision: Any) -> None:
         assert moved > 0 or "unused" in name
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_compiled_model_computes_in_the_type_it_is_called_in() -> None:
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ def test_the_label_of_an_image_has_no_influence_on_its_own_score(monkeypatch: py
     assert np.abs(before[~same_fold, 0] - after[~same_fold, 0]).max() > 1e-3
 
 
-def test_guesses_passed_to_a_fold_come_from_models_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guesses_passed_to_a_fold_come_from_models_without_it() -> None:
     features, table = make_data()
     fold = torch.arange(len(table)) % 5
     image = int(np.flatnonzero(table.dense()[:, 0] != 0)[0])

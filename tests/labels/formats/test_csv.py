@@ -145,7 +145,7 @@ def test_filter(file: Path) -> None:
         sheet.filter({"split": "val", "fold": "2"})
 
 
-def test_a_column_too_long_for_32_bit_offsets_is_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_too_long_for_32_bit_offsets_is_one_array() -> None:
     from halflabel.labels.formats import _csv as sheet
 
     class Long:

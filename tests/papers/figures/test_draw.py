@@ -26,12 +26,6 @@ from halflabel.training.config import Config, Settings
 CLASSES = ["a$^$b", "one_$", *(f"digit {i}" for i in range(2, 10))]
 
 
-@pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about power cuts."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     actual = tmp_path_factory.mktemp("digits")
@@ -50,10 +44,8 @@ def make(folder: Path, name: str, truth: LabelTable, *, hidden: bool = True, **m
     settings = Settings(epochs=2, batch_size=16, lr=0.01, device="cpu")
     config = Config(**{"backbone": "tiny", "size": 32, "settings": settings, "held_out": 0.4, **more})
     run = RunFolder(folder / name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda handle: None)
-        known = drop.partial(truth, 0.66, seed=0)
-        train(known, folder / "images", config, run, truth=truth if hidden else None)
+    known = drop.partial(truth, 0.66, seed=0)
+    train(known, folder / "images", config, run, truth=truth if hidden else None)
     return run
 
 

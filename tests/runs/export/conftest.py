@@ -70,11 +70,5 @@ def exported(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about power cuts; waiting for the disk takes long."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
-@pytest.fixture(autouse=True)
 def same_numbers() -> None:
     torch.manual_seed(0)

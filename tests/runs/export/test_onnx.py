@@ -123,8 +123,8 @@ HEADS: dict[str, Callable[[], Head]] = {
     "maps": lambda: Ensemble([BoostedMaps(64, 4), SaliencyHead(64, 4)]),
     "graph": lambda: GnnHead(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
     "noise": lambda: Ensemble([LatentNoiseHead(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
-    "paths": lambda: RecurrentHead(64, 4, dimensions=8, hidden=8, beam=3, length=2),
-    "regions": lambda: Regional(64, 4, levels=2, length=3, dimensions=8, hidden=8),
+    "paths": lambda: RecurrentHead(64, 4, dimensions=8, hidden=8, beam=2, length=2),
+    "regions": lambda: Regional(64, 4, levels=2, length=2, dimensions=8, hidden=8),
     "labels": lambda: Ensemble(
         [told(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), told(GraphClassifier(64, 4))]
     ),

@@ -1,0 +1,81 @@
+"""HalfLabelClassifier with the solver lbfgs."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from estimator_examples import NAN, half_labelled, solved
+
+from halflabel.errors import UserError
+from halflabel.metrics.positives_only import expected_f1_threshold
+from halflabel.models.heads import Linear, NormalisedLinear
+
+
+def test_the_solver_learns_from_half_of_the_labels() -> None:
+    X, _, y = half_labelled(0)
+    other, truth, _ = half_labelled(1)
+    model = solved().fit(X, y)
+    assert isinstance(model.model_.head, NormalisedLinear)
+    assert model.score(other, truth) > 0.95
+    assert np.mean(model.predict(other) == truth) > 0.85
+    assert len({line["strength"] for line in model.log_}) == len(model.log_) > 1
+    assert model.oof_logits_ is not None
+    assert model.oof_logits_.shape == (120, 3)
+    assert not np.isnan(model.oof_logits_).any()
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(model.predict_proba(X), again.predict_proba(X))
+    np.testing.assert_array_equal(solved(solver="lbfgs").fit(X, y).predict_proba(X), model.predict_proba(X))
+
+
+def test_the_solver_uses_the_size_of_features() -> None:
+    """The only column is positive: its sign and direction hold no information."""
+    X = np.random.default_rng(0).uniform(1, 3, size=(80, 1))
+    assert solved().fit(X, np.where(X > 2, 1, -1)).score(X, np.where(X > 2, 1, -1)) > 0.99
+
+
+def test_thresholds_of_the_solver_are_fitted_on_out_of_fold_scores() -> None:
+    X, _, y = half_labelled()
+    model = solved().fit(X, y)
+    expected = expected_f1_threshold(model.calibration_.scores(torch.from_numpy(model.oof_logits_)).numpy())
+    np.testing.assert_allclose(model.thresholds_, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"epochs": 2}, {"lr": 0.1}, {"batch_size": 16}, {"optimizer": "adam"}, {"schedule": "step"}, {"solver": "sgd"}],
+)
+def test_a_parameter_of_sgd_chooses_sgd(parameters: dict[str, Any]) -> None:
+    X, _, y = half_labelled()
+    model = solved(**parameters).fit(X, y)
+    assert isinstance(model.model_.head, Linear)
+    assert model.oof_logits_ is None
+    assert len(model.log_) == parameters.get("epochs", 20)
+
+
+def test_the_solver_is_left_out_where_it_cannot_be_used() -> None:
+    X, truth, y = half_labelled()
+    assert solved().fit(X[:19], y[:19]).oof_logits_ is None
+    assert solved().fit(X, truth[:, 0]).score(X, truth[:, 0]) > 0.85
+    with pytest.raises(UserError, match="lbfgs cannot be used: 19 images are too few"):
+        solved(solver="lbfgs").fit(X[:19], y[:19])
+    with pytest.raises(UserError, match="lbfgs cannot be used: role needs"):
+        solved(solver="lbfgs", method="role").fit(X, np.where(y > 0, 1.0, NAN))
+
+
+def test_the_method_may_be_chosen_by_the_labels() -> None:
+    X, truth, y = half_labelled()
+    for labels, method in ((truth, "asl"), (np.where(truth > 0, 1.0, NAN), "n-ls")):
+        wanted = solved(method=method).fit(X, labels).predict_proba(X)
+        np.testing.assert_array_equal(solved(method="auto").fit(X, labels).predict_proba(X), wanted)
+    assert len(solved(method="auto", solver="sgd").fit(X, y).log_) == 80
+    assert len(solved(method="auto", epochs=5).fit(X, y).log_) == 5
+
+
+def test_the_solver_says_what_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
+    X, _, y = half_labelled()
+    solved(verbose=True).fit(X, y)
+    assert capsys.readouterr().out.startswith("chosen by out-of-fold scores: strength ")
