@@ -11,7 +11,10 @@ _MAX_LENGTH = 2000  # characters; a name in a damaged file may have millions
 
 
 _COMMANDS = re.compile(r"(`[^`]*`|\bhalflabel [a-z][^;()]*)")
-_VALUES = "absent|all|auto|binary|cooccurrence|cpu|crop|false|head|long|present|squash|true|unknown|utf-16"
+_VALUES = (
+    "absent|all|auto|bf16|binary|cooccurrence|cpu|crop|device|false|fp16|graph|head|lbfgs|long|plateau|present|sgd|space|"
+    "squash|step|tags|test|train|trainval|true|unknown|utf-16|wide"
+)
 _OPTION = re.compile(rf"(?<![\w-])--([a-z][a-z0-9-]*)(?:[ =](\d[\w.]*|{_VALUES})(?![\w-]))?")
 
 
@@ -20,6 +23,8 @@ def in_python(text: str) -> str:
 
     >>> in_python("add --minus-one absent, or raise --max-bad; see `halflabel train --help`")
     'add minus_one="absent", or raise max_bad; see `halflabel train --help`'
+    >>> in_python("use --schedule step, or --optimizer sgd")
+    'use schedule="step", or optimizer="sgd"'
     >>> in_python("lower --lr (now 0.1), or add --clip 1, or: halflabel train --resume runs/first")
     'lower lr (now 0.1), or add clip=1, or: halflabel train --resume runs/first'
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from halflabel import estimator as module
 from halflabel.data.datasets.digits import scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
-from halflabel.methods.base import Method
+from halflabel.methods import REGIMES
+from halflabel.methods.base import Method, Recipe
 from halflabel.methods.parts.losses import BCE
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Linear, pool
@@ -191,16 +191,13 @@ class Peak(Head):
         return Output(self.linear(features.amax((2, 3))), pool(features))
 
 
-def test_heads_that_need_maps_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    peak = SimpleNamespace(
-        name="peak", lr=0.01, weight_decay=0.0, make=lambda: Method(BCE(), head=Peak), check_regime=lambda regime: None
-    )
-    monkeypatch.setattr(module, "recipe", lambda name: peak)
+def test_heads_that_need_maps_get_them() -> None:
+    peak = Recipe("peak", lambda: Method(BCE(), head=Peak), {}, REGIMES, "none", lr=0.01, weight_decay=0.0)
     samples = scenes(4, size=32)
-    model = tiny().fit(samples.images, samples.labels)
+    model = tiny(method=peak).fit(samples.images, samples.labels)
     maps = build_backbone("tiny")(samples.images).half().float()
     torch.testing.assert_close(
         torch.from_numpy(model.decision_function(samples.images)), model.model_.head(maps).logits.detach()
     )
     with pytest.raises(UserError, match="looks at places of images"):
-        make().fit(np.eye(4), samples.labels)
+        make(method=peak).fit(np.eye(4), samples.labels)

@@ -31,6 +31,8 @@ from halflabel.types import Batch, Sweep, Targets
 class Sweeper(Ignore):
     """Asks for sweeps after epochs 1 and 3, and stores them."""
 
+    recomputed = ("sweeps",)
+
     def __init__(self) -> None:
         super().__init__()
         self.sweeps: list[tuple[int, Sweep]] = []
@@ -182,6 +184,8 @@ def test_passes_are_the_heads_own_with_its_dropout_on():
 
 class Guessing(Ignore):
     """Asks for a sweep after every epoch; after the second it guesses that all unknown labels are absent."""
+
+    recomputed = ("held",)
 
     def start(self, table: LabelTable) -> None:
         self.held = torch.from_numpy(table.dense())
