@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +22,9 @@ from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.filling.plan import FillCounts, FillPlan
+    from halflabel.labels.rows import Rows
     from halflabel.labels.rules import RuleSuggestion
+    from halflabel.runs.folder import RunFolder
 
 
 @app.command()
@@ -52,6 +55,22 @@ def fill(
             help="Fit the head again in this many folds, for unbiased scores (default: those that the run has, else 5)."
         ),
     ] = None,
+    control: Annotated[
+        int,
+        typer.Option(help="Positives only: number of random questions whose answers show the precision.", min=30),
+    ] = 100,
+    answers: Annotated[
+        Path | None,
+        typer.Option(help="Positives only: a label file with answers to these questions (default: those of `review`)."),
+    ] = None,
+    assume_random: Annotated[
+        bool,
+        typer.Option(
+            "--assume-random",
+            help="Positives only: ask nothing, and assume that the labels that were given are a random sample of the "
+            "present ones. The source of the rows says so.",
+        ),
+    ] = False,
     complete: Annotated[bool, typer.Option("--complete", help="Also write the known labels.")] = False,
     undo: Annotated[Path | None, typer.Option(help="Remove the filled labels from this file.", metavar="FILE")] = None,
     source: Annotated[
@@ -67,6 +86,9 @@ def fill(
 
     Thresholds are set per class so that, with the given confidence, the given share of all fills is right. This is
     estimated on known labels with models that were not trained on them. Uncertain labels stay unknown.
+
+    If only positives are known, no known label shows how often a fill is wrong. `fill` then first writes random
+    questions; once they are answered in `halflabel review`, the same command fills labels that are present.
 
     Filled rows have the source model:METHOD:RUN. Labels that follow from --rules have the source rule if they follow
     from a person's label, and the model's source if not: labels of a model are never used for evaluation.
@@ -85,7 +107,7 @@ def fill(
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.progress import Bar
-    from halflabel.filling.run import check_output_name
+    from halflabel.filling.run import check_output_name, has_only_positives
     from halflabel.labels.formats._paths import existing_path
     from halflabel.runs.folder import RunFolder
 
@@ -100,6 +122,12 @@ def fill(
     if rules is not None:
         existing_path(rules)
     rows = read(labels).rows if labels is not None else None
+    checked = None
+    if not assume_random and has_only_positives(opened, rows):
+        checked = read(answers).rows if answers is not None else _control_answers(opened, opened.control)
+        if checked is None:
+            _ask(opened, images, rows, precision, confidence, control)
+            return
 
     from halflabel.filling import fill as fill_labels
     from halflabel.filling import write_filled
@@ -113,6 +141,8 @@ def fill(
             confidence=confidence,
             rules=rules,
             folds=folds,
+            control=checked,
+            assume_random=assume_random,
             reporter=Reporter(bar, console.print),
             plan_progress=deciding,
         )
@@ -121,6 +151,63 @@ def fill(
         tally = distributed.run_on_main(lambda: write_filled(filling, path, base=base, progress=writing))
     _show(filling, tally, top)
     _show_next_step(filling, tally, run, path, complete)
+
+
+def _control_answers(run: RunFolder, questions: Path) -> Rows | None:
+    """Return the answers of `review` to the control questions of a run, or None if there are too few."""
+    import numpy as np
+
+    from halflabel.filling.control import FEWEST_ANSWERS
+    from halflabel.review.answers import AnswerStore
+    from halflabel.review.questions import read_questions
+
+    if not questions.exists() or not run.answers.exists():
+        return None
+    table = run.read_labels()
+    asked = {(item.image, item.column) for item in read_questions(questions, table)}
+    store = AnswerStore(run.answers)
+    try:
+        rows = store.label_rows(table.images, table.classes)
+    finally:
+        store.close()
+    is_asked = [entry in asked for entry in zip(rows.image.tolist(), rows.column.tolist(), strict=True)]
+    rows = rows.select(np.flatnonzero(is_asked))
+    return rows if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
+
+
+def _ask(run: RunFolder, images: Path, labels: Rows | None, precision: float, confidence: float, count: int) -> None:
+    """Write the control questions, unless they are written already, and say how to answer them."""
+    from halflabel.cli.progress import Bar
+    from halflabel.filling.control import FEWEST_ANSWERS
+    from halflabel.filling.run import control_questions
+    from halflabel.review.questions import CONTROL, Question, write_questions
+
+    if not run.control.exists():
+        with Bar("scores") as bar:
+            table, drawn = control_questions(
+                run, images, labels=labels, precision=precision, count=count, reporter=Reporter(bar, console.print)
+            )
+        write_questions([Question(i, c, p, f"{CONTROL}: fill") for i, c, p in drawn], table, run.control)
+    certain = math.ceil(math.log(1 - confidence) / math.log(precision))
+    console.print(
+        "Hardly any label is known to be absent: no known label shows how often a filled one would be wrong. Answers "
+        f"to random questions show it. The questions in [bold]{escape(str(run.control))}[/] are a random sample of the "
+        "labels that could be filled, over the whole range of probabilities.",
+        soft_wrap=True,
+    )
+    console.print(
+        f"{FEWEST_ANSWERS} answers are enough to begin; with more, more can be filled at {100 * precision:g} % "
+        f"precision and {100 * confidence:g} % confidence. {certain} answers that are all yes would show it for all "
+        "of these labels without a model of their errors.",
+        soft_wrap=True,
+    )
+    words = ["halflabel", "review", str(run.folder), str(images), "--questions", str(run.control)]
+    console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
+    console.print(
+        f"Then:  halflabel fill {escape(shlex.quote(str(run.folder)))} {escape(shlex.quote(str(images)))} "
+        f"--precision {precision:g}\nOr fill without answers, under an assumption: --assume-random",
+        soft_wrap=True,
+    )
 
 
 def _show_next_step(filling: FillPlan, tally: FillCounts, run: Path, path: Path, complete: bool) -> None:
@@ -197,7 +284,14 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     unknown = int(tally.unknown.sum())
     for word, side, count in zip(("present", "absent"), sides, filled, strict=True):
         line = f"filled {word} [bold]{group_digits(count)}[/]"
-        if side.filled.any():
+        if side.filled.any() and filling.assumption:
+            line += f": {100 * side.precision:.1f} % are right if {filling.assumption}"
+        elif side.filled.any() and filling.check:
+            line += (
+                f": {100 * side.precision:.1f} % are expected to be right, at least {100 * side.bound:.1f} % with "
+                f"{100 * filling.confidence:g} % confidence, by {side.known_labels} control answers with such scores"
+            )
+        elif side.filled.any():
             line += (
                 f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels with such scores "
                 f"are right; at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
@@ -227,6 +321,10 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
             f"the rules{fault}, such as {escape(shown)}. Known labels are unchanged, and nothing was filled there.",
             soft_wrap=True,
         )
+    if filling.check:
+        console.print(filling.check, soft_wrap=True)
+    if (filling.check or filling.assumption) and not filled[0]:
+        console.print("[yellow]warning:[/] nothing reaches this precision: lower --precision, or answer more questions")
     for warning in filling.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
 

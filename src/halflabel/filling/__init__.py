@@ -3,6 +3,7 @@
 run.py            `fill`: from a run and its labels to filled rows; `write_filled`: to a file
 plan.py           `plan_fill`: which unknown entries to fill, block by block
 thresholds.py     thresholds per class that reach the precision
+control.py        positives only: fills that rest on control answers, or on an assumption
 sampling_bias.py  warnings where known labels are not a random sample
 undo.py           `undo`: remove filled rows from a file
 """

@@ -19,7 +19,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import ClassPlatt, fit_class_platt
 from halflabel.runs.crossfit import Scores
 
-__all__ = ["FillCounts", "FillPlan", "plan_fill"]
+__all__ = ["FillCounts", "FillPlan", "apply_rules", "image_blocks", "model_labels_of", "plan_fill", "rows_of_images"]
 
 _BLOCK_ENTRIES = 1 << 21  # entries (image × class) of a block
 
@@ -59,6 +59,8 @@ class FillPlan:
     unfillable: Mask  # (C,) classes for which nothing can be estimated
     images_to_fill: NDArray[np.int64]  # image numbers
     warnings: tuple[str, ...]
+    assumption: str = ""  # under which the fills are right, where no label shows it
+    check: str = ""  # what control answers say about the assumption
 
     def empty_counts(self) -> FillCounts:
         """Return counts of zero, for `blocks`."""
@@ -73,7 +75,7 @@ class FillPlan:
         Memory: about 40 bytes per entry of a block of 2 million.
         """
         counts = counts if counts is not None else self.empty_counts()
-        for index in _image_blocks(self.images_to_fill, len(self.table.classes)):
+        for index in image_blocks(self.images_to_fill, len(self.table.classes)):
             labels = self.table.rows(index)
             p = self._probabilities(index)
             value, score, source = self._fill(labels, p, counts, index)
@@ -97,7 +99,7 @@ class FillPlan:
         blocks = [
             (index, rows)
             for index, rows in zip(
-                _image_blocks(self.images_to_fill, len(self.table.classes)), self.blocks(), strict=True
+                image_blocks(self.images_to_fill, len(self.table.classes)), self.blocks(), strict=True
             )
         ]
         return Rows.build(
@@ -118,8 +120,8 @@ class FillPlan:
         self, labels: NDArray[np.int8], p: NDArray[np.float32], counts: FillCounts, index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int16]]:
         """Return (value to fill or 0, score, source), each (B, C)."""
-        model_labels = _rows_of_images(self.model_labels, index)
-        follows, people, free, contradiction, people_differ = _apply_rules(
+        model_labels = rows_of_images(self.model_labels, index)
+        follows, people, free, contradiction, people_differ = apply_rules(
             self.rules, labels, model_labels, self.unfillable
         )
         if contradiction.any():
@@ -211,11 +213,11 @@ def plan_fill(
         platts.append(fit_class_platt(column[others], logits[others], present[others], classes))
     platts.append(fit_class_platt(column, logits, present, classes))
 
-    model_labels = _model_labels(known_rows, table, source)
+    model_labels = model_labels_of(known_rows, table, source)
     counts = BinCounts.zeros(classes)
     to_fill = np.ones(len(table), bool) if to_fill is None else to_fill
-    for index in _image_blocks(np.arange(len(table)), classes):
-        free = _apply_rules(rules, table.rows(index), _rows_of_images(model_labels, index), unfillable).free
+    for index in image_blocks(np.arange(len(table)), classes):
+        free = apply_rules(rules, table.rows(index), rows_of_images(model_labels, index), unfillable).free
         free &= to_fill[index, None]
         known = evaluation_table.rows(index)
         known[scores.part[index] < 0] = 0
@@ -257,7 +259,7 @@ def _check_evidence(present: Mask) -> None:
         )
 
 
-def _image_blocks(images: NDArray[np.int64], classes: int) -> Iterator[NDArray[np.int64]]:
+def image_blocks(images: NDArray[np.int64], classes: int) -> Iterator[NDArray[np.int64]]:
     step = max(1, _BLOCK_ENTRIES // max(classes, 1))
     for first in range(0, len(images), step):
         yield images[first : first + step]
@@ -271,7 +273,7 @@ def _probabilities(scores: Scores, platts: list[ClassPlatt], index: NDArray[np.i
     return p
 
 
-def _model_labels(known: Rows | None, table: LabelTable, source: str) -> Rows:
+def model_labels_of(known: Rows | None, table: LabelTable, source: str) -> Rows:
     """Return the labels made by a model, with their sources numbered after `source` and "rule"."""
     if known is None:
         nothing = np.zeros(0, np.int32)
@@ -283,7 +285,7 @@ def _model_labels(known: Rows | None, table: LabelTable, source: str) -> Rows:
     return replace(rows, source=number[rows.source], sources=sources)
 
 
-def _rows_of_images(rows: Rows, index: NDArray[np.int64]) -> Rows:
+def rows_of_images(rows: Rows, index: NDArray[np.int64]) -> Rows:
     """Return the rows of the images `index` (B,), ascending; the image of a row becomes its position in `index`."""
     first, end = np.searchsorted(rows.image, (index[0], index[-1] + 1))
     numbers = np.arange(first, end)
@@ -302,7 +304,7 @@ class _RuleResult(NamedTuple):
     people_differ: Mask  # entries where labels made by people contradict each other
 
 
-def _apply_rules(rules: Rules | None, labels: NDArray[np.int8], model_labels: Rows, unfillable: Mask) -> _RuleResult:
+def apply_rules(rules: Rules | None, labels: NDArray[np.int8], model_labels: Rows, unfillable: Mask) -> _RuleResult:
     """Return what follows from known labels (B, C); labels made by people override the `model_labels`."""
     unknown = labels == 0
     if rules is None:

@@ -19,13 +19,14 @@ from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
     from halflabel.filling.plan import FillCounts, FillPlan
+    from halflabel.labels.table import LabelTable
 
-__all__ = ["check_output_name", "fill", "run_source", "write_filled"]
+__all__ = ["check_output_name", "control_questions", "fill", "has_only_positives", "run_source", "write_filled"]
 
 
-def run_source(run: RunFolder, method: str) -> str:
-    """Return the source of rows filled by a run: "model:METHOD:RUN"."""
-    return f"{MODEL_PREFIX}{method}:{run.folder.as_posix()}"
+def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
+    """Return the source of rows filled by a run: "model:METHOD:RUN", "model:METHOD+assumed:RUN" without evidence."""
+    return f"{MODEL_PREFIX}{method}{'+assumed' if assumed else ''}:{run.folder.as_posix()}"
 
 
 def fill(
@@ -37,6 +38,8 @@ def fill(
     confidence: float = 0.9,
     rules: Path | None = None,
     folds: int | None = None,
+    control: Rows | None = None,
+    assume_random: bool = False,
     reporter: Reporter = SILENT,
     plan_progress: Callable[[int, int], None] | None = None,
 ) -> FillPlan:
@@ -46,33 +49,101 @@ def fill(
     filled. Labels made by a model (source "model:…") stay as they are and are never evidence: neither for thresholds
     nor for training the heads. The same holds for labels that rules derive from them. `reporter` reports the images
     with features, `plan_progress` those with a decision.
+
+    Where only positives are known, present labels are filled if `control` holds answers to the questions of
+    `control_questions`, or with `assume_random` under the assumption of the run's calibration.
     """
+    from halflabel.filling.control import ControlAnswers, are_nearly_all_positive, plan_present
     from halflabel.filling.plan import plan_fill
     from halflabel.labels.rules import read_rules
     from halflabel.runs import crossfit
 
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    run.check_finished()
-    run_rows = run.read_rows()
+    rows, table, evidence = _open_labels(run, labels)
     config = run.read_config()
-    rule_set = read_rules(rules, run_rows.classes) if rules is not None else None
-    rows = _align(run_rows if labels is None else run_rows.append(labels), run_rows.classes).drop_overridden()
-    table, evidence = training_and_evaluation_tables(rows)
+    rule_set = read_rules(rules, rows.classes) if rules is not None else None
     to_fill = np.ones(len(table), bool)
     if labels is not None:
         to_fill[:] = False
         to_fill[table.images.index(labels.images.array)] = True
+    only_positives = are_nearly_all_positive(evidence)
+    if only_positives:
+        _check_probabilities(run, folds)
+        if control is None and not assume_random:
+            raise UserError(
+                "hardly any label is known to be absent, so no known label shows how often a filled label is wrong",
+                "answer control questions (control_questions), or fill under the stated assumption (assume_random)",
+            )
+    elif control is not None or assume_random:
+        raise UserError(
+            "the known labels include negatives, which show how often filled labels are wrong",
+            "leave control answers and the assumption out",
+        )
     scores = crossfit.score_run(run, Path(images), evidence, folds=folds, reporter=reporter)
-    return plan_fill(
-        scores,
-        rows,
-        to_fill=to_fill,
-        precision=precision,
-        confidence=confidence,
-        rules=rule_set,
-        source=run_source(run, str(config["method"])),
-        progress=plan_progress,
-    )
+    shared: dict[str, Any] = {
+        "to_fill": to_fill,
+        "precision": precision,
+        "confidence": confidence,
+        "rules": rule_set,
+        "source": run_source(run, str(config["method"]), assumed=only_positives and control is None),
+        "progress": plan_progress,
+    }
+    if not only_positives:
+        return plan_fill(scores, rows, **shared)
+    answers = None
+    if control is not None:
+        image, column = table.images.index(control.images.array), table.classes.index(control.classes.array)
+        answers = ControlAnswers(image[control.image], column[control.column], control.value > 0)
+    return plan_present(scores, rows, run.read_calibration(), answers=answers, **shared)
+
+
+def control_questions(
+    run: RunFolder,
+    images: str | Path,
+    *,
+    labels: Rows | None = None,
+    precision: float = 0.95,
+    count: int = 100,
+    reporter: Reporter = SILENT,
+) -> tuple[LabelTable, list[tuple[int, int, float]]]:
+    """Return the labels, and random entries (image, class, probability) whose answers show the precision of a fill."""
+    from halflabel.filling.control import draw_control
+    from halflabel.runs import crossfit
+
+    _, table, evidence = _open_labels(run, labels)
+    _check_probabilities(run, None)
+    scores = crossfit.score_run(run, Path(images), evidence, reporter=reporter)
+    return table, draw_control(scores, evidence, run.read_calibration(), precision=precision, count=count)
+
+
+def has_only_positives(run: RunFolder, labels: Rows | None = None) -> bool:
+    """Return whether the labels are nearly all positive, so that a fill needs control answers or an assumption."""
+    from halflabel.filling.control import are_nearly_all_positive
+
+    return are_nearly_all_positive(_open_labels(run, labels)[2])
+
+
+def _open_labels(run: RunFolder, labels: Rows | None) -> tuple[Rows, LabelTable, LabelTable]:
+    """Return the rows of a run and of `labels`, their table, and the table of the labels that no model made."""
+    run.check_finished()
+    run_rows = run.read_rows()
+    rows = _align(run_rows if labels is None else run_rows.append(labels), run_rows.classes).drop_overridden()
+    return rows, *training_and_evaluation_tables(rows)
+
+
+def _check_probabilities(run: RunFolder, folds: int | None) -> None:
+    """Raise an error, before anything is scored, where there are no probabilities for labels of positives only."""
+    if folds is not None:
+        raise UserError(
+            "with positives only, probabilities are those of the run, and --folds would train other heads",
+            "leave --folds out",
+        )
+    is_frozen = run.read_config().get("tune", "head") == "head"
+    if not run.is_calibrated or (is_frozen and not run.out_of_fold.exists()):
+        raise UserError(
+            f"{run.folder} has no out-of-fold scores, on which probabilities from positives only rest",
+            "train with --solver lbfgs",
+        )
 
 
 def check_output_name(path: Path) -> None:

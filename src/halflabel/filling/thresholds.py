@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BINS", "BinCounts", "FillDecision", "bin_of", "choose_thresholds"]
+__all__ = ["BINS", "BinCounts", "FillDecision", "bin_logits", "bin_of", "choose_thresholds"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,6 +29,11 @@ def bin_of(p: NDArray[np.floating]) -> NDArray[np.int64]:
         x = np.log(p) - np.log1p(-np.asarray(p, np.float64))
     bins = np.floor((np.clip(x, -_REACH, _REACH) + _REACH) * (BINS / (2 * _REACH)))
     return np.where(np.isnan(bins), -1, np.minimum(bins, BINS - 1)).astype(np.int64)
+
+
+def bin_logits() -> Floats:
+    """Return the logit in the middle of each bin (BINS,)."""
+    return np.asarray((np.arange(BINS) + 0.5) * (2 * _REACH / BINS) - _REACH)
 
 
 class BinCounts(NamedTuple):

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ClassPlatt",
     "Platt",
+    "Recalibration",
     "fit_class_platt",
     "fit_platt",
     "has_enough_negatives",
     "image_blocks",
+    "recalibrate",
     "sigmoid",
 ]
 
@@ -35,6 +37,7 @@ _EM_ROUNDS = 12  # updates of the spread of the classes
 _NEWTON_STEPS = 4  # in each of these rounds
 _MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
 _BINS = 1024  # of the logits of a class, then
+_PRIOR_SPREAD = np.array([0.3, 0.5])  # of slope and offset, before answers correct probabilities
 _BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
@@ -168,6 +171,48 @@ def fit_class_platt(column: NDArray[Any], logits: NDArray[Any], present: NDArray
     return ClassPlatt(1 + a, b, (float(slope), float(offset)), bend)
 
 
+class Recalibration(NamedTuple):
+    """How answers to random questions correct probabilities: logit p' = slope · logit p + offset."""
+
+    slope: float
+    offset: float
+    covariance: Floats  # (2, 2) of slope and offset after the answers
+    check: str = ""  # what the answers say about the probabilities, in words
+
+    @classmethod
+    def none(cls) -> Recalibration:
+        return cls(1.0, 0.0, np.zeros((2, 2)))
+
+    def apply(self, p: NDArray[Any]) -> Floats:
+        return sigmoid(self.slope * _logit(p) + self.offset)
+
+    def undo(self, logits: Floats) -> Floats:
+        """Return the logits before the correction of the logits after it."""
+        return (logits - self.offset) / self.slope
+
+    def draws(self, count: int) -> Floats:
+        """Return pairs of slope and offset that are plausible after the answers, (count, 2)."""
+        generator = np.random.default_rng(0)
+        return generator.multivariate_normal([self.slope, self.offset], self.covariance, count)
+
+
+def recalibrate(p: NDArray[Any], present: NDArray[np.bool_]) -> Recalibration:
+    """Correct probabilities (n,) by the answers to these n questions, which must be a random sample of entries.
+
+    Logistic regression on logit p with a normal prior around no change, so that few answers change little; the
+    uncertainty is that of the normal approximation at the optimum.
+    """
+    design, prior, strength = _with_ones(_logit(p)), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
+    slope, offset = fit_logistic(design, present.astype(np.float64), np.ones(len(p)), prior, strength).tolist()
+    curvature = sigmoid(design @ np.array([slope, offset]))
+    precision = (design * (curvature * (1 - curvature))[:, None]).T @ design + np.diag(strength)
+    expected, spread = float(np.sum(p)), math.sqrt(float(np.sum(p * (1 - p)))) or 1.0
+    deviation = (int(present.sum()) - expected) / spread
+    agrees = "agree with" if abs(deviation) < 2 else f"are {'fewer' if deviation < 0 else 'more'} than"
+    check = f"{int(present.sum())} of {len(p)} control answers are yes and {agrees} the {expected:.1f} expected before"
+    return Recalibration(slope, offset, np.asarray(np.linalg.inv(precision), np.float64), check)
+
+
 def has_enough_negatives(labels: NDArray[Any]) -> bool:
     """Return whether known labels can calibrate scores: at least as many negatives as positives are known.
 
@@ -215,6 +260,11 @@ def fit_logistic(
         if float(np.abs(size * move).max()) < 1e-9:
             break
     return coefficients
+
+
+def _logit(p: NDArray[Any]) -> Floats:
+    inside: Floats = np.clip(np.asarray(p, np.float64), 1e-7, 1 - 1e-7)
+    return np.log(inside / (1 - inside))
 
 
 def _with_ones(x: Floats) -> Floats:

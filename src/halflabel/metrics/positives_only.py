@@ -22,6 +22,7 @@ __all__ = [
     "fit_chosen_labels",
     "fit_given_labels",
     "fit_positives_only",
+    "log_odds_of_unknown",
     "match_positives_per_image",
 ]
 
@@ -37,9 +38,7 @@ _WIDEST = (1.0, 99.0)  # percentiles between which the bins lie, widened by thei
 
 def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     """Fit the calibration by `fit_chosen_labels` where nearly all labelled images have one positive, else the other."""
-    positives = (labels > 0).sum(1)
-    labelled = int((positives > 0).sum())
-    is_single = int((positives == 1).sum()) >= _SINGLE * labelled and labels.shape[1] > 1
+    is_single = _is_single((labels > 0).sum(1), labels.shape[1])
     return (fit_chosen_labels if is_single else fit_given_labels)(logits, labels)
 
 
@@ -108,6 +107,23 @@ def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     slope, offset, c = _minimise(minus_log_likelihood, [0.0, 0.0, -2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0])
     share = f"{100 * sigmoid(np.array(c)):.0f} %"
     return Platt(math.exp(slope), offset, int(given.sum()), f"{_GIVEN}, here {share}")
+
+
+def log_odds_of_unknown(positives: NDArray[Any], classes: int, expected_present: float) -> float:
+    """Return log P(not given | present), the change of the log odds of p where a label was not given.
+
+    positives: number of known positives per image (N,). If one label per image was chosen among the present ones, at
+    most half of the others could have been: log ½. Else the share that was given is the number of given labels divided
+    by the expected number of present ones.
+    """
+    if _is_single(positives, classes):
+        return math.log(0.5)
+    return math.log(1 - min(0.95, float(positives.sum()) / max(expected_present, 1e-9)))
+
+
+def _is_single(positives: NDArray[Any], classes: int) -> bool:
+    """Whether nearly all labelled images have one known positive, by the number of positives of each image (N,)."""
+    return int((positives == 1).sum()) >= _SINGLE * int((positives > 0).sum()) and classes > 1
 
 
 def match_positives_per_image(logits: NDArray[Any], platt: Platt, positives_per_image: float) -> Platt:

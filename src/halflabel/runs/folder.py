@@ -106,6 +106,7 @@ class RunFolder:
     filled = _PathInRun("filled.csv")  # default output of `fill`
     answers = _PathInRun("answers.sqlite")
     review_history = _PathInRun("review_history.jsonl")  # what a live review measured, one line per fit
+    control = _PathInRun("control.csv")  # the questions that `fill` needs answered where only positives are known
     tensorboard = _PathInRun("tensorboard")
 
     def __init__(self, folder: str | Path) -> None:

@@ -1,0 +1,191 @@
+"""Fill present labels where only positives are known, certified by answers to control questions or by an assumption.
+
+Known labels cannot show how often a fill is wrong. Control questions do: they are a random sample, stratified by
+probability, of the entries that would be filled. Without answers, fills rest on the assumption of the calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.errors import UserError
+from halflabel.filling.plan import FillPlan, apply_rules, image_blocks, model_labels_of, rows_of_images
+from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
+from halflabel.labels.provenance import training_and_evaluation_tables
+from halflabel.labels.rows import Rows
+from halflabel.labels.rules import Rules
+from halflabel.labels.table import LabelTable
+from halflabel.metrics.calibration import ClassPlatt, Platt, Recalibration, recalibrate
+from halflabel.metrics.positives_only import log_odds_of_unknown
+from halflabel.runs.crossfit import Scores
+
+__all__ = ["FEWEST_ANSWERS", "ControlAnswers", "are_nearly_all_positive", "draw_control", "plan_present"]
+
+FEWEST_ANSWERS = 30
+_STREAM = 0x66696C6C  # random stream of the control questions
+_DRAWS = 1000  # of the curve after the answers, for the confidence bound
+
+
+class ControlAnswers(NamedTuple):
+    """Answers to control questions, by image and class index."""
+
+    image: NDArray[np.int64]
+    column: NDArray[np.int64]
+    present: NDArray[np.bool_]
+
+
+def are_nearly_all_positive(table: LabelTable) -> bool:
+    """Return whether negatives are so few that known labels cannot show how often a filled label is wrong."""
+    absent, present = int((table.value < 0).sum()), int((table.value > 0).sum())
+    return 10 * absent < present or not absent
+
+
+def unknown_curve(platt: Platt, scores: Scores, table: LabelTable) -> ClassPlatt:
+    """Return P(present) of an unknown entry by its logit: lower than `platt`, as the label was not given."""
+    classes = len(table.classes)
+    slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))
+    shared = ClassPlatt(slope, offset, (platt.slope, platt.offset), (1.0, platt.bend))
+    expected = sum(
+        float(np.nansum(shared.scores(scores.logits[index]))) for index in image_blocks(np.arange(len(table)), classes)
+    )
+    positives = np.bincount(table.entries()[0][table.value > 0], minlength=len(table))
+    return shared._replace(offset=offset + log_odds_of_unknown(positives, classes, expected))
+
+
+def draw_control(
+    scores: Scores, table: LabelTable, platt: Platt, *, precision: float, count: int, seed: int = 0
+) -> list[tuple[int, int, float]]:
+    """Return `count` random unknown entries (image, class, probability) that might be filled, in random order.
+
+    Entries are ranked by probability, down to where the expected share of wrong ones is twice the allowed one, and
+    divided into `count` groups of equal size; one entry is drawn from each. Memory: 24 bytes per such entry.
+    """
+    curve, parts = unknown_curve(platt, scores, table), []
+    for index in image_blocks(np.arange(len(table)), len(table.classes)):
+        p = curve.scores(scores.logits[index]).astype(np.float64)
+        row, column = np.nonzero((table.rows(index) == 0) & (p >= 0.5))
+        parts.append((index[row], column, p[row, column]))
+    image, column, p = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.argsort(-p, kind="stable")
+    image, column, p = image[order], column[order], p[order]
+    size = int((np.cumsum(p) / np.arange(1, len(p) + 1) >= 1 - 2 * (1 - precision)).sum())
+    if not size:
+        raise UserError(
+            "no unknown label has a probability that is high enough to be filled", "lower --precision, or label more"
+        )
+    edges = np.linspace(0, size, min(count, size) + 1).astype(np.int64)
+    generator = np.random.default_rng([seed, _STREAM])
+    drawn = generator.permutation(generator.integers(edges[:-1], edges[1:]))
+    return [(int(image[k]), int(column[k]), float(p[k])) for k in drawn]
+
+
+def plan_present(
+    scores: Scores,
+    labels: Rows,
+    platt: Platt,
+    *,
+    answers: ControlAnswers | None,
+    to_fill: NDArray[np.bool_],
+    precision: float,
+    confidence: float,
+    rules: Rules | None = None,
+    source: str = "model",
+    progress: Callable[[int, int], None] | None = None,
+) -> FillPlan:
+    """Decide which unknown entries to fill as present, so that they reach the precision.
+
+    With `answers` the probabilities are corrected by them (`recalibrate`), and the cut is the lowest probability at
+    which the precision is reached with the confidence, over the curves that are plausible after the answers; it is
+    never below the entries that were asked about. Guaranteed if the share of right fills rises with the probability
+    along such a curve. Without answers the probabilities are taken as they are. Nothing is filled as absent.
+    """
+    table, people = training_and_evaluation_tables(labels)
+    classes = len(table.classes)
+    curve, change, floor = unknown_curve(platt, scores, people), Recalibration.none(), 0.5
+    if answers is not None:
+        asked = curve.scores(scores.logits[answers.image, answers.column], answers.column).astype(np.float64)
+        change = recalibrate(asked, answers.present)
+        curve = curve._replace(slope=change.slope * curve.slope, offset=change.slope * curve.offset + change.offset)
+        floor = max(0.5, float(change.apply(asked).min(initial=1.0)))
+    model_labels = model_labels_of(labels, table, source)
+    counts, fillable = BinCounts.zeros(classes), np.zeros(classes, bool)
+    for index in image_blocks(np.arange(len(table)), classes):
+        free = apply_rules(rules, table.rows(index), rows_of_images(model_labels, index), fillable).free
+        free &= to_fill[index, None]
+        counts.add(curve.scores(scores.logits[index]), free, np.zeros_like(free, np.int8))
+        if progress is not None:
+            progress(int(index[-1]) + 1, len(table))
+    decision = _cut(counts, change, answers, curve, scores, floor, precision, confidence)
+    nothing = _nothing(classes)
+    return FillPlan(
+        scores=scores,
+        table=table,
+        platts=[curve] * (int(scores.part.max()) + 2),
+        bin_counts=counts,
+        present=decision,
+        absent=nothing,
+        rules=rules,
+        source=source,
+        model_labels=model_labels,
+        precision=precision,
+        confidence=confidence,
+        unfillable=fillable,
+        images_to_fill=np.flatnonzero(to_fill),
+        warnings=(),
+        assumption=platt.assumption if answers is None else "",
+        check=change.check,
+    )
+
+
+def _cut(
+    counts: BinCounts,
+    change: Recalibration,
+    answers: ControlAnswers | None,
+    curve: ClassPlatt,
+    scores: Scores,
+    floor: float,
+    precision: float,
+    confidence: float,
+) -> FillDecision:
+    """Return the lowest bin from which on the precision is reached, the same for all classes."""
+    unknown, logits = counts.unknown.sum(0), bin_logits()
+    above = np.cumsum(unknown[::-1])[::-1]
+    draws = change.draws(_DRAWS) if answers is not None else np.array([[1.0, 0.0]])
+    right = 1 / (1 + np.exp(-(draws[:, :1] * change.undo(logits) + draws[:, 1:])))
+    reached = np.cumsum((right * unknown)[:, ::-1], 1)[:, ::-1] / np.maximum(above, 1)
+    bound = np.quantile(reached, 1 - confidence, axis=0)
+    allowed = (bound >= precision) & (above > 0) & (np.arange(BINS) >= bin_of(np.array([floor]))[0])
+    if not allowed.any() or change.slope <= 0:
+        return _nothing(len(counts.unknown))
+    cut = int(allowed.argmax())
+    mask = np.arange(BINS) >= cut
+    filled, summed = (counts.unknown * mask).sum(1), (counts.summed * mask).sum(1)
+    tested = correct = np.zeros(len(filled), np.int64)
+    if answers is not None:
+        inside = bin_of(curve.scores(scores.logits[answers.image, answers.column], answers.column)) >= cut
+        tested = np.bincount(answers.column[inside], minlength=len(filled))
+        correct = np.bincount(answers.column[inside & answers.present], minlength=len(filled))
+    with np.errstate(invalid="ignore"):
+        estimate = summed / filled
+    return _nothing(len(filled))._replace(
+        cut=np.full(len(filled), cut),
+        filled=filled.astype(np.int64),
+        estimate=estimate,
+        tested=tested,
+        right=correct,
+        known_labels=int(tested.sum()),
+        precision=float(summed.sum() / filled.sum()),
+        bound=float(bound[cut]),
+    )
+
+
+def _nothing(classes: int) -> FillDecision:
+    zeros: Any = np.zeros(classes, np.int64)
+    nan = np.full(classes, np.nan)
+    return FillDecision(
+        np.full(classes, BINS), zeros, nan, nan, zeros, zeros, 0, np.nan, np.nan, np.nan, np.zeros(classes, bool)
+    )

@@ -1,0 +1,179 @@
+"""Fills where only positives are known: control questions, answers, the assumption, and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from halflabel.cli import app
+from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
+from halflabel.errors import UserError
+from halflabel.filling import fill
+from halflabel.filling.control import ControlAnswers, draw_control, plan_present
+from halflabel.filling.run import control_questions
+from halflabel.labels import drop, formats
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+from halflabel.metrics.calibration import Platt, recalibrate
+from halflabel.metrics.positives_only import log_odds_of_unknown
+from halflabel.review.answers import Answer, AnswerStore
+from halflabel.review.questions import read_questions
+from halflabel.runs.crossfit import Scores
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.train import train
+from halflabel.training.config import Config, Settings
+
+PLATT = Platt(1.0, 0.0, 100, "labels were given at random")
+
+
+def simulate(images: int = 2000, wrong: float = 0.0) -> tuple[Scores, LabelTable, np.ndarray]:
+    """Return logits with p = σ(x − wrong), labels of which 40 % of the positives are given, and the truth."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(-6, 7, size=(images, 6)).astype(np.float32)
+    truth = generator.random(logits.shape) < 1 / (1 + np.exp(-(logits - wrong)))
+    known = np.where(truth & (generator.random(truth.shape) < 0.4), 1, 0)
+    return Scores(logits, (np.arange(images) % 5).astype(np.int8), "simulated"), LabelTable.from_dense(known), truth
+
+
+def plan(scores: Scores, table: LabelTable, answers: ControlAnswers | None, precision: float = 0.95) -> Rows:
+    everything = np.ones(len(table), bool)
+    rows = Rows.from_table(table)
+    return plan_present(
+        scores, rows, PLATT, answers=answers, to_fill=everything, precision=precision, confidence=0.9
+    ).rows()
+
+
+def answered(scores: Scores, table: LabelTable, truth: np.ndarray, seed: int, count: int = 100) -> ControlAnswers:
+    drawn = draw_control(scores, table, PLATT, precision=0.95, count=count, seed=seed)
+    image, column = (np.array([item[part] for item in drawn]) for part in (0, 1))
+    return ControlAnswers(image, column, truth[image, column])
+
+
+@pytest.mark.parametrize("wrong", [0.0, 2.0])
+def test_the_precision_holds_even_where_the_probabilities_are_wrong(wrong: float) -> None:
+    scores, table, truth = simulate(wrong=wrong)
+    known = table.dense()
+    reached, filled = [], []
+    for seed in range(10):
+        rows = plan(scores, table, answered(scores, table, truth, seed))
+        right = truth[rows.image, rows.column]
+        assert (known[rows.image, rows.column] == 0).all()
+        assert (rows.value > 0).all()
+        reached.append(not len(right) or right.mean() >= 0.95)
+        filled.append(right.sum() / (truth & (known == 0)).sum())
+    assert sum(reached) >= 9
+    assert np.mean(filled) > 0.3
+
+
+def test_without_answers_the_assumption_decides() -> None:
+    scores, table, truth = simulate()
+    rows = plan(scores, table, None)
+    right = truth[rows.image, rows.column]
+    assert right.mean() > 0.94
+    assert right.sum() > 0.3 * (truth & (table.dense() == 0)).sum()
+
+
+def test_questions_are_a_random_sample_of_what_may_be_filled() -> None:
+    scores, table, _ = simulate()
+    first, again, other = (
+        draw_control(scores, table, PLATT, precision=0.95, count=60, seed=seed) for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert len({item[:2] for item in first}) == 60
+    assert all(table.dense()[i, c] == 0 and p >= 0.5 for i, c, p in first)
+    assert np.mean([p for _, _, p in first]) == pytest.approx(0.9, abs=0.03)  # twice the allowed error
+    assert abs(np.corrcoef(np.arange(60), [p for _, _, p in first])[0, 1]) < 0.4  # answering may stop anywhere
+    with pytest.raises(UserError, match="high enough"):
+        draw_control(scores._replace(logits=scores.logits - 30), table, PLATT, precision=0.95, count=60)
+
+
+def test_a_label_that_was_not_given_is_less_likely() -> None:
+    assert log_odds_of_unknown(np.ones(10), 4, 15.0) == pytest.approx(np.log(0.5))
+    assert log_odds_of_unknown(np.array([2, 0, 1, 3]), 4, 12.0) == pytest.approx(np.log(0.5))
+    assert log_odds_of_unknown(np.array([3, 0, 0, 3]), 4, 30.0) == pytest.approx(np.log(0.8))
+
+
+def test_few_answers_change_little_and_many_change_much() -> None:
+    p = np.full(400, 0.9)
+    present = np.arange(400) % 2 == 0  # half of them
+    few, many = recalibrate(p[:6], present[:6]), recalibrate(p, present)
+    assert 0.75 < few.apply(p[:1])[0] < 0.9
+    assert many.apply(p[:1])[0] == pytest.approx(0.5, abs=0.05)
+    assert "fewer" in many.check
+    assert "agree" in recalibrate(p[:50], np.arange(50) % 10 > 0).check
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path, np.ndarray]:
+    """A run on 80 scenes with one positive each, its images and the truth."""
+    folder = tmp_path_factory.mktemp("control")
+    write_folder(folder, 80, size=32)
+    truth = scenes(80, size=32).labels
+    names = sorted(path.name for path in (folder / "images").iterdir())
+    table = drop.single_positive(LabelTable.from_dense(truth, names, CLASSES))
+    settings = Settings(device="cpu")
+    config = Config(method="wan", backbone="tiny", size=32, solver="lbfgs", l2_strength=1e-3, settings=settings)
+    run = RunFolder(folder / "runs" / "first")
+    train(table, folder / "images", config, run)
+    run.write_calibration(Platt(6.0, 9.0, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
+    return run, folder / "images", truth
+
+
+def call(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, np.ndarray]) -> None:
+    run, images, _ = project
+    words = ("fill", run.folder, images, "--precision", 0.6, "--control", 40)
+    assert "--questions" in call(*words)
+    assert not run.filled.exists()
+    table = run.read_labels()
+    asked = read_questions(run.control, table)
+    assert all(question.is_control for question in asked)
+    store = AnswerStore(run.answers)
+    store.add(
+        [Answer(str(k), table.images[q.image], table.classes[q.column], 1) for k, q in enumerate(asked)],
+        "somebody",
+    )
+    store.close()
+    assert "control answers" in call(*words)
+    rows = formats.read(run.filled, format="long").rows
+    assert set(rows.sources) <= {f"model:wan:{run.folder.as_posix()}"}
+    run.filled.unlink()
+
+
+def test_assumed_labels_say_so_and_can_be_undone(project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path) -> None:
+    run, images, _ = project
+    out = tmp_path / "filled.csv"
+    assert "given at random" in call("fill", run.folder, images, "--assume-random", "--precision", 0.6, "--out", out)
+    rows = formats.read(out, format="long").rows
+    assert len(rows)
+    assert rows.sources == (f"model:wan+assumed:{run.folder.as_posix()}",)
+    call("fill", run.folder, "--undo", out)
+    assert not len(formats.read(out, format="long").rows)
+
+
+def test_what_cannot_work_is_refused_before_anything_is_scored(
+    project: tuple[RunFolder, Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, images, truth = project
+    monkeypatch.setattr("halflabel.runs.crossfit.score_run", None)
+    with pytest.raises(UserError, match="absent"):
+        fill(run, images)
+    with pytest.raises(UserError, match="folds"):
+        fill(run, images, assume_random=True, folds=3)
+    full = Rows.from_table(LabelTable.from_dense(truth, run.read_labels().images, CLASSES))
+    with pytest.raises(UserError, match="include negatives"):
+        fill(run, images, labels=full, assume_random=True)
+    run.out_of_fold.rename(run.folder / "away")
+    try:
+        with pytest.raises(UserError, match="lbfgs"):
+            control_questions(run, images)
+    finally:
+        (run.folder / "away").rename(run.out_of_fold)
