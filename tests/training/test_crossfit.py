@@ -146,3 +146,25 @@ def test_labels_made_by_a_model_choose_nothing() -> None:
     fitted = crossfit(features, mixed, recipe("bce").make, evaluation=table, use_similar=False)
     quality = ranking_quality(torch.from_numpy(fitted.logits), torch.from_numpy(table.dense()))
     assert fitted.tried[fitted.strength] == pytest.approx(quality, abs=1e-6)
+
+
+def test_large_tables_have_three_folds_and_the_first_chooses_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, table = make_data()
+    monkeypatch.setattr("halflabel.training.crossfit.LARGE", 100)
+    fits: list[tuple[int, int]] = []
+    fitted = crossfit(
+        features, table, recipe("bce").make, progress=lambda *state: fits.append(state), use_similar=False
+    )
+    assert set(fitted.fold) == {0, 1, 2}
+    assert len(fits) == len(fitted.tried) + 3  # two other folds, and the final head
+    assert "3 folds" in fitted.choice
+    assert np.isfinite(fitted.logits).all()
+    assert metrics.mean_average_precision(fitted.logits, table.dense()) > 0.8
+
+
+def test_similar_images_are_not_searched_among_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, table = make_data()
+    monkeypatch.setattr("halflabel.training.crossfit.MOST_SIMILAR", len(table) - 1)
+    fitted = crossfit(features, table, recipe("bce").make, strength=1e-3)
+    assert fitted.similar is None
+    assert "no similar images" in fitted.choice

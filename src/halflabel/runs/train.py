@@ -89,7 +89,8 @@ def train(
     run.write_log(fitted.log)
     if distributed.is_main():
         _write_model(run, Model(job.backbone, fitted.head), job.table.classes, config, job.size)
-    run.write_text("repro.sh", _repro(run, config, str(images) if isinstance(images, Path) else config.images))
+    repeated = dataclasses.replace(config, solver="lbfgs" if solves else "sgd")  # with every option given, auto is sgd
+    run.write_text("repro.sh", _repro(run, repeated, str(images) if isinstance(images, Path) else config.images))
     run.write_completion()
     if fitted.logits is None:
         return None

@@ -239,7 +239,9 @@ class Config:
     ] = 0.5
     held_out: Annotated[
         Annotated[float, Ge(0), Le(0.9)],
-        Option("Share of the images held out for validation.", OPTIMIZATION, EXPERIMENTS),
+        Option(
+            "Share of the images held out for validation; a choice of sgd.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"
+        ),
     ] = 0.2
     positives_per_image: Annotated[
         Annotated[float, Ge(0)],
@@ -352,12 +354,13 @@ _SGD_OPTIONS = (
 def choose_solver(options: Mapping[str, Any]) -> str:
     """Return the solver that given options ask for: auto becomes sgd where an option of sgd alone is given.
 
-    >>> choose_solver({"solver": "auto", "epochs": 5}), choose_solver({"solver": "auto", "epochs": None})
+    >>> choose_solver({"solver": "auto", "held_out": 0.2}), choose_solver({"solver": "auto", "held_out": None})
     ('sgd', 'auto')
     """
     declared = declared_options()
     given = (name for name in _SGD_OPTIONS if options.get(name) is not None and options[name] != declared[name].default)
-    epochs_given = options.get("epochs") is not None or options.get("lr") is not None
+    # These have no default on the command line, so that even the default value is a choice.
+    epochs_given = any(options.get(name) is not None for name in ("epochs", "lr", "held_out"))
     return "sgd" if options["solver"] == "auto" and (epochs_given or any(given)) else str(options["solver"])
 
 

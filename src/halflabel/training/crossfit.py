@@ -33,6 +33,7 @@ STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
 COMPONENTS = 768  # principal components of the normalised features that heads are fitted on
 WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
 _COUNTS, _SHARPNESS, _WEIGHTS = (10, 20, 40, 80), (5.0, 10.0, 20.0), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+MOST_SIMILAR = 100_000  # training images up to which similar ones are searched: each is compared with all others
 _GAIN = 1e-3  # similar images are used only if they raise the quality by more than this
 _LARGEST_SAMPLE = 16384  # images that the principal components are computed from
 LARGE = 10**7  # entries (images × classes) from which on fewer folds are fitted
@@ -77,6 +78,8 @@ class CrossFit:
         """What the out-of-fold scores chose, in words."""
         similar = self.similar
         mixed = f", {similar.count} similar images with weight {similar.weight:g}" if similar is not None else ""
+        if len(self.fold) > MOST_SIMILAR:
+            mixed = f", no similar images (there are more than {MOST_SIMILAR:,} training images)"
         folds = f" ({LARGE_FOLDS} folds: the table is large)" if self.logits.size >= LARGE else ""
         return f"chosen by out-of-fold scores{folds}: strength {self.strength:g}{mixed}"
 
@@ -121,6 +124,7 @@ def crossfit(
     raw = features[readable].to(device)
     transform = FeatureTransform.fit(raw, classifier, of_backbone=of_backbone)
     judged = (table if evaluation is None else evaluation).subset(rows)
+    use_similar = use_similar and len(table) <= MOST_SIMILAR
     pairs = folds * (folds - 1) // 2
     steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + pairs * use_similar)
 
