@@ -320,7 +320,7 @@ def test_locate_in_order_of_certainty(tmp_path: Path) -> None:
         ".": None,
         "sub": None,
     }
-    paths = locate_images(list(wanted), folder)
+    paths = [locate_images([name], folder)[0] for name in wanted]
     assert dict(zip(wanted, paths, strict=True)) == {
         name: None if path is None else folder / path for name, path in wanted.items()
     }

@@ -85,8 +85,8 @@ def test_a_run_leaves_everything_behind(tmp_path: Path, folder: Path) -> None:
     evaluation = train(TABLE, folder, HEAD, run)
     assert evaluation is not None
     assert {path.name for path in run.folder.iterdir()} == {
-        "bad_images.csv", "best.safetensors", "calibration.json", "config.yaml", "data.hash", "env.json",
-        "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json", "model_card.md",
+        "bad_images.csv", "best.safetensors", "calibration.json", "checksums.json", "config.yaml", "data.hash",
+        "env.json", "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json", "model_card.md",
         "per_label.csv", "predictions.parquet", "repro.sh", "split.parquet", "thresholds.json",
     }  # fmt: skip
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
@@ -488,11 +488,14 @@ def other_model(run: RunFolder) -> None:
 DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "unfinished": (lambda run: run.weights.unlink(), "has no weights yet.*train --resume"),
     "cut off": (lambda run: run.weights.write_bytes(run.weights.read_bytes()[:100]), "is damaged"),
+    "a flipped bit": (lambda run: flip(run.weights), "checksum"),
+    "other thresholds": (lambda run: run.write_text("thresholds.json", '{"red": 1}'), "checksum"),
+    "another calibration": (lambda run: run.write_text("calibration.json", '{"slope": 2}'), "checksum"),
     "no classes": (lambda run: save_plain(run.weights), "does not name its classes"),
     "another model": (other_model, "another model"),
     "config of another version": (lambda run: run.write_config({"colour": "red"}), "does not fit this version"),
     "config with too much": (lambda run: run.write_config({**run.read_config(), "x": 1}), "does not fit this version"),
-    "calibration": (lambda run: run.write_text("thresholds.json", "{"), "missing or damaged"),
+    "calibration": (lambda run: run.write_text("thresholds.json", "{"), "damaged"),
 }
 
 
@@ -500,6 +503,13 @@ def save_plain(path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(build_backbone("tiny").state_dict(), path)
+    path.with_name("checksums.json").unlink()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x40
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize(("harm", "says"), DAMAGE.values(), ids=DAMAGE)
@@ -507,6 +517,44 @@ def test_a_damaged_run_says_what_is_wrong(copied: Path, harm: Callable[[RunFolde
     harm(RunFolder(copied))
     with pytest.raises(UserError, match=says):
         Predictor.from_run(RunFolder.open(copied))
+
+
+def test_a_second_training_into_the_same_folder_is_refused(tmp_path: Path, folder: Path) -> None:
+    refusals = []
+
+    class Second(Callback):
+        def on_epoch_end(self, log: EpochLog) -> None:
+            for other in (RunFolder(tmp_path / "run"), RunFolder(tmp_path / "link")):
+                with pytest.raises(UserError, match="another training is writing") as refusal:
+                    train(TABLE, folder, dataclasses.replace(HEAD, method="an"), other)
+                refusals.append(refusal)
+
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    go(tmp_path / "run", folder, reporter=Reporter(callback=Second()))
+    assert len(refusals) == 6
+    assert RunFolder(tmp_path / "run").read_config()["method"] == "bn-bce"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "link", "run"]
+
+
+def test_a_run_that_another_finished_meanwhile_is_not_replaced(tmp_path: Path, folder: Path) -> None:
+    late = RunFolder.create(tmp_path / "run")
+    go(tmp_path / "run", folder)
+    before = weights(tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run"):
+        train(TABLE, folder, dataclasses.replace(HEAD, method="an"), late)
+    assert weights(tmp_path / "run") == before
+
+
+def test_copies_of_an_image_are_held_out_together(tmp_path: Path) -> None:
+    images = write_folder(tmp_path / "images")
+    for number in range(0, N, 2):
+        shutil.copy(images / f"{number:02d}.png", images / f"{number + 1:02d}.png")
+    messages: list[str] = []
+    go(tmp_path / "run", images, reporter=Reporter(message=messages.append))
+    assert "12 images are copies of other images: they are held out together" in messages
+    part = RunFolder(tmp_path / "run").split_of(TABLE.images)
+    assert (part[::2] == part[1::2]).all()
+    assert set(part.tolist()) == {0, 1}
 
 
 def test_the_settings_survive_the_file(tmp_path: Path) -> None:

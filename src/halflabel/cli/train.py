@@ -151,7 +151,8 @@ def _new_job(
     config_file: Path | None,
 ) -> TrainingJob:
     """Read the labels and choose the configuration of a new run; nothing is written."""
-    from halflabel.runs.folder import RunFolder, read_config
+    from halflabel.runs.config_file import read_config
+    from halflabel.runs.folder import RunFolder
 
     earlier = None if config_file is None else read_config(config_file, "name the config.yaml of a run")
     if earlier is not None and not _is_given(ctx, "method"):

@@ -25,6 +25,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from halflabel.data.file_identity import refuse_twins
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -359,6 +360,7 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
     without a folder, as the only image of that stem anywhere below. An id that names a folder is not searched
     elsewhere (`train/1.jpg` never matches `val/1.jpg`), but may repeat the end of `folder` itself (`images/1.jpg` in
     `…/images`). Ids that are absolute or contain `..` get None. In a pack, ids are those of the folder that was packed.
+    Two ids that are the same file are an error: their labels would be on both sides of a split.
     """
     from halflabel.data.pack.read import is_pack, open_pack
 
@@ -367,6 +369,7 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
         pack = open_pack(folder)
         return [folder / pack.name(number) if number >= 0 else None for number in pack.find(names).tolist()]
     paths = match_names(names, sorted(_walk(folder)), folder.resolve().parts)
+    refuse_twins(names, paths)
     return [None if path is None else folder / path for path in paths]
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from halflabel.data.file_identity import FileState
 from halflabel.data.pack.source import PackedImages
 from halflabel.data.sources import Arrays, Features, Images, Plan, sequential_plan
 from halflabel.errors import NoReadableImage, UserError
@@ -136,11 +137,12 @@ def _view_caches(
 ) -> list[_ViewCache]:
     """The cache of the plain view, then those of the strong views, in folders inside its folder."""
     weights, images = fingerprint(backbone), _images_digest(source)
+    files = FileState(source.paths if isinstance(source, Images) and not isinstance(source, PackedImages) else ())
     made_of = {"weights": weights, "view": source.views["plain"].describe(), "images": images}
-    caches = [_ViewCache(folder, _stem(backbone, source, maps), "plain", 0, made_of)]
+    caches = [_ViewCache(folder, _stem(backbone, source, maps), "plain", 0, made_of, files)]
     for copy in range(copies):
         made_of = {"weights": weights, "strong view": source.views["strong"].describe(), "images": images}
-        caches.append(_ViewCache(caches[0].folder, f"strong-{copy}", "strong", copy, made_of))
+        caches.append(_ViewCache(caches[0].folder, f"strong-{copy}", "strong", copy, made_of, files))
     return caches
 
 
@@ -156,6 +158,7 @@ class _ViewCache:
     view: str
     copy: int
     made_of: dict[str, str]
+    files: FileState
 
     @property
     def folder(self) -> Path:
@@ -173,6 +176,8 @@ class _ViewCache:
             return ""
         if changed := self._changed(note):
             return changed
+        if not self.files.fits(note):
+            return "an image was replaced by another of the same size and time"
         return None if _checksum(self.values) == note.get("crc32") else "its bytes do not match their checksum"
 
     def difference(self) -> str:
@@ -234,6 +239,7 @@ class _Build:
         self.opened: os.stat_result | None = None  # of the partial file
 
     def run(self) -> None:
+        distributed.run_on_main(self.cache.files.note)  # the state before the images are read
         self._continue_or_start()
         self.network = self.network.to(self.device).to(memory_format=torch.channels_last).eval()
         plan = sequential_plan(len(self.source), self.batch_size)[self.done // self.batch_size :]
@@ -254,7 +260,8 @@ class _Build:
             self.cache.folder.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(self.cache.folder, self.is_locked)
             note = _read_json(self.cache.folder / "building.json") if self.is_locked else {}
-            return note if note.get("made_of") == self.cache.made_of and _is_valid(self.partial, note) else None
+            is_same = note.get("made_of") == self.cache.made_of and self.cache.files.fits(note)
+            return note if is_same and _is_valid(self.partial, note) else None
 
         note = distributed.run_on_main(find_earlier_build)
         if note is not None:
@@ -284,6 +291,7 @@ class _Build:
         if self.is_locked:
             self.crc = zlib.crc32(self.values[self.noted : self.done].tobytes(), self.crc)
             note = {"made_of": self.cache.made_of, "done": self.done, "crc32": self.crc, "bad": self.bad}
+            note |= self.cache.files.note()
             write_json(self.cache.folder / "building.json", note)
         self.noted, self.noted_at = self.done, time.monotonic()
 
@@ -297,7 +305,7 @@ class _Build:
         self._rename(self.opened)
         crc = _checksum(self.cache.values)
         note = {"made_of": self.cache.made_of, "crc32": crc, "bad": self.bad, "backbone": self.network.name}
-        write_json(self.cache.folder / "cache.json", note)
+        write_json(self.cache.folder / "cache.json", note | self.cache.files.note())
         if self.is_locked:
             (self.cache.folder / "building.json").unlink(missing_ok=True)
 

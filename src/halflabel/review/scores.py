@@ -239,7 +239,7 @@ def _stamp(run: RunFolder, folder: Path, paths: Sequence[str | None]) -> str:
     for path in (run.weights, run / "calibration.json", *optional, *files):
         try:
             stat = os.stat(path) if path is not None else None
-            sha.update(b"none" if stat is None else f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
+            sha.update(b"none" if stat is None else f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n".encode())
         except OSError:
             sha.update(b"missing\n")
     return sha.hexdigest()

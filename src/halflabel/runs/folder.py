@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -21,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel import __version__
-from halflabel.errors import UserError, error_summary
+from halflabel.errors import UserError
 from halflabel.runs import folder_tables
+from halflabel.runs.config_file import read_config
+from halflabel.runs.folder_integrity import training_lock, verify_checksum, write_checksums
 from halflabel.system import distributed
 from halflabel.system.files import atomic_write, read_json, read_text, to_json_value, write_csv, write_json
 
@@ -32,10 +35,8 @@ if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
     from halflabel.metrics.calibration import Platt
 
-__all__ = ["RunFolder", "model_kind", "read_config"]
+__all__ = ["RunFolder", "model_kind"]
 
-_MAX_CONFIG_BYTES = 1 << 20  # bytes
-_MAX_SETTINGS = 10_000
 _START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash", "split.parquet")
 _RESULT_FILES = (
     "best.safetensors",
@@ -47,6 +48,7 @@ _RESULT_FILES = (
     "out_of_fold.parquet",
     "thresholds.json",
     "calibration.json",
+    "checksums.json",
     "bad_images.csv",
     "model_card.md",
     "repro.sh",
@@ -91,9 +93,10 @@ class RunFolder:
     split.parquet   which images were held out              predictions.parquet  scores of the evaluated images
     best.safetensors  the weights to use                    thresholds.json      best F1 on known labels, per class
     last/           checkpoints to resume from              calibration.json     from logits to probabilities
-    bad_images.csv  images that could not be read           model_card.md, report.html, repro.sh
+    bad_images.csv  images that could not be read           checksums.json       of weights, thresholds, calibration
+    model_card.md, report.html, repro.sh                    filled.csv           labels filled by `fill`
     answers.sqlite  people's answers; never deleted         scores.parquet       scores for choosing questions
-    filled.csv      labels filled by `fill`                 out_of_fold.parquet  logits by models without the image
+    out_of_fold.parquet  logits by models without the image
     """
 
     weights = _PathInRun("best.safetensors")
@@ -109,8 +112,9 @@ class RunFolder:
     control = _PathInRun("control.csv")  # the questions that `fill` needs answered where only positives are known
     tensorboard = _PathInRun("tensorboard")
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, may_replace: bool = True) -> None:
         self.folder = Path(folder)
+        self._may_replace = may_replace
 
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
@@ -128,19 +132,26 @@ class RunFolder:
     @classmethod
     def create(cls, folder: str | Path, *, force: bool = False) -> RunFolder:
         """Return a new run without writing anything; refuse a folder that holds a run, unless `force` is set."""
-        run = cls(folder)
+        run = cls(folder, may_replace=force)
         if run.folder.exists() and not run.folder.is_dir():
             raise UserError(f"{run.folder} is a file", "name a folder for the run with --out")
         try:
             str(run.folder).encode()
         except UnicodeEncodeError:  # Arrow cannot open such paths
             raise UserError(f"{str(run.folder)!r} is not UTF-8", "choose another --out") from None
-        if run.is_started and not force:
+        run._check_free()
+        return run
+
+    def _check_free(self) -> None:
+        if self.is_started and not self._may_replace:
             raise UserError(
-                f"{run.folder} already holds a run",
+                f"{self.folder} already holds a run",
                 "choose another --out, continue it with --resume, or start it again with --force",
             )
-        return run
+
+    def lock_for_training(self, *, resume: bool) -> AbstractContextManager[None]:
+        """Lock the run from here to the end of its training; another may have ended since `create`."""
+        return training_lock(self.folder, lambda: None if resume else self._check_free())
 
     @_first_process_only
     def start(self, labels: LabelTable | Rows, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:
@@ -239,11 +250,13 @@ class RunFolder:
         """Write the calibration of logits and the threshold (a probability) of each class."""
         self.write_json("thresholds.json", thresholds)
         self.write_json("calibration.json", platt._asdict())
+        write_checksums(self.folder, "thresholds.json", "calibration.json")
 
     def read_calibration(self) -> Platt:
         """Return the calibration that turns logits into probabilities."""
         from halflabel.metrics.calibration import Platt
 
+        verify_checksum(self / "calibration.json")
         values = self.read_json("calibration.json")
         try:
             return Platt.from_json(values, len(self.read_thresholds()))
@@ -252,6 +265,7 @@ class RunFolder:
 
     def read_thresholds(self) -> dict[str, float | None]:
         """Return the probability from which each class counts as present; None for a class without known labels."""
+        verify_checksum(self / "thresholds.json")
         content = self.read_json("thresholds.json")
         thresholds: list[Any] = list(content.values()) if isinstance(content, dict) else [""]
         if not all(value is None or (type(value) in (int, float) and 0 <= value <= 1) for value in thresholds):
@@ -414,30 +428,3 @@ def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:
         return "hub"
     RunFolder.open(path).check_finished()
     return "run"
-
-
-def read_config(path: Path, fix: str) -> dict[str, Any]:
-    """Return the content of a config.yaml; any failure is a UserError with the given fix."""
-    import yaml
-
-    text = read_text(path, fix, max_bytes=_MAX_CONFIG_BYTES)
-    try:
-        config = yaml.safe_load(text)
-    except Exception as error:  # YAML's errors, and Python's for invalid dates and numbers
-        raise UserError(f"{path} cannot be read ({error_summary(error)})", fix) from None
-    if not isinstance(config, dict) or not _is_small(config):
-        raise UserError(f"{path} does not hold settings", fix)
-    return config
-
-
-def _is_small(config: Any) -> bool:
-    """Return whether the settings are few, counting YAML aliases each time: ten lines can expand to billions."""
-    pending, visited = [config], 0
-    while pending and visited < _MAX_SETTINGS:
-        visited += 1
-        item = pending.pop()
-        if isinstance(item, Mapping):
-            pending += item.values()
-        elif isinstance(item, list | tuple | set):
-            pending += item
-    return not pending

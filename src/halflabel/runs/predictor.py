@@ -34,6 +34,7 @@ from halflabel.models.scoring import score_source
 from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder, model_kind
+from halflabel.runs.folder_integrity import verify_checksum
 from halflabel.system import distributed
 from halflabel.system.files import read_json
 from halflabel.system.reporter import SILENT, Reporter
@@ -76,6 +77,7 @@ class Predictor:
 
         config = Config.from_dict(run.read_config())
         run.check_finished()
+        verify_checksum(run.weights)
         try:
             with safe_open(run.weights, "pt") as file:
                 metadata = file.metadata() or {}

@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from halflabel.data.file_identity import group_copies
 from halflabel.data.gpu_views import load_to_device
-from halflabel.data.pack.source import DeviceViews
+from halflabel.data.pack.source import DeviceViews, PackedImages
 from halflabel.data.quarantine import TooManyBadImages
 from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
 from halflabel.errors import UserError, error_summary
@@ -32,6 +33,7 @@ from halflabel.models.scoring import score_source
 from halflabel.runs.assembly import Assembly
 from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.folder_integrity import write_checksums
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.system.reporter import SILENT, Reporter
@@ -66,14 +68,20 @@ def train(
     the epochs of the linear init, in place of `reporter.callback`. Returns the evaluation, if anything was held out.
     Of several processes only the first one writes.
     """
-    job = _Job(labels, images, config, run, reporter, cache, truth, resume)
+    with run.lock_for_training(resume=resume):
+        return _train(_Job(labels, images, config, run, reporter, cache, truth, resume), init_callback)
+
+
+def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
+    """Check the job, start the run, fit the head or the network and write the results."""
+    run, config, resume = job.run, job.config, job.resume
     job.check()
     job.open_images()
     solves = job.assembly.uses_solver(job.table)
     part = np.zeros(len(job.table), np.int8) if solves else _split(job)
     if not resume:  # settings and images have been checked by now
-        job.truth = _align(truth, job.table) if truth is not None else None
-        run.start(labels, {**config.as_dict(), "size": job.size}, job.truth)
+        job.truth = _align(job.truth, job.table) if job.truth is not None else None
+        run.start(job.labels, {**config.as_dict(), "size": job.size}, job.truth)
     run.remove_temporary_files()
     run.write_env(job.device)
     run.write_split(job.table.images.array, part)
@@ -90,7 +98,8 @@ def train(
     if distributed.is_main():
         _write_model(run, Model(job.backbone, fitted.head), job.table.classes, config, job.size)
     repeated = dataclasses.replace(config, solver="lbfgs" if solves else "sgd")  # with every option given, auto is sgd
-    run.write_text("repro.sh", _repro(run, repeated, str(images) if isinstance(images, Path) else config.images))
+    images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
+    run.write_text("repro.sh", _repro(run, repeated, images))
     run.write_completion()
     if fitted.logits is None:
         return None
@@ -130,6 +139,7 @@ class _Job:
     def open_images(self) -> None:
         views = self.config.views(self.size, self.backbone)
         self.source: Images | Arrays
+        self.groups: NDArray[np.int64] | None = None  # image files with the same bytes
         if isinstance(self.image_folder, Tensor):
             self.source = Arrays(self.image_folder, self.table.images, views)
             return
@@ -144,6 +154,12 @@ class _Job:
             bad_images=bad_images,
         )
         self.source.quarantine.path = self.run.bad_images
+        groups = (
+            self.source.group_copies() if isinstance(self.source, PackedImages) else group_copies(self.source.paths)
+        )
+        if copies := int(np.count_nonzero(groups != np.arange(len(groups)))):
+            self.groups = groups
+            self.reporter.message(f"{copies} images are copies of other images: they are held out together")
 
     def features(self) -> Features:
         folder = self.cache if self.cache is not None else self.run.folder.parent / "cache"
@@ -174,7 +190,12 @@ def _solve(job: _Job) -> _Fitted:
     """Fit the head by L-BFGS on all images; out-of-fold scores take the place of held-out images."""
     features = job.features()
     fitted = job.assembly.solve(
-        features, job.table, job.backbone.classifier, evaluation=job.evaluation_table, reporter=job.reporter
+        features,
+        job.table,
+        job.backbone.classifier,
+        evaluation=job.evaluation_table,
+        groups=None if job.groups is None else job.groups.tolist(),
+        reporter=job.reporter,
     )
     job.reporter.message(fitted.choice)
     job.run.write_out_of_fold(job.table, fitted.logits, fitted.fold)
@@ -187,7 +208,7 @@ def _split(job: _Job) -> NDArray[np.int8]:
     share = job.config.held_out
     if not share:
         return np.zeros(len(job.table), np.int8)
-    part = assign_parts(job.evaluation_table, (1 - share, share), seed=job.config.settings.seed)
+    part = assign_parts(job.evaluation_table, (1 - share, share), groups=job.groups, seed=job.config.settings.seed)
     if job.config.begin_from is not None:
         part = _keep_split(RunFolder.open(job.config.begin_from), job.table.images, part)
     if not (part == 1).any():
@@ -315,6 +336,7 @@ def _write_model(run: RunFolder, model: Model, classes: Names, config: Config, s
     about = {"classes": list(classes), "method": config.method, "size": size}
     # One entry: safetensors writes several in any order, and equal models are to be equal files.
     save_tensors(model.state_dict(), run.weights, {"halflabel": json.dumps(about)})
+    write_checksums(run.folder, run.weights.name)
 
 
 def _repro(run: RunFolder, config: Config, images: str) -> str:

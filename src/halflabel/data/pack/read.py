@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from halflabel.data.decode import MAX_PIXELS, SUFFIXES, BadImage, decode_image, match_names, split_suffixes
+from halflabel.data.file_identity import refuse_twins
 from halflabel.errors import UserError
 from halflabel.system.files import file_crc32
 
@@ -257,6 +258,11 @@ class Pack:
             number_of = {name: number for number, name in enumerate(names_here)}
             matches = match_names(wanted.take(pa.array(left)).to_pylist(), sorted(names_here), self.tail)
             numbers[left] = [-1 if name is None else number_of[name] for name in matches]
+        found = np.sort(numbers[numbers >= 0])
+        if (found[1:] == found[:-1]).any():
+            refuse_twins(
+                wanted.to_pylist(), [self.name(number) if number >= 0 else None for number in numbers.tolist()]
+            )
         return numbers
 
     def number(self, name: str) -> int:

@@ -106,6 +106,15 @@ class PackedImages(Images):
         """Return bytes that change when any image changes."""
         return self.pack.stamp.encode() + self.positions.tobytes()
 
+    def group_copies(self) -> NDArray[np.int64]:
+        """Return the group of each image (N,): images with the same stored bytes are in one group."""
+        is_packed = self.positions >= 0
+        key = -1 - np.arange(len(self.positions))
+        index = self.positions[is_packed]
+        key[is_packed] = self.pack.index["crc32"][index].astype(np.int64) << 31 | self.pack.index["length"][index]
+        _, first, group = np.unique(key, return_index=True, return_inverse=True)
+        return np.asarray(first[group], np.int64)
+
     def _decoder(self) -> Dataset[Any]:
         return _PackDecoder(self.pack, self.positions, self.paths, self.views, self.max_pixels)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from halflabel.errors import UserError
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.folder_integrity import verify_checksum
 from halflabel.system.files import atomic_write, write_json
 from halflabel.system.format import decimal, points
 
@@ -46,6 +47,7 @@ def export_hub(
     predictor = Predictor.from_run(run)  # also checks that the run is complete
     metadata = ModelMetadata.of(predictor.deciding(threshold=threshold, positives_per_image=positives_per_image))
     with atomic_write(folder / FILES[0]) as temporary:
+        verify_checksum(run.weights)
         shutil.copyfile(run.weights, temporary)
     write_json(folder / FILES[1], metadata.as_dict())
     with atomic_write(folder / FILES[2]) as temporary:
