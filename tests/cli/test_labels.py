@@ -92,6 +92,18 @@ def test_names_that_are_formulas_are_made_safe_on_request(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("name", ["\x1b]0;PWNED\x1b\\\x1b[2J\x1b[31mdog", "a\rb", "c\x9b31m", "d\u202ecod"])
+def test_control_characters_in_names_are_never_printed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(f'image,class,value\na.jpg,"{name}",1\nb.jpg,cat,1\n', encoding="utf-8", newline="")
+    texts = [done("inspect", path), done("inspect", path, "--json")]
+    assert name in json.loads(texts[1])["per_class"]
+    path.write_text(f'image,class,value\na.jpg,dog,"{name}"\n', encoding="utf-8", newline="")
+    texts.append(refused("inspect", path))
+    for text in texts:
+        assert not set(text) & set("\x1b\r\x9b\u202e")
+
+
 BROKEN: dict[str, tuple[bytes, list[str], str]] = {
     "missing column": (b"image,value\na,1\n", ["--format", "long"], "column"),
     "another image column": (b"image,cat\na,1\n", ["--image-column", "photo"], "photo"),
@@ -185,6 +197,6 @@ def test_other_tools_get_the_names_of_files(tmp_path: Path, form: str) -> None:
     assert "b/2.JPEG" in out.read_text()
     (tmp_path / "labels.csv").write_text("image,class,value\n1,dog,1\n1.jpg,dog,1\n")
     words = ["convert", tmp_path / "labels.csv", out, "--to", form, "--images", tmp_path / "photos", "--force"]
-    assert "two images of the label file are the file '1.jpg'" in refused(*words)
+    assert "the images '1' and '1.jpg' are the same file" in refused(*words)
     (tmp_path / "labels.csv").write_text("image,class,value\n7,dog,1\n")
     assert "1 of 1 images have no file" in refused(*words)

@@ -147,16 +147,30 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
         (np.array([[0.0, 1.0, 0.5]], np.float32), [0, 255, 128]),
         (np.array([[0.0, 200.0, 7.0]], np.float32), [0, 200, 7]),
         (np.array([[0.0, 65535.0, 257.0]], np.float32), [0, 255, 1]),
-        (np.array([[-5.0, 15.0, np.nan]], np.float32), [0, 255, 64]),
-        (np.array([[-3e38, 3e38, np.inf]], np.float32), None),
+        (np.array([[-3e38, 3e38, 0]], np.float32), [0, 255, 128]),
         (np.array([[-7.0, -7.0, -7.0]], np.float32), [0, 0, 0]),
     ],
 )
-def test_wide_numbers_are_scaled(tmp_path: Path, values: np.ndarray, wanted: list[int] | None) -> None:
+def test_wide_numbers_are_scaled(tmp_path: Path, values: np.ndarray, wanted: list[int]) -> None:
     image = read(tmp_path, Image.fromarray(values), "TIFF")
     assert image.shape == (3, 1, 3)
-    if wanted is not None:
-        assert image[0, 0].tolist() == wanted
+    assert image[0, 0].tolist() == wanted
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_pixels_that_are_not_numbers_make_a_bad_image(tmp_path: Path, value: float) -> None:
+    with pytest.raises(BadImage, match="not numbers"):
+        read(tmp_path, Image.fromarray(np.array([[0.0, 1.0, value]], np.float32)), "TIFF")
+
+
+def test_pixels_of_16_bits_count_twice(tmp_path: Path) -> None:
+    for dtype, fits in ((np.uint8, True), (np.uint16, False)):
+        Image.fromarray(np.zeros((10, 10), dtype)).save(tmp_path / "x.png")
+        if fits:
+            assert read_image(tmp_path / "x.png", max_pixels=150).shape == (3, 10, 10)
+        else:
+            with pytest.raises(BadImage, match="more than 8 bits is over the limit of 75"):
+                read_image(tmp_path / "x.png", max_pixels=150)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

@@ -18,10 +18,11 @@ from PIL import Image
 
 from halflabel.errors import UserError
 from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT
-from halflabel.review.security import HEADERS, TOKEN_HEADER, is_loopback
+from halflabel.review.security import HEADERS, TOKEN_HEADER
 from halflabel.review.server import make_app
 from halflabel.review.session import Proportion, ReviewSession
 from halflabel.review.thumbnails import ByteCache, EmptyClassMap, ImageUnavailable, Thumbnails
+from halflabel.system.sockets import is_loopback
 
 TOKEN = "t" * 43
 PORT = 8765

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from halflabel.cli.terminal import console, warnings_in_a_line
+from halflabel.cli.terminal import SafeConsole, console, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.system.format import group_digits, points
 from halflabel.training.callbacks import Callback, EpochLog
@@ -120,7 +119,7 @@ def print_table(table: Table) -> None:
     if console.is_terminal:
         console.print(table)
     else:
-        Console(file=console.file, width=UNLIMITED_WIDTH, highlight=False).print(table)
+        SafeConsole(file=console.file, width=UNLIMITED_WIDTH, highlight=False).print(table)
 
 
 def show_unfinished_features(waiting: tuple[int, int] | None) -> None:

@@ -16,7 +16,7 @@ from halflabel.cli import app
 from halflabel.cli.options import ExcelSafe, LabelFile, ReadLabels, takes_label_options, words_of
 from halflabel.cli.terminal import console, show_advice, show_audit, show_counts, show_next, show_stats
 from halflabel.errors import UserError
-from halflabel.system.format import counted
+from halflabel.system.format import counted, printable
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
@@ -53,7 +53,7 @@ def inspect(
 
         write_labels_page(table, plot)
     if as_json:
-        typer.echo(json.dumps(_as_json(label_import, advice), indent=1, ensure_ascii=False))
+        typer.echo(printable(json.dumps(_as_json(label_import, advice), indent=1, ensure_ascii=False)))
         return
     show_audit(label_import.audit, table)
     console.print()
@@ -242,9 +242,6 @@ def _with_file_names(rows: Rows, folder: Path) -> Rows:
     from halflabel.labels.names import Names
 
     names = [path.relative_to(folder).as_posix() for path in _check_files(rows.images, folder)]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"two images of the label file are the file {twice!r}", "leave one of them out")
     return replace(rows, images=Names(names))
 
 

@@ -32,6 +32,7 @@ from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
 from halflabel.system.format import excel_safe as excel_safe_cell
+from halflabel.system.format import printable
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -151,11 +152,13 @@ def predict(
 
 
 def _print_json(predictions: Sequence[Prediction]) -> None:
-    typer.echo(json.dumps([item._asdict() for item in predictions], indent=1, ensure_ascii=False))
+    typer.echo(printable(json.dumps([item._asdict() for item in predictions], indent=1, ensure_ascii=False)))
 
 
 def _print_csv(predictions: Sequence[Prediction], cell: Callable[[str], str]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
+    if sys.stdout.isatty():  # in a file or a pipe names stay as they are
+        plain, cell = cell, lambda text: printable(plain(text))
     writer.writerow(PREDICTION_COLUMNS)
     for item in predictions:
         for label in item.labels:

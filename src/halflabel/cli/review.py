@@ -159,10 +159,9 @@ def _serve(
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
     from halflabel.review.questions import choose_questions, read_questions
     from halflabel.review.scores import cached_scores
-    from halflabel.review.security import is_loopback
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
-    from halflabel.system.sockets import open_socket
+    from halflabel.system.sockets import is_loopback, open_socket
 
     # Scoring images may take long: mistakes are reported before.
     if not images.is_dir():

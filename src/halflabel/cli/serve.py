@@ -19,6 +19,7 @@ from halflabel.system.format import counted
 __all__ = ["serve"]
 
 LIMITS = "Limits"
+_SHORTEST_TOKEN = 16
 
 
 @app.command()
@@ -28,6 +29,14 @@ def serve(
         str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all networks of this machine.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="Answer only requests with this token: Authorization: Bearer TOKEN, or the password in a browser.",
+            envvar="HALFLABEL_TOKEN",
+            show_envvar=True,
+        ),
+    ] = None,
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
     max_mb: Annotated[float, typer.Option(help="Largest file, in megabytes.", min=0.001, rich_help_panel=LIMITS)] = 20,
@@ -61,8 +70,8 @@ def serve(
     """Serve predictions over HTTP: POST /predict returns labels with calibrated probabilities, as JSON.
 
     Simultaneous requests are scored in one batch. Bad images get status 400, 413 or 415 with a reason. Ctrl-C or
-    SIGTERM finishes running requests, then stops. There is no password and no encryption: use it on this machine only,
-    or behind a server that adds them.
+    SIGTERM finishes running requests, then stops. Without --token there is no password, and there is never encryption:
+    use it on this machine only, or behind a server that adds them.
 
     Example: halflabel serve runs/first
 
@@ -81,6 +90,11 @@ def serve(
     for flag, value in limits_by_flag.items():
         if not math.isfinite(value):
             raise UserError(f"{flag} {value:g} is not a limit", f"use a number, or leave {flag} out")
+    if token is not None and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise UserError(
+            f"the token is shorter than {_SHORTEST_TOKEN} characters, or not ASCII",
+            "use a random one, such as python -c 'import secrets; print(secrets.token_urlsafe())' prints",
+        )
     model_kind(model)
     with open_socket(host, port) as listening:
         from halflabel.runs import serve as server
@@ -107,10 +121,12 @@ def serve(
             highlight=False,
         )
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-            console.print(
-                "[yellow]Other machines can reach it[/]: there is no password and no encryption.", soft_wrap=True
-            )
-        console.print(f"Try:  curl -F files=@photo.jpg http://{escape(shown)}:{taken}/predict", soft_wrap=True)
+            lacks = "no password and no encryption" if token is None else "no encryption"
+            console.print(f"[yellow]Other machines can reach it[/]: there is {lacks}.", soft_wrap=True)
+        password = "" if token is None else "-u :TOKEN "
+        address_to_try = f"http://{escape(shown)}:{taken}/predict"
+        console.print(f"Try:  curl {password}-F files=@photo.jpg {address_to_try}", soft_wrap=True)
         console.print("Ctrl-C stops the server.")
-        server.serve(made, listening, patience=timeout)
+        guarded = server.AccessCheck(made, host=host, port=taken, token=token)
+        server.serve(guarded, listening, patience=timeout)
     console.print("Stopped.")

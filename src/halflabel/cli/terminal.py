@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from halflabel.errors import UserError
 from halflabel.metrics.registry import shown_metrics
-from halflabel.system.format import counted, decimal, group_digits, percent, points
+from halflabel.system.format import counted, decimal, group_digits, percent, points, printable
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import Audit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from halflabel.runs.evaluate import Evaluation
 
 __all__ = [
+    "SafeConsole",
     "console",
     "paragraphs",
     "show_advice",
@@ -40,7 +42,18 @@ __all__ = [
     "warnings_in_a_line",
 ]
 
-console = Console(highlight=False)
+
+class SafeConsole(Console):
+    """A console that never prints control characters of a text: a class or a file may be named by anybody."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return super()._render_buffer(
+            Segment(printable(text), style) if not control else Segment(text, style, control)
+            for text, style, control in buffer
+        )
+
+
+console = SafeConsole(highlight=False)
 
 _WRAP_COLUMN = 105  # a line that reaches this column with the next word was wrapped
 
@@ -50,7 +63,7 @@ SHADES = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN, "retracted":
 
 def show_error(error: UserError) -> None:
     """Print an error and its fix to stderr."""
-    stderr = Console(stderr=True, highlight=False)
+    stderr = SafeConsole(stderr=True, highlight=False)
     stderr.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
     if error.fix:
         stderr.print(f"  [bold]fix:[/] {escape(error.fix)}", soft_wrap=True)

@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 MAX_PIXELS = 100_000_000
+_WIDE_MODE_COST = 2  # memory per pixel of 16 and 32-bit grey, beside 8-bit pixels
 
 _ENDINGS = "jpg jpeg png webp gif bmp tif tiff jpe jfif mpo avif heic heif dcm"
 #: File name endings of images in order of preference: where `cat.jpg` and `cat.png` both exist, `cat` is the first.
@@ -164,8 +165,11 @@ def decode_image(
             width, height = image.size
             if width < 1 or height < 1:
                 raise BadImage(path, "no pixels")
-            if width * height > max_pixels:
-                raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
+            cost = _WIDE_MODE_COST if image.mode[0] in "IF" else 1
+            if width * height * cost > max_pixels:
+                kind = " of more than 8 bits" if cost > 1 else ""
+                limit = max_pixels // cost
+                raise BadImage(path, f"{width} × {height} pixels{kind} is over the limit of {limit}")
             if min_side:
                 image.draft("RGB", (min_side, min_side))  # has no effect on formats other than JPEG
             return image_pixels(image)
@@ -242,7 +246,9 @@ def _rgb(image: Image.Image) -> NDArray[np.uint8]:
 
 def _grey_to_rgb(values: NDArray[Any], maxima: tuple[int, ...]) -> NDArray[np.uint8]:
     """(H, W) numbers of more than 8 bits -> (H, W, 3): round(255 · (v − low) / (high − low))."""
-    v = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=None, neginf=None)
+    v = values.astype(np.float64)
+    if not np.isfinite(v).all():
+        raise ValueError("pixels that are not numbers")
     smallest, largest = float(v.min()), float(v.max())
     high = next((maximum for maximum in maxima if smallest >= 0 and largest <= maximum), None)
     # Halved before subtracting: the difference of two huge floats would overflow.

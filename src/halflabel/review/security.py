@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-import ipaddress
-import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-__all__ = ["HEADERS", "TOKEN_HEADER", "Guard", "is_loopback"]
+from halflabel.system.sockets import is_own_host
+
+__all__ = ["HEADERS", "TOKEN_HEADER", "Guard"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -18,6 +19,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOKEN_HEADER = "x-halflabel-token"
 MAX_BODY_BYTES = 64 << 10
+BODY_SECONDS = 10.0
 
 HEADERS = {
     "content-security-policy": (
@@ -32,14 +34,6 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server on this address can be reached from this machine only."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Guard:
@@ -66,7 +60,12 @@ class Guard:
         if refusal is not None:
             await _send_text(send, *refusal)
             return
-        body = await _read_body(receive)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _read_body(receive)
+        except TimeoutError:
+            await _send_text(send, 408, "request too slow")
+            return
         if body is None:
             await _send_text(send, 413, "request too large")
             return
@@ -87,7 +86,7 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         host = headers.get("host", [])
-        if len(host) != 1 or not self._is_own_host(host[0]):
+        if len(host) != 1 or not is_own_host(host[0], self.host, self.port):
             return 421, "this server does not have that name"
         if scope["method"] not in ("GET", "POST"):
             return 405, "method not allowed"
@@ -103,23 +102,6 @@ class Guard:
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             return 413, "request too large"
         return None
-
-    def _is_own_host(self, host: str) -> bool:
-        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
-        if not name:
-            name, port = host, "80"
-        if port != str(self.port):
-            return False
-        name = name.lower()
-        if is_loopback(name):
-            return True
-        if is_loopback(self.host):
-            return False
-        try:
-            ipaddress.ip_address(name.strip("[]"))
-            return True
-        except ValueError:
-            return name in {self.host.lower(), socket.gethostname().lower()}
 
 
 async def _read_body(receive: Receive) -> bytes | None:

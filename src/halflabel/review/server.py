@@ -17,6 +17,7 @@ from halflabel.review.live_process import LiveLoop
 from halflabel.review.security import Guard
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
+from halflabel.system.http_connections import limited_protocol
 
 try:
     import uvicorn
@@ -248,7 +249,7 @@ def _image_response(session: ReviewSession, public: str, make: Callable[[int], b
 def serve(app: Any, listening: socket.socket) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, limit_concurrency=100, timeout_keep_alive=75,
-        timeout_graceful_shutdown=2, lifespan="off",
+        app, http=limited_protocol(), log_level="warning", access_log=False, server_header=False,
+        limit_concurrency=100, timeout_keep_alive=75, timeout_graceful_shutdown=2, lifespan="off",
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listening])

@@ -10,6 +10,7 @@ import json.decoder
 import json.scanner
 import math
 import os
+import shutil
 import stat
 import tempfile
 import zlib
@@ -24,8 +25,10 @@ from halflabel.errors import UserError
 
 __all__ = [
     "DISK_FULL",
+    "WRITING_MARK",
     "DuplicateKey",
     "JobLock",
+    "atomic_folder",
     "atomic_write",
     "disk_full_error",
     "file_crc32",
@@ -37,6 +40,7 @@ __all__ = [
     "write_json",
 ]
 
+WRITING_MARK = ".halflabel-writing"  # in a folder whose files are being replaced
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
 _MAX_TEXT_BYTES = 1 << 28
 _CHECKSUM_BLOCK = 1 << 24  # bytes read at a time
@@ -206,6 +210,39 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; all of its files come into `path` if the block succeeds.
+
+    A new folder is renamed as a whole. Into a folder that exists the finished files are moved one by one; a crash in
+    this moment leaves the file WRITING_MARK, by which readers know that the folder is a mixture.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file", "name a folder to write")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "choose a folder you may write to") from None
+    try:
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o777 & ~mask)
+        if not path.exists():
+            os.rename(temporary, path)
+            return
+        (path / WRITING_MARK).touch()
+        for file in sorted(file for file in temporary.rglob("*") if file.is_file()):
+            place = path / file.relative_to(temporary)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, place)
+        (path / WRITING_MARK).unlink()
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class JobLock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 __all__ = [
     "counted",
@@ -13,6 +14,7 @@ __all__ = [
     "percent",
     "plain_number",
     "points",
+    "printable",
     "probability",
     "shorten",
 ]
@@ -96,6 +98,19 @@ def percent(part: float, whole: float, gap: str = " ") -> str:
     ('33.3 %', '—')
     """
     return f"{100 * part / whole:.1f}{gap}%" if whole else "—"
+
+
+# Control characters, which terminals obey, and marks that reverse the direction of text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """A text for the terminal: control characters other than tab and line feed become escapes, as JSON writes them.
+
+    >>> printable("\x1b[31mdog"), printable("a dog")
+    ('\\\\u001b[31mdog', 'a dog')
+    """
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def excel_safe(text: str) -> str:

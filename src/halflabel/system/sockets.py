@@ -1,12 +1,13 @@
-"""Listening sockets of the servers. Imports no torch, so that a port in use is reported at once."""
+"""Listening sockets of the servers, and their names. Imports no torch, so that a port in use is reported at once."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 from halflabel.errors import UserError
 
-__all__ = ["open_socket"]
+__all__ = ["is_loopback", "is_own_host", "open_socket"]
 
 
 def open_socket(host: str, *ports: int) -> socket.socket:
@@ -26,3 +27,33 @@ def open_socket(host: str, *ports: int) -> socket.socket:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=1024)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server on this address can be reached from this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def is_own_host(header: str, host: str, port: int) -> bool:
+    """Whether a Host header is an IP address or a name of the server that listens on `host` and `port`.
+
+    Other names that resolve to this machine (DNS rebinding) are not its own.
+    """
+    name, _, sent_port = header.rpartition(":") if not header.endswith("]") else (header, "", "")
+    if not name:
+        name, sent_port = header, "80"
+    if sent_port != str(port):
+        return False
+    name = name.lower()
+    if is_loopback(name):
+        return True
+    if is_loopback(host):
+        return False
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+        return True
+    except ValueError:
+        return name in {host.lower(), socket.gethostname().lower()}

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from halflabel.cli import app as cli
 from halflabel.errors import UserError
 from halflabel.runs.predictor import Predictor, open_model, predict_files
-from halflabel.runs.serve import Batcher, Limits, make_app, open_socket
+from halflabel.runs.serve import AccessCheck, Batcher, Limits, make_app, open_socket
 
 SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_000, seconds=5, requests=8, batch=4)
 
@@ -335,6 +335,45 @@ def test_what_nobody_thought_of_is_json_too(predictor: Predictor, photo: Path, m
     assert (answer.status_code, answer.json()) == (500, {"detail": "the server failed (KeyError)"})
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "127.0.0.1:8000"}, 200),
+        ({"host": "localhost:8000"}, 200),
+        ({"host": "127.0.0.1:80"}, 421),
+        ({"host": "evil.example:8000"}, 421),
+        ({"host": ""}, 421),
+    ],
+)
+def test_without_a_token_the_host_must_be_this_machine(predictor: Predictor, headers: Any, status: int) -> None:
+    with TestClient(AccessCheck(make_app(predictor), host="127.0.0.1", port=8000)) as client:
+        assert client.get("/classes", headers=headers).status_code == status
+
+
+TOKEN = "a-token-of-some-length"
+
+
+def test_with_a_token_nothing_else_is_answered(predictor: Predictor, photo: Path) -> None:
+    with TestClient(AccessCheck(make_app(predictor), host="127.0.0.1", port=8000, token=TOKEN)) as client:
+        assert client.get("/health").status_code == 200
+        for path in ("/", "/classes", "/openapi.json", "/nothing"):
+            assert client.get(path).status_code == 401
+        wrong = ["Bearer " + TOKEN[:-1], "Bearer", "Basic x", f"Token {TOKEN}", f"Basic {TOKEN}", TOKEN]
+        for sent in wrong:
+            response = client.post("/predict", content=photo.read_bytes(), headers={"authorization": sent})
+            assert response.status_code == 401
+            assert "Basic" in response.headers["www-authenticate"]
+        right = {"authorization": f"Bearer {TOKEN}", "host": "any.example"}
+        assert client.post("/predict", content=photo.read_bytes(), headers=right).status_code == 200
+        assert client.get("/", auth=("anybody", TOKEN)).status_code == 200
+
+
+def test_a_short_token_is_refused(model: Path) -> None:
+    result = CliRunner().invoke(cli, ["serve", str(model), "--token", "secret"])
+    assert result.exit_code == 2
+    assert "16 characters" in result.stderr
+
+
 @pytest.mark.parametrize("flag", ["--max-mb", "--max-megapixels", "--timeout", "--wait-ms"])
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
 def test_limits_are_numbers(model: Path, flag: str, value: str) -> None:
@@ -361,12 +400,13 @@ def test_a_real_server_under_fire(bench: Any, model: Path) -> None:
             replies = list(pool.map(lambda make: bench.send(server.port, make), makes))
         assert [reply for reply in replies if not reply.right] == []
         assert {reply.status for reply in replies} == {0, 200, 400, 413, 415}
+        host = f"127.0.0.1:{server.port}"
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
-            link.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+            link.sendall(f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\nabc".encode())
             assert link.recv(1000).startswith(b"HTTP/1.1 408")
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
-            head = "POST /predict HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 99000000\r\n\r\n"
-            link.sendall(head.encode())
+            lines = ("POST /predict HTTP/1.1", f"Host: {host}", "Expect: 100-continue", "Content-Length: 99000000")
+            link.sendall("\r\n".join([*lines, "", ""]).encode())
             assert link.recv(1000).startswith(b"HTTP/1.1 413")
         assert server.ask("/health")["status"] == "ok"
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from halflabel.errors import LabelError
+from halflabel.system.files import WRITING_MARK
 
 __all__ = ["check_exists", "existing_path"]
 
@@ -17,6 +18,9 @@ def check_exists(path: Path) -> None:
         exists = False
     if not exists:
         raise LabelError("no such file or folder", "check the path", path)
+    if (path / WRITING_MARK).exists():
+        fix = "write it again, such as with halflabel convert --force"
+        raise LabelError("the folder is a mixture: writing it was interrupted", fix, path)
     if not (path.is_file() or path.is_dir()):  # reading a pipe would wait forever
         raise LabelError("this is a pipe or a device", "name a file or a folder", path)
 

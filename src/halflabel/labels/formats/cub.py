@@ -21,7 +21,7 @@ from halflabel.labels.formats._write import write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
+from halflabel.system.files import atomic_folder, atomic_write
 
 __all__ = [
     "USES",
@@ -114,7 +114,6 @@ def write(rows: Rows, path: Path) -> None:
     """Write the same layout with a line for every pair: unknown as "not visible", other sources as "definitely"."""
     import pyarrow.csv as pa_csv
 
-    base = Path(path)
     for name in (*rows.images, *rows.classes):
         if not name or name != name.strip() or len(name.splitlines()) != 1 or "\x00" in name:
             raise UserError(f"the name {name!r} is blank, or has outer blanks or a line break", "write --to long")
@@ -125,18 +124,19 @@ def write(rows: Rows, path: Path) -> None:
     certainty_of_source = np.array(
         [CERTAINTIES.index(name) + 1 if name in CERTAINTIES[1:] else 4 for name in rows.sources], np.int8
     )
-    # The last row of a pair wins, and value 0 makes it unknown again.
+    rows = rows.drop_overridden()
     value[rows.image, rows.column] = rows.value
-    certainty[rows.image, rows.column] = np.where(rows.value == 0, 1, certainty_of_source[rows.source])
-    write_text(base / "images.txt", _numbered_text(rows.images))
-    write_text(base / "attributes" / "attributes.txt", _numbered_text(rows.classes))
-    write_text(base / "attributes" / "certainties.txt", _numbered_text(CERTAINTIES))
+    certainty[rows.image, rows.column] = certainty_of_source[rows.source]
     image, column = np.indices(value.shape, np.int32).reshape(2, -1) + 1
     present, time = (value.reshape(-1) > 0).astype(np.int8), np.zeros(value.size, np.int8)
     columns = [pa.array(part) for part in (image, column, present, certainty.reshape(-1), time)]
     table = pa.table(columns, names=[*FIELDS, "time"])
-    with atomic_write(base / _LABELS_FILE) as temporary:
-        pa_csv.write_csv(table, temporary, pa_csv.WriteOptions(include_header=False, delimiter=" "))
+    with atomic_folder(path) as base:
+        write_text(base / "images.txt", _numbered_text(rows.images))
+        write_text(base / "attributes" / "attributes.txt", _numbered_text(rows.classes))
+        write_text(base / "attributes" / "certainties.txt", _numbered_text(CERTAINTIES))
+        with atomic_write(base / _LABELS_FILE) as temporary:
+            pa_csv.write_csv(table, temporary, pa_csv.WriteOptions(include_header=False, delimiter=" "))
 
 
 def _numbered_text(names: Names | tuple[str, ...]) -> str:

@@ -30,6 +30,7 @@ from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
+from halflabel.system.files import atomic_folder
 
 __all__ = ["USES", "read", "sniff", "write"]
 
@@ -94,19 +95,20 @@ def write(rows: Rows, path: Path) -> None:
     holding = rows.holding()
     known = np.zeros(len(names), bool)
     known[rows.image[holding]] = True
-    for file, sign in ((LABELS, 1), (NEGATIVES, -1)):
-        # null: nobody has labelled the image; an empty list: nothing was found in it.
-        labels: dict[str, list[Record] | None] = {
-            key: [] if is_known else None for key, is_known in zip(keys, known.tolist(), strict=True)
-        }
-        for k in holding[rows.value[holding] == sign].tolist():
-            listed = labels[keys[rows.image[k]]]
-            assert listed is not None
-            listed.append(_target(rows, k))
-        content = {"classes": list(rows.classes), "labels": labels}
-        if keys != names:
-            content["file_names"] = dict(zip(keys, names, strict=True))
-        write_compact_json(path / file, content)
+    with atomic_folder(path) as folder:
+        for file, sign in ((LABELS, 1), (NEGATIVES, -1)):
+            # null: nobody has labelled the image; an empty list: nothing was found in it.
+            labels: dict[str, list[Record] | None] = {
+                key: [] if is_known else None for key, is_known in zip(keys, known.tolist(), strict=True)
+            }
+            for k in holding[rows.value[holding] == sign].tolist():
+                listed = labels[keys[rows.image[k]]]
+                assert listed is not None
+                listed.append(_target(rows, k))
+            content = {"classes": list(rows.classes), "labels": labels}
+            if keys != names:
+                content["file_names"] = dict(zip(keys, names, strict=True))
+            write_compact_json(folder / file, content)
 
 
 def _target(rows: Rows, k: int) -> Record:

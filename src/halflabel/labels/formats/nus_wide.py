@@ -21,6 +21,7 @@ from halflabel.labels.formats._write import check_file_names, check_stale_files,
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
+from halflabel.system.files import atomic_folder
 
 __all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
@@ -81,11 +82,12 @@ def write(rows: Rows, path: Path) -> None:
             raise UserError(message, "rename it, or write --to long")
     folder = Path(path) / "Groundtruth" / "AllLabels"
     check_stale_files(folder, _files_by_class(folder, "all") if folder.is_dir() else (), table.classes)
-    for number, name in enumerate(table.classes):
-        text = np.full((len(table), 2), ord("\n"), np.uint8)
-        text[:, 0] = ord("0") + (labels[:, number] > 0)
-        write_text(folder / f"Labels_{name}.txt", text.tobytes().decode())
-    write_text(Path(path) / "ImageList" / "Imagelist.txt", "".join(f"{name}\n" for name in table.images))
+    with atomic_folder(path) as base:
+        for number, name in enumerate(table.classes):
+            text = np.full((len(table), 2), ord("\n"), np.uint8)
+            text[:, 0] = ord("0") + (labels[:, number] > 0)
+            write_text(base / "Groundtruth" / "AllLabels" / f"Labels_{name}.txt", text.tobytes().decode())
+        write_text(base / "ImageList" / "Imagelist.txt", "".join(f"{name}\n" for name in table.images))
 
 
 def _find_entry(folder: Path, name: str) -> Path | None:

@@ -25,7 +25,7 @@ from halflabel.labels.formats._write import keeps_no_provenance
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
+from halflabel.system.files import atomic_folder, atomic_write
 
 __all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
@@ -95,19 +95,20 @@ def write(rows: Rows, path: Path) -> None:
     observed = table.known < len(images) * len(classes)
     _check_other_files(folder, split, images, classes, observed)
 
-    with atomic_write(folder / f"formatted_{split}_labels{'_obs' if observed else ''}.npy") as temporary:
-        # Floating point like the published files; written in blocks, so that it is never all in memory.
-        shape = (len(images), len(classes))
-        labels = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float64, shape=shape)
-        for first in range(0, len(images), 4096):
-            block = np.arange(first, min(first + 4096, len(images)))
-            known = table.rows(block)
-            labels[block] = known if observed else known > 0
-        labels.flush()
-    with atomic_write(folder / f"formatted_{split}_images.npy") as temporary, open(temporary, "wb") as file:
-        np.save(file, np.array(images, dtype=str))
-    with atomic_write(folder / "classes.txt") as temporary:
-        temporary.write_text("".join(f"{name}\n" for name in classes), encoding="utf-8", newline="\n")
+    with atomic_folder(folder) as new:
+        with atomic_write(new / f"formatted_{split}_labels{'_obs' if observed else ''}.npy") as temporary:
+            # Floating point like the published files; written in blocks, so that it is never all in memory.
+            shape = (len(images), len(classes))
+            labels = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float64, shape=shape)
+            for first in range(0, len(images), 4096):
+                block = np.arange(first, min(first + 4096, len(images)))
+                known = table.rows(block)
+                labels[block] = known if observed else known > 0
+            labels.flush()
+        with atomic_write(new / f"formatted_{split}_images.npy") as temporary, open(temporary, "wb") as file:
+            np.save(file, np.array(images, dtype=str))
+        with atomic_write(new / "classes.txt") as temporary:
+            temporary.write_text("".join(f"{name}\n" for name in classes), encoding="utf-8", newline="\n")
 
 
 def _splits(folder: Path) -> list[str]:

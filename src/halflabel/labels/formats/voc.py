@@ -19,6 +19,7 @@ from halflabel.labels.formats._write import check_file_names, check_stale_files,
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
+from halflabel.system.files import atomic_folder
 
 __all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
@@ -83,10 +84,12 @@ def write(rows: Rows, path: Path) -> None:
     check_stale_files(main, _class_files(main).get(_WRITTEN_SPLIT, {}) if main.is_dir() else (), table.classes)
     images = list(table.images)
     flags = table.dense()
-    for number, name in enumerate(table.classes):
-        column = (f"{image} {flag:>2}\n" for image, flag in zip(images, flags[:, number].tolist(), strict=True))
-        write_text(main / f"{name}_{_WRITTEN_SPLIT}.txt", "".join(column))
-    write_text(main / f"{_WRITTEN_SPLIT}.txt", "".join(f"{image}\n" for image in images))
+    with atomic_folder(path) as folder:
+        main = folder / "ImageSets" / "Main"
+        for number, name in enumerate(table.classes):
+            column = (f"{image} {flag:>2}\n" for image, flag in zip(images, flags[:, number].tolist(), strict=True))
+            write_text(main / f"{name}_{_WRITTEN_SPLIT}.txt", "".join(column))
+        write_text(main / f"{_WRITTEN_SPLIT}.txt", "".join(f"{image}\n" for image in images))
 
 
 def _main_folder(path: Path) -> Path:

@@ -4,6 +4,7 @@ Requests are not trusted: sizes are checked before anything is stored, pixels be
 image gets a status below 500 and a reason. 503 with Retry-After means that there are too many requests, 500 that the
 model failed; both have a reason as JSON too.
 
+access.py    who may ask: the Host of requests and the token
 limits.py    limits on requests
 uploads.py   the files of a request
 batches.py   the thread that scores images in batches
@@ -19,6 +20,7 @@ try:
     import python_multipart  # noqa: F401
     import uvicorn  # noqa: F401
 
+    from halflabel.runs.serve.access import AccessCheck
     from halflabel.runs.serve.app import make_app, serve
 except ImportError as error:
     raise missing_package(error, "web") from None
@@ -26,4 +28,4 @@ from halflabel.runs.serve.batches import Batcher
 from halflabel.runs.serve.limits import Limits, RequestRefused
 from halflabel.system.sockets import open_socket
 
-__all__ = ["Batcher", "Limits", "RequestRefused", "make_app", "open_socket", "serve"]
+__all__ = ["AccessCheck", "Batcher", "Limits", "RequestRefused", "make_app", "open_socket", "serve"]

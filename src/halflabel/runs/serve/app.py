@@ -23,6 +23,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 from torch import Tensor
 
 from halflabel import __version__
@@ -36,6 +37,7 @@ from halflabel.runs.serve.batches import Batcher
 from halflabel.runs.serve.limits import Limits, RequestRefused
 from halflabel.runs.serve.page import try_page
 from halflabel.runs.serve.uploads import Body, Upload, Uploads
+from halflabel.system.http_connections import limited_protocol
 
 __all__ = ["make_app", "serve"]
 
@@ -388,12 +390,17 @@ async def _refuse(request: Request, body: Body, refused: RequestRefused) -> _Err
     return _ErrorResponse(refused.status, refused.reason, headers)
 
 
-def serve(app: FastAPI, listening: socket.socket, *, patience: float = 30.0) -> None:
+def serve(app: ASGIApp, listening: socket.socket, *, patience: float = 30.0) -> None:
     """Serve until Ctrl-C or SIGTERM; requests in progress then have `patience` seconds to finish."""
     import uvicorn
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=int(patience)
+        app,
+        http=limited_protocol(header_seconds=min(patience, 10.0)),
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(patience),
     )
     server = uvicorn.Server(config)
     # After it has stopped, uvicorn raises the signal again; that must not end the process with an error.
