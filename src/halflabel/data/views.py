@@ -14,8 +14,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as F
 
 from halflabel.errors import UserError
 from halflabel.system.rng import bits, uniform
@@ -25,7 +23,7 @@ __all__ = ["RANDAUGMENT_OPS", "Plain", "Strong", "View", "Weak", "draw_uniform",
 Resize = Literal["squash", "crop"]
 Interpolation = Literal["bilinear", "bicubic"]
 
-_INTERPOLATION = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+_INTERPOLATIONS = ("bilinear", "bicubic")
 # Part of every description: raised whenever the pixels of a view change, so that older caches are not used.
 _VERSION = 1
 _BINS = 31
@@ -190,17 +188,27 @@ def _side(length: float, most: int) -> int:
     return min(max(round(length), 1), most)
 
 
+def _torchvision() -> Any:
+    """Return torchvision's functions; imported on first use, because that takes seconds."""
+    from torchvision.transforms.v2 import functional
+
+    return functional
+
+
 def _resized(
     image: torch.Tensor, top: int, left: int, height: int, width: int, size: int, interpolation: str
 ) -> torch.Tensor:
     """Return a box of the image, resized with antialiasing: a new contiguous (3, S, S)."""
-    if interpolation not in _INTERPOLATION:
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2.functional import resize
+
+    if interpolation not in _INTERPOLATIONS:
         raise UserError(f"there is no interpolation {interpolation!r}", "use bilinear or bicubic")
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
         raise ValueError(f"a view takes uint8 (3, H, W), not {image.dtype} {tuple(image.shape)}")
     # Resizing bytes is vectorised for channels last only; a crop must be dense to count as channels last.
     box = image.permute(1, 2, 0)[top : top + height, left : left + width].contiguous().permute(2, 0, 1)
-    out: torch.Tensor = F.resize(box, [size, size], interpolation=_INTERPOLATION[interpolation], antialias=True)
+    out: torch.Tensor = resize(box, [size, size], interpolation=InterpolationMode(interpolation), antialias=True)
     # Where nothing needed resizing, `out` is the image itself, which must not be returned.
     return out.clone(memory_format=torch.contiguous_format)
 
@@ -208,12 +216,13 @@ def _resized(
 def _affine(
     image: torch.Tensor, *, translate: list[int], shear: list[float], center: list[float] | None
 ) -> torch.Tensor:
-    out: torch.Tensor = F.affine(image, angle=0.0, translate=translate, scale=1.0, shear=shear, center=center)
+    function = _torchvision().affine
+    out: torch.Tensor = function(image, angle=0.0, translate=translate, scale=1.0, shear=shear, center=center)
     return out
 
 
 def _shear(slope: float) -> float:
-    # F.affine shears by the tangent of an angle in degrees; the magnitude is the slope itself.
+    # torchvision shears by the tangent of an angle in degrees; the magnitude is the slope itself.
     return math.degrees(math.atan(slope))
 
 
@@ -223,14 +232,14 @@ def _blend(image: torch.Tensor, other: torch.Tensor, factor: float) -> torch.Ten
 
 
 def _contrast(image: torch.Tensor, factor: float) -> torch.Tensor:
-    """Like F.adjust_contrast, with an exact sum: a float32 mean of a large image depends on the number of threads."""
-    grey: torch.Tensor = F.rgb_to_grayscale(image)
+    """Like torchvision's, with an exact sum: a float32 mean of a large image depends on the number of threads."""
+    grey: torch.Tensor = _torchvision().rgb_to_grayscale(image)
     mean = grey.sum(dtype=torch.int64).double().div(grey.numel()).float()
     return _blend(image, mean, factor)
 
 
 def _sharpness(image: torch.Tensor, factor: float) -> torch.Tensor:
-    """Like F.adjust_sharpness, several times faster: the 3 × 3 kernel (ones, 5 in the centre, / 13) in integers."""
+    """Like torchvision's, several times faster: the 3 × 3 kernel (ones, 5 in the centre, / 13) in integers."""
     if min(image.shape[-2:]) <= 2:
         return image
     x = image.to(torch.int16)
@@ -260,14 +269,14 @@ RANDAUGMENT_OPS: dict[str, Op] = {
     ),
     "TranslateX": lambda image, level, sign: _translate(image, sign * 150 / 331 * level * image.shape[-1], 0),
     "TranslateY": lambda image, level, sign: _translate(image, 0, sign * 150 / 331 * level * image.shape[-2]),
-    "Rotate": lambda image, level, sign: F.rotate(image, sign * 30 * level),
-    "Brightness": lambda image, level, sign: F.adjust_brightness(image, 1 + sign * 0.9 * level),
-    "Color": lambda image, level, sign: F.adjust_saturation(image, 1 + sign * 0.9 * level),
+    "Rotate": lambda image, level, sign: _torchvision().rotate(image, sign * 30 * level),
+    "Brightness": lambda image, level, sign: _torchvision().adjust_brightness(image, 1 + sign * 0.9 * level),
+    "Color": lambda image, level, sign: _torchvision().adjust_saturation(image, 1 + sign * 0.9 * level),
     "Contrast": lambda image, level, sign: _contrast(image, 1 + sign * 0.9 * level),
     "Sharpness": lambda image, level, sign: _sharpness(image, 1 + sign * 0.9 * level),
-    "Posterize": lambda image, level, sign: F.posterize(image, round(8 - 4 * level)),
-    "Solarize": lambda image, level, sign: F.solarize(image, 255 * (1 - level)),
-    "AutoContrast": lambda image, level, sign: F.autocontrast(image),
-    "Equalize": lambda image, level, sign: F.equalize(image),
+    "Posterize": lambda image, level, sign: _torchvision().posterize(image, round(8 - 4 * level)),
+    "Solarize": lambda image, level, sign: _torchvision().solarize(image, 255 * (1 - level)),
+    "AutoContrast": lambda image, level, sign: _torchvision().autocontrast(image),
+    "Equalize": lambda image, level, sign: _torchvision().equalize(image),
 }
 _OPS = tuple(RANDAUGMENT_OPS.values())

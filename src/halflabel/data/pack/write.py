@@ -16,7 +16,6 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image, JpegImagePlugin
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms.v2 import functional as F
 
 from halflabel.data.decode import MAX_PIXELS, BadImage, list_images, locate_images, read_image
 from halflabel.data.pack.read import (
@@ -296,7 +295,9 @@ def encode_image(path: Path, settings: PackSettings, max_pixels: int = MAX_PIXEL
     if new == (height, width) and settings.store == "jpeg" and (unchanged := _storable_jpeg(path)) is not None:
         return unchanged, int(width), int(height)
     if new != (height, width):
-        image = F.resize(image, list(new), antialias=True)
+        from torchvision.transforms.v2.functional import resize
+
+        image = resize(image, list(new), antialias=True)
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     if settings.store == "raw":
         return pixels.tobytes(), new[1], new[0]
