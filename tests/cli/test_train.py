@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import MAIN, TINY, done, flat, refused, run
+from command_line import TINY, CommandProcess, done, flat, refused, run
 
 from halflabel.data.datasets.digits import write_folder
 from halflabel.runs.folder import RunFolder
@@ -240,23 +240,20 @@ def test_a_training_stopped_before_it_began_wrote_nothing(
 
 def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
     words = [
-        "train", str(data / "train.csv"), str(data / "images"), "--tune", "all", "--epochs", "2", "--batch-size", "2",
-        "--save-every", "1", "--ema", "0.9", *TINY,
+        "train", str(data / "train.csv"), str(data / "images"), "--method", "bce", "--tune", "all", "--epochs", "2",
+        "--batch-size", "2", "--save-every", "1", "--ema", "0.9", *TINY,
     ]  # fmt: skip
     done(*words, "--out", tmp_path / "unbroken")
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        [*MAIN, *words, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )  # fmt: skip
+    process = CommandProcess(*words, "--out", out, output=tmp_path / "output.txt")
     # Of 38 training images: 19 steps per epoch, so 20 places; early in the second epoch is far from any end.
     wanted = set(range(20 + 3, 20 + 12))
     limit = time.monotonic() + 90
     while not wanted & {int(path.stem) for path in (out / "last" / "all").glob("*.json")}:
-        assert process.poll() is None, "training ended before it could be killed"
+        assert process.process.is_alive(), "training ended before it could be killed"
         assert time.monotonic() < limit
         time.sleep(0.002)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    assert process.stop(signal.SIGKILL) == -signal.SIGKILL
     newest = max((out / "last" / "all").glob("*.json"))
     assert json.loads(newest.read_text())["done"] > 0
     assert not (out / "best.safetensors").exists()

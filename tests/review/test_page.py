@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from command_line import CommandProcess
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium and playwright")
 pytest.importorskip("fastapi")
@@ -33,19 +31,15 @@ class Server:
             write_questions(asked, scored.table, questions)
         words = ["review", str(project.run.folder), str(project.images), "--port", str(port), "--who", "me"]
         words += ["--questions", str(questions)]
-        code = "from halflabel.cli import main; main()"
-        self.process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
+        output = project.run.folder.parent / "review.txt"
+        output.unlink(missing_ok=True)
+        self.process = CommandProcess(*words, output=output)
         self.answers = project.run / "answers.sqlite"
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        match = re.search(r"http://127\.0\.0\.1:(\d+)/#\S+", line)
-        assert match, line
+        match = self.process.wait_for(r"http://127\.0\.0\.1:(\d+)/#\S+")
         self.url, self.port = match[0], int(match[1])
 
     def stop(self, how: int = signal.SIGTERM) -> None:
-        os.kill(self.process.pid, how)
-        self.process.wait(10)
-        self.process.stdout.close()
+        self.process.stop(how)
 
     def values(self) -> list[int]:
         store = AnswerStore(self.answers)
@@ -57,17 +51,16 @@ class Server:
 
 @pytest.fixture
 def server(project):
-    actual = Server(project)
-    yield actual
-    if actual.process.poll() is None:
-        actual.stop()
+    server = Server(project)
+    yield server
+    server.stop()
 
 
 @pytest.fixture
 def context(browser):
-    actual = browser.new_context(viewport={"width": 1280, "height": 800})
-    yield actual
-    actual.close()
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield context
+    context.close()
 
 
 def open_page(context, url: str):
