@@ -292,7 +292,7 @@ def commands(folder: Path) -> list[list[str]]:
     ]
 
 
-QUICK = ["--backbone", "tiny", "--max-bad", "0.1", "--workers", "0", "--device", "cpu", "--batch-size", "8", "--lr", "0.01"]
+QUICK = ["--max-bad", "0.1", "--workers", "0", "--device", "cpu", "--batch-size", "8", "--lr", "0.01"]
 
 
 def broken_off(folder: Path) -> list[str]:

@@ -45,8 +45,8 @@ def finish_review(
 ) -> FinishedReview:
     """Train a new run beside `run` from its labels and the answers; write its filled labels and its report.
 
-    The settings stay; a review that started without labels learns by `bce`, from nothing but the answers. `step` is told
-    what is being done.
+    The settings stay; a review that started without labels learns by `bce`, from the answers alone. `step` receives a
+    description of each step.
     """
     from halflabel.filling import fill, write_filled
     from halflabel.runs.train import train
