@@ -33,6 +33,7 @@ _MAX_ENTRIES = 100_000  # logits that the choice of one label per image is fitte
 _CANDIDATES = 64  # most likely classes of an image among which its label was chosen
 _SINGLE = 0.95  # share of labelled images with one positive from which on it was chosen; reviews add a few more
 _BINS = 1024  # of the logits in the fit of given labels
+_MOST_ENTRIES = 4_000_000  # of larger tables, images at equal distances are used
 _WIDEST = (1.0, 99.0)  # percentiles between which the bins lie, widened by their distance
 
 
@@ -86,7 +87,7 @@ def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     of P(given | x) over given labels: too low where classes overlap.) Known negatives are left out. Entries with
     similar logits are fitted as one.
     """
-    logits, labels = np.asarray(logits), np.asarray(labels)
+    logits, labels = sample_images(np.asarray(logits)), sample_images(np.asarray(labels))
     usable = (labels >= 0) & ~np.isnan(logits)
     x, given = logits[usable].astype(np.float64), labels[usable] > 0
     if not 0 < given.sum() < len(given):
@@ -130,7 +131,7 @@ def match_positives_per_image(logits: NDArray[Any], platt: Platt, positives_per_
     """Move the offset until images (N, C) have `positives_per_image` present classes on average."""
     import torch
 
-    x = torch.as_tensor(np.asarray(logits), dtype=torch.float64)
+    x = torch.as_tensor(sample_images(np.asarray(logits)), dtype=torch.float64)
     x = x[~torch.isnan(x).any(1)]
     reach = 60.0 + platt.slope * float(x.abs().max() if len(x) else 0)
     low, high = -reach, reach
@@ -142,11 +143,17 @@ def match_positives_per_image(logits: NDArray[Any], platt: Platt, positives_per_
     return platt._replace(offset=(low + high) / 2, assumption=assumption)
 
 
+def sample_images(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the rows of a table (N, C) at equal distances that have at most 4 million entries."""
+    return values[:: max(1, -(-values.size // _MOST_ENTRIES))]
+
+
 def expected_f1_threshold(probabilities: NDArray[Any]) -> float:
     """Return the probability from which on calling entries present maximises the expected micro F1; NaN is left out.
 
     The expected F1 of the k most likely entries is about 2 Σ_{i ≤ k} p_i / (k + Σ p). The optimum is half of its value.
     """
+    probabilities = sample_images(probabilities)
     p = np.sort(probabilities[~np.isnan(probabilities)].astype(np.float64))[::-1]
     if not len(p) or not p[0] > 0:
         return 0.5

@@ -279,9 +279,11 @@ def _choose_similar(
     own, labels = torch.sigmoid(logits[:, columns]), task.evaluation_labels[:, columns]
     sampled = [part[:, columns].contiguous() for part in guesses]
     best: tuple[float, SimilarChoice | None] = (quality + _GAIN, None)
-    for sharpness in _SHARPNESS:
+    sharpnesses, weights = (_SHARPNESS[1:2], _WEIGHTS[::2]) if task.is_large else (_SHARPNESS, _WEIGHTS)
+    counts = counts[1::2] if task.is_large and len(counts) > 1 else counts
+    for sharpness in sharpnesses:
         for number, passed_on in _passed_on(task, similarity, index, sampled, sharpness, counts):
-            for weight in _WEIGHTS:
+            for weight in weights:
                 reached = ranking_quality((1 - weight) * own + weight * passed_on, labels)
                 if reached > best[0]:
                     best = reached, SimilarChoice(number, sharpness, weight)
@@ -345,12 +347,13 @@ def ranking_quality(scores: Tensor, labels: Tensor) -> float:
     step = sampling_step(scores)
     scored = ~torch.isnan(scores[:, 0])
     scores, labels = scores[scored, ::step], labels[scored, ::step]
+    scores, labels = scores.T.contiguous(), labels.T.contiguous()  # sorting along rows is faster
     positive = labels > 0
     counted = labels != 0 if bool((labels < 0).any()) else torch.ones_like(positive)
-    order = torch.sort(scores.masked_fill(~counted, -torch.inf), dim=0, descending=True, stable=True)[1]
-    hits = positive.gather(0, order)
-    precision = hits.cumsum(0) / counted.gather(0, order).cumsum(0).clamp(min=1)
-    positives = positive.sum(0)
-    average = (precision * hits).sum(0) / positives.clamp(min=1)
-    measurable = (positives > 0) & (positives < counted.sum(0))
+    order = torch.sort(scores.masked_fill(~counted, -torch.inf), dim=1, descending=True, stable=True)[1]
+    hits = positive.gather(1, order)
+    precision = hits.cumsum(1) / counted.gather(1, order).cumsum(1).clamp(min=1)
+    positives = positive.sum(1)
+    average = (precision * hits).sum(1) / positives.clamp(min=1)
+    measurable = (positives > 0) & (positives < counted.sum(1))
     return float(average[measurable].mean()) if bool(measurable.any()) else 0.0

@@ -288,14 +288,14 @@ class _ClassGradients:
         with torch.enable_grad():
             losses = torch.zeros_like(targets.pos, requires_grad=True)
             weights = torch.autograd.grad(method.reduce(losses, targets), losses)[0]
-        targets = Targets(targets.pos * weights, targets.neg * weights)
-        del losses, weights
-        positive, negative = targets.pos.sum(0), targets.neg.sum(0)
+        positive, negative = (torch.einsum("nc,nc->c", part, weights) for part in targets)
         factor = classes / max(float((positive + negative).sum()), 1e-30)
         size = max(1, _BLOCK_ENTRIES // classes)
         blocks = []
-        for rows, pos, neg in zip(*(torch.split(part, size) for part in (features, *targets)), strict=True):
-            pos, neg = factor * pos, factor * neg
+        for rows, weight, *parts in zip(
+            *(torch.split(part, size) for part in (features, weights, *targets)), strict=True
+        ):
+            pos, neg = (factor * weight * part for part in parts)
             index = ((pos != 0) | (neg != 0)).view(-1).nonzero()[:, 0]
             if method.terms or len(index) > _SPARSE * pos.numel():
                 blocks.append(_Block(rows, Targets(pos, neg), None))
