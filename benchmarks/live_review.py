@@ -30,7 +30,7 @@ from halflabel import metrics
 from halflabel.labels import drop
 from halflabel.methods.base import recipe, seeded
 from halflabel.review.live import EntryAnswer, LiveReview
-from halflabel.review.live_model import LiveModel
+from halflabel.review.live_model import LiveModel, unknown_weight
 from halflabel.review.questions import choose_questions
 from halflabel.training.crossfit import crossfit
 from strong_base import read_labels, read_single
@@ -55,10 +55,11 @@ class Person:
 
     def measure(self, labels: NDArray[np.int8], start: str, seed: int) -> float:
         """Return the mAP on the test photos of the model that `train` fits to labels (N, C)."""
-        method = recipe("n-ls" if start == "single" else "bce")
+        weight = unknown_weight(int(np.count_nonzero(labels)), labels.size)
+        method = (lambda: recipe("n-ls").make()) if start == "single" else (lambda: recipe("wan").make(weight=weight))
         table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
         fitted = crossfit(
-            self.train, table, lambda: seeded(seed, method.make), classifier=self.classifier, strength=1e-4,
+            self.train, table, lambda: seeded(seed, method), classifier=self.classifier, strength=1e-4,
             use_similar=not self.options.no_similar, seed=seed, folds=3,
         )  # fmt: skip
         with torch.no_grad():

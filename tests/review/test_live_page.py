@@ -25,15 +25,15 @@ PATIENCE = 180_000  # ms: torch is imported in another process, on a machine tha
 class LiveServer:
     """`halflabel review` of photos without labels, in a process of its own."""
 
-    def __init__(self, folder: Path, images: Path) -> None:
-        words = ["review", str(folder), str(images), "--port", "0", "--who", "me"]
+    def __init__(self, folder: Path, images: Path, port: str = "0") -> None:
+        words = ["review", str(folder), str(images), "--port", port, "--who", "me"]
         words += ["--classes", ",".join(CLASSES), "--backbone", "tiny"]
         code = "from halflabel.cli import main; main()"
         self.process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:\d+/#\S+", self.process.stdout.readline())
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/#\S+", self.process.stdout.readline())
         assert found
-        self.url = found[0]
+        self.url, self.port = found[0], found[1]
 
     def children(self) -> list[int]:
         task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -78,9 +78,8 @@ def test_from_nothing_to_a_finished_run(project, browser, tmp_path) -> None:
             time.sleep(0.2)
         assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
-        server = LiveServer(folder, project.images)
+        server = LiveServer(folder, project.images, server.port)  # the browser keeps unsaved answers by address
         page.goto(server.url)
-        page.reload()
         expect(page.locator("#count")).to_have_text("41 answers", timeout=PATIENCE)
         expect(page.locator("#live-answers")).to_have_text("41 answers", timeout=PATIENCE)
         page.click("#live-finish")

@@ -534,3 +534,66 @@ def test_nothing_is_said_of_photos_that_cannot_be_shown(project, context) -> Non
         assert page.input_value("#filter-state") == "open"
     finally:
         server.stop()
+
+
+def test_all_classes_of_a_photo_a_range_and_the_last_answers(server, context) -> None:
+    page = open_page(context, server.url)
+    page.click("nav [data-view=photo]")
+    page.wait_for_selector("#photo-large img")
+    classes = page.locator("#photo-classes .class")
+    before = [classes.nth(k).get_attribute("aria-pressed") for k in range(10)]
+    page.keyboard.press("2")
+    assert classes.nth(1).get_attribute("aria-pressed") != before[1]
+    page.keyboard.press("2")
+    page.keyboard.press("3")
+    page.keyboard.press("Enter")
+    expect(page.locator("#recent")).to_be_visible()
+    expect(page.locator("#status")).to_have_text(re.compile("Saved 9 answers"))  # one positive was known
+    deadline = time.monotonic() + 5
+    while len(server.values()) < 9 and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert sorted(server.values()) == [-1] * 8 + [1]
+
+    page.click("#recent summary")
+    page.locator("#recent-list li").first.locator("button.unsure").click()
+    deadline = time.monotonic() + 5
+    while 0 not in server.values() and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert server.values().count(0) == 1
+
+    page.click("nav [data-view=grid]")
+    page.select_option("#filter-order", "high")
+    expect(page.locator("#grid-tiles .tile")).to_have_count(15)
+    expect(page.locator("#grid-tiles img:not([src])")).to_have_count(0)
+    tiles = page.locator("#grid-tiles .tile")
+    tiles.nth(1).click()
+    tiles.nth(4).click(modifiers=["Shift"])
+    marked = [tiles.nth(k).get_attribute("data-value") for k in range(6)]
+    assert marked[0] == marked[5] == ""
+    assert len(set(marked[1:5])) == 1
+    page.click("#grid-all")
+    assert {tiles.nth(k).get_attribute("data-value") for k in range(15)} == {marked[1]}
+    page.locator(".cell").nth(3).hover()
+    page.locator(".alike").nth(3).click()
+    expect(page.locator("#grid-like")).to_be_visible()
+    assert page.faults == []
+
+
+def test_swipes_and_zoom(server, browser) -> None:
+    phone = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    try:
+        page = open_page(phone, server.url)
+        first = shown(page)
+        page.locator("#photo").click()
+        assert "zoomed" in page.get_attribute("#photo", "class")
+        page.locator("#photo").click()
+        session = phone.new_cdp_session(page)
+        for kind, x in (("touchStart", 200), ("touchMove", 240), ("touchMove", 330)):
+            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": 300}]})
+        session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        count(page, 1)
+        assert server.values() == [1]
+        assert shown(page) != first
+        assert page.faults == []
+    finally:
+        phone.close()

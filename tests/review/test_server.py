@@ -447,3 +447,45 @@ def test_a_full_disk_is_told_in_words(client, session, monkeypatch) -> None:
     assert "disk is full" in reply.json()["error"]
     monkeypatch.undo()
     assert say(client, step(entry, 1, "key-00000001"))["answered"] == 1
+
+
+def test_a_person_can_browse_one_class(client, session) -> None:
+    body = {"tab": "a", "count": 6, "label": "3", "one_class": True, "order": "high"}
+    high = client.post("/api/questions", json=body).json()["questions"]
+    scores = [item["score"] for item in high]
+    assert scores == sorted(scores, reverse=True)
+    assert {item["class"] for item in high} == {"3"}
+    assert all(item["label"] == 0 for item in high)
+    again = client.post("/api/questions", json=body | {"tab": "b"}).json()["questions"]
+    assert not {item["entry"] for item in high} & {item["entry"] for item in again}  # reserved for the first tab
+    alike = client.post("/api/questions", json=body | {"tab": "c", "like": again[0]["image"]}).json()["questions"]
+    similarity = session._similarity(session.image(again[0]["image"]))
+    order = [similarity[session.image(item["image"])] for item in alike]
+    assert order == sorted(order, reverse=True)
+    named = client.post("/api/questions", json=body | {"tab": "d", "name": "07"}).json()["questions"]
+    assert named
+    assert all("07" in item["name"] for item in named)
+
+
+def test_what_a_person_chose_to_answer_is_no_random_check(client, session) -> None:
+    control = next(e for e, question in session.pool.items() if question.is_control)
+    image, column = divmod(control, len(session.classes))
+    classes = client.get(f"/api/photo/{session._public_ids[image]}").json()["classes"]
+    assert {item["column"] for item in classes} == set(range(len(session.classes)))
+    assert classes[0]["label"] == 1  # what is known comes first
+    step = {"kind": "answer", "key": "k" * 10, "entry": control, "value": 1, "chosen": True}
+    state = client.post("/api/answers", json={"tab": "a", "steps": [step]}).json()
+    assert state["estimate"]["precision"]["total"] == state["estimate"]["missed"]["total"] == 0
+    assert session.entry_answers() == [(image, column, 1, "chosen by the person")]
+
+
+def test_answers_are_exported_as_labels(client, session) -> None:
+    steps = [
+        {"kind": "answer", "key": f"key-{e:08}", "entry": e, "value": value}
+        for e, value in zip(list(session.pool)[:3], (1, -1, 0), strict=True)
+    ]
+    client.post("/api/answers", json={"tab": "a", "steps": steps})
+    lines = client.get("/api/labels").text.splitlines()
+    assert lines[0] == "image,class,value,source,who,at"
+    assert len(lines) == 3
+    assert all(",person,me," in line for line in lines[1:])

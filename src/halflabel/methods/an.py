@@ -66,7 +66,7 @@ def n_ls(smoothing: float = 0.1) -> Method:
 
 
 @method(serves=REGIMES, paper="Zhou 2022 (EM+APL), row DW; Cole 2021 (ROLE), row WAN")
-def wan() -> Method:
+def wan(weight: float = 0.0) -> Method:
     """Unknown taken as absent with weight 1/(C − 1), so that one known positive weighs as much as all of them.
 
     Simple and fast, for images with one or few known positives. Scores grow with the number of classes and are no
@@ -74,10 +74,14 @@ def wan() -> Method:
 
         L = 1/(B·C) (Σ_known BCE + 1/(C − 1) Σ_unknown −log(1 − p))
 
+    Options: weight (of an unknown label; 0 means 1/(C − 1)). A small one suits few answers to chosen questions, which
+    alone would make every class look common.
+
     The paper's figure (VOC 2012, one positive per image): mAP 86.98 against 85.89 of `an`.
     Differs from the released code: known negatives have weight 1 here; it has none and would give them 1/(C − 1).
     """
-    return Method(BCE(), SharedNegative())
+    at_least(0, weight=weight)
+    return Method(BCE(), AssumeNegative(weight) if weight else SharedNegative())
 
 
 @method(serves=REGIMES, paper="Zhou 2022 (EM+APL), row EntMin", tune={"alpha": (0.05, 0.1, 0.2, 0.5)})

@@ -45,10 +45,11 @@ def finish_review(
 ) -> FinishedReview:
     """Train a new run beside `run` from its labels and the answers; write its filled labels and its report.
 
-    The settings stay; a review that started without labels learns by `bce`, from the answers alone. `step` receives a
-    description of each step.
+    The settings stay; a review that started without labels learns as it did meanwhile. `step` receives a description
+    of each step.
     """
     from halflabel.filling import fill, write_filled
+    from halflabel.review.live_model import unknown_weight
     from halflabel.runs.train import train
     from halflabel.training.config import Config
 
@@ -62,6 +63,9 @@ def finish_review(
         raise UserError("there are no answers yet", "answer some questions first")
     labels = rows.append(answered)
     config = replace(Config.from_dict(run.read_config()), images=str(images.absolute()))
+    if not rows.resolve().known:
+        weight = unknown_weight(len(answered), len(rows.images) * len(rows.classes))
+        config = replace(config, options={"weight": weight})
     folder = next_run_folder(run.folder)
     step("training")
     new = RunFolder.create(folder)

@@ -11,14 +11,12 @@ from torch import Tensor
 
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
-from halflabel.methods.base import Method
-from halflabel.methods.parts.losses import BCE
-from halflabel.methods.parts.relabel import AssumeNegative
+from halflabel.methods.base import Method, recipe
 from halflabel.models.feature_transform import Classifier, FeatureTransform, principal_components
 from halflabel.system.threads import use_free_cores
 from halflabel.training.solver import LinearSolver
 
-__all__ = ["FOLDS", "STRENGTH", "LiveModel"]
+__all__ = ["FOLDS", "STRENGTH", "LiveModel", "unknown_weight"]
 
 FOLDS = 3
 STRENGTH = 1e-4  # where no run has chosen one
@@ -26,6 +24,11 @@ COMPONENTS = 384  # principal components that the head is fitted on
 _FIRST_ITERATIONS = 20  # of the first fit, which starts from zero
 _ITERATIONS = 6  # of the others, which start from the last solution
 _UNKNOWN_WEIGHT = 0.4  # of all unknown labels together, where known ones have 1
+
+
+def unknown_weight(answers: int, entries: int) -> float:
+    """Return the weight of an unknown label: all of them together have 0.4 of the weight of the answers."""
+    return max(_UNKNOWN_WEIGHT * answers / max(entries, 1), 1e-6)
 
 
 class LiveModel:
@@ -49,8 +52,7 @@ class LiveModel:
     ) -> None:
         """Take pooled features (N, D), NaN rows for unreadable images, and the labels before any answer.
 
-        Without a method the heads learn from known labels by cross-entropy, and from unknown ones as absent, all of
-        which together have less weight than the known ones: that is for reviews that start without labels.
+        Without a method, for reviews that start without labels, it is `wan` with the weight `unknown_weight`.
         """
         readable = ~torch.isnan(features).any(1)
         self.rows = np.flatnonzero(readable.numpy())
@@ -75,14 +77,14 @@ class LiveModel:
         """
         known = labels[self.rows]
         everything = self.table(labels)
-        weight = _UNKNOWN_WEIGHT * np.count_nonzero(known) / max(known.size, 1)
+        weight = unknown_weight(int(np.count_nonzero(known)), known.size)
         scores, heads = [], []
         with use_free_cores():
             for number in range(int(self.fold.max()) + 1):
                 inside = np.flatnonzero(self.fold != number)
                 table = everything.subset(self.rows[inside])
                 start = self.heads[number] if self.heads else None
-                method = self.make_method() if self.make_method is not None else Method(BCE(), AssumeNegative(weight))
+                method = self.make_method() if self.make_method is not None else recipe("wan").make(weight=weight)
                 solver = LinearSolver(method, self.features[inside], table, variance=self.variance, start=start)
                 solver.fit(self.strength, _ITERATIONS if self.heads else _FIRST_ITERATIONS)
                 heads.append((solver.weight, solver.bias))

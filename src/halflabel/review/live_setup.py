@@ -45,7 +45,7 @@ def start_without_labels(folder: Path, images: Path, classes: Sequence[str], bac
         raise UserError(f"{images} has no images", "name the folder with the photos")
     table = LabelTable.from_entries(Names(names), Names(classes), *np.zeros((3, 0), np.int8))
     run.folder.mkdir(parents=True, exist_ok=True)
-    run.start(table, Config(method="bce", images=str(images.absolute()), backbone=backbone or DEFAULT).as_dict())
+    run.start(table, Config(method="wan", images=str(images.absolute()), backbone=backbone or DEFAULT).as_dict())
     return run
 
 

@@ -37,7 +37,20 @@ _STATIC = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 # Each script imports only earlier ones.
-_SCRIPTS = ("screen", "tab", "connection", "questions", "single", "grid", "gallery", "live", "page")
+_SCRIPTS = (
+    "screen",
+    "tab",
+    "connection",
+    "questions",
+    "single",
+    "grid",
+    "gallery",
+    "live",
+    "photo",
+    "gestures",
+    "recent",
+    "page",
+)
 _STATIC |= {f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in _SCRIPTS}
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
@@ -61,6 +74,9 @@ class QuestionRequest(_StrictModel):
     high: float = Field(1.0, ge=0, le=1)
     skip: list[Entry] = Field(default_factory=list, max_length=2000)
     one_class: bool = False
+    order: Literal["useful", "high", "low"] = "useful"
+    like: str = Field("", max_length=64)
+    name: str = Field("", max_length=200)
 
 
 class ReservedEntries(_StrictModel):
@@ -77,6 +93,7 @@ class AnswerStep(_StrictModel):
     key: Key
     entry: Entry = 0
     value: Literal[-1, 0, 1] = 0
+    chosen: bool = False  # the person chose what to answer
 
 
 class AnswerSteps(_StrictModel):
@@ -145,6 +162,17 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
 
     @app.post("/api/questions")
     def questions(request: QuestionRequest) -> JSONResponse:
+        if request.one_class and (request.order != "useful" or request.like or request.name):
+            browsed = session.browse(
+                request.tab,
+                request.count,
+                label=request.label,
+                order=request.order,
+                like=request.like,
+                name=request.name,
+                skip=request.skip,
+            )
+            return JSONResponse({"questions": browsed})
         taken = session.take_questions(
             request.tab,
             request.count,
@@ -175,7 +203,8 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
         for kind, group in groupby(batch.steps, key=lambda step: step.kind):
             steps = list(group)
             if kind == "answer":
-                session.add_answers([(step.key, step.entry, step.value) for step in steps])
+                for chosen, part in groupby(steps, key=lambda step: step.chosen):
+                    session.add_answers([(step.key, step.entry, step.value) for step in part], chosen=chosen)
             else:
                 session.undo([step.key for step in steps], batch.tab)
         if live is not None:
@@ -191,6 +220,13 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
             if item.value:
                 writer.writerow((item.image, item.label, item.value, SOURCE, item.who, item.at))
         return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
+
+    @app.get("/api/photo/{public}")
+    def photo(public: str) -> JSONResponse:
+        image = session.image(public)
+        if image is None:
+            return JSONResponse({"error": "no such image"}, 404)
+        return JSONResponse({"classes": session.photo(image)})
 
     @app.get("/api/gallery")
     def gallery(

@@ -24,6 +24,7 @@ __all__ = ["Proportion", "ReviewSession"]
 
 LEASE_SECONDS = 90.0  # a question is reserved this long for the tab that shows it
 _GALLERY_ENTRIES = 240  # that a gallery can show
+_CHOSEN = "chosen by the person"
 _STATES = {1: "present", -1: "absent", 0: "unsure"}
 
 
@@ -127,6 +128,60 @@ class ReviewSession:
                 self._leases |= dict.fromkeys(chosen, (tab, until))
             return [self._show(e) for e in chosen]
 
+    def browse(
+        self, tab: str, count: int, *, label: str, order: str, like: str, name: str, skip: Iterable[int] = ()
+    ) -> list[dict[str, Any]]:
+        """Return open entries of one class for a tab, reserved for it: by score, or most like a photo first.
+
+        Without a label it is the class with the most open questions. `name` is a part of the image's name.
+        """
+        with self._lock:
+            self._reload_if_changed()
+            table, classes = self.scored.table, len(self.classes)
+            open_questions = Counter(e % classes for e in self.pool if e not in self._answers)
+            column = self.classes.index(label) if label in self.classes else next(iter(open_questions), 0)
+            scores = np.asarray(self.scored.scores[:, column], np.float64)
+            taken = [e // classes for e in (*self._answers, *skip, *self._leases) if e % classes == column]
+            taken += [q.image for q in self.pool.values() if q.is_control and q.column == column]
+            known = np.searchsorted(table.start, np.flatnonzero(table.column == column), side="right") - 1
+            is_open = np.ones(len(table), bool)
+            is_open[known] = is_open[taken] = False
+            if name:
+                is_open &= np.array([name.casefold() in image.casefold() for image in self.images])
+            index = np.flatnonzero(is_open)
+            rank = np.nan_to_num(scores) if order == "low" else -np.nan_to_num(scores)
+            if (photo := self._image_of.get(like)) is not None:
+                rank = -self._similarity(photo)
+            chosen = [self._entry(int(i), column) for i in index[np.argsort(rank[index], kind="stable")[:count]]]
+            for e in chosen:
+                self.pool[e] = Question(*self._split(e), float(scores[e // classes]), _CHOSEN)
+            self._leases |= dict.fromkeys(chosen, (tab, self._clock() + LEASE_SECONDS))
+            return [self._show(e) for e in chosen]
+
+    def _similarity(self, image: int) -> NDArray[np.float64]:
+        """Return the cosine similarity (N,) of all photos to one of them, by their centred features."""
+        features = np.nan_to_num(self.scored.features.astype(np.float64))
+        features = features - features.mean(0)
+        length = np.maximum(np.linalg.norm(features, axis=1), 1e-12)
+        return np.asarray(features @ features[image] / (length * length[image]))
+
+    def photo(self, image: int) -> list[dict[str, Any]]:
+        """Return all classes of one image, those that are known to be present and the most probable first."""
+        with self._lock:
+            self._reload_if_changed()
+            labels = self.scored.table.rows([image])[0]
+            scores = self.scored.scores[image]
+
+            def rank(column: int) -> tuple[float, float]:
+                answer = self._answers.get(self._entry(image, column))
+                value = answer.value if answer is not None else int(labels[column])
+                return -value, -_zero_if_nan(float(scores[column]))
+
+            entries = [self._entry(image, column) for column in sorted(range(len(self.classes)), key=rank)]
+            return [
+                self._show(e, Question(*self._split(e), float(scores[e % len(self.classes)]), _CHOSEN)) for e in entries
+            ]
+
     def _matches(self, e: int, tab: str, label: str, state: str, low: float, high: float, filtered: bool) -> bool:
         question, answer = self.pool[e], self._answers.get(e)
         if label and self.classes[question.column] != label:
@@ -155,12 +210,15 @@ class ReviewSession:
                 if self._leases.get(e, ("", 0.0))[0] == tab:
                     del self._leases[e]
 
-    def add_answers(self, given: Sequence[tuple[str, int, int]]) -> None:
-        """Store (key, entry, value) answers; returns when they are on the disk."""
+    def add_answers(self, given: Sequence[tuple[str, int, int]], *, chosen: bool = False) -> None:
+        """Store (key, entry, value) answers; returns when they are on the disk.
+
+        `chosen`: the person chose what to answer, so that no such answer is a random check.
+        """
         answers = []
         for key, e, value in given:
             image, column = self._split(e)
-            question = self.pool.get(e)
+            question = None if chosen else self.pool.get(e)
             score = float(self.scored.scores[image, column])
             answers.append(
                 Answer(
@@ -169,7 +227,7 @@ class ReviewSession:
                     self.classes[column],
                     value,
                     None if math.isnan(score) else score,
-                    question.why if question is not None else "gallery",
+                    question.why if question is not None else _CHOSEN,
                 )
             )
         with self._lock:

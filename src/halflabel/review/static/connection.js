@@ -119,6 +119,7 @@ export function startSending(name, progressListener, expiredListener) {
   }
   saveOutbox();
   send();
+  listener();
 }
 
 function saveOutbox() {
@@ -164,15 +165,35 @@ async function send() {
   sending = false;
 }
 
-export function answer(questions, values) {
+/** Answer questions; `chosen` says that the person chose what to answer, so that it is no random check. */
+export function answer(questions, values, chosen = false) {
   const steps = questions.map((question, index) => (
-    { kind: "answer", key: newKey(), entry: question.entry, value: values[index] }
+    { kind: "answer", key: newKey(), entry: question.entry, value: values[index], chosen }
   ));
-  undoStack = [...undoStack, { keys: steps.map((step) => step.key), questions }].slice(-100);
+  undoStack = [...undoStack, { keys: steps.map((step) => step.key), questions, values }].slice(-100);
   outbox.push(...steps);
   saveOutbox();
   send();
+  listener();
 }
+
+/** The last answers of this tab that hold, newest first: one per entry. */
+export function recentAnswers(most) {
+  const entries = new Map();
+  for (const { questions, values } of [...undoStack].reverse()) {
+    if (!values) continue;
+    questions.forEach((question, index) => {
+      if (!entries.has(question.entry)) entries.set(question.entry, { question, value: values[index] });
+    });
+    if (entries.size >= most) break;
+  }
+  return [...entries.values()].slice(0, most);
+}
+
+let listener = () => {};
+
+/** Call a function after each answer and undo. */
+export function onAnswers(call) { listener = call; }
 
 /** Undo the last answers; returns their questions, or null if there are none. */
 export function undoLast() {
@@ -181,5 +202,6 @@ export function undoLast() {
   outbox.push(...last.keys.map((key, index) => ({ kind: "undo", key, entry: last.questions[index].entry })));
   saveOutbox();
   send();
+  listener();
   return last.questions;
 }

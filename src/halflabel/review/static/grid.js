@@ -1,17 +1,19 @@
-// The grid: photos of one class; the user marks the exceptions and saves all answers index once.
+// The grid: photos of one class; the user marks the exceptions and saves all answers at once.
 import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly } from "/screen.js";
 import { answer, retry, isReady, smallPhoto } from "/connection.js";
 import { fetchQuestions, showFinished, release, shownEntries, showWaiting, showStopped } from "/questions.js";
 
 const narrow = matchMedia("(max-width: 820px)");
 
-const grid = { questions: [], values: [], marksNegatives: true, hasScrolled: false, photos: [] };
+const grid = { questions: [], values: [], marksNegatives: true, hasScrolled: false, photos: [], like: null, last: 0 };
 
 export async function openGrid() {
   const isCurrent = startTurn();
-  const count = narrow.matches ? 12 : 15; // what a screen shows index once
+  const count = narrow.matches ? 12 : 15; // what a screen shows at once
   try {
-    const reply = await retry(() => fetchQuestions(count, [], { one_class: true }), isCurrent, showWaiting);
+    const like = grid.like ? { like: grid.like.image, label: grid.like.class } : {};
+    const options = { one_class: true, order: $("filter-order").value, name: $("filter-name").value, ...like };
+    const reply = await retry(() => fetchQuestions(count, [], options), isCurrent, showWaiting);
     if (isCurrent()) showGrid(reply.questions);
     else if (reply) release(reply.questions);
   } catch (error) { if (isCurrent()) showStopped(error); }
@@ -20,7 +22,26 @@ export async function openGrid() {
 /** The questions that are reserved for this view. */
 export const gridQuestions = () => grid.questions;
 
-export function clearGrid() { grid.questions = []; }
+export function clearGrid() {
+  grid.questions = [];
+  setAlike(null);
+}
+
+function setAlike(question) {
+  grid.like = question;
+  $("grid-like").hidden = !question;
+  if (question) $("grid-like").firstChild.textContent = `Most similar to ${question.name} first.`;
+}
+
+/** Show photos like the focused one; false if there is none. */
+export function showAlike(index = Number(document.activeElement.closest("#grid-tiles .tile")?.dataset.index ?? -1)) {
+  const question = grid.questions[index];
+  if (!question) return false;
+  release(grid.questions);
+  setAlike(question);
+  openGrid();
+  return true;
+}
 
 export function restoreGrid(questions) {
   startTurn();
@@ -58,15 +79,17 @@ function startGrid() {
       if (grid.photos === photos) drawTile(index);
     });
     tile.append(picture, el("span", { class: "mark" }));
-    tile.addEventListener("click", () => cycleTile(index));
-    return el("li", {}, tile);
+    tile.addEventListener("click", (event) => (event.shiftKey ? markRange(index) : cycleTile(index)));
+    const alike = el("button", { type: "button", class: "alike", title: "More like this", "aria-label": `More like photo ${index + 1}` }, "≈");
+    alike.addEventListener("click", () => showAlike(index));
+    return el("li", { class: "cell" }, tile, alike);
   }));
   grid.values.forEach((_, index) => drawTile(index));
 }
 
 function drawTile(index) {
   const tile = $("grid-tiles").querySelector(`[data-index="${index}"]`);
-  const gone = grid.photos[index] === "gone"; // nobody can have shownEntries it: it gets no answer
+  const gone = grid.photos[index] === "gone"; // nobody can have seen it: it gets no answer
   if (gone) grid.values[index] = grid.questions[index].answer?.value ?? null;
   tile.disabled = gone;
   const value = grid.values[index];
@@ -93,7 +116,24 @@ export function markFocused(value) {
 function cycleTile(index) {
   const cycle = grid.marksNegatives ? [1, -1, 0] : [-1, 1, 0];
   grid.values[index] = cycle[(cycle.indexOf(grid.values[index]) + 1) % 3];
+  grid.last = index;
   drawTile(index);
+}
+
+/** Mark all photos from the last click to this one like the last one. */
+function markRange(index) {
+  const value = grid.values[grid.last];
+  for (let at = Math.min(grid.last, index); at <= Math.max(grid.last, index); at += 1) {
+    if (grid.photos[at] !== "gone") grid.values[at] = value;
+    drawTile(at);
+  }
+}
+
+function markAll() {
+  const [other, plain] = grid.marksNegatives ? [-1, 1] : [1, -1];
+  const value = grid.values.every((kind) => kind === other) ? plain : other;
+  grid.values = grid.values.map((kind, index) => (grid.photos[index] === "gone" ? kind : value));
+  grid.values.forEach((_, index) => drawTile(index));
 }
 
 export function saveGrid() {
@@ -103,9 +143,9 @@ export function saveGrid() {
   if (changed.some((index) => grid.photos[index] === "coming")) return announce("Some photos are still loading. Wait for them, then save.");
   const last = $("grid-tiles").lastElementChild;
   if (!grid.hasScrolled && last.getBoundingClientRect().bottom > innerHeight) {
-    grid.hasScrolled = true; // nobody has shownEntries these photos yet: not saved without looking
+    grid.hasScrolled = true; // nobody has seen these photos yet: not saved without looking
     last.scrollIntoView({ block: "center" });
-    return announce("There are more photos. Look index them too, then save.");
+    return announce("There are more photos. Look at them too, then save.");
   }
   for (const question of grid.questions) shownEntries.add(question.entry);
   if (changed.length) answer(changed.map((index) => grid.questions[index]), changed.map((index) => grid.values[index]));
@@ -115,5 +155,7 @@ export function saveGrid() {
   openGrid();
 }
 
+$("grid-all").addEventListener("click", markAll);
+$("grid-unlike").addEventListener("click", () => { release(grid.questions); setAlike(null); openGrid(); });
 $("grid-save").addEventListener("click", saveGrid);
 $("grid-flip").addEventListener("click", () => { grid.marksNegatives = !grid.marksNegatives; startGrid(); });

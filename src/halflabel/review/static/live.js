@@ -1,5 +1,5 @@
 // The model that learns during the review: what changed, a curve over the answers, and the buttons learn, export and finish.
-import { $, announce, el, showMessage } from "/screen.js";
+import { $, announce, el } from "/screen.js";
 import { call, reason } from "/connection.js";
 
 const ENOUGH = 20; // random checks from which on estimates are shown
@@ -100,10 +100,8 @@ function showAdvice(history) {
   $("live-finish").classList.toggle("save", Boolean(isFlat));
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-
 function shape(name, attributes) {
-  const element = document.createElementNS(SVG, name);
+  const element = document.createElementNS($("live-curve").firstElementChild.namespaceURI, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   return element;
 }
@@ -125,11 +123,11 @@ function drawCurve(points) {
   const band = [...points.map((point) => `${x(point)},${y(point.mean_average_precision[2])}`),
     ...[...points].reverse().map((point) => `${x(point)},${y(point.mean_average_precision[1])}`)].join(" ");
   const last = points[points.length - 1];
-  const picture = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `Estimated mAP from ${percent(points[0].mean_average_precision[0])} to ${percent(last.mean_average_precision[0])}` });
-  picture.append(shape("polygon", { points: band, class: "band" }), shape("polyline", { points: line, class: "line" }),
+  const picture = $("live-curve").firstElementChild;
+  picture.setAttribute("aria-label", `Estimated mAP from ${percent(points[0].mean_average_precision[0])} to ${percent(last.mean_average_precision[0])}`);
+  picture.replaceChildren(shape("polygon", { points: band, class: "band" }), shape("polyline", { points: line, class: "line" }),
     shape("circle", { cx: x(last), cy: y(last.mean_average_precision[0]), r: 3.5, class: "dot" }));
-  $("live-curve").replaceChildren(picture, el("figcaption", {}, `Estimated mAP, ${number(from)} to ${number(last.answers)} answers`));
+  $("live-curve").lastElementChild.textContent = `Estimated mAP, ${number(from)} to ${number(last.answers)} answers`;
 }
 
 function showClasses(classes) {
@@ -192,9 +190,4 @@ function showFinish(finish) {
   $("finish-result").replaceChildren(...parts.filter(([, path]) => path)
     .flatMap(([name, path]) => [el("dt", {}, name), el("dd", {}, el("code", {}, path))]));
   $("finish-start").textContent = "Finish again";
-}
-
-/** Tell that the first questions are not there yet. */
-export function showPreparing() {
-  showMessage("One moment", "The model looks at all photos and chooses the first questions.");
 }

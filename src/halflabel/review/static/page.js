@@ -4,20 +4,25 @@ import { tab } from "/tab.js";
 import { Refused, startSending, call, retry, isReady, undoLast, token } from "/connection.js";
 import { release, shownEntries, showProgress, showWaiting, showStopped } from "/questions.js";
 import { advance, answerSingle, renewQueue, clearSingle, singleQuestions, enableMaps, restoreSingle } from "/single.js";
-import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid } from "/grid.js";
+import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid, showAlike } from "/grid.js";
 import { answerFocused, openGallery, restoreCards } from "/gallery.js";
 import { follow, startLive } from "/live.js";
+import { clearPhoto, openPhoto, photoQuestions, restorePhoto, savePhoto, toggleClass } from "/photo.js";
+import { startSwipes, toggleZoom } from "/gestures.js";
+import "/recent.js";
 
-const reservedQuestions = () => [...singleQuestions(), ...gridQuestions()];
+const reservedQuestions = () => [...singleQuestions(), ...gridQuestions(), ...photoQuestions()];
 
 function open(name) {
   setView(name);
+  $("main").focus({ preventScroll: true }); // so that Enter saves instead of opening the view again
   announce(""); // the status belongs to the previous view
   for (const button of document.querySelectorAll("nav button")) {
     if (button.dataset.view === name) button.setAttribute("aria-current", "page");
     else button.removeAttribute("aria-current");
   }
   for (const part of document.querySelectorAll(".asks")) part.hidden = name === "missing" || name === "wrong";
+  for (const part of document.querySelectorAll(".browses")) part.hidden = name !== "grid";
   restart();
 }
 
@@ -27,7 +32,9 @@ function restart() {
   release(reservedQuestions());
   clearSingle();
   clearGrid();
+  clearPhoto();
   if (view === "one") advance();
+  else if (view === "photo") openPhoto();
   else if (view === "grid") openGrid();
   else openGallery();
 }
@@ -38,6 +45,7 @@ function undo() {
   if (!questions) return announce("There is nothing to undo.");
   for (const question of questions) shownEntries.delete(question.entry);
   if (view === "one") restoreSingle(questions);
+  else if (view === "photo") restorePhoto(questions);
   else if (view === "grid") restoreGrid(questions);
   else restoreCards(questions);
   announce(`Undone: ${questions.length === 1 ? shorten(questions[0].class) : `${questions.length} answers`}.`);
@@ -48,6 +56,7 @@ function undo() {
 const KEYS = new Map([["y", 1], ["n", -1], ["u", 0]]);
 
 function answerKey(value) {
+  if (view === "photo") return false;
   if (view === "grid") return markFocused(value);
   if (view !== "one") return answerFocused(value);
   answerSingle(value);
@@ -69,9 +78,14 @@ document.addEventListener("keydown", (event) => {
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong" }[key];
   let handled = true;
-  if (event.repeat && (KEYS.has(key) || key === "Enter")) return event.preventDefault(); // a key that is held down is one answer
+  if (event.repeat && (KEYS.has(key) || key === "Enter" || /^[1-9]$/.test(key))) return event.preventDefault(); // a key that is held down is one answer
   if (KEYS.has(key)) handled = answerKey(KEYS.get(key));
   else if (key === "z" || key === "Backspace") undo();
+  else if (view === "photo" && /^[1-9]$/.test(key)) handled = toggleClass(Number(key) - 1);
+  else if (view === "photo" && key === "Enter" && !event.target.closest?.("button, a")) savePhoto();
+  else if (key === "x" && (view === "one" || view === "photo")) toggleZoom($(view === "one" ? "photo" : "photo-large"));
+  else if (key === "a" && view === "grid") $("grid-all").click();
+  else if (key === "l" && view === "grid") handled = showAlike();
   else if (key === "m" && view === "one") $("map").click();
   else if (key === "c" && view === "one") $("score").click();
   else if (key === "i" && view === "grid") $("grid-flip").click();
@@ -87,6 +101,7 @@ document.addEventListener("keydown", (event) => {
 for (const button of document.querySelectorAll("nav button")) {
   button.addEventListener("click", () => open(button.dataset.view));
 }
+startSwipes(answerSingle);
 $("undo").addEventListener("click", undo);
 $("grid-undo").addEventListener("click", undo);
 $("help-close").addEventListener("click", () => $("help").close());

@@ -19,7 +19,7 @@ function filters() {
 /** Fetch up to `count` questions that match the filters, except the entries `excluded`. */
 export async function fetchQuestions(count, excluded, options = {}) {
   const skip = [...new Set([...excluded, ...unsent(), ...[...shownEntries].slice(-1500)])];
-  return (await call("/api/questions", { tab, count, skip, ...options, ...filters() })).json();
+  return (await call("/api/questions", { tab, count, skip, ...filters(), ...options })).json();
 }
 
 export function release(questions) {
@@ -28,6 +28,8 @@ export function release(questions) {
 }
 
 // ---- progress and estimates
+
+const ENOUGH = 20; // random checks from which on an estimate is shown
 
 const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 // A probability is never certain: it is not rounded to 0 or 100 %.
@@ -52,8 +54,8 @@ export function showProgress(state = progress) {
   const parts = [];
   if (!precision.asked && !missed.asked) parts.push("This list has no random checks, so there is no unbiased estimate.");
   else {
-    const isEmpty = !precision.total && !missed.total;
-    if (isEmpty) parts.push("Your answers will show it.");
+    const isEmpty = precision.total < ENOUGH && missed.total < ENOUGH;
+    if (isEmpty) parts.push(`Your answers will show it: after ${ENOUGH} random checks of a kind; so far ${precision.total} of what the model calls present, ${missed.total} of what it calls absent.`);
     parts.push("Only answers to random checks count; these questions come first, one by one, while no filter is set.");
     if (open > 0) parts.push(`Still open: ${open}.`);
     if (unsure) parts.push(`Unsure, not counted: ${unsure}.`);
@@ -67,8 +69,8 @@ export function showProgress(state = progress) {
 }
 
 function showEstimate(place, share, text, basis) {
-  place.hidden = !share.total;
-  if (!share.total) return;
+  place.hidden = share.total < ENOUGH;
+  if (place.hidden) return;
   place.replaceChildren(
     el("strong", {}, percent(share.share)),
     ` ${text}: ${basis}, ${percent(share.low)} to ${percent(share.high)}`,

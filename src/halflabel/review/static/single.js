@@ -89,6 +89,7 @@ export async function advance() {
   if (queue.length < AHEAD / 2) prefetch();
   showOnly("view-one");
   const question = current;
+  $("photo").classList.remove("zoomed");
   setTitle("asked", "asked-class", question.class);
   showCaption(question);
   $("stage").setAttribute("aria-busy", "true");

@@ -1,0 +1,91 @@
+// One photo with all its classes: the likely ones first, keys 1 to 9 mark them, Enter saves.
+import { $, announce, el, setTitle, showOnly, startTurn } from "/screen.js";
+import { answer, call, isReady, largePhoto, retry } from "/connection.js";
+import { fetchQuestions, modelOpinion, release, showFinished, shownEntries, showStopped, showWaiting } from "/questions.js";
+
+const FEW = 18; // classes shown at first
+
+const photo = { question: null, items: [], marked: new Set(), count: FEW };
+
+/** The question that is reserved for this view. */
+export const photoQuestions = () => (photo.question ? [photo.question] : []);
+
+export function clearPhoto() { photo.question = null; }
+
+/** Show the photo of a question, or of the next one. */
+export async function openPhoto(wanted = null) {
+  const isCurrent = startTurn();
+  try {
+    const question = wanted ?? (await retry(() => fetchQuestions(1, []), isCurrent, showWaiting))?.questions[0];
+    if (!isCurrent()) return question && release([question]);
+    photo.question = question ?? null;
+    if (!question) return showFinished();
+    const reply = await retry(async () => (await call(`/api/photo/${question.image}`)).json(), isCurrent, showWaiting);
+    if (!isCurrent()) return;
+    photo.items = reply.classes;
+    photo.count = FEW;
+    photo.marked = new Set(photo.items.filter(isPresent).map((item) => item.entry));
+    setTitle("photo-title", "photo-name", question.name);
+    $("photo-large").replaceChildren();
+    draw();
+    showOnly("view-photo");
+    const url = await retry(() => largePhoto(question), isCurrent, showWaiting);
+    if (isCurrent()) $("photo-large").replaceChildren(el("img", { src: url, alt: `Photo ${question.name}`, draggable: "false" }));
+  } catch (error) { if (isCurrent()) showStopped(error); }
+}
+
+const valueOf = (item) => (item.answer ? item.answer.value : item.label);
+const isPresent = (item) => valueOf(item) > 0;
+const shownItems = () => photo.items.slice(0, photo.count);
+
+function draw() {
+  $("photo-classes").replaceChildren(...shownItems().map((item, index) => {
+    const on = photo.marked.has(item.entry);
+    const button = el("button", { type: "button", class: "class", "aria-pressed": String(on) },
+      el("kbd", {}, index < 9 ? String(index + 1) : ""), el("b", {}, item.class),
+      el("span", { class: "muted" }, valueOf(item) ? (isPresent(item) ? "known: yes" : "known: no") : modelOpinion(item)));
+    button.addEventListener("click", () => toggleClass(index));
+    return el("li", {}, button);
+  }));
+  $("photo-more").hidden = photo.count >= photo.items.length;
+  const steps = changes(true);
+  const yes = steps.filter(([, value]) => value > 0).length;
+  $("photo-save").firstChild.textContent = `Save: ${yes} new yes, ${steps.length - yes} no `;
+}
+
+export function toggleClass(index) {
+  const item = shownItems()[index];
+  if (!item) return false;
+  if (!photo.marked.delete(item.entry)) photo.marked.add(item.entry);
+  draw();
+  announce(`${item.class}: ${photo.marked.has(item.entry) ? "yes" : "no"}.`);
+  return true;
+}
+
+/** What saving would answer: marked classes are present; with `rest` the other shown ones are absent. */
+function changes(rest) {
+  return shownItems().flatMap((item) => {
+    const on = photo.marked.has(item.entry);
+    if (on) return isPresent(item) ? [] : [[item, 1]];
+    return (rest && valueOf(item) >= 0) || isPresent(item) ? [[item, -1]] : [];
+  });
+}
+
+export function savePhoto(rest = true) {
+  if (!photo.question || !isReady()) return;
+  if (!$("photo-large").querySelector("img")) return announce("The photo is still loading.");
+  const steps = changes(rest);
+  if (steps.length) answer(steps.map(([item]) => item), steps.map(([, value]) => value), true);
+  shownEntries.add(photo.question.entry);
+  announce(`Saved ${steps.length} answers on ${photo.question.name}.`);
+  release([photo.question]);
+  photo.question = null;
+  openPhoto();
+}
+
+export function restorePhoto(questions) { openPhoto(questions[0]); }
+
+$("photo-save").addEventListener("click", () => savePhoto());
+$("photo-marked").addEventListener("click", () => savePhoto(false));
+$("photo-skip").addEventListener("click", () => { if (photo.question) shownEntries.add(photo.question.entry); release(photoQuestions()); openPhoto(); });
+$("photo-more").addEventListener("click", () => { photo.count = photo.items.length; draw(); });
