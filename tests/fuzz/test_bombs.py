@@ -103,6 +103,58 @@ def test_parquet_of_one_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             formats.read(tmp_path / "metadata.parquet", Policy(), format=form)
 
 
+@pytest.mark.parametrize("use_dictionary", [True, False])
+@pytest.mark.parametrize("kind", ["binary", "large_string", "list", "struct"])
+def test_parquet_of_long_bytes_and_nested_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, use_dictionary: bool
+) -> None:
+    """50 MB of the same text, in some kilobytes."""
+    text, rows = "x" * 100_000, 500
+    column = {
+        "binary": lambda: pa.array([text.encode()] * rows, pa.binary()),
+        "large_string": lambda: pa.array([text] * rows, pa.large_string()),
+        "list": lambda: pa.array([[text]] * rows, pa.list_(pa.string())),
+        "struct": lambda: pa.array([{"a": text}] * rows),
+    }[kind]()
+    image = column if kind in ("binary", "large_string") else [f"{n}.jpg" for n in range(rows)]
+    table = pa.table(
+        {"file_name": image, "labels": column, "image": image, "class": ["dog"] * rows, "value": [1] * rows}
+    )
+    path = tmp_path / "metadata.parquet"
+    pq.write_table(table, path, compression="zstd", use_dictionary=use_dictionary)
+    assert path.stat().st_size < 1_000_000
+    monkeypatch.setattr(sheet, "physical_memory", lambda: 60 << 20)
+    for form in ("long", "imagefolder", "auto"):
+        with pytest.raises(LabelError, match="memory"):
+            formats.read(path, Policy(unlisted="unknown"), format=form)
+
+
+def test_parquet_of_bytes_is_read_as_text(tmp_path: Path) -> None:
+    table = pa.table({"image": pa.array([b"a.jpg", b"b.jpg"]), "class": [b"dog", b"dog"], "value": [1, -1]})
+    pq.write_table(table, tmp_path / "labels.parquet")
+    assert formats.read(tmp_path / "labels.parquet").table().dense().tolist() == [[1], [-1]]
+    table = pa.table({"file_name": ["a.jpg", "b.jpg"], "labels": [["dog", "cat"], []], "absent": [[], ["dog"]]})
+    pq.write_table(table, tmp_path / "metadata.parquet")
+    assert formats.read(tmp_path / "metadata.parquet").table().dense().tolist() == [[1, 1], [-1, 0]]
+
+
+def test_a_table_of_many_columns_takes_time_in_proportion(tmp_path: Path) -> None:
+    names = ",".join(f"c{n}" for n in range(20_000))
+    (tmp_path / "wide.csv").write_text(f"image,{names}\na.jpg,{'1,' * 19_999}0\n")
+    with fuzz_cases.limit(15):  # it was 13 s on an idle machine
+        assert formats.read(tmp_path / "wide.csv").table().known == 20_000
+
+
+def test_pairs_of_many_tags_take_little_memory(tmp_path: Path) -> None:
+    from halflabel.labels.stats import top_pairs
+
+    images, tags = 300, 1000
+    lines = (f"{i}.jpg," + ";".join(f"t{j}" if j < 9 else f"t{i}-{j}" for j in range(tags)) for i in range(images))
+    (tmp_path / "tags.csv").write_text("image,tags\n" + "\n".join(lines) + "\n")
+    table = formats.read(tmp_path / "tags.csv", Policy(unlisted="unknown")).table()
+    assert [(pair.first, pair.second, pair.together) for pair in top_pairs(table, 1)] == [("t0", "t1", images)]
+
+
 def test_parquet_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb(tmp_path / "labels.parquet", ["x"], 2_000_000)
     monkeypatch.setattr(sheet, "physical_memory", lambda: 50 << 20)

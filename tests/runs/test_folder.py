@@ -92,7 +92,7 @@ def test_labels_come_back_whole_with_unlabelled_images_and_unused_classes(tmp_pa
 def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     at = np.array([[2, 0], [0, 2], [0, 0], [0, 2], [0, 0]])
-    value, source = np.array([1, 1, -1, -1, 1]), np.array([1, 0, 0, 1, 0])
+    value, source = np.array([1, 1, -1, -1, 1]), np.array([1, 1, 0, 1, 0])
     score = np.array([0.75, np.nan, np.nan, 0.5, np.nan])
     names = ("person", "model:bce:runs/1")
     rows = Rows.build(TABLE.images, TABLE.classes, at[:, 0], at[:, 1], value, source, score, names)

@@ -602,3 +602,30 @@ def test_a_method_of_two_views_trains_on_cached_ones(tmp_path: Path, folder: Pat
         config = dataclasses.replace(HEAD, method="srcr", copies=copies)
         assert go(tmp_path / f"{copies}", folder, config) is not None
     assert weights(tmp_path / "1") != weights(tmp_path / "3")
+
+
+def test_a_training_that_diverges_stops_with_advice(tmp_path: Path, folder: Path) -> None:
+    config = dataclasses.replace(HEAD, settings=dataclasses.replace(SETTINGS, lr=1e9, epochs=4))
+    with pytest.raises(UserError, match="diverges") as stop:
+        go(tmp_path / "run", folder, config)
+    assert "lower --lr" in stop.value.fix
+
+
+def test_fp16_on_a_cpu_says_that_it_is_float32(tmp_path: Path, folder: Path, first_run: Path) -> None:
+    config = dataclasses.replace(HEAD, settings=dataclasses.replace(SETTINGS, precision="fp16"))
+    with pytest.warns(UserWarning, match="float32"):
+        go(tmp_path / "run", folder, config)
+    before, after = (Predictor.from_run(RunFolder(path)).model.state_dict() for path in (first_run, tmp_path / "run"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_images_that_were_not_packed_are_listed(tmp_path: Path, first_run: Path) -> None:
+    from halflabel.data.pack.read import PackSettings
+    from halflabel.data.pack.write import pack_images
+
+    images = write_folder(tmp_path / "images", bad=(3,))
+    pack_images(images, tmp_path / "pack", PackSettings(size=32), max_bad=1.0)
+    predictions = predict_files(Predictor.from_run(RunFolder(first_run)), [tmp_path / "pack"])
+    assert len(predictions) == N
+    assert [item.image for item in predictions if item.error] == [str(images / "03.png")]
+    assert "not packed" in predictions[-1].error

@@ -60,6 +60,9 @@ class Commands(TyperGroup):
             if distributed.claim("error"):
                 typer.echo("Stopped", err=True)
             return ctx.exit(130)
+        except MemoryError as error:
+            detail = f" ({error})" if str(error) else ""
+            show_error(UserError(f"not enough memory{detail}", "use fewer images or classes, or a larger machine"))
         except BrokenPipeError:
             raise  # `halflabel ... | head`: the reader closed the pipe, and typer exits quietly
         except OSError as error:

@@ -21,6 +21,7 @@ __all__ = [
     "top_pairs",
 ]
 
+_MAX_PAIRS = 5e7  # pairs of present classes of all images
 _CHUNK = 1 << 22  # entries counted at a time
 
 Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
@@ -178,8 +179,19 @@ def top_pairs(table: LabelTable, n: int = 20) -> list[Pair]:
 
 
 def _together(table: LabelTable) -> Any:
-    present = table.matrix(table.value > 0)
-    return (present.T @ present).tocsr()
+    """How often each two classes are present together, sparse (C, C); rare classes are left out of large tables.
+
+    An image with n present classes has n² pairs: a thousand images with a thousand tags each would take gigabytes.
+    """
+    present = table.value > 0
+    positives = np.bincount(table.column[present], minlength=len(table.classes))
+    for fewest in (0, *(2**k for k in range(1, 63))):
+        kept = present & (positives >= fewest)[table.column]
+        pairs = np.diff(count_before(kept, table.start)).astype(np.float64) ** 2
+        if pairs.sum() <= _MAX_PAIRS:
+            break
+    matrix = table.matrix(kept)
+    return (matrix.T @ matrix).tocsr()
 
 
 def _most_frequent(together: Any, n: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

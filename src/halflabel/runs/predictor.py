@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.data.decode import find_images
+from halflabel.data.pack.read import images_not_packed
 from halflabel.data.sources import Images, Source, open_images
 from halflabel.data.views import Plain, View
 from halflabel.errors import UserError, error_summary
@@ -306,6 +307,8 @@ def predict_files(
 ) -> list[Prediction]:
     """Score image files and the images of folders; the path "-" stands for the file names in `stdin`, one per line."""
 
+    unpacked: dict[str, str] = {}  # path -> reason
+
     def list_files() -> list[Path]:
         paths: list[Path] = []
         for path in map(Path, images):
@@ -313,6 +316,7 @@ def predict_files(
                 paths += [Path(line) for line in stdin if line.strip()]
             elif path.is_dir():
                 paths += find_images(path)
+                unpacked.update(images_not_packed(path))
             else:
                 paths.append(path)
         return paths
@@ -334,7 +338,7 @@ def predict_files(
         if number in reasons
         else Prediction(str(path), predictor.labels(scores[number], top=top, every=all_scores))
         for number, path in enumerate(paths)
-    ]
+    ] + [Prediction(path, [], reason) for path, reason in unpacked.items()]
 
 
 def _build_model(

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.errors import UserError
+
 __all__ = ["bits", "hash_names", "uniform"]
 
 U64 = NDArray[np.uint64]
@@ -36,6 +38,8 @@ def bits(seed: int | NDArray[Any], *parts: int | NDArray[Any]) -> U64:
     >>> bool(bits(1, 2) == bits(2, 1)), bool(bits(1, 1) == bits(2, 2))
     (False, False)
     """
+    if isinstance(seed, int) and not -(2**63) <= seed < 2**64:
+        raise UserError(f"a seed of {len(str(abs(seed)))} digits is too large", "use a seed below 2**63")
     state = np.atleast_1d(np.asarray(seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64))
     state = _mix(state + _GOLDEN)
     for part in parts:

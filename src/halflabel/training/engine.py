@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.training.config import Settings
+from halflabel.training.device import choose_device
 
 __all__ = ["deterministic_algorithms", "make_accelerator"]
 
@@ -39,11 +41,15 @@ def make_accelerator(settings: Settings) -> Any:
         raise UserError(
             "--shard works neither with --ema nor with --precision fp16", "use --ema 0 and --precision bf16"
         )
+    precision = settings.precision
+    if precision == "fp16" and choose_device(settings.device) == "cpu":
+        warnings.warn("fp16 needs a GPU: this training computes in float32", stacklevel=2)
+        precision = "no"
     distributed.initialize()
     # One process may train several times, with another precision or on another device.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     try:
-        return Accelerator(mixed_precision=settings.precision, cpu=settings.device == "cpu")
+        return Accelerator(mixed_precision=precision, cpu=settings.device == "cpu")
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"precision {settings.precision} is not available here: {error}", "use --precision no"

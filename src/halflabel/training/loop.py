@@ -50,6 +50,7 @@ from halflabel.types import Sweep
 
 __all__ = ["Fitted", "Judge", "Loop", "fit", "make_loop"]
 
+_DIVERGED = 1e6  # times the first loss
 _LOSS_INTERVAL = 20  # batches between two readings of the loss
 _ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
 
@@ -158,6 +159,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
+        self.first_loss: float | None = None
         self.watch = StateWatch(self.method)
 
     def run(self, resume: bool) -> Fitted:
@@ -248,14 +250,16 @@ class Loop:
                 signals.release_signals()
 
     def _report_step(self, number: int, images: int, read_now: bool) -> None:
-        """Call the callback with the mean loss, where it is read; stop if the loss is not finite."""
+        """Call the callback with the mean loss, where it is read; stop if the loss diverges."""
         if not read_now and number % _LOSS_INTERVAL:  # reading the loss waits for the device
             self.callback.on_step_end(images, None)
             return
         loss = float(self.state.loss_sum) / (number + 1)
-        if not math.isfinite(loss):
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        if not math.isfinite(loss) or loss > _DIVERGED * max(1.0, self.first_loss):
+            what = f"has grown to {loss:.3g}" if math.isfinite(loss) else "is not finite"
             raise UserError(
-                f"the loss is not finite (epoch {self.state.epoch}, by batch {number + 1})",
+                f"the loss {what} (epoch {self.state.epoch}, by batch {number + 1}): the training diverges",
                 f"lower --lr (now {self.settings.lr:g}), or add --clip 1",
             )
         self.callback.on_step_end(images, loss)

@@ -13,6 +13,7 @@ images relative to the folder that was packed. Labels are not part of a pack.
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -46,6 +47,7 @@ __all__ = [
     "data_file_name",
     "decode_jpegs",
     "find_packed_image",
+    "images_not_packed",
     "is_pack",
     "open_pack",
     "read_manifest",
@@ -97,6 +99,17 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+
+
+def images_not_packed(folder: Path) -> dict[str, str]:
+    """The path and the reason of each image that could not be packed; empty for a folder of files."""
+    if not is_pack(folder):
+        return {}
+    try:
+        with open(folder / "bad_images.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            return {row["path"]: f"not packed: {row['reason']}" for row in csv.DictReader(file)}
+    except (OSError, KeyError, csv.Error):
+        return {}
 
 
 def open_pack(folder: str | Path) -> Pack:

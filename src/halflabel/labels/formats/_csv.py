@@ -10,6 +10,7 @@ import csv
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -205,17 +206,22 @@ class CsvTable:
         return len(self.columns[0]) if self.columns else 0
 
     def __contains__(self, name: str) -> bool:
-        return name in self.header
+        return name in self._position
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        """The position of each column; a search in a list of 40,000 names for each of them would take a minute."""
+        return {name: position for position, name in enumerate(self.header)}
 
     def column(self, name: str) -> pa.Array:
         """A column by name; LabelError with the existing columns if it is missing."""
-        if name not in self.header:
+        if name not in self._position:
             raise self.error(
                 f"there is no column {name!r}; found: {', '.join(repr(h) for h in self.header[:12])}",
                 f"add the column {name!r} or check the header line",
                 line=1,
             )
-        return self.columns[self.header.index(name)]
+        return self.columns[self._position[name]]
 
     def filter(self, where: Mapping[str, str]) -> NDArray[np.int64]:
         """The indices of the rows whose columns have these values."""
@@ -368,18 +374,29 @@ def read_parquet(path: Path) -> pa.Table:
             _check_memory(
                 4 * sum(part.column(c).num_values for part in row_groups for c in range(part.num_columns)), path
             )
-            names = [item.name for item in file.schema_arrow if item.type in (pa.string(), pa.large_string())]
-        table = pq.read_table(path, read_dictionary=names)
+            _check_memory(sum(part.total_byte_size for part in row_groups), path)
+            leaves = [file.schema.column(number) for number in range(len(file.schema.names))]
+            # Text and bytes, also inside lists: a dictionary holds each distinct one once.
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        table = pq.read_table(path, read_dictionary=texts)
         table.validate(full=True)
-        for column in table.columns:
-            if pa.types.is_dictionary(column.type):
-                lengths = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks)
-                _check_memory(sum(pc.sum(length).as_py() or 0 for length in lengths), path)
+        _check_memory(sum(_decoded_size(chunk) for column in table.columns for chunk in column.chunks), path)
     # A damaged file can raise nearly anything, even MemoryError for an impossible size.
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
         reason = error_summary(error)
         raise LabelError(f"cannot be read as Parquet ({reason})", "write the file again", path) from None
     return table
+
+
+def _decoded_size(values: pa.Array) -> int:
+    """The bytes of text in a dictionary-encoded column, or in lists of such values, after decoding; 0 for numbers."""
+    while isinstance(values, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
+        values = values.flatten()
+    if pa.types.is_struct(values.type):
+        return sum(map(_decoded_size, values.flatten()))
+    if not pa.types.is_dictionary(values.type):
+        return 0
+    return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
 
 
 def _check_memory(size: int, path: Path) -> None:
@@ -390,5 +407,7 @@ def _check_memory(size: int, path: Path) -> None:
 
 def _combine(column: pa.ChunkedArray) -> pa.Array:
     """One array of strings; with 64-bit offsets only if the text is too long for 32-bit ones."""
+    if pa.types.is_dictionary(column.type) and pa.types.is_binary(column.type.value_type):
+        column = column.cast(pa.binary())
     text = column.cast(pa.string())
     return (text.cast(pa.large_string()) if text.nbytes >= 2**31 else text).combine_chunks()
