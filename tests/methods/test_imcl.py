@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 import types
 from pathlib import Path
 
@@ -197,10 +196,10 @@ class Meaning:
 def test_label_graph_from_wordnet(tmp_path, monkeypatch):
     table = LabelTable.from_dense(np.ones((2, 4)), classes=["cat", "cow", "dog", "x"])
     wordnet = types.SimpleNamespace(
-        synsets=lambda name, pos: [] if name == "x" else [Meaning(name)], ensure_loaded=lambda: None
+        meanings=lambda names: [None if name == "x" else Meaning(name) for name in names],
+        similarity=lambda one, other: one.wup_similarity(other),
     )
-    monkeypatch.setitem(sys.modules, "nltk", types.ModuleType("nltk"))
-    monkeypatch.setitem(sys.modules, "nltk.corpus", types.SimpleNamespace(wordnet=wordnet))
+    monkeypatch.setattr("halflabel.methods.parts.label_graph.WordNet.find", lambda: wordnet)
     path = tmp_path / "wiki.csv"
     path.write_text("x,dog,3\ncat,dog,9\n")  # of labels that WordNet knows the file does not count
 

@@ -45,7 +45,8 @@ def gcn_ml(
         L = BCE on known labels, divided by the known labels of the batch
 
     tau (τ) and p as above; hidden: columns of H. graph: cooccurrence; a CSV file of rows class,class,weight, where the
-    first class is inferred from the second; wordnet (needs nltk and its data); or identity. tau applies to all of them.
+    first class is inferred from the second; wordnet (its files, `apt install wordnet-base`); or identity. tau
+    applies to all of them.
     vectors (Z): graph = computed from co-occurrence; a text file of word vectors (GloVe, as in
     the paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: length of the vectors, 300
     in the paper. pooling:

@@ -72,7 +72,7 @@ def imcl(
     k_a: other labels that each label is connected to.
     graph: cooccurrence = the k_a labels most often present with it, among images where both are known; identity, as for
     CUB; a CSV file of rows class,class,weight, where the first class is inferred from the second (k_a does not limit
-    it); wordnet = the k_a nearest labels in WordNet (needs nltk and its data); or wordnet+FILE, where the file serves
+    it); wordnet = the k_a nearest labels in WordNet (apt install wordnet-base); or wordnet+FILE, where the file serves
     labels that WordNet does not know (table 3). Every label is also connected to itself. Weights start as P(j | j'), as
     the Wu-Palmer similarity or as in the file, 1 for itself; rows sum to 1.
     graph_rate: learning rate of A as a multiple of --lr; no weight decay. logistic_share: share of the epochs, at the

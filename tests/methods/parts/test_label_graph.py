@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 
 import numpy as np
@@ -195,37 +194,14 @@ def test_cut_reweighted_and_turned_by_hand():
     assert (np.diff(graph.transposed().rows) >= 0).all()
 
 
-class Meaning:
-    """A synset of a toy WordNet: near those whose name starts alike."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def wup_similarity(self, other):
-        return 0.9 if self.name[0] == other.name[0] else 0.2
-
-
-def test_wordnet_graph_is_optional(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nltk.corpus", None)
-    with pytest.raises(UserError, match="pip install nltk"):
-        from_wordnet(Names(["cat"]))
-
-    def synsets(name, pos):
-        assert pos == "n"
-        return [] if name == "x_y" else [Meaning(name)]
-
-    loaded = types.SimpleNamespace(synsets=synsets, ensure_loaded=lambda: None)
-    monkeypatch.setitem(sys.modules, "nltk", types.ModuleType("nltk"))
-    monkeypatch.setitem(sys.modules, "nltk.corpus", types.SimpleNamespace(wordnet=loaded))
+def test_wordnet_graph_keeps_the_nearest_that_it_knows(monkeypatch):
+    toy = types.SimpleNamespace(
+        meanings=lambda names: [None if name == "x y" else name for name in names],
+        similarity=lambda one, other: 0.9 if one[0] == other[0] else 0.2,
+    )
+    monkeypatch.setattr("halflabel.methods.parts.label_graph.WordNet.find", lambda: toy)
     graph = from_wordnet(Names(["cat", "dog", "cow", "x y"]))
     assert dense(graph, 4).tolist() == [[0, 0.2, 0.9, 0], [0.2, 0, 0.2, 0], [0.9, 0.2, 0, 0], [0, 0, 0, 0]]
     assert dense(from_wordnet(Names(["cat", "dog", "cow"]), 1), 3).tolist() == [[0, 0, 0.9], [0.2, 0, 0], [0.9, 0, 0]]
     with pytest.raises(UserError, match="none of the classes"):
         from_wordnet(Names(["x y"]))
-
-    def gone():
-        raise LookupError
-
-    loaded.ensure_loaded = gone
-    with pytest.raises(UserError, match="no WordNet data"):
-        from_wordnet(Names(["cat"]))

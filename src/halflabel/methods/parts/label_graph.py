@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from halflabel.labels.formats._csv import detect_delimiter, first_line, read_rec
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.wordnet import WordNet
 
 __all__ = ["Edges", "LabelGraph", "from_cooccurrence", "from_file", "from_wordnet", "identity", "read_edges"]
 
@@ -173,14 +173,11 @@ def from_wordnet(classes: Names, k: int | None = None) -> Edges:
     """Connect each label to its k nearest others (None = all) in WordNet, by the similarity of Wu and Palmer 1994.
 
     weight = 2 · depth of the closest common ancestor / (depth of one + depth of the other), from 0 to 1, of the first
-    noun meaning of each name. Names that WordNet does not know have no edge. Needs the
-    package nltk and its WordNet data. Time: C² / 2 look-ups, 200 classes in about a second.
+    noun meaning of each name. Names that WordNet does not know have no edge. Needs the files of WordNet
+    (`apt install wordnet-base`). Time: C² / 2 comparisons, 200 classes in about a second.
     """
-    wordnet = _wordnet()
-    meanings = []
-    for name in classes:
-        synsets = wordnet.synsets("_".join(name.replace("_", " ").split()), pos="n")
-        meanings.append(synsets[0] if synsets else None)
+    wordnet = WordNet.find()
+    meanings = wordnet.meanings(classes)
     if not any(meanings):
         raise UserError("WordNet knows none of the classes", "use another --graph, or English nouns as names")
     similarity = np.zeros((len(meanings), len(meanings)))
@@ -188,25 +185,12 @@ def from_wordnet(classes: Names, k: int | None = None) -> Edges:
         for col in range(row):
             other = meanings[col]
             if meaning is not None and other is not None:
-                similarity[row, col] = similarity[col, row] = meaning.wup_similarity(other) or 0.0
+                similarity[row, col] = similarity[col, row] = wordnet.similarity(meaning, other)
     order = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
     rows, cols = np.repeat(np.arange(len(meanings)), order.shape[1]), order.ravel()
     weights = similarity[rows, cols]
     is_edge = weights > 0
     return Edges(rows[is_edge], cols[is_edge], weights[is_edge])
-
-
-def _wordnet() -> Any:
-    fix = "pip install nltk, then python -m nltk.downloader wordnet; or use --graph cooccurrence"
-    try:
-        wordnet: Any = import_module("nltk.corpus").wordnet
-    except ImportError:
-        raise UserError("the WordNet graph needs the package nltk, which is not installed", fix) from None
-    try:
-        wordnet.ensure_loaded()
-    except LookupError:
-        raise UserError("the package nltk has no WordNet data", fix) from None
-    return wordnet
 
 
 class LabelGraph(nn.Module):
