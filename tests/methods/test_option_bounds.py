@@ -18,7 +18,7 @@ TABLES = {
     "partial": LabelTable.from_dense([[1, -1, 0, 0], [0, 1, -1, 0], [-1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 0, -1]] * 2),
     "single-positive": LabelTable.from_dense([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]] * 3),
 }
-ABSURD = (-1, 0, 1e30)
+ABSURD = (-1, 0, 1e30, -1e30)
 NUMBERS = [
     (name, option, type(parameter.default))
     for name, how in recipes().items()

@@ -41,12 +41,14 @@ class Method(nn.Module):
 
     The parameters and buffers of a method are trained and saved with those of the model. `views` lists the views of
     each image in a batch: "plain", "weak" (crop and mirror image) and "strong" (stronger augmentation); a view may be
-    listed more than once. Override `step` only where the paper's step differs (two views, alternation).
+    listed more than once. Override `step` only where the paper's step differs (two views, alternation). `frozen` makes
+    the form that L-BFGS fits, where that differs: a linear head, one view, the ordinary step.
     """
 
     changes_known = False  # True: targets may differ from known labels
     samples = False  # True: the loss is drawn at random, and depends on the order of the images
     surrogate_gradient = False  # True: the gradient is deliberately not that of the loss
+    starts_from_bce = False  # True: L-BFGS starts from the solution of cross-entropy, as the loss has several minima
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Method(nn.Module):
         terms: Sequence[Term] = (),
         reduce: Reduce = over_entries,
         views: tuple[str, ...] = ("weak",),
+        frozen: Callable[[], Method] | None = None,
     ) -> None:
         super().__init__()
         if unknown := set(views) - set(VIEWS):
@@ -72,6 +75,11 @@ class Method(nn.Module):
         self.make_head = head
         self.reduce = reduce
         self.views = views
+        self._make_frozen = frozen
+
+    def on_frozen_features(self) -> Method:
+        """Return the form of the method that L-BFGS fits to frozen features: `frozen()` if given, else itself."""
+        return self if self._make_frozen is None else self._make_frozen()
 
     def head(self, channels: int, classes: int) -> Head:
         """Make a new head for features with this many channels."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -82,7 +84,11 @@ def em_apl(
     between(0, 1, theta=theta)
     if apl_from < 1 or (apl_to and apl_to <= apl_from):
         raise UserError(f"apl_from {apl_from} and apl_to {apl_to} do not fit", "1 ≤ apl_from < apl_to, or apl_to = 0")
-    return Method(BCE(), APL(beta, theta, apl_from, apl_to, few_absent), terms=[Entropy(-alpha)])
+
+    def make(first: int, end: int, **parts: Any) -> Method:
+        return Method(BCE(), APL(beta, theta, first, end, few_absent), terms=[Entropy(-alpha)], **parts)
+
+    return make(apl_from, apl_to, frozen=lambda: make(1, 0))  # a round of L-BFGS is more than a warm-up of epochs
 
 
 class APL(Relabeler):

@@ -12,7 +12,8 @@ from halflabel.methods.base import Method, method
 from halflabel.methods.parts.matching_pursuit import MOST_ITEMS
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory
 from halflabel.methods.parts.similarity_method import SimilarityMethod, Use, mix
-from halflabel.system.validate import at_least, between
+from halflabel.methods.parts.similarity_rounds import alternating
+from halflabel.system.validate import at_least, between, one_of
 
 __all__ = ["Interactive", "imcl"]
 
@@ -27,8 +28,22 @@ class Interactive(SimilarityMethod):
         mixed_y = mix(similar.index, c, y, recent.labels if recent else None)
         mixed_f = mix(similar.index, c_bar, f, recent.features if recent else None)
         has_similar = (similar.index >= 0).any(1, keepdim=True)
-        l_y = ((y - torch.tanh(self.graph(mixed_y))) * has_similar).square().sum()
+        if self.updates == "turns":
+            self._step_graph((y * has_similar).detach(), (mixed_y * has_similar).detach())
+        weights = self.graph.weights.detach() if self.updates == "turns" else None
+        l_y = ((y - self.activate(self.graph(mixed_y, weights))) * has_similar).square().sum()
         return l_y, ((f - mixed_f) * has_similar).square().sum()
+
+    def _step_graph(self, y: Tensor, mixed: Tensor) -> None:
+        """One gradient step of A on λ_y ℓ_y with tanh(x) ≈ x, the network fixed; then the network follows."""
+        if not (self.training and torch.is_grad_enabled() and self.labels == "learned"):
+            return
+        weights = self.graph.weights.detach().requires_grad_()
+        loss = self._lambdas()[0] * (y - self.graph(mixed, weights)).square().sum() / max(y.numel(), 1)
+        self.graph.weights.data.sub_(self.rate * torch.autograd.grad(loss, weights)[0]).clamp_(min=0)
+
+    def on_frozen_features(self) -> Method:
+        return alternating(self)
 
 
 @method(
@@ -48,6 +63,8 @@ def imcl(
     logistic_share: float = 0.5,
     dictionary: int = 0,
     rescale: bool = True,
+    updates: str = "together",
+    activation: str = "tanh",
     side: str = "",
     side_weight: float = 1.0,
 ) -> Method:
@@ -84,6 +101,8 @@ def imcl(
     rescale: as in the released code, λ_y and λ_f are multiplied by CE/ℓ_y and CE/ℓ_f, so that they do not depend on the
     scale of the features and the number of labels; the means are taken over the last logistic epoch, or the first epoch
     after it where there is none or images are fixed; before that ℓ_y and ℓ_f are left out.
+    updates: together = A and the network take their steps at once; turns = first A, by plain gradient descent with
+    tanh(x) ≈ x, then the network with A fixed, as in the paper. activation: tanh, or linear = tanh(x) ≈ x in ℓ_y too.
     side: a CSV file of rows image,group (the species of a bird, say); a one-hot vector of the group, of magnitude
     side_weight, is appended to y in the search for similar images.
 
@@ -110,6 +129,8 @@ def imcl(
     for name, value in (("image_similarity", image_similarity), ("label_similarity", label_similarity)):
         if value not in ("fixed", "learned"):
             raise UserError(f"{name} cannot be {value!r}", "use fixed or learned")
+    one_of(("together", "turns"), updates=updates)
+    one_of(("tanh", "linear"), activation=activation)
     between(1, MOST_ITEMS, k=k)
     at_least(0, lambda_y=lambda_y, lambda_f=lambda_f, k_a=k_a, graph_rate=graph_rate, dictionary=dictionary)
     at_least(0, side_weight=side_weight)
@@ -125,6 +146,8 @@ def imcl(
         graph=graph,
         graph_rate=graph_rate,
         rescale=rescale,
+        updates=updates,
+        activation=activation,
         side=side,
         side_weight=side_weight,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from halflabel.errors import UserError
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
@@ -99,4 +101,18 @@ def plcl(
     relabel = Curriculum(strategy, theta, relabel_at, block=block, passes=passes) if strategy != "none" else None
     is_ensemble = strategy == "d" and ensemble > 1
     reduce = ByShare.from_options(g_value, g_share, gamma, alpha, beta)
-    return Method(BCE(), relabel, head=make_head if is_ensemble else make_member, reduce=reduce)
+    head = make_head if is_ensemble else make_member
+    return Method(
+        BCE(), relabel, head=head, reduce=reduce, frozen=partial(_on_frozen, strategy, theta, relabel_at, block, reduce)
+    )
+
+
+def _on_frozen(strategy: str, theta: float, relabel_at: str, block: int, reduce: ByShare) -> Method:
+    """The linear part of the method: pooled features have no places, and L-BFGS no dropout passes and no ensemble."""
+    if strategy == "none":
+        return Method(BCE(), reduce=reduce)
+    if strategy in ("d", "e"):
+        strategy, theta = "a", 0.0
+    method = Method(BCE(), Curriculum(strategy, theta, relabel_at, block=block), reduce=reduce)
+    method.starts_from_bce = True
+    return method

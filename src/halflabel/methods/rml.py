@@ -139,4 +139,6 @@ def ss_rml(
 def _build(loss: Ranking, relabel: Relabeler, terms: list[Transductive] | None = None) -> Method:
     at_least(0, kappa=loss.kappa)
     method_class = Sampling if loss.rank == "sampled" else Method
-    return method_class(loss, relabel, terms=terms or (), reduce=over_images)
+    method = method_class(loss, relabel, terms=terms or (), reduce=over_images)
+    method.starts_from_bce = True  # the ramp is not convex
+    return method

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.losses import ByShare, Reduce, over_entries, over_known
+from halflabel.methods.parts.losses import BCE, ByShare, Reduce, over_entries, over_known
 from halflabel.methods.parts.relabel import Ignore, Relabeler, never_starts
 from halflabel.methods.parts.self_training import SaliencyHead, SelfTraining
 from halflabel.system.validate import at_least, between, one_of
@@ -99,7 +99,15 @@ def srcr(
         supervise=_SUPERVISE[supervise],
         shifted=saliency != "known",
         weight=weight,
+        frozen=partial(_on_frozen, tau, 0.0 if consistency == "none" else weight),
     )
+
+
+def _on_frozen(tau: float, weight: float) -> Method:
+    """BN-BCE with pseudo-labels: without places saliency is a constant factor, and without views cr equals pl."""
+    method = Method(BCE(), ConfidentRounds(tau, weight) if weight else None, reduce=over_known)
+    method.starts_from_bce = True
+    return method
 
 
 class Confident(Relabeler):
@@ -124,3 +132,18 @@ class Confident(Relabeler):
         pos = (batch.labels > 0) | (unknown & present & ~absent)
         neg = (batch.labels < 0) | (unknown & absent & ~present)
         return Targets(pos.to(wide.dtype), neg.to(wide.dtype))
+
+
+class ConfidentRounds(Confident):
+    """As `Confident`, with pseudo-labels weighted so that they count `weight` times as much as all known labels."""
+
+    def __init__(self, tau: float, weight: float) -> None:
+        super().__init__(tau, first=2)  # the first round is the model of the known labels
+        self.weight = weight
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        targets = super().forward(batch, logits, epoch)
+        known = batch.labels != 0
+        guessed = ((targets.pos + targets.neg) * ~known).sum()
+        share = torch.where(known, 1, self.weight * known.sum() / guessed.clamp(min=1))
+        return Targets(targets.pos * share, targets.neg * share)

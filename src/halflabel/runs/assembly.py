@@ -73,6 +73,8 @@ class Assembly:
     def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
         """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""
         method = self.make_method()
+        if self.config.solver != "sgd" and self.config.tune == "head" and can_solve(method):
+            method = method.on_frozen_features()
         is_map = self.make_head(method, channels, classes).needs_maps
         return is_map, copies_for(method.views, self.config.copies)
 

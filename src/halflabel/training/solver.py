@@ -13,7 +13,8 @@ from torch.nn.functional import linear
 
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.methods.parts.losses import Loss
+from halflabel.methods.parts.losses import BCE, Loss, over_known
+from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.methods.parts.terms import EntryTerm
 from halflabel.models.heads import Head, Linear, Model
@@ -38,6 +39,7 @@ _SPARSE = 0.3  # losses are computed entry by entry where fewer than this share 
 
 def can_solve(method: Method) -> bool:
     """Return whether L-BFGS can fit the method: one view, a linear head, no weights of its own, the ordinary step."""
+    method = method.on_frozen_features()
     return (
         type(method).step is Method.step
         and type(method).after_step is Method.after_step
@@ -121,7 +123,9 @@ class LinearSolver:
         `start` holds the weights (C, D) and biases (C,) that the first solve starts from, zeros by default.
         """
         self.tolerance = tolerance
+        method = method.on_frozen_features()
         self.variance = variance
+        self.base: LinearSolver | None = None  # of cross-entropy, where the method starts from it
         self.method = method
         self.features = features
         self.table = table
@@ -149,11 +153,16 @@ class LinearSolver:
         return self.head.bias.detach()
 
     def fit(self, strength: float, iterations: int | None = None) -> None:
-        """Solve for one strength, starting from the last solution, in at most so many iterations per round."""
+        """Solve for one strength, in at most so many iterations per round.
+
+        It starts from the last solution, or where the method asks for it from that of cross-entropy on known labels.
+        """
         relabel = self.method.relabel
         if self.gradients is not None and relabel.is_static:
             self._solve_classes(self.gradients, strength, iterations or _ITERATIONS)
             return
+        if self.method.starts_from_bce:
+            self._start_from_bce(strength, iterations)
         with warnings.catch_warnings():  # a schedule in epochs that never starts is no fault of the user here
             warnings.filterwarnings("ignore", ".* never starts in ")
             self.method.plan(self.rounds)
@@ -174,6 +183,14 @@ class LinearSolver:
             if epoch < self.rounds and relabel.wants_sweep(epoch):
                 with torch.no_grad():
                     relabel.absorb(Sweep(self.model(self.features).logits.float(), self.features), epoch)
+
+    def _start_from_bce(self, strength: float, iterations: int | None) -> None:
+        if self.base is None:
+            bce = Method(BCE(), UnknownAs("auto"), reduce=over_known)
+            self.base = LinearSolver(bce, self.features, self.table, variance=self.variance)
+        self.base.fit(strength, iterations)
+        self.head.rescale(self.base.head.scale)
+        self.head.load_state_dict(self.base.head.state_dict())
 
     @torch.no_grad()
     def score(self, features: Tensor) -> Tensor:

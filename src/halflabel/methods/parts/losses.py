@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from halflabel.errors import UserError
+from halflabel.system.validate import between
 from halflabel.types import Targets, at_least_float32
 
 __all__ = [
@@ -126,6 +127,10 @@ def over_known(loss: Tensor, targets: Targets) -> Tensor:
     return loss.sum() / entries
 
 
+def _check_gamma(gamma: float) -> None:
+    between(-10, 10, gamma=gamma)  # beyond, p^γ of few known labels overflows
+
+
 @dataclass(frozen=True)
 class ByShare:
     """1/B Σ_i g(p_i)/C Σ_c loss_ic, g(p) = α p^γ + β, p_i = the share of image i's entries with a target.
@@ -145,6 +150,7 @@ class ByShare:
     @classmethod
     def through(cls, share: float, value: float, gamma: float = 1.0) -> ByShare:
         """Return the g with this γ, g(share) = value and g(1) = 1: α = (value − 1)/(share^γ − 1), β = 1 − α."""
+        _check_gamma(gamma)
         if not 0 < share < 1 or gamma == 0:
             raise UserError(
                 f"no g(p) = α·p^{gamma:g} + β has g({share:g}) = {value:g} and g(1) = 1",
@@ -161,6 +167,7 @@ class ByShare:
         return cls(alpha, beta, gamma) if alpha or beta else cls.through(g_share, g_value, gamma)
 
     def __post_init__(self) -> None:
+        _check_gamma(self.gamma)
         # A negative g would reward mistakes. g is monotonic from p = 0 to 1, so it is enough to check the two ends; at
         # 0 with γ < 0, α p^γ dominates β.
         at_zero = self.beta if self.gamma > 0 or self.alpha == 0 else self.alpha if self.gamma < 0 else 0.0

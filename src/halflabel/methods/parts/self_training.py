@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -66,8 +68,9 @@ class SelfTraining(Method):
         supervise: str,
         shifted: bool,
         weight: float,
+        frozen: Callable[[], Method],
     ) -> None:
-        super().__init__(BCE(), relabel, head=head, reduce=reduce, views=views)
+        super().__init__(BCE(), relabel, head=head, reduce=reduce, views=views, frozen=frozen)
         self.supervise = supervise
         self.shifted = shifted
         self.weight = weight

@@ -48,6 +48,8 @@ class SimilarityMethod(Method):
         graph: str,
         graph_rate: float,
         rescale: bool,
+        updates: str,
+        activation: str,
         side: str,
         side_weight: float,
     ) -> None:
@@ -60,9 +62,16 @@ class SimilarityMethod(Method):
         self.graph_source = graph
         self.graph_rate = graph_rate
         self.rescale = rescale
+        self.updates = updates
+        self.is_linear = activation == "linear"
+        self.rate = 0.0  # learning rate of A
         self.side = side
         self.side_weight = side_weight
         self.table: LabelTable | None = None
+
+    def activate(self, inferred: Tensor) -> Tensor:
+        """tanh, or its first-order approximation."""
+        return inferred if self.is_linear else torch.tanh(inferred)
 
     def smoothness(self, batch: ImageVectors, recent: ImageVectors | None) -> tuple[Tensor, Tensor]:
         """Return Σ_i ℓ_y and Σ_i ℓ_f of the images of a batch; `recent` are the images in memory."""
@@ -83,6 +92,7 @@ class SimilarityMethod(Method):
         self.group_count = 0 if groups is None else int(groups.max()) + 1
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
+        self.rate = self.graph_rate * lr
         learned = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": learned, "base_lr": self.graph_rate * lr, "weight_decay": 0.0}]
 
