@@ -60,11 +60,11 @@ def test_a_task_has_the_scores_of_a_run_of_train(
 
 def test_what_needs_batches_is_trained_in_batches(digits: Any, auto: Config, cache: Path) -> None:
     bench = Bench(split_data(digits.table, digits.images), auto, cache)
-    assert bench.choose_solver(Candidate.parse("imcl")).solver == "sgd"
+    assert bench.choose_solver(Candidate.parse("wsabie")).solver == "sgd"
     in_batches = dataclasses.replace(auto, solver="sgd")
     assert Bench(bench.data, in_batches, cache).choose_solver(Candidate.parse("em")).solver == "sgd"
-    with pytest.raises(UserError, match="imcl needs batches"):
-        Bench(bench.data, dataclasses.replace(auto, solver="lbfgs"), cache).choose_solver(Candidate.parse("imcl"))
+    with pytest.raises(UserError, match="wsabie needs batches"):
+        Bench(bench.data, dataclasses.replace(auto, solver="lbfgs"), cache).choose_solver(Candidate.parse("wsabie"))
 
 
 def test_no_image_is_held_out_and_no_rate_is_searched(
@@ -88,10 +88,10 @@ def test_a_given_rate_is_a_choice_of_batches(go: Any, auto: Config) -> None:
 
 
 def test_a_method_that_the_solver_cannot_fit_is_listed(go: Any, quick: Config) -> None:
-    fitted = go(names=["bn-bce", "imcl"], config=dataclasses.replace(quick, solver="lbfgs"), shares=[0.5], seeds=1)
+    fitted = go(names=["bn-bce", "wsabie"], config=dataclasses.replace(quick, solver="lbfgs"), shares=[0.5], seeds=1)
     assert [row.method for row in fitted.rows] == ["bn-bce"]
     ((labels, method, what, reason),) = fitted.failures
-    assert (labels, method, what) == ("50 %", "imcl", "all")
+    assert (labels, method, what) == ("50 %", "wsabie", "all")
     assert "needs batches" in reason
 
 

@@ -45,7 +45,9 @@ def test_without_their_idea_they_are_bce(name, options):
     same_share = LabelTable.from_dense(np.where(np.arange(4) < 2, problem(known=1.0)[2], 0))
     table = same_share if name == "plcl" else table
     expected = solve("bce", features, table, strength=1e-2).score(features)
-    torch.testing.assert_close(solve(name, features, table, **options).score(features), expected, atol=0.02, rtol=0.02)
+    found = solve(name, features, table, **options).score(features)
+    assert torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1] > 0.9995
+    assert (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 def test_label_smoothness_is_the_slow_loop():
