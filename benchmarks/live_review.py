@@ -6,8 +6,8 @@
 The files are those of strong_base.py. A simulated person answers from the full labels of `train`, always rightly. The
 start is one positive per photo (seed 0: the published choice) or no label at all. `live` fits the model after every
 20 answers, as `halflabel review` does, controls included; `batch` chooses all questions by the first model, as
-`halflabel next` does (not from nothing, where there is no first model); `random` asks about
-random entries. After every 100 answers the labels so far train `halflabel train`'s model, which is tested on `val`.
+`halflabel next` does (not from nothing, where there is no first model); `random` asks about random entries. After every
+250 answers (--measure) the labels so far train the model of `halflabel train`, which is tested on `val`.
 "decided" counts the unknown entries with a probability of at least 0.95 of being present or absent; "right" is the
 share of these that is. A file of results is reused: finished curves are skipped.
 """
@@ -30,7 +30,7 @@ from halflabel import metrics
 from halflabel.labels import drop
 from halflabel.methods.base import recipe, seeded
 from halflabel.review.live import EntryAnswer, LiveReview
-from halflabel.review.live_model import LiveModel, unknown_weight
+from halflabel.review.live_model import STRENGTH, LiveModel, unknown_weight
 from halflabel.review.questions import choose_questions
 from halflabel.training.crossfit import crossfit
 from strong_base import read_labels, read_single
@@ -59,7 +59,7 @@ class Person:
         method = (lambda: recipe("n-ls").make()) if start == "single" else (lambda: recipe("wan").make(weight=weight))
         table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
         fitted = crossfit(
-            self.train, table, lambda: seeded(seed, method), classifier=self.classifier, strength=1e-4,
+            self.train, table, lambda: seeded(seed, method), classifier=self.classifier,
             use_similar=not self.options.no_similar, seed=seed, folds=3,
         )  # fmt: skip
         with torch.no_grad():
@@ -76,11 +76,12 @@ class Person:
     def review(self, labels: NDArray[np.int8], start: str, seed: int) -> LiveReview:
         table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
         method = (lambda: seeded(seed, recipe("n-ls").make)) if start == "single" else None
-        model = LiveModel(self.train, table, method, classifier=self.classifier, seed=seed)
+        strength = 1e-4 if start == "single" else STRENGTH
+        model = LiveModel(self.train, table, method, classifier=self.classifier, strength=strength, seed=seed)
         return LiveReview(model, labels, labels, seed=seed)
 
     def curve(self, start: str, order: str, seed: int) -> list[dict[str, Any]]:
-        """Return what is measured after every 100 answers."""
+        """Return what is measured after every so many answers."""
         options, labels = self.options, self.start(start, seed)
         begun = time.perf_counter()
         review = self.review(labels, start, seed)
@@ -169,7 +170,7 @@ def main() -> None:
     parser.add_argument("--orders", default="live,batch,random")
     parser.add_argument("--answers", type=int, default=3000)
     parser.add_argument("--every", type=int, default=20, help="answers between two fits")
-    parser.add_argument("--measure", type=int, default=100, help="answers between two measurements")
+    parser.add_argument("--measure", type=int, default=250, help="answers between two measurements")
     parser.add_argument("--no-similar", action="store_true", help="measure without similar images, which is quicker")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "live_review.jsonl")

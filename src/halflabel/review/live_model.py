@@ -19,7 +19,7 @@ from halflabel.training.solver import LinearSolver
 __all__ = ["FOLDS", "STRENGTH", "LiveModel", "unknown_weight"]
 
 FOLDS = 3
-STRENGTH = 1e-4  # where no run has chosen one
+STRENGTH = 2e-3  # of a review that starts without labels
 COMPONENTS = 384  # principal components that the head is fitted on
 _FIRST_ITERATIONS = 20  # of the first fit, which starts from zero
 _ITERATIONS = 6  # of the others, which start from the last solution
