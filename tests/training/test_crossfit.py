@@ -129,6 +129,17 @@ def test_too_few_images_are_refused() -> None:
         crossfit(features, table, recipe("bce").make)
 
 
+def test_few_negatives_among_positives_do_not_measure_a_ranking() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(400, 5, generator=generator) < 0.2
+    labels = (truth & (torch.rand(400, 5, generator=generator) < 0.7)).to(torch.int8)
+    good = truth + 0.5 * torch.rand(400, 5, generator=generator)
+    wrong_on_unknown = torch.where(labels == 0, 2.0, good)
+    labels[labels.nonzero()[0][0]] = torch.where(labels[labels.nonzero()[0][0]] == 0, -1, 1).to(torch.int8)
+    wrong_on_unknown[labels < 0] = 0.0
+    assert ranking_quality(good, labels) > 2 * ranking_quality(wrong_on_unknown, labels)
+
+
 def test_ranking_quality_is_mean_average_precision_on_known_labels() -> None:
     generator = np.random.default_rng(2)
     labels = generator.integers(-1, 2, (60, 4)).astype(np.int8)

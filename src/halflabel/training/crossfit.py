@@ -340,8 +340,10 @@ def sampling_step(scores: Tensor) -> int:
 def ranking_quality(scores: Tensor, labels: Tensor) -> float:
     """Return the mean average precision over classes with a known positive, on known entries.
 
-    Without any known negative, unknown entries take the place of negatives: a known positive should rank above most
-    of the others, which holds for every method's ranking alike. At most 4 million entries are sorted: of larger tables
+    With less than half as many known negatives as positives, unknown entries count as negatives: a known positive
+    should rank above most of the others, which holds for every method's ranking alike. Few negatives would measure
+    little, and those that a person was asked about are the difficult ones. At most 4 million entries are sorted: of
+    larger tables
     classes are taken at equal distances. Images whose first score is NaN are left out.
     """
     step = sampling_step(scores)
@@ -349,7 +351,8 @@ def ranking_quality(scores: Tensor, labels: Tensor) -> float:
     scores, labels = scores[scored, ::step], labels[scored, ::step]
     scores, labels = scores.T.contiguous(), labels.T.contiguous()  # sorting along rows is faster
     positive = labels > 0
-    counted = labels != 0 if bool((labels < 0).any()) else torch.ones_like(positive)
+    has_negatives = 2 * int((labels < 0).sum()) >= int(positive.sum())
+    counted = labels != 0 if has_negatives else torch.ones_like(positive)
     order = torch.sort(scores.masked_fill(~counted, -torch.inf), dim=1, descending=True, stable=True)[1]
     hits = positive.gather(1, order)
     precision = hits.cumsum(1) / counted.gather(1, order).cumsum(1).clamp(min=1)
