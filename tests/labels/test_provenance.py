@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from halflabel.labels import formats
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import evaluation_rows, training_and_evaluation_tables
+from halflabel.labels.provenance import (
+    ASKED_SOURCE,
+    CONTROL_SOURCE,
+    calibration_tables,
+    evaluation_rows,
+    training_and_evaluation_tables,
+)
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
@@ -69,3 +75,26 @@ def test_select_from_memory_mapped_rows(tmp_path: Path) -> None:
     assert (selected.image.tolist(), selected.column.tolist(), selected.value.tolist()) == ([1, 3], [2, 1], [-1, 1])
     assert [selected.sources[n] for n in selected.source] == ["model:bce:runs/1", "rule"]
     assert selected.score.tolist() == [1 / 64, 2 / 64]
+
+
+def test_answers_to_chosen_questions_are_not_calibrated_on() -> None:
+    """One positive per image, 12 chosen answers and 4 random ones: three kinds of labels in three tables."""
+    image = np.concatenate([np.arange(20), np.arange(12), np.arange(12, 16)])
+    column = np.concatenate([np.zeros(20, int), np.ones(16, int)])
+    value = np.concatenate([np.ones(20, int), np.tile([1, -1, -1], 4), [1, -1, -1, -1]])
+    source = np.repeat([0, 1, 2], [20, 12, 4])
+    names = Names([f"i{k:02}" for k in range(20)]), Names(["x", "y"])
+    rows = Rows.build(*names, image, column, value, source, None, ("", ASKED_SOURCE, CONTROL_SOURCE))
+    table, evaluation, control = calibration_tables(rows)
+    assert (table.known, evaluation.known) == (36, 20)
+    assert control is not None
+    assert control.dense()[12:16, 1].tolist() == [1, -1, -1, -1]
+    # Where the other labels include negatives, random answers are labels like these.
+    some_absent = np.where(np.arange(36) < 10, -1, value)
+    rows = Rows.build(*names, image, column, some_absent, source, None, rows.sources)
+    _, evaluation, control = calibration_tables(rows)
+    assert control is None
+    assert evaluation.known == 24
+    # Answers alone are better than nothing.
+    _, evaluation, control = calibration_tables(rows.select(source == 1))
+    assert (evaluation.known, control) == (12, None)

@@ -15,13 +15,20 @@ from halflabel.cli import app
 from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.labels import drop
+from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, calibration_tables
+from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import Platt
+from halflabel.review.answers import Answer, AnswerStore
+from halflabel.review.next import next_questions
+from halflabel.runs.evaluate import fit_decisions
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor, open_model, predict_files
+from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
+from halflabel.system.reporter import Reporter
 from halflabel.training.config import Config, Settings
 
 
@@ -144,3 +151,76 @@ def test_known_labels_are_never_mixed_with_estimates(run: RunFolder) -> None:
     evaluation = Predictor.from_run(run).evaluate(truth, folder)
     assert "estimated_precision" not in evaluation.overall
     assert np.isfinite(evaluation.overall["mAP"])
+
+
+def test_after_the_loop_of_the_readme_decisions_stay_sane(run: RunFolder, tmp_path: Path) -> None:
+    """next, review, train --continue: 30 true answers to chosen questions, 6 to random ones."""
+    folder = run.folder.parent.parent / "images"
+    table = run.read_labels()
+    truth = scenes(80, size=32).labels
+    found = next_questions(run, folder, 36, control=1 / 6)
+    store = AnswerStore(tmp_path / "answers.sqlite")
+    store.add(
+        [
+            Answer(str(k), table.images[q.image], table.classes[q.column], int(truth[q.image, q.column]), None, q.why)
+            for k, q in enumerate(found.questions)
+        ],
+        "somebody",
+    )
+    answers = store.label_rows(table.images, table.classes)
+    store.close()
+    messages: list[str] = []
+    job = continue_training(run, RunFolder(tmp_path / "second"), answers=answers, images=folder)
+    job.start(Reporter(message=messages.append))
+    second = RunFolder.open(tmp_path / "second")
+    calibration = second.read_calibration()
+    assert "6 control answers" in calibration.assumption
+    assert any("chosen" in message for message in messages)
+    rows = second.read_rows()
+    _, evaluation, control = calibration_tables(rows)
+    assert evaluation == table
+    assert control is not None
+    assert control.known == 6
+
+
+def test_chosen_answers_do_not_change_how_many_labels_are_called() -> None:
+    """60 answers, most to the likeliest unknown entries: labels per image stay within 30 % of the truth."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(-2, 2.5, size=(1500, 8))
+    present = generator.random(logits.shape) < 1 / (1 + np.exp(-2 * logits))
+    logits, present = logits[present.any(1)], present[present.any(1)]
+    truth = LabelTable.from_dense(np.where(present, 1, -1))
+    single = drop.single_positive(truth)
+    unknown = np.argwhere(single.dense() == 0)
+    order = np.argsort(-logits[tuple(unknown.T)])
+    asked, control = unknown[order[:50]], unknown[generator.choice(len(unknown), 10, replace=False)]
+    rows = Rows.from_table(single)
+    for entries, source in ((asked, ASKED_SOURCE), (control, CONTROL_SOURCE)):
+        value = np.where(present[tuple(entries.T)], 1, -1)
+        rows = rows.append(Rows.build(truth.images, truth.classes, entries[:, 0], entries[:, 1], value, source))
+    _, evaluation, random = calibration_tables(rows)
+    assert random is not None
+    x = torch.from_numpy(logits)
+    platt, thresholds = fit_decisions(x, torch.from_numpy(evaluation.dense()), control=torch.from_numpy(random.dense()))
+    called = float((platt.scores(x) >= thresholds).sum(1).double().mean())
+    assert called == pytest.approx(present.sum(1).mean(), rel=0.3)
+
+
+def test_control_answers_correct_the_probabilities() -> None:
+    """Labels that were given twice as often where the model is sure: the assumption fails, and 300 answers show it."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(-2, 3, size=(4000, 5))
+    p = 1 / (1 + np.exp(-logits))
+    present = generator.random(p.shape) < p
+    given = present & (generator.random(p.shape) < np.where(logits > 2, 0.8, 0.2))
+    known = torch.from_numpy(given.astype(np.int8))
+    asked = np.zeros(p.shape, np.int8)
+    row, column = np.nonzero(~given & (p > 0.05))
+    drawn = generator.choice(len(row), 300, replace=False)
+    asked[row[drawn], column[drawn]] = np.where(present[row[drawn], column[drawn]], 1, -1)
+    x = torch.from_numpy(logits)
+    before = fit_decisions(x, known).platt
+    after = fit_decisions(x, known, control=torch.from_numpy(asked)).platt
+    errors = [float(np.abs(platt.scores(x).numpy() - p).mean()) for platt in (before, after)]
+    assert errors[1] < 0.8 * errors[0]
+    assert "than" in after.assumption.split(";")[1]

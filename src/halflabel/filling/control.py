@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.filling.plan import FillPlan, apply_rules, image_blocks, model_labels_of, rows_of_images
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
-from halflabel.labels.provenance import training_and_evaluation_tables
+from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
@@ -103,7 +103,7 @@ def plan_present(
     never below the entries that were asked about. Guaranteed if the share of right fills rises with the probability
     along such a curve. Without answers the probabilities are taken as they are. Nothing is filled as absent.
     """
-    table, people = training_and_evaluation_tables(labels)
+    table, people, _ = calibration_tables(labels)
     classes = len(table.classes)
     curve, change, floor = unknown_curve(platt, scores, people), Recalibration.none(), 0.5
     if answers is not None:

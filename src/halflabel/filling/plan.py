@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.filling.sampling_bias import positives_only, sampling_warnings
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds
-from halflabel.labels.provenance import RULE_SOURCE, training_and_evaluation_tables
+from halflabel.labels.provenance import RULE_SOURCE, calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
@@ -195,7 +195,7 @@ def plan_fill(
     if not 0.5 < precision < 1 or not 0.5 <= confidence < 1:
         raise UserError(f"precision {precision:g} at confidence {confidence:g}", "use shares such as 0.95 and 0.9")
     known_rows = labels.drop_overridden() if isinstance(labels, Rows) else None
-    table, evaluation_table = training_and_evaluation_tables(labels if known_rows is None else known_rows)
+    table, evaluation_table, _ = calibration_tables(labels if known_rows is None else known_rows)
     image, column, value = evaluation_table.entries()
     evidence = (scores.part[image] >= 0) & ~np.isnan(scores.logits[image, column])
     image, column, present = image[evidence], column[evidence].astype(np.int64), value[evidence] > 0

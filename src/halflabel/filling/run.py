@@ -12,7 +12,7 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.labels.formats import long
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import MODEL_PREFIX, training_and_evaluation_tables
+from halflabel.labels.provenance import MODEL_PREFIX, calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
@@ -128,7 +128,8 @@ def _open_labels(run: RunFolder, labels: Rows | None) -> tuple[Rows, LabelTable,
     run.check_finished()
     run_rows = run.read_rows()
     rows = _align(run_rows if labels is None else run_rows.append(labels), run_rows.classes).drop_overridden()
-    return rows, *training_and_evaluation_tables(rows)
+    table, evidence, _ = calibration_tables(rows)
+    return rows, table, evidence
 
 
 def _check_probabilities(run: RunFolder, folds: int | None) -> None:

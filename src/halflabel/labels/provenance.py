@@ -2,7 +2,8 @@
 
 The source of a row tells who made the label. "model:METHOD:RUN" marks labels that a model filled in, and labels that
 rules derived from them; "model" and "machine" mark models without a name. Every other source stands for people. "rule"
-does too: it marks labels that rules derived from labels made by people.
+does too: it marks labels that rules derived from labels made by people. Answers of `halflabel review` say whether their
+question was chosen or drawn at random.
 
 A model may learn from labels made by a model, but must never be evaluated by them. Code that computes a metric, chooses
 a threshold or an epoch, calibrates scores, holds out images or compares methods takes its labels from
@@ -13,19 +14,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from halflabel.labels.rows import MODEL_PREFIX, Rows, is_model_source
 
 if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
 
 __all__ = [
+    "ASKED_SOURCE",
+    "CONTROL_SOURCE",
     "MODEL_PREFIX",
     "RULE_SOURCE",
+    "calibration_tables",
     "evaluation_rows",
     "model_source",
     "training_and_evaluation_tables",
 ]
 
+ASKED_SOURCE = "person:asked"  # an answer to a question that was chosen: no random sample
+CONTROL_SOURCE = "person:control"  # an answer to a question that was drawn at random
+_ANSWERS = (ASKED_SOURCE, CONTROL_SOURCE)
+_FEWEST_POSITIVES = 5  # known beside answers to chosen questions; with fewer, these answers are used as well
 RULE_SOURCE = "rule"  # derived by rules from labels that people made
 
 
@@ -53,6 +63,27 @@ def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTabl
         return table, table
     # The entries of a table have the order of the rows that hold: by image and class.
     return table, table.keep(~model_made[labels.holding()])
+
+
+def calibration_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable, LabelTable | None]:
+    """(all labels, the labels to evaluate and calibrate on, answers to control questions or None).
+
+    Answers to chosen questions (source "person:asked") are no random sample: they are trained on, but neither evaluated
+    nor calibrated on, unless hardly anything else is known. Answers to control questions, drawn at random, are like
+    other labels; where the other labels are nearly all positive they come as a third table, as the two kinds of
+    labels then need different treatment.
+    """
+    table, people = training_and_evaluation_tables(labels)
+    if not isinstance(labels, Rows):
+        return table, people, None
+    rows = evaluation_rows(labels)
+    kind = np.array([(_ANSWERS.index(name) + 1) if name in _ANSWERS else 0 for name in rows.sources])[rows.source]
+    given = people.keep(kind == 0)
+    if int((people.keep(kind != 1).value > 0).sum()) < _FEWEST_POSITIVES:
+        return table, people, None
+    if not given.known or 10 * int((given.value < 0).sum()) >= int((given.value > 0).sum()):
+        return table, people.keep(kind != 1), None
+    return table, given, people.keep(kind == 2) if (kind == 2).any() else None
 
 
 def evaluation_rows(rows: Rows) -> Rows:

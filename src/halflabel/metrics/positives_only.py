@@ -23,6 +23,7 @@ __all__ = [
     "fit_given_labels",
     "fit_positives_only",
     "log_odds_of_unknown",
+    "lower_odds",
     "match_positives_per_image",
 ]
 
@@ -38,9 +39,19 @@ _WIDEST = (1.0, 99.0)  # percentiles between which the bins lie, widened by thei
 
 
 def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
-    """Fit the calibration by `fit_chosen_labels` where nearly all labelled images have one positive, else the other."""
-    is_single = _is_single((labels > 0).sum(1), labels.shape[1])
-    return (fit_chosen_labels if is_single else fit_given_labels)(logits, labels)
+    """Fit the calibration by `fit_chosen_labels` where nearly all labelled images have one positive, else the other.
+
+    Images have at least as many present classes as were given, which a poor model alone does not tell.
+    """
+    positives = (labels > 0).sum(1)
+    is_single = _is_single(positives, labels.shape[1])
+    platt = (fit_chosen_labels if is_single else fit_given_labels)(logits, labels)
+    labelled = (positives > 0) & ~np.isnan(logits).any(1)
+    fewest = float(positives[labelled].mean()) if labelled.any() else 0.0
+    if platt.known and fewest < labels.shape[1]:
+        least = match_positives_per_image(logits[labelled], platt, fewest)
+        platt = platt._replace(offset=max(platt.offset, least.offset))
+    return platt
 
 
 def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
@@ -120,6 +131,12 @@ def log_odds_of_unknown(positives: NDArray[Any], classes: int, expected_present:
     if _is_single(positives, classes):
         return math.log(0.5)
     return math.log(1 - min(0.95, float(positives.sum()) / max(expected_present, 1e-9)))
+
+
+def lower_odds(p: NDArray[Any], change: float) -> Floats:
+    """Return probabilities with log odds changed by `change`; NaN stays."""
+    inside: Floats = np.clip(np.asarray(p, np.float64), 1e-12, 1 - 1e-12)
+    return sigmoid(np.log(inside / (1 - inside)) + change)
 
 
 def _is_single(positives: NDArray[Any], classes: int) -> bool:

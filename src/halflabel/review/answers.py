@@ -15,12 +15,14 @@ import numpy as np
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
+from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-__all__ = ["SOURCE", "Answer", "AnswerStore", "CurrentAnswer", "answered_entries"]
+__all__ = ["Answer", "AnswerStore", "CurrentAnswer", "answered_entries"]
 
-SOURCE = "person"
+
+SOURCES = (ASKED_SOURCE, CONTROL_SOURCE)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS project (id TEXT NOT NULL, version INTEGER NOT NULL);
@@ -70,6 +72,11 @@ class CurrentAnswer(NamedTuple):
     who: str
     at: str
     run: str
+
+    @property
+    def source(self) -> str:
+        """Return the source of the label: whether its question was drawn at random or chosen."""
+        return CONTROL_SOURCE if self.why.startswith("control") else ASKED_SOURCE
 
 
 class AnswerStore:
@@ -196,7 +203,7 @@ class AnswerStore:
 
         def are_answers(first: int) -> bool:
             """Whether all rows from `first` on were answered here."""
-            if any(rows.sources[number] != SOURCE for number in np.unique(rows.source[first:])):
+            if any(rows.sources[number] not in SOURCES for number in np.unique(rows.source[first:])):
                 return False
             entries = (part[first:].tolist() for part in (rows.image, rows.column, rows.value))
             return all((rows.images[i], rows.classes[c], v) in history for i, c, v in zip(*entries, strict=True))
@@ -209,7 +216,7 @@ class AnswerStore:
         return len(rows) > label_count and all(np.array_equal(a, b) for a, b in same) and are_answers(label_count)
 
     def label_rows(self, images: Names, classes: Names) -> Rows:
-        """Return the current answers as label rows with source "person"; unsure answers are left out.
+        """Return the current answers as label rows; unsure answers are left out.
 
         Image and class indices are those of the run's labels; answers about other names are refused.
         """
@@ -225,7 +232,8 @@ class AnswerStore:
                     f"{self.path} has an answer for the {kind} {name!r}, which the run does not have", "name its run"
                 )
         value = np.array([item.value for item in answers], np.int8)
-        return Rows.build(images, classes, image, column, value, SOURCE)
+        source = np.array([SOURCES.index(item.source) for item in answers], np.int16)
+        return Rows.build(images, classes, image, column, value, source, None, SOURCES)
 
 
 def answered_entries(path: Path, table: LabelTable) -> list[tuple[int, int]]:

@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from halflabel.errors import UserError, missing_package
-from halflabel.review.answers import SOURCE
 from halflabel.review.live_process import LiveLoop
 from halflabel.review.security import Guard
 from halflabel.review.session import ReviewSession
@@ -218,7 +217,7 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
         writer.writerow(("image", "class", "value", "source", "who", "at"))
         for item in session.answers.current():
             if item.value:
-                writer.writerow((item.image, item.label, item.value, SOURCE, item.who, item.at))
+                writer.writerow((item.image, item.label, item.value, item.source, item.who, item.at))
         return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
 
     @app.get("/api/photo/{public}")

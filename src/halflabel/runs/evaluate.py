@@ -14,8 +14,14 @@ from torch import Tensor
 
 from halflabel import metrics
 from halflabel.labels.names import Names
-from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_enough_negatives
-from halflabel.metrics.positives_only import expected_f1_threshold, fit_positives_only, match_positives_per_image
+from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_enough_negatives, recalibrate
+from halflabel.metrics.positives_only import (
+    expected_f1_threshold,
+    fit_positives_only,
+    log_odds_of_unknown,
+    lower_odds,
+    match_positives_per_image,
+)
 from halflabel.metrics.registry import own_metrics
 
 __all__ = ["Decisions", "Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
@@ -33,9 +39,10 @@ class Evaluation:
     per_class: list[dict[str, Any]]
     protocol: str
 
-    def noting_excluded(self, count: int) -> Evaluation:
-        """Return a copy whose protocol says that `count` labels made by a model were not used."""
-        note = f"; {count} labels made by a model are not used" if count else ""
+    def noting_excluded(self, count: int, *, with_answers: bool = False) -> Evaluation:
+        """Return a copy whose protocol says that `count` labels made by a model, or answers, were not used."""
+        kind = "labels made by a model or asked for in a review" if with_answers else "labels made by a model"
+        note = f"; {count} {kind} are not used" if count else ""
         return replace(self, protocol=self.protocol + note)
 
 
@@ -67,21 +74,48 @@ class Decisions(NamedTuple):
     thresholds: Tensor  # (C,)
 
 
-def fit_decisions(logits: Tensor, labels: Tensor, *, positives_per_image: float = 0.0) -> Decisions:
+def fit_decisions(
+    logits: Tensor, labels: Tensor, *, control: Tensor | None = None, positives_per_image: float = 0.0
+) -> Decisions:
     """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
 
     Where enough negatives are known the calibration is fitted on the known labels: one curve for all classes, or one
     per class shrunk towards it, whichever predicts known labels of other images better. Where labels are positives
     only, or mostly, unknown entries are not like the known ones: probabilities then rest on an assumption about which
     present labels were given, see `metrics.positives_only`, or on the number of `positives_per_image` that somebody
-    states. The threshold is the same for all classes: the probability that maximises the expected micro F1.
+    states. Answers to random questions in `control` (N, C) correct these probabilities and check the assumption.
+    The threshold is the same for all classes: the probability that maximises the expected micro F1.
     """
     x, known = logits.cpu().numpy(), labels.cpu().numpy()
     platt = _fit_known(logits, labels) if has_representative_negatives(known) else fit_positives_only(x, known)
+    if control is not None and platt.assumption:
+        platt = _correct(platt, logits, known, control)
     if positives_per_image:
         platt = match_positives_per_image(x, platt, positives_per_image)
     threshold = expected_f1_threshold(platt.scores(logits).cpu().numpy())
     return Decisions(platt, torch.full((labels.shape[1],), threshold))
+
+
+def _correct(platt: Platt, logits: Tensor, known: NDArray[Any], control: Tensor) -> Platt:
+    """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
+    asked = (control != 0) & ~logits.isnan()
+    if not bool(asked.any()):
+        return platt
+    p = platt.scores(logits.double()).numpy()
+    positives, classes = (known > 0).sum(1), known.shape[1]
+    # The correction is that of unknown entries, whose odds are lower: they were not given.
+    shift = log_odds_of_unknown(positives, classes, float(np.nansum(p)))
+    unknown = lower_odds(p, shift)
+    change = recalibrate(unknown[asked.numpy()], (control[asked] > 0).numpy())
+    expected = positives.sum() + float(np.nansum(change.apply(unknown)[known == 0]))
+    after = log_odds_of_unknown(positives, classes, expected)
+    slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))
+    offset = change.slope * (offset + shift) + change.offset - after
+    return platt._replace(
+        assumption=f"{platt.assumption}; {change.check}",
+        class_slope=tuple((change.slope * slope).tolist()),
+        class_offset=tuple(offset.tolist()),
+    )
 
 
 def _fit_known(logits: Tensor, labels: Tensor) -> Platt:

@@ -24,7 +24,7 @@ from halflabel.data.quarantine import TooManyBadImages
 from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
 from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import training_and_evaluation_tables
+from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
@@ -122,8 +122,16 @@ class _Job:
     def check(self) -> None:
         """Check method and labels, and load the backbone."""
         self.assembly = Assembly(self.config)
-        self.table, self.evaluation_table = training_and_evaluation_tables(self.labels)
-        if model_made := self.table.known - self.evaluation_table.known:
+        self.table, people = training_and_evaluation_tables(self.labels)
+        _, self.evaluation_table, self.control = calibration_tables(self.labels)
+        self.answers_left_out = people.known - self.evaluation_table.known
+        if self.answers_left_out:
+            self.reporter.message(
+                f"{self.answers_left_out} answers are trained on, but not used for evaluation: their questions were "
+                "chosen, so they are not a random sample"
+                + (f"; {self.control.known} random ones correct the probabilities" if self.control else "")
+            )
+        if model_made := self.table.known - people.known:
             self.reporter.message(
                 f"{model_made} of {self.table.known} labels were made by a model: they are trained on, but only the "
                 "others are used for evaluation"
@@ -313,14 +321,17 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     run, logits = job.run, fitted.logits
     held_out = job.evaluation_table.subset(fitted.rows)
     labels = torch.from_numpy(held_out.dense())
-    platt, thresholds = fit_decisions(logits, labels, positives_per_image=job.config.positives_per_image)
+    control = None if job.control is None else torch.from_numpy(job.control.subset(fitted.rows).dense())
+    platt, thresholds = fit_decisions(
+        logits, labels, control=control, positives_per_image=job.config.positives_per_image
+    )
     if platt.assumption:
         job.reporter.message(f"probabilities hold if {platt.assumption}")
     trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
     annotations = job.table.subset(trained).stats().annotations
     evaluation = evaluate(
         logits, labels, held_out.classes, thresholds=thresholds, platt=platt, annotations=annotations
-    ).noting_excluded(job.table.subset(fitted.rows).known - held_out.known)
+    ).noting_excluded(job.table.subset(fitted.rows).known - held_out.known, with_answers=bool(job.answers_left_out))
     run.write_calibration(platt, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
     protocol = f"{fitted.protocol}; {evaluation.protocol}"
     run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
