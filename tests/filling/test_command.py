@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import flat, refused
 
-from halflabel.cli import app
 from halflabel.labels import formats
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -18,21 +18,8 @@ from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 
 
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
 def done(*words: str | Path) -> str:
-    result = run(*words)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return " ".join(result.stdout.split())
-
-
-def refused(*words: str | Path) -> str:
-    result = run(*words)
-    assert result.exit_code == 2, (result.output, result.exception)
-    assert result.stderr.count("error:") == 1
-    return " ".join(result.stderr.split())
+    return flat(command_line.done(*words))
 
 
 EASY = ("--precision", "0.6", "--confidence", "0.6", "--folds", "2")
@@ -157,30 +144,5 @@ def test_an_unfinished_run_is_refused(frozen: RunFolder, pictures: Path, tmp_pat
     assert not out.exists()
 
 
-def test_rules_are_suggested_and_checked(tmp_path: Path) -> None:
-    labels, rules = tmp_path / "labels.csv", tmp_path / "rules.csv"
-    lines = [f"i{n},{1 if n % 4 == 0 else -1},{1 if n % 2 == 0 else -1}" for n in range(600)]
-    labels.write_text("\n".join(["image,dog,animal", *lines, "x,1,-1", ""]))
-    output = done("rules", "suggest", labels, "--minus-one", "absent")
-    assert f"Next: halflabel rules suggest {labels} --top 10 --minus-one absent --out rules.csv" in output
-    output = done("rules", "suggest", labels, "--minus-one", "absent", "--out", rules)
-    assert "dog implies animal" in output
-    assert rules.read_text() == "dog,implies,animal\n"
-    output = done("rules", "check", rules, labels, "--minus-one", "absent")
-    assert "2 entries where known labels break them: x: dog; x: animal" in output
-    assert f"Next: halflabel fill RUN PHOTOS --rules {rules}" in output
-
-
-def test_only_the_strongest_rules_are_shown(tmp_path: Path) -> None:
-    labels = tmp_path / "labels.csv"
-    pairs = [("1,-1", "-1,1")[n >> bit & 1] for n in range(1600) for bit in range(4)]  # a or b, c or d, …
-    lines = [",".join([f"i{n}", *pairs[4 * n : 4 * n + 4]]) for n in range(1600)]
-    labels.write_text("\n".join(["image,a,b,c,d,e,f,g,h", *lines, ""]))
-    output = done("rules", "suggest", labels, "--minus-one", "absent", "--top", "1", "--out", tmp_path / "rules.csv")
-    assert "… and 3 weaker ones, 3 of them exclusions (--top 4)" in output
-    assert len((tmp_path / "rules.csv").read_text().splitlines()) == 1
-
-
 def test_help_has_examples() -> None:
     assert "Example: halflabel fill" in done("fill", "--help")
-    assert "Example: halflabel rules suggest" in done("rules", "suggest", "--help")
