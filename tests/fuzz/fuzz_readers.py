@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import slow_readers
 from fuzz_kit import CLASSES, IMAGES, TESTS, Reader, Rng, gather, load_module, small_table
 from fuzz_models import models, pages
 
@@ -121,8 +122,23 @@ def read_labels(name: str, ways: list[tuple[str, dict[str, Any]]], folder: Path,
     table = result.table()
     table.stats()
     table.digest()
+    compare_with_slow_reader(folder / place, result, policy_options)
     texts = [result.audit.notes, result.audit.value_counts, list(table.images), list(table.classes)]
     json.dumps(texts, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+def compare_with_slow_reader(path: Path, result: Any, policy: dict[str, Any]) -> None:
+    """What was read must be what an independent reader reads; a file that it refuses must not have been read."""
+    table = result.table()
+    try:
+        expected = slow_readers.labels_of(path, result.audit.format, policy)
+    except slow_readers.MustRefuse as error:
+        raise AssertionError(f"read, but it must be refused: {error}") from None
+    if expected is not None:
+        image, column, value = (part.tolist() for part in table.entries())
+        labels = {(table.images[i], table.classes[c]): v for i, c, v in zip(image, column, value, strict=True)}
+        differing = [pair for pair in labels.keys() | expected.keys() if labels.get(pair) != expected.get(pair)]
+        assert not differing, f"{len(differing)} labels differ, such as {min(differing)!r:.200}"
 
 
 # ---- public data sets
