@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -94,6 +95,8 @@ def _recommended() -> Iterator[str]:
         conditions = [" or ".join(f"`{regime}`" for regime in rule.regimes)]
         if rule.unlabelled[0] > 0:
             conditions.append(f"{rule.unlabelled[0]:.0%} or more of the images without any label")
+        if rule.negatives[1] < math.inf:
+            conditions.append(f"fewer than {rule.negatives[1]:g} known negatives per known positive")
         methods = [f"[`{choice.method}`]({file_name(choice.method)})" for choice in rule.choices]
         yield f"| {', '.join(conditions)} | **{methods[0]}**, {', '.join(methods[1:])} |"
     whole = " or ".join(f"[`{name}`]({file_name(name)})" for name in WHOLE_FIRST)

@@ -52,6 +52,14 @@ def test_a_baseline_is_on_the_list_where_labels_are_missing() -> None:
     assert "bn-bce" in {choice.method for choice in short_list(TABLES["tenth"].stats())}
 
 
+def test_few_answers_of_no_among_positives_do_not_change_the_method() -> None:
+    dense = TABLES["single"].dense()
+    dense[0][dense[0] == 0] = -1
+    with_answers = LabelTable.from_dense(dense).stats()
+    assert with_answers.regime == "partial"
+    assert choose(with_answers).method == choose(TABLES["single"].stats()).method
+
+
 def test_full_labels_are_compared_with_plain_cross_entropy_and_single_positives_are_not() -> None:
     assert "bce" in {choice.method for choice in short_list(TABLES["full"].stats())}
     assert "bce" not in {choice.method for choice in short_list(TABLES["single"].stats())}

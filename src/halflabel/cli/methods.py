@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -90,12 +91,12 @@ def _needs(recipe: Recipe) -> str:
 
 
 def _first_choices(regime: str | None) -> dict[str, list[str]]:
-    """Return the kinds of labels for which `--method auto` chooses a method where every image has labels, by method."""
+    """Return the kinds of labels for which `--method auto` chooses a method in the ordinary case, by method."""
     from halflabel.methods.auto import RULES
 
     first: dict[str, list[str]] = {}
     for rule in RULES:
-        if not rule.unlabelled[0]:
+        if not rule.unlabelled[0] and math.isinf(rule.negatives[1]):
             for served in rule.regimes:
                 if regime in (None, served):
                     first.setdefault(rule.choices[0].method, []).append(served)
