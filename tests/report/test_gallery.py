@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import re
 from pathlib import Path
 
@@ -37,19 +36,6 @@ def test_contradicted_labels_are_known_and_not_shown_before() -> None:
     assert [entry[:2] for entry in gallery.contradicted(scores, labels, cuts)] == [(0, 1), (1, 0)]
     shown = [gallery.GalleryEntry(0, 1)]
     assert [entry[:2] for entry in gallery.contradicted(scores, labels, cuts, shown=shown)] == [(0, 0), (1, 0)]
-
-
-def test_hardest_images_have_the_largest_loss() -> None:
-    scores = uniform(0, np.arange(40)[:, None], np.arange(5)).astype(np.float32)
-    scores[7] = np.nan
-    labels = (uniform(1, np.arange(40)[:, None], np.arange(5)) * 3).astype(np.int8) - 1
-    slow = []
-    for p, row in zip(scores.tolist(), labels.tolist(), strict=True):
-        each = [-math.log(s if value > 0 else 1 - s) for s, value in zip(p, row, strict=True) if value and s == s]
-        slow.append(sum(each))
-    items = gallery.hardest(scores, labels, 6)
-    assert [entry.row for entry in items] == sorted(range(40), key=lambda i: -slow[i])[:6]
-    assert [entry.loss for entry in items] == pytest.approx(sorted(slow)[::-1][:6], rel=1e-5)
 
 
 def test_no_class_fills_a_gallery_while_others_wait() -> None:
@@ -112,7 +98,7 @@ def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
     assert reported in page.text
     assert 3 <= page.count("svg", "photo") <= 3 * gallery.TILES
     assert page.count("image", "map") == page.count("svg", "photo")
-    assert page.count("input", "switch") == 3
+    assert page.count("input", "switch") == 2
     assert str(photos) not in text
     parts = set(re.findall(r'<span class="tag part">(\S+)</span>', text))
     assert parts == {"held\u2011out", "training"}

@@ -37,7 +37,7 @@ def test_page_says_what_the_run_measured(tmp_path: Path) -> None:
         cells = re.findall(r"<td[^>]*>([^<]*)</td>", row[1])
         assert cells[:3] == [str(part[c]) for part in (stats.positives, stats.negatives, stats.unknown)]
     assert "40 images to train on, 20 held out" in page.text
-    assert page.text.count("Measured on the 19 held-out images, which training did not see") == 3
+    assert page.text.count("Measured on the 19 held-out images, which training did not see") == 4
     assert "Images that could not be read: 1;" in page.text
     assert "halflabel report RUN --images PHOTOS" in page.text
     match = re.search(r"This file: (\d+) kB", page.text)
@@ -73,7 +73,8 @@ def test_relabelling_is_drawn_where_it_was_logged(tmp_path: Path) -> None:
 def test_page_of_a_run_that_lacks_something(tmp_path: Path, kind: str) -> None:
     if kind == "positives-only":
         page = check(build_page(random_run(tmp_path / "run", positives_only=True)))
-        assert "Precision cannot be measured: nothing is known to be absent" in page.text
+        assert not {"#threshold", "#recall", "#scores"} & set(page.values("href"))  # nothing to say
+        assert "of the known positives; about" in page.text
         assert "mAP —" not in page.text
         assert "estimated precision" in page.text
         assert "micro F1" not in page.text.partition("What was known")[0]
@@ -330,3 +331,19 @@ def test_a_solver_run_shows_strengths_and_no_epochs(solver_run: Any, tmp_path: P
     assert "L-BFGS" in section
     assert "not a finite number" not in section
     assert "epoch" not in section
+
+
+def test_a_slider_tries_thresholds_and_a_click_enlarges_a_photo(browser: Any, pages: list[Path]) -> None:
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto(pages[0].as_uri())
+    tab.locator(".slider").fill("0")
+    everything = tab.inner_text(".thresholds .result")
+    assert "Recall 100.0 %" in everything
+    tab.locator(".slider").fill("90")
+    assert tab.inner_text(".thresholds output") == "0.90"
+    assert tab.inner_text(".thresholds .result") != everything
+    tab.locator(".tile svg.photo").first.click()
+    assert tab.is_visible("dialog.enlarged svg")
+    tab.keyboard.press("Escape")
+    assert not tab.is_visible("dialog.enlarged")
+    tab.close()

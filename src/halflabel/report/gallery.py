@@ -1,4 +1,4 @@
-"""Galleries of photos on a run's page: labels that are likely missing, labels that are likely wrong, hard images.
+"""Galleries of photos on a run's page: labels that are likely missing, and labels that are likely wrong.
 
 Entries are chosen by score; a person has to decide whether the model or the label is wrong.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.report.layout import section
 from halflabel.report.run_facts import RunFacts
-from halflabel.system.format import decimal, probability, shorten
+from halflabel.system.format import probability, shorten
 from halflabel.system.html import Html, count, el
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
@@ -34,7 +34,6 @@ __all__ = [
     "GalleryScores",
     "contradicted",
     "galleries",
-    "hardest",
     "missing_positives",
     "no_galleries",
     "score_images",
@@ -51,11 +50,10 @@ _STATE_CLASS = {1: "present", -1: "absent", 0: "unknown"}
 
 
 class GalleryEntry(NamedTuple):
-    """An entry to show: the row of its image in the scores, its class, and for hard images the loss."""
+    """An entry to show: the row of its image in the scores, and its class."""
 
     row: int
     column: int
-    loss: float = 0.0  # of the whole image, for hard images
 
 
 class GalleryScores(NamedTuple):
@@ -95,25 +93,6 @@ def contradicted(
         wrong[entry.row, entry.column] = False
     doubt = np.where(labels > 0, 1 - scores, scores)
     return _vary_classes(np.where(wrong, doubt, -np.inf), most)
-
-
-def hardest(scores: NDArray[Any], labels: NDArray[Any], most: int = TILES) -> list[GalleryEntry]:
-    """Return the images with the largest loss, each with the entry that contributes most to it.
-
-    loss = Σ over the image's known entries of −log p, with p the probability of its label (at least 10⁻⁶).
-    """
-    loss = entry_loss(scores, labels)
-    total = loss.sum(axis=1)
-    order = np.argsort(-total, kind="stable")[:most]
-    return [GalleryEntry(int(row), int(loss[row].argmax()), float(total[row])) for row in order if total[row] > 0]
-
-
-def entry_loss(scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
-    """Return −log p of each known label, 0 for unknown entries and unread images: (M, C)."""
-    with np.errstate(invalid="ignore"):
-        p = np.where(labels > 0, scores, 1 - scores.astype(np.float64))
-    known = (labels != 0) & ~np.isnan(scores)
-    return np.where(known, -np.log(np.clip(np.nan_to_num(p), 1e-6, 1)), 0.0)
 
 
 def _vary_classes(rank: NDArray[Any], most: int) -> list[GalleryEntry]:
@@ -173,7 +152,7 @@ def galleries(
     tiles: int = TILES,
     reporter: Reporter = SILENT,
 ) -> Html:
-    """Return three galleries with photos of a folder; at most `scan` training images are scored for them."""
+    """Return two galleries with photos of a folder; at most `scan` training images are scored for them."""
     from halflabel.data.sources import open_images
     from halflabel.runs.predictor import Predictor
 
@@ -183,7 +162,6 @@ def galleries(
     thresholds = predictor.thresholds.numpy()
     missing = missing_positives(scored.scores, scored.labels, thresholds, tiles)
     wrong = contradicted(scored.scores, scored.labels, thresholds, tiles, missing)
-    hard = hardest(scored.scores, scored.labels, tiles)
     tiles_of = _TileMaker(facts, predictor, source, scored)
     trained_on = len(scored.images) - scored.held_out
     on = (
@@ -210,13 +188,6 @@ def galleries(
             "probable label first. Either the label or the model may be wrong. Entries shown above are left out.",
             wrong,
         ),
-        tiles_of.gallery(
-            "hard",
-            "Hardest images",
-            "The images with the largest loss. Each photo names the label that contributes most; the loss is summed "
-            "over all known labels of the image, and 0 means that the model agrees with all.",
-            hard,
-        ),
         on=on,
     )
 
@@ -234,11 +205,13 @@ class _TileMaker:
     def __init__(self, facts: RunFacts, predictor: Predictor, source: Images, scored: GalleryScores) -> None:
         self.facts, self.predictor, self.source, self.scored = facts, predictor, source, scored
 
-    def gallery(self, name: str, title: str, caption: str, entries: Sequence[GalleryEntry]) -> Html:
+    def gallery(self, name: str, title: str, caption: str, entries: Sequence[GalleryEntry]) -> Html | None:
         tiles = [tile for tile in map(self._tile, entries) if tile is not None]
         heading = el("h3", title)
+        if not entries:
+            return None
         if not tiles:
-            why = "None of the photos could be read." if entries else "No such entry was found."
+            why = "None of the photos could be read."
             return el("div", heading, el("p", caption, class_="muted"), el("p", why, class_="none"), id=name)
         switch: list[Html] = []
         if any('class="map"' in tile for tile in tiles):
@@ -294,18 +267,9 @@ class _TileMaker:
                 " ",
                 el("span", part, class_="tag part"),
             ),
-            self._loss(entry),
             el("div", el("span", shorten(file, 30), class_="name", title=shorten(file, 200)), class_="file"),
         ]
         return el("figure", svg, el("figcaption", *caption), class_="tile")
-
-    def _loss(self, entry: GalleryEntry) -> Html | None:
-        """Return the loss of a hard image, and the number of labels it was summed over."""
-        if not entry.loss:
-            return None
-        known = int((self.scored.labels[entry.row] != 0).sum())
-        words = "1 known label" if known == 1 else f"{count(known)} known labels"
-        return el("div", f"loss {decimal(entry.loss, 1)} over {words}", class_="file")
 
     def _class_map(self, view: torch.Tensor, column: int) -> str | None:
         """Return the class map as a data URL of a small transparent image; None where the head has none."""

@@ -37,6 +37,7 @@ from halflabel.report.layout import (
 )
 from halflabel.report.run_facts import HeldOutResults, RunFacts, read_run_facts
 from halflabel.report.svg import figure
+from halflabel.report.threshold_section import threshold_section
 from halflabel.report.training_section import training_section
 from halflabel.runs.folder import RunFolder
 from halflabel.system.format import decimal, points, shorten
@@ -58,6 +59,7 @@ _LINKS = {
     "labels": "Known",
     "learning": "Learning",
     "classes": "Classes",
+    "threshold": "Threshold",
     "recall": "Precision",
     "scores": "Scores",
     "pairs": "Together",
@@ -99,8 +101,9 @@ def build_page(
         known_labels_section(facts.table, len(facts.training)),
         training_section(facts.log),
         _class_section(facts),
-        precision_recall_section(results) if results is not None else None,
-        _score_section(results) if results is not None else None,
+        threshold_section(results) if results is not None else None,
+        precision_recall_section(results) if results is not None and results.knows_absence else None,
+        _score_section(results) if results is not None and results.knows_absence else None,
         cooccurrence_section(facts.table),
         gallery.galleries(facts, run, images, scan=scan, reporter=reporter) if images else gallery.no_galleries(),
     ]
@@ -113,6 +116,7 @@ def build_page(
         el("h1", title),
         el("p", _subtitle(facts), class_="muted"),
         el("p", el("b", shorten(method, 40)), f": {summary}", class_="muted") if summary else None,
+        _findings(facts),
         _headline(facts),
     )
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), _footer(facts)])
@@ -143,6 +147,34 @@ def _footer(facts: RunFacts) -> Html:
     version = facts.env.get("halflabel", "?")
     lines.append(el("p", f"Made by halflabel; the run was trained by version {version}. This file: ", PAGE_SIZE, "."))
     return el("footer", glossary(tuple(GLOSSARY)), settings_table(facts.config, facts.env), *lines)
+
+
+def _findings(facts: RunFacts) -> Html | None:
+    """Return what was found in one or two sentences, and what to do next."""
+    results = facts.held_out
+    if results is None or not facts.finished:
+        return None
+    value = results.overall
+    if results.knows_absence:
+        ranked = [row for row in results.per_class if np.isfinite(row["AP"]) and not has_few_positives(row)]
+        ranked.sort(key=lambda row: -row["AP"])
+        text = f"The model reaches a mean average precision of {points(value.get('mAP', np.nan))}."
+        if len(ranked) > 1:
+            best, weakest = ranked[0], ranked[-1]
+            text += (
+                f" It is best at {shorten(str(best['class']), 40)} ({points(best['AP'])}) and weakest at "
+                f"{shorten(str(weakest['class']), 40)} ({points(weakest['AP'])})."
+            )
+    else:
+        text = (
+            f"The model finds {points(value.get('OR', np.nan))} % of the known positives; about "
+            f"{points(value.get('estimated_precision', np.nan))} % of what it calls present is present, by estimate."
+        )
+    unknown = facts.table.shape[0] * facts.table.shape[1] - facts.table.known
+    if not unknown:
+        return el("p", text, class_="found")
+    following = f" {count(unknown)} labels are unknown. To let the model learn what it needs most: "
+    return el("p", text, following, el("code", "halflabel review RUN PHOTOS"), ".", class_="found")
 
 
 def _headline(facts: RunFacts) -> Html:
@@ -311,10 +343,6 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
 
 def precision_recall_section(results: HeldOutResults) -> Html:
     """Draw precision over recall: all classes together, then class by class, with the chosen thresholds."""
-    if not results.knows_absence:
-        return section(
-            "recall", "Precision and recall", _no_negatives("Precision cannot be measured"), on=results.description
-        )
     overall = precision_recall(results.scores.ravel(), results.labels.ravel())
     operating = (results.overall.get("OR", np.nan), results.overall.get("OP", np.nan))
     alt = (
@@ -361,16 +389,12 @@ def precision_recall_section(results: HeldOutResults) -> Html:
 
 def _score_section(results: HeldOutResults) -> Html:
     """Draw the calibration of the scores, and histograms of the scores of known and unknown entries."""
-    panels: list[Html] = []
-    if results.knows_absence:
-        bins = reliability(results.scores, results.labels)
-        ece = results.overall.get("ECE", np.nan)
-        alt = f"Share present against mean score in ten bins; calibration error {decimal(ece)}"
-        chart = svg.reliability_diagram(bins.score, bins.present, bins.low, bins.high, bins.entries, alt=alt)
-        meaning = "On the dashed line scores are calibrated: of all entries scored 0.8, 80 % are present"
-        panels.append(
-            figure(chart, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")
-        )
+    bins = reliability(results.scores, results.labels)
+    ece = results.overall.get("ECE", np.nan)
+    alt = f"Share present against mean score in ten bins; calibration error {decimal(ece)}"
+    chart = svg.reliability_diagram(bins.score, bins.present, bins.low, bins.high, bins.entries, alt=alt)
+    meaning = "On the dashed line scores are calibrated: of all entries scored 0.8, 80 % are present"
+    panels = [figure(chart, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")]
     spread = probability_histograms(results.scores.clip(0, 1), results.labels, bins=20)
     rows = []
     for (state, meaning), counts in zip(STATES, (spread.present, spread.absent, spread.unknown), strict=True):
@@ -397,7 +421,6 @@ def _score_section(results: HeldOutResults) -> Html:
     return section(
         "scores",
         "What scores mean",
-        None if results.knows_absence else _no_negatives("Reliability cannot be measured"),
         el("div", *panels, histograms, class_="grid"),
         on=results.description,
     )
@@ -406,9 +429,3 @@ def _score_section(results: HeldOutResults) -> Html:
 def _format_threshold(value: float) -> str:
     """Format a threshold with two digits; a small one with one significant digit, so that it never shows as 0."""
     return decimal(value, 2) if not 0 < value < 0.01 else f"{value:.1g}"
-
-
-def _no_negatives(what: str) -> Html:
-    return el(
-        "p", f"{what}: nothing is known to be absent among the held-out images. Label some negatives.", class_="none"
-    )

@@ -1,0 +1,67 @@
+"""Try a threshold: a slider with the precision and recall that each class would have, from counts in the page."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from halflabel.report.layout import section, truncation_note
+from halflabel.report.run_facts import HeldOutResults
+from halflabel.system.format import decimal, shorten
+from halflabel.system.html import Html, el
+
+__all__ = ["threshold_section"]
+
+STEPS = 100
+CLASSES = 200
+
+
+def threshold_section(results: HeldOutResults) -> Html | None:
+    """Return the slider; None where no class has known positives and negatives.
+
+    For each class the page holds how many known positives and known negatives score at least 0.00, 0.01, …, 1.00.
+    """
+    positives, negatives = (results.labels > 0).sum(axis=0), (results.labels < 0).sum(axis=0)
+    measured = np.flatnonzero((positives > 0) & (negatives > 0))
+    if not results.knows_absence or not len(measured):
+        return None
+    columns = measured[np.argsort(-positives[measured], kind="stable")][:CLASSES]
+    cell = np.floor(results.scores.clip(0, 1) * STEPS).astype(np.int64)
+    counts = []
+    for c in columns.tolist():
+        hits, false = (
+            np.bincount(cell[known, c], minlength=STEPS + 1)[::-1].cumsum()[::-1].tolist()
+            for known in (results.labels[:, c] > 0, results.labels[:, c] < 0)
+        )
+        name = shorten(str(results.per_class[c]["class"]), 48)
+        counts.append({"name": name, "hits": hits, "false": false, "threshold": float(results.thresholds[c])})
+    start = float(np.median(results.thresholds[columns]))
+    slider = el(
+        "input", type="range", min="0", max=STEPS, value=round(STEPS * start), class_="slider", aria_label="threshold"
+    )
+    options = [el("option", "all classes", value="-1")]
+    options += [el("option", item["name"], value=number) for number, item in enumerate(counts)]
+    return section(
+        "threshold",
+        "Try a threshold",
+        el(
+            "p",
+            "Which share of what is called present is right (precision), and which share of what is present is found "
+            f"(recall), if entries with a score of at least the threshold are called present. The run uses "
+            f"{decimal(start, 2)}. To use another one: ",
+            el("code", "halflabel predict RUN PHOTOS --threshold 0.4"),
+            ".",
+            class_="muted",
+        ),
+        truncation_note(len(columns), len(measured), "can be chosen: those with the most known positives"),
+        el(
+            "div",
+            el("label", "class ", el("select", *options)),
+            el("label", "threshold ", slider, " ", el("output")),
+            el("p", class_="result", aria_live="polite"),
+            class_="thresholds",
+            data_counts=json.dumps(counts, separators=(",", ":")),
+        ),
+        on=results.description,
+    )
