@@ -12,6 +12,7 @@ from halflabel.metrics.calibration import Platt
 from halflabel.metrics.positives_only import (
     _chosen_share,
     expected_f1_threshold,
+    expected_threshold,
     fit_chosen_labels,
     fit_given_labels,
     fit_positives_only,
@@ -125,6 +126,17 @@ def test_the_threshold_maximises_the_expected_f1() -> None:
     best = expected_f1_threshold(p)
     assert expected_f1(best) >= max(expected_f1(each) for each in np.linspace(0.01, 0.99, 99)) - 1e-9
     assert expected_f1_threshold(np.full((2, 2), np.nan)) == 0.5
+
+
+def test_thresholds_reach_what_is_wanted() -> None:
+    p = np.random.default_rng(0).beta(0.5, 1, size=(300, 4))
+    p[0, 0] = np.nan
+    called = p >= (threshold := expected_threshold(p, precision=0.8))
+    assert 0.8 <= p[called].mean() < 0.81
+    called = p >= expected_threshold(p, recall=0.6)
+    assert 0.6 <= p[called].sum() / np.nansum(p) < 0.61
+    assert expected_threshold(p, precision=0.9) > threshold
+    assert expected_threshold(p * 0.5, precision=0.9) == 1.0
 
 
 def test_few_negatives_do_not_calibrate_positives() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,10 +64,8 @@ def test_the_run_states_what_it_assumes_and_what_it_estimates(run: RunFolder) ->
     assert len(set(run.read_thresholds().values())) == 1
 
 
-@pytest.mark.parametrize("stated", [{}, {"threshold": 0.9}, {"positives_per_image": 4.0}])
-def test_exports_decide_like_the_run(
-    run: RunFolder, files: list[Path], tmp_path: Path, stated: dict[str, float]
-) -> None:
+@pytest.mark.parametrize("stated", [{}, {"threshold": 0.9}, {"threshold": "recall=0.5"}, {"positives_per_image": 4.0}])
+def test_exports_decide_like_the_run(run: RunFolder, files: list[Path], tmp_path: Path, stated: dict[str, Any]) -> None:
     predictor = Predictor.from_run(run).deciding(**stated)
     export_onnx(predictor, tmp_path / "m.onnx")
     export_hub(run, tmp_path / "hub", **stated)
@@ -123,7 +122,14 @@ def test_a_stated_number_of_positives_holds_on_the_training_images(run: RunFolde
 
 def test_what_cannot_work_is_refused(run: RunFolder, tmp_path: Path) -> None:
     predictor = Predictor.from_run(run)
-    for wrong in ({"threshold": 1.5}, {"positives_per_image": 0.0}, {"positives_per_image": 99.0}):
+    for wrong in (
+        {"threshold": 1.5},
+        {"threshold": "precision=2"},
+        {"threshold": "f1=0.5"},
+        {"threshold": "often"},
+        {"positives_per_image": 0.0},
+        {"positives_per_image": 99.0},
+    ):
         with pytest.raises(UserError):
             predictor.deciding(**wrong)
     export_hub(run, tmp_path / "hub")
@@ -140,6 +146,7 @@ def test_the_command_takes_a_threshold(run: RunFolder, files: list[Path]) -> Non
         return [sum(label["present"] for label in image["labels"]) for image in json.loads(result.stdout)]
 
     assert call("--threshold", "0") == [len(CLASSES)] * len(files)
+    assert sum(call("--threshold", "recall=0.2")) <= sum(call("--threshold", "recall=0.9"))
     assert sum(call("--positives-per-image", "1")) <= sum(call("--positives-per-image", "6"))
 
 

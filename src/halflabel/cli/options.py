@@ -64,9 +64,10 @@ RunFolder = Annotated[
 ]
 
 Threshold = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        help="Call a class present from this probability on.", min=0, max=1, show_default="the model's threshold"
+        help="Call a class present from this probability on, or so that precision=0.9 or recall=0.8 is expected.",
+        show_default="the model's threshold",
     ),
 ]
 PositivesPerImage = Annotated[

@@ -19,6 +19,7 @@ from halflabel.metrics.calibration import Platt, sigmoid
 
 __all__ = [
     "expected_f1_threshold",
+    "expected_threshold",
     "fit_chosen_labels",
     "fit_given_labels",
     "fit_positives_only",
@@ -176,6 +177,20 @@ def expected_f1_threshold(probabilities: NDArray[Any]) -> float:
         return 0.5
     f1 = 2 * np.cumsum(p) / (np.arange(1, len(p) + 1) + p.sum())
     return float(f1.max() / 2)
+
+
+def expected_threshold(probabilities: NDArray[Any], *, precision: float = 0.0, recall: float = 0.0) -> float:
+    """Return the lowest threshold with this expected precision, or the highest one with this expected recall.
+
+    Of the k most likely entries, Σ_{i ≤ k} p_i are expected to be present; NaN is left out. A precision that not even
+    the surest entry reaches gives 1: nothing is called present.
+    """
+    p = np.sort(probabilities[~np.isnan(probabilities)].astype(np.float64))[::-1]
+    hits = np.cumsum(p)
+    if recall:
+        return float(p[min(int(np.searchsorted(hits, recall * hits[-1])), len(p) - 1)]) if len(p) else 0.0
+    enough = np.flatnonzero(hits / np.arange(1, len(p) + 1) >= precision)
+    return float(p[enough[-1]]) if len(enough) else 1.0
 
 
 _NOTHING = "nothing is known that probabilities could be fitted to"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
-from halflabel.metrics.positives_only import expected_f1_threshold, match_positives_per_image
+from halflabel.metrics.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
 from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model, NormalisedLinear
@@ -189,19 +190,24 @@ class Predictor:
         """Return calibrated probabilities (N, C); NaN for unreadable images."""
         return self.platt.scores(self.logits(source, reporter))
 
-    def deciding(self, *, threshold: float | None = None, positives_per_image: float | None = None) -> Predictor:
+    def deciding(self, *, threshold: float | str | None = None, positives_per_image: float | None = None) -> Predictor:
         """Return a copy that decides otherwise: by one threshold, or as if images had so many present classes.
 
-        The second needs the out-of-fold scores of a run, on which the calibration is fitted again.
+        The threshold is a probability, or a text such as "precision=0.9" or "recall=0.8": what is expected of the
+        decisions by the calibrated probabilities. All but a probability needs the out-of-fold scores of a run.
         """
         platt, thresholds = self.platt, self.thresholds
-        if positives_per_image is not None:
+        wanted = _wanted_threshold(threshold) if threshold is not None else 0.0
+        scores = None
+        if positives_per_image is not None or isinstance(wanted, dict):
             scores = self.run.read_out_of_fold(self.run.read_labels().images) if self.run is not None else None
             if scores is None:
                 raise UserError(
-                    "the number of positives per image needs the out-of-fold scores of a run",
-                    "name a run that was fitted by the solver lbfgs, or state a threshold instead",
+                    "positives per image, and a threshold by precision or recall, need the out-of-fold scores of a run",
+                    "name a run that was fitted by the solver lbfgs, or state the probability to decide by",
                 )
+        if positives_per_image is not None:
+            assert scores is not None
             if not 0 < positives_per_image < len(self.classes):
                 raise UserError(
                     f"{positives_per_image:g} positives per image do not fit {len(self.classes)} classes",
@@ -210,8 +216,11 @@ class Predictor:
             platt = match_positives_per_image(scores[0], platt, positives_per_image)
             optimum = expected_f1_threshold(platt.scores(torch.from_numpy(scores[0])).numpy())
             thresholds = torch.full_like(thresholds, optimum)
+        if isinstance(wanted, dict):
+            assert scores is not None
+            wanted = expected_threshold(platt.scores(torch.from_numpy(scores[0])).numpy(), **wanted)
         if threshold is not None:
-            thresholds = torch.full_like(thresholds, check_threshold(threshold))
+            thresholds = torch.full_like(thresholds, wanted)
         return replace(self, platt=platt, thresholds=thresholds)
 
     def labels(self, scores: Tensor, *, top: int = 3, every: bool = False) -> list[dict[str, Any]]:
@@ -279,6 +288,20 @@ def open_model(path: str | Path) -> Predictor:
     if kind == "onnx":
         return Predictor.from_onnx(path)
     return Predictor.from_hub(path) if kind == "hub" else Predictor.from_run(RunFolder.open(path))
+
+
+def _wanted_threshold(threshold: float | str) -> float | dict[str, float]:
+    """Return a probability, or the precision or recall that a text asks for."""
+    name, has_value, number = str(threshold).partition("=")
+    try:
+        value = float(number if has_value else name)
+    except ValueError:
+        value = math.nan
+    if has_value and name.strip() in ("precision", "recall") and 0 < value < 1:
+        return {name.strip(): value}
+    if has_value or math.isnan(value):
+        raise UserError(f"{threshold} is not a threshold", "use a probability, precision=0.9 or recall=0.8")
+    return check_threshold(value)
 
 
 def check_threshold(threshold: float) -> float:

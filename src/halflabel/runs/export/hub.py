@@ -29,7 +29,7 @@ def export_hub(
     folder: Path,
     *,
     force: bool = False,
-    threshold: float | None = None,
+    threshold: float | str | None = None,
     positives_per_image: float | None = None,
 ) -> Path:
     """Write model.safetensors, config.json and README.md; nothing is uploaded. For decisions see Predictor.deciding."""
