@@ -41,6 +41,7 @@ def inspect(
 
     Example: halflabel inspect labels.csv --minus-one absent --zero unknown
     """
+    from halflabel.labels.groups import suggest_groups
     from halflabel.labels.stats import top_pairs
     from halflabel.methods.advice import advise
 
@@ -59,6 +60,13 @@ def inspect(
     console.print()
     show_stats(stats, top_pairs(table, min(top, 10)), most=top)
     show_advice(advice)
+    if (pattern := suggest_groups(list(table.images))) is not None:
+        console.print(
+            f"\nImage names suggest groups (patients, cameras, bursts): if so, train with --group '{pattern}', or with "
+            "a file of groups, so that scores are not judged by other images of the same group.",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print()
     if plot is not None:
         console.print(f"Wrote {escape(str(plot))}", soft_wrap=True)

@@ -58,6 +58,10 @@ def evaluate(
             show_default="the run's threshold of each class",
         ),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Images that belong together, as in train: intervals never separate them."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the metrics to this JSON file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out even if it is not an evaluation.")] = False,
 ) -> None:
@@ -83,7 +87,7 @@ def evaluate(
     show_audit(label_import.audit, table)
     with Bar("scores") as bar:
         result = predictor.evaluate(
-            label_import.rows, images, Reporter(bar), labels_name=str(labels), threshold=threshold
+            label_import.rows, images, Reporter(bar), labels_name=str(labels), threshold=threshold, group=group
         )
     named = set(table.classes)
     if unnamed := [name for name in predictor.classes if name not in named]:

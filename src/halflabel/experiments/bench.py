@@ -32,6 +32,7 @@ from halflabel.experiments.shared_start import (
     write_start,
 )
 from halflabel.experiments.sources import ExperimentSources, Parts
+from halflabel.labels.groups import image_groups
 from halflabel.labels.split import assign_parts
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
@@ -132,7 +133,8 @@ class Bench:
             known = label_mask.apply(self.rest, seed)
             part = np.zeros(len(known), np.int8)
             if self.config.held_out and self.data.validation is None:
-                part = assign_parts(known, (1 - self.config.held_out, self.config.held_out), seed=seed)
+                shares = (1 - self.config.held_out, self.config.held_out)
+                part = assign_parts(known, shares, groups=image_groups(self.config.group, known.images), seed=seed)
             division = Division(known, np.flatnonzero(part == 0), np.flatnonzero(part == 1))
             # Only the latest is stored: tasks come in rounds, and tables can be large.
             self._divisions = {(label_mask, seed): division.labelled() if self.labelled_only else division}
@@ -147,7 +149,7 @@ class Bench:
         config = self.config.as_dict()
         for name in ("method", "options", "linear_init", "images", "workers", "max_bad"):
             config.pop(name)
-        for name in STRONG_VIEW_FIELDS:  # as the rare ones below
+        for name in (*STRONG_VIEW_FIELDS, "group"):  # as the rare ones below
             if config[name] == getattr(Config, name):
                 config.pop(name)
         if self.config.weights:  # by content: the file may have been replaced

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError
+from halflabel.labels.groups import image_groups
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
@@ -45,17 +46,19 @@ def split_data(
     test_share: float = 0.2,
     validation: LabelTable | None = None,
     validation_images: Path | Tensor | None = None,
+    group: str | None = None,
 ) -> ExperimentData:
     """Split the labels; `test` and `validation` are labels of other images, without `test` a share is set aside.
 
-    The images of `test` and `validation` are in `test_images` and `validation_images`, or in `images`.
+    The images of `test` and `validation` are in `test_images` and `validation_images`, or in `images`. Images of one
+    group, see `labels.groups`, stay together.
     """
     validation = None if validation is None else _matched(validation, table, "validation")
     for labels, own_images, name in ((test, test_images, "test"), (validation, validation_images, "validation")):
         if labels is not None and own_images is None and isinstance(images, Tensor):
             raise UserError(f"the {name} labels come without images", f"give {name}_images too")
     if test is None:
-        part = assign_parts(table, (1 - test_share, test_share))
+        part = assign_parts(table, (1 - test_share, test_share), groups=image_groups(group, table.images))
         inside, outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
         rest, test_table = table.subset(inside), table.subset(outside)
     else:

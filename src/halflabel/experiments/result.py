@@ -15,6 +15,8 @@ from halflabel import metrics
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.grid import NAIVE, Candidate, Grid, LabelMask, Outcome, Results, Task
 from halflabel.experiments.store import Store
+from halflabel.labels.groups import image_groups
+from halflabel.labels.split import group_numbers
 from halflabel.methods.base import recipe
 from halflabel.metrics.registry import mean_of
 from halflabel.system.files import to_json_value
@@ -374,6 +376,7 @@ class TaskScorer:
         labels = torch.from_numpy(bench.test.dense())
         self.useful = (labels > 0).any(0) & (labels < 0).any(0)
         self.labels = torch.where(self.useful, labels, torch.zeros((), dtype=labels.dtype))
+        self.groups = group_numbers(image_groups(bench.config.group, bench.test.images), len(labels))
         self.unreadable = 0
         self._scores: dict[str, TaskScore] = {}
 
@@ -383,7 +386,8 @@ class TaskScorer:
             readable = ~torch.isnan(logits).any(1)
             self.unreadable = max(self.unreadable, int((~readable).sum()))
             labels = self.labels[readable]
-            boot = metrics.bootstrap(logits[readable], labels, n=RESAMPLES, level=LEVEL)
+            groups = self.groups[readable.numpy()]
+            boot = metrics.bootstrap(logits[readable], labels, n=RESAMPLES, level=LEVEL, groups=groups)
             positives = metrics.positives_of_mean((labels > 0).sum(0))
             self._scores[task.key] = TaskScore(boot.mean, boot.replicates.double().numpy(), positives)
         return self._scores[task.key]

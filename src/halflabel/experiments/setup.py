@@ -96,6 +96,7 @@ def make_bench(
         test=None if test is None else without_model_labels(test, reporter),
         test_images=options.get("test_images"),
         test_share=test_share,
+        group=config.group,
     )
     bench = Bench(
         data,

@@ -12,7 +12,7 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.system.rng import bits, hash_names
 
-__all__ = ["assign_parts"]
+__all__ = ["assign_parts", "group_numbers", "join_groups"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ def assign_parts(
     order of the images or classes.
     """
     share = _check_shares(shares)
-    group = np.arange(len(table.images)) if groups is None else _group_numbers(groups, len(table.images))
+    group = group_numbers(groups, len(table.images))
     group = _shuffle_groups(table, group, seed)
     size = np.bincount(group)
     group_counts, stratum_hash = _count_strata(table, group, len(size))
@@ -74,8 +74,10 @@ def _check_shares(shares: Sequence[float]) -> Floats:
     return share
 
 
-def _group_numbers(groups: Sequence[Any] | NDArray[Any], images: int) -> Ints:
-    """Group ids of any hashable type as numbers 0 … G−1."""
+def group_numbers(groups: Sequence[Any] | NDArray[Any] | None, images: int) -> Ints:
+    """Group ids of any hashable type as numbers 0 … G−1; without groups each image is one."""
+    if groups is None:
+        return np.arange(images)
     if len(groups) != images:
         raise UserError(f"there are {len(groups)} groups for {images} images", "give one group per image")
     if isinstance(groups, np.ndarray) and groups.dtype != object:
@@ -86,6 +88,23 @@ def _group_numbers(groups: Sequence[Any] | NDArray[Any], images: int) -> Ints:
         return np.fromiter((seen.setdefault(key, len(seen)) for key in keys), np.int64, images)
     except TypeError as error:
         raise UserError("the groups cannot be compared", "give the group of each image as text or a number") from error
+
+
+def join_groups(first: Ints, second: Ints) -> Ints:
+    """Return the smallest groups (N,) that separate neither those of `first` nor those of `second`.
+
+    >>> join_groups(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])).tolist()
+    [0, 0, 0, 1]
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    images = np.arange(len(first))
+    leader = [np.unique(group, return_index=True, return_inverse=True)[1:] for group in (first, second)]
+    links = np.concatenate([at[number.reshape(-1)] for at, number in leader])
+    ones = np.ones(len(links), np.int8)
+    graph = coo_array((ones, (np.tile(images, 2), links)), shape=(len(first), len(first)))
+    return np.asarray(connected_components(graph, directed=False)[1], np.int64)
 
 
 def _shuffle_groups(table: LabelTable, group: Ints, seed: int) -> Ints:

@@ -69,7 +69,15 @@ class Bootstrap(NamedTuple):
     replicates: Tensor
 
 
-def bootstrap(scores: ArrayLike, labels: ArrayLike, *, n: int = 1000, level: float = 0.95, seed: int = 0) -> Bootstrap:
+def bootstrap(
+    scores: ArrayLike,
+    labels: ArrayLike,
+    *,
+    n: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    groups: NDArray[np.int64] | None = None,
+) -> Bootstrap:
     """Return average precision ("sklearn") and its mean, with intervals from n replicates of the images.
 
     A replicate draws N images with replacement (`resample`), the same ones for every class. Drawing an image w times
@@ -82,6 +90,9 @@ def bootstrap(scores: ArrayLike, labels: ArrayLike, *, n: int = 1000, level: flo
     classes, with the variance and bias of the replicates' means, and with `positives_of_mean`. Replicates in which a
     class has no positive are left out; the mean of a replicate is over the classes that have a value in it. A class
     without a known positive or without a known negative has NaN throughout.
+
+    Images that are not independent, such as those of one patient, are drawn together: `groups` (N,) holds the number of
+    the group of each image, 0 … G−1 at most.
 
     scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: 4 N n bytes for the weights, 8 n C for
     the replicates, and blocks of bounded size.
@@ -99,7 +110,8 @@ def bootstrap(scores: ArrayLike, labels: ArrayLike, *, n: int = 1000, level: flo
     values = torch.full((n, classes), torch.nan, dtype=torch.float64, device=table.device)
     if images and classes:
         step = max(1, min(128, _CHUNK_ENTRIES // images))
-        weights = [_weights(images, range(r, min(r + step, n)), seed, table.device) for r in range(0, n, step)]
+        group = np.arange(images) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+        weights = [_weights(group, range(r, min(r + step, n)), seed, table.device) for r in range(0, n, step)]
         for block in class_blocks(table):
             _fill_block(values[:, block], weights, table[:, block], known[:, block])
     ap = average_precision(table, known)
@@ -183,12 +195,14 @@ def resample(images: int, replicates: range, seed: int = 0) -> NDArray[np.int64]
     return (uniform(seed, which, np.arange(images)[None, :]) * images).astype(np.int64)
 
 
-def _weights(images: int, replicates: range, seed: int, device: torch.device) -> Tensor:
-    """Return how often each replicate draws each image: (images, len(replicates)), floating for `embedding_bag`."""
+def _weights(group: NDArray[np.int64], replicates: range, seed: int, device: torch.device) -> Tensor:
+    """Return how often each replicate draws the group of each image: (images, len(replicates)), for `embedding_bag`."""
     import torch
 
-    drawn = resample(images, replicates, seed) * len(replicates) + np.arange(len(replicates))[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=images * len(replicates)).reshape(images, -1)
+    images, groups = len(group), int(group.max()) + 1
+    drawn = resample(groups, replicates, seed) * len(replicates) + np.arange(len(replicates))[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=groups * len(replicates)).reshape(groups, -1)
+    counts = counts if groups == images else counts[group]
     # Sums of whole numbers below 2^24 are exact in float32.
     return torch.from_numpy(counts).to(device, torch.float32 if images < 1 << 24 else torch.float64)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
+from halflabel.labels.groups import image_groups
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, Recipe, recipe, seeded
 from halflabel.models.backbones import Backbone, build_backbone
@@ -69,6 +70,10 @@ class Assembly:
         if hindrance is not None and config.solver == "lbfgs":
             raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use the solver auto or sgd")
         return hindrance is None
+
+    def groups(self, table: LabelTable) -> list[str | None] | None:
+        """Return the group of each image, if the configuration states groups."""
+        return image_groups(self.config.group, table.images)
 
     def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
         """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""
@@ -127,7 +132,7 @@ class Assembly:
             use_similar=config.similar,
             evaluation=evaluation,
             of_backbone=of_backbone,
-            groups=groups,
+            groups=self.groups(table) if groups is None else groups,
             folds=folds,
             seed=config.settings.seed,
             device=self.device,

@@ -130,7 +130,7 @@ def cross_fit(
         solved = assembly.solve(features, table, None if backbone is None else backbone.classifier, folds=folds)
         return Scores(solved.logits, solved.fold, protocol)
     channels = int(features.values.shape[1]) if backbone is None else backbone.channels
-    part = assign_parts(table, [1 / folds] * folds, seed=config.settings.seed)
+    part = assign_parts(table, [1 / folds] * folds, groups=assembly.groups(table), seed=config.settings.seed)
     logits = memory.scratch_zeros(table.shape, what=f"the scores of {len(table)} images take")
     for number in range(folds):
         inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
@@ -185,7 +185,9 @@ def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTa
     part = np.full(len(table), -1, np.int8)
     held = np.flatnonzero(judges)
     few = min(FOLDS, len(held))
-    part[held] = assign_parts(table.subset(held), [1 / few] * few, seed=0) if few > 1 else 0
+    judging = table.subset(held)
+    groups = Assembly(predictor.config).groups(judging)
+    part[held] = assign_parts(judging, [1 / few] * few, groups=groups, seed=0) if few > 1 else 0
     source = _files(table.images, images, predictor.config, predictor.views)
     logits = predictor.logits(source, reporter).numpy()
     protocol = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from halflabel import metrics
 from halflabel.labels.names import Names
+from halflabel.labels.split import group_numbers
 from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_enough_negatives, recalibrate
 from halflabel.metrics.positives_only import (
     expected_f1_threshold,
@@ -160,6 +162,7 @@ def evaluate(
     thresholds: Tensor | float = 0.5,
     platt: Platt | None = None,
     annotations: NDArray[np.int64] | None = None,
+    groups: Sequence[object] | NDArray[np.int64] | None = None,
 ) -> Evaluation:
     """Evaluate logits (N, C) on labels (N, C): known entries only, without images that could not be read.
 
@@ -167,14 +170,15 @@ def evaluate(
     perfect. If no class has known negatives, no decision can be a false positive either: all metrics but recall are
     NaN, and the protocol says so. `thresholds` is one value for all classes or one per class, (C,). With the number of
     known training labels per class in `annotations` (C,), mAP is also computed for five groups of classes, from G1
-    (fewest labels) to G5.
+    (fewest labels) to G5. Intervals resample images, or whole `groups` (N,) of them.
     """
     readable = ~torch.isnan(logits).any(1)
+    group = group_numbers(groups, len(labels))[readable.cpu().numpy()]
     logits, labels = logits[readable], labels[readable]
     scores = (platt or Platt()).scores(logits)
     overall = metrics.summary(scores, labels, thresholds)
     overall |= own_metrics(scores, labels, torch.as_tensor(thresholds).expand(len(classes)))
-    intervals = metrics.bootstrap(logits, labels, n=400)
+    intervals = metrics.bootstrap(logits, labels, n=400, groups=group)
     overall["mAP"] = intervals.mean  # from logits, like every AP: probabilities near 1 round to ties
     overall["mAP_low"], overall["mAP_high"] = intervals.mean_low, intervals.mean_high
     if annotations is not None and len(classes) >= GROUPED:
@@ -202,7 +206,8 @@ def evaluate(
         f"known entries only; {int((labels != 0).sum())} of {labels.numel()} entries known; "
         f"AP non-interpolated, tied scores together; {sum(not math.isnan(row['AP']) for row in per_class)} of "
         f"{len(classes)} classes have a known positive and a known negative; 95 % intervals from 400 resamples of the "
-        f"images, wider where known positives are few; present or absent by "
+        f"{'images' if groups is None else 'groups of images'}, wider where known positives are few; present or absent "
+        "by "
         + (f"one threshold of {thresholds:g}" if isinstance(thresholds, int | float) else "the threshold of each class")
     )
     if _are_nearly_all_positive(labels):
@@ -210,7 +215,7 @@ def evaluate(
         overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"]}
         overall |= {"CR": float(recall.nanmean()), "OR": float(counts.hits.sum() / counts.positives.sum())}
         overall["classes"] = float((counts.positives > 0).sum())
-        overall |= _estimate_precision(scores, labels, thresholds)
+        overall |= _estimate_precision(scores, labels, thresholds, group)
         unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
         per_class = [row | unmeasured | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
         absent = int((labels < 0).sum())
@@ -228,18 +233,23 @@ def _are_nearly_all_positive(labels: Tensor) -> bool:
     return absent == 0 or (10 * absent < present and bool((labels == 0).any()))
 
 
-def _estimate_precision(scores: Tensor, labels: Tensor, thresholds: Tensor | float) -> dict[str, float]:
+def _estimate_precision(
+    scores: Tensor, labels: Tensor, thresholds: Tensor | float, group: NDArray[np.int64]
+) -> dict[str, float]:
     """Expected precision, recall and micro F1 of the decisions if scores (N, C) are probabilities.
 
-    Known labels count as certain. The 95 % interval of the precision comes from 400 resamples of the images: it says
-    nothing about the assumption.
+    Known labels count as certain. The 95 % interval of the precision comes from 400 resamples of the groups (N,) of
+    images: it says nothing about the assumption.
     """
     p = torch.where(labels == 0, scores.double(), (labels > 0).double()).cpu().numpy()
     called = (scores >= torch.as_tensor(thresholds)).cpu().numpy()
     per_image = np.stack([(p * called).sum(1), called.sum(1), p.sum(1)], 1)  # expected hits, called, expected present
     generator = np.random.default_rng(0)
     images = max(len(p), 1)
-    resampled = np.stack([per_image[generator.integers(0, images, len(p))].sum(0) for _ in range(400)])
+    number = np.unique(group, return_inverse=True)[1].reshape(-1)
+    per_group = np.stack([np.bincount(number, column) for column in per_image.T], 1)
+    drawn = (generator.integers(0, max(len(per_group), 1), len(per_group)) for _ in range(400))
+    resampled = np.stack([per_group[groups].sum(0) for groups in drawn])
     with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice")  # nothing is called present
         low, high = np.nanpercentile(resampled[:, 0] / resampled[:, 1], (2.5, 97.5))

@@ -21,6 +21,7 @@ from halflabel.data.pack.read import images_not_packed
 from halflabel.data.sources import Images, Source, open_images
 from halflabel.data.views import Plain, View
 from halflabel.errors import UserError, error_summary
+from halflabel.labels.groups import image_groups
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
@@ -243,11 +244,13 @@ class Predictor:
         *,
         labels_name: str = "the label table",
         threshold: float | None = None,
+        group: str | None = None,
     ) -> Evaluation:
         """Evaluate on labels of other images; labels made by a model are never used. Classes are matched by name.
 
         A class that the labels do not have counts as unknown. `labels_name` is used in error messages. With `threshold`
-        that one probability decides for all classes, otherwise each class has its own threshold.
+        that one probability decides for all classes, otherwise each class has its own threshold. Intervals never
+        separate images of one `group`, as the option of `train`.
         """
         if threshold is not None:
             check_threshold(threshold)
@@ -276,6 +279,7 @@ class Predictor:
                 thresholds=self.thresholds if threshold is None else threshold,
                 platt=self.platt,
                 annotations=annotations,
+                groups=image_groups(group, table.images),
             )
         )
         return evaluation.noting_excluded(with_model_made.known - table.known)

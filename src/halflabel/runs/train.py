@@ -26,7 +26,7 @@ from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
-from halflabel.labels.split import assign_parts
+from halflabel.labels.split import assign_parts, group_numbers, join_groups
 from halflabel.labels.table import LabelTable
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
@@ -147,7 +147,9 @@ class _Job:
     def open_images(self) -> None:
         views = self.config.views(self.size, self.backbone)
         self.source: Images | Arrays
-        self.groups: NDArray[np.int64] | None = None  # image files with the same bytes
+        stated = self.assembly.groups(self.table)
+        # Images that belong together: by the option --group, or files with the same bytes.
+        self.groups = None if stated is None else group_numbers(stated, len(self.table))
         if isinstance(self.image_folder, Tensor):
             self.source = Arrays(self.image_folder, self.table.images, views)
             return
@@ -166,7 +168,7 @@ class _Job:
             self.source.group_copies() if isinstance(self.source, PackedImages) else group_copies(self.source.paths)
         )
         if copies := int(np.count_nonzero(groups != np.arange(len(groups)))):
-            self.groups = groups
+            self.groups = groups if self.groups is None else join_groups(self.groups, groups)
             self.reporter.message(f"{copies} images are copies of other images: they are held out together")
 
     def features(self) -> Features:
@@ -330,7 +332,13 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
     annotations = job.table.subset(trained).stats().annotations
     evaluation = evaluate(
-        logits, labels, held_out.classes, thresholds=thresholds, platt=platt, annotations=annotations
+        logits,
+        labels,
+        held_out.classes,
+        thresholds=thresholds,
+        platt=platt,
+        annotations=annotations,
+        groups=None if job.groups is None else job.groups[fitted.rows],
     ).noting_excluded(job.table.subset(fitted.rows).known - held_out.known, with_answers=bool(job.answers_left_out))
     run.write_calibration(platt, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
     protocol = f"{fitted.protocol}; {evaluation.protocol}"

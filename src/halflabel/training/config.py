@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from annotated_types import Ge, Le
 
 from halflabel.errors import UserError
+from halflabel.labels.groups import absolute_group
 from halflabel.models.backbone_names import DEFAULT, full_name
 from halflabel.system.validate import FieldError, check_fields
 from halflabel.training.registry import OPTIMIZERS, SCHEDULES, check_name
@@ -243,6 +244,15 @@ class Config:
             "Share of the images held out for validation; a choice of sgd.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"
         ),
     ] = 0.2
+    group: Annotated[
+        str | None,
+        Option(
+            "Images that belong together, such as those of one patient: folds, splits and intervals never separate "
+            "them. A CSV file of images and groups, FILE:COLUMN, or a regular expression on the image names.",
+            COMMON,
+            EXPERIMENTS,
+        ),
+    ] = None
     positives_per_image: Annotated[
         Annotated[float, Ge(0)],
         Option(
@@ -284,6 +294,7 @@ class Config:
     def __post_init__(self) -> None:
         _validate(self)
         object.__setattr__(self, "backbone", full_name(self.backbone))
+        object.__setattr__(self, "group", absolute_group(self.group))
 
     def as_dict(self) -> dict[str, Any]:
         """The content of config.yaml."""

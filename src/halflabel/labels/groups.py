@@ -1,0 +1,94 @@
+"""Groups of images that belong together, such as those of one patient: never divided between folds or splits.
+
+`--group` states them as a regular expression on the image names or as a CSV file; `suggest_groups` finds names that
+look as if there were groups.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from halflabel.errors import UserError
+from halflabel.labels.names import Names
+
+__all__ = ["absolute_group", "image_groups", "suggest_groups"]
+
+# The part of a name before its last number, folder or letter: what frames, views and bursts of one thing share.
+_PATTERNS = (r"^(.*)/[^/]*$", r"^(.*?)[_-][^_/-]*$")
+_MOST_IMAGES = 50  # of a group; more are a folder per class or a prefix of all names
+
+
+def absolute_group(group: str | None) -> str | None:
+    """Return the group option with an absolute path, if it names a file."""
+    place = _file(group) if group else None
+    return group if place is None else ":".join(filter(None, (str(place[0].absolute()), place[1])))
+
+
+def image_groups(group: str | None, images: Names) -> list[str | None] | None:
+    """Return the group of each image, None for an image that belongs to no other; None if no groups are stated.
+
+    `group` is FILE or FILE:COLUMN, a CSV file with the image in its first column and the group in the named or second
+    one; or a regular expression, which is searched in the name: its first group, or the whole match, is the group.
+    """
+    if not group:
+        return None
+    place = _file(group)
+    groups = [_match(group, name) for name in images] if place is None else _read(*place, list(images))
+    if len(images) and not any(each is not None for each in groups):
+        raise UserError(
+            f"--group {group} finds the group of no image (first: {images[0]!r})",
+            "give a CSV file with columns image and group, FILE:COLUMN, or a regular expression such as '^(p[0-9]+)_'",
+        )
+    if len(images) > 1 and len(set(groups)) == 1 and groups[0] is not None:
+        raise UserError(f"--group {group} puts all images into one group", "state groups that divide the images")
+    return groups
+
+
+def suggest_groups(images: Sequence[str]) -> str | None:
+    """Return a regular expression under which at least half of the images share a group with few others, or None.
+
+    >>> suggest_groups(["p1_a.jpg", "p1_b.jpg", "p2_a.jpg", "p2_b.jpg", "p3_a.jpg", "p3_b.jpg"])
+    '^(.*?)[_-][^_/-]*$'
+    >>> suggest_groups(["a.jpg", "b.jpg", "c.jpg"])
+    """
+    for pattern in _PATTERNS:
+        sizes = Counter(match[1] for name in images if (match := re.search(pattern, name)))
+        together = sum(size for size in sizes.values() if 1 < size <= _MOST_IMAGES)
+        if len(sizes) > 2 and 2 * together >= len(images):
+            return pattern
+    return None
+
+
+def _file(group: str) -> tuple[Path, str] | None:
+    """Return the file and the column that a group option names, or None for a regular expression."""
+    if Path(group).is_file():
+        return Path(group), ""
+    path, _, column = group.rpartition(":")
+    return (Path(path), column) if path and Path(path).is_file() else None
+
+
+def _match(pattern: str, name: str) -> str | None:
+    try:
+        match = re.search(pattern, name)
+    except re.error as error:
+        raise UserError(
+            f"--group {pattern} is neither a file nor a regular expression ({error})",
+            "name an existing CSV file, or a pattern such as '^(p[0-9]+)_'",
+        ) from None
+    return match and match[min(1, match.re.groups)]
+
+
+def _read(path: Path, column: str, images: Sequence[str]) -> list[str | None]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file)
+        header = next(rows, [])
+        if len(header) < 2 or (column and column not in header):
+            missing = f"no column {column!r}" if column else "no second column"
+            raise UserError(f"{path} has {missing}", f"its columns: {', '.join(header) or 'none'}")
+        place = header.index(column) if column else 1
+        group_of = {row[0]: row[place] for row in rows if len(row) > place}
+    return [group_of.get(name) or None for name in images]

@@ -1,0 +1,80 @@
+"""Groups of images: how they are stated, and that neither folds nor intervals separate them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel import metrics
+from halflabel.errors import UserError
+from halflabel.labels.groups import absolute_group, image_groups, suggest_groups
+from halflabel.labels.names import Names
+from halflabel.labels.table import LabelTable
+from halflabel.runs.assembly import Assembly
+from halflabel.training.config import Config
+
+NAMES = Names(["p1_a.jpg", "p1_b.jpg", "p2_a.jpg", "other.jpg"])
+
+
+def test_groups_are_stated_by_a_pattern_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "groups.csv"
+    file.write_text("image,site,patient\np1_a.jpg,x,1\np1_b.jpg,x,1\np2_a.jpg,y,2\n")
+    assert image_groups("^(p[0-9]+)_", NAMES) == ["p1", "p1", "p2", None]
+    assert image_groups(f"{file}", NAMES) == ["x", "x", "y", None]
+    assert image_groups(f"{file}:patient", NAMES) == ["1", "1", "2", None]
+    assert image_groups(None, NAMES) is None
+
+
+def test_the_path_of_a_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "groups.csv").write_text("image,group\n")
+    monkeypatch.chdir(tmp_path)
+    assert absolute_group("groups.csv:group") == f"{tmp_path / 'groups.csv'}:group"
+    assert Config(group="^(p[0-9]+)").group == "^(p[0-9]+)"
+
+
+@pytest.mark.parametrize("group", ["^(x[0-9]+)_", "p(", "."])
+def test_groups_that_cannot_be_meant_are_refused(group: str) -> None:
+    with pytest.raises(UserError, match="group"):
+        image_groups(group, Names(["p1.jpg", "p1_b.jpg"]) if group != "." else Names(["p1", "p2"]))
+
+
+def test_groups_are_suggested_by_names_with_few_images_each() -> None:
+    assert suggest_groups([f"patient{i // 3}/view{i % 3}.jpg" for i in range(60)]) is not None
+    assert suggest_groups([f"2008_{i:06d}.jpg" for i in range(200)]) is None
+    assert suggest_groups([f"cats/{i}.jpg" for i in range(60)] + [f"dogs/{i}.jpg" for i in range(60)]) is None
+
+
+def test_a_watermark_of_each_patient_is_worth_nothing_with_groups() -> None:
+    """Images of a patient share labels and a watermark, which says nothing about other patients."""
+    generator = np.random.default_rng(0)
+    patients, views = 60, 5
+    watermark = generator.normal(size=(patients, 40)).repeat(views, 0)
+    labels = np.where(generator.random((patients, 3)) < 0.4, 1, -1).repeat(views, 0).astype(np.int8)
+    features = torch.from_numpy((watermark + 0.1 * generator.normal(size=watermark.shape)).astype(np.float32))
+    names = [f"p{number // views}_{number % views}" for number in range(patients * views)]
+    table = LabelTable.from_dense(labels, images=names)
+    share = float((labels > 0).mean())
+    quality = {}
+    for group in (None, "^(p[0-9]+)_"):
+        config = Config(method="bce", solver="lbfgs", l2_strength=1e-3, group=group)
+        fitted = Assembly(config).solve(features, table, None)
+        quality[group] = metrics.mean_average_precision(fitted.logits, labels)
+        if group is not None:
+            assert all(len(set(fitted.fold[at : at + views])) == 1 for at in range(0, len(names), views))
+    assert quality[None] > 0.95
+    assert quality["^(p[0-9]+)_"] < share + 0.15
+
+
+def test_intervals_of_images_in_groups_are_those_of_the_groups() -> None:
+    generator = np.random.default_rng(0)
+    scores = generator.normal(size=(40, 1))
+    labels = np.where(scores + generator.normal(size=scores.shape) > 0, 1, -1).astype(np.int8)
+    alone = metrics.bootstrap(scores, labels, n=200)
+    copied = scores.repeat(4, 0), labels.repeat(4, 0)
+    together = metrics.bootstrap(*copied, n=200, groups=np.arange(40).repeat(4))
+    apart = metrics.bootstrap(*copied, n=200)
+    np.testing.assert_allclose(together.replicates.std(), alone.replicates.std(), rtol=1e-6)
+    assert apart.replicates.std() < 0.7 * together.replicates.std()
