@@ -57,7 +57,10 @@ if (photos.length) {
   for (const photo of photos) {
     const open = () => {
       const tile = photo.closest(".tile");
-      dialog.replaceChildren(photo.cloneNode(true), tile.querySelector("figcaption")?.cloneNode(true) ?? "");
+      const copy = photo.cloneNode(true);
+      copy.querySelector(".map")?.remove();
+      copy.removeAttribute("tabindex");
+      dialog.replaceChildren(copy, tile.querySelector("figcaption")?.cloneNode(true) ?? "");
       dialog.showModal();
     };
     photo.setAttribute("tabindex", "0");
