@@ -77,6 +77,8 @@ def test_page_of_a_run_that_lacks_something(tmp_path: Path, kind: str) -> None:
         assert "of the known positives; about" in page.text
         assert "mAP —" not in page.text
         assert "estimated precision" in page.text
+        assert "#questions" in page.values("href")
+        assert "95 % interval" not in page.text.partition("Class by class")[2].partition("Questions that")[0]
         assert "micro F1" not in page.text.partition("What was known")[0]
         assert "P(column | row)" not in page.text
     elif kind == "nothing held out":

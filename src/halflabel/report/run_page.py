@@ -35,6 +35,7 @@ from halflabel.report.layout import (
     truncation_note,
     write_page,
 )
+from halflabel.report.positives_section import estimates_per_class, questions_section
 from halflabel.report.run_facts import HeldOutResults, RunFacts, read_run_facts
 from halflabel.report.svg import figure
 from halflabel.report.threshold_section import threshold_section
@@ -63,6 +64,7 @@ _LINKS = {
     "recall": "Precision",
     "scores": "Scores",
     "pairs": "Together",
+    "questions": "Questions",
     "photos": "Photos",
 }
 
@@ -105,6 +107,7 @@ def build_page(
         precision_recall_section(results) if results is not None and results.knows_absence else None,
         _score_section(results) if results is not None and results.knows_absence else None,
         cooccurrence_section(facts.table),
+        questions_section(facts),
         gallery.galleries(facts, run, images, scan=scan, reporter=reporter) if images else gallery.no_galleries(),
     ]
     shown = [part for part in sections if part is not None]
@@ -309,14 +312,21 @@ def _ap_charts(results: HeldOutResults, ap: NDArray[Any], ranked: NDArray[np.int
 def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
     stats, results = facts.table.stats(), facts.held_out
     titles = ["class", "present", "absent", "unknown"]
-    if results is not None:
+    estimates = estimates_per_class(results) if results is not None and not results.knows_absence else None
+    if results is not None and estimates is None:
         titles += ["held-out present", "held-out absent", "AP", "95 % interval", "threshold", "precision", "recall"]
+    elif results is not None:
+        titles += ["estimated present", "threshold", "recall", "estimated precision"]
     rows = []
     for c in order.tolist():
         name = facts.table.classes[c]
         cells = [el("th", shorten(name, NAME_LETTERS), scope="row", class_="name", title=shorten(name, 200))]
         cells += [cell(float(part[c]), count(part[c])) for part in (stats.positives, stats.negatives, stats.unknown)]
-        if results is not None:
+        if results is not None and estimates is not None:
+            row, (precision, present) = results.per_class[c], (part[c] for part in estimates)
+            cells.append(cell(present, count(round(present))))
+            cells += [cell(value, decimal(value)) for value in (row["threshold"], row["recall"], precision)]
+        elif results is not None:
             row = results.per_class[c]
             cells += [
                 cell(row[key], count(row[key]) if np.isfinite(row[key]) else "—") for key in ("present", "absent")
@@ -328,13 +338,17 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
         rows.append(el("tr", *cells))
     heads = [el("th", title, scope="col") for title in titles]
     notes = "Present, absent and unknown: in how many images the class is known to be so, of all images."
-    if results is not None:
+    if estimates is not None:
+        notes += (
+            " Recall: of the known positives. The number of images that show the class, and the precision, are "
+            "estimated from the probabilities. A click on a title sorts."
+        )
+    elif results is not None:
         notes += " Held-out present, absent: the same, of the held-out images, by which the rest is measured."
         notes += (
             " AP (average precision): how well the model puts images with the class before those without; 100 is best."
         )
-        if results.knows_absence:
-            notes += " Precision and recall: at the threshold, which is the one with the best F1."
+        notes += " Precision and recall: at the threshold, which is the one with the best F1."
         notes += " A click on a title sorts; intervals sort by their width."
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="sortable")
     box = scroll_box(table, "Table of classes", tall=len(rows) > TALL_TABLE)

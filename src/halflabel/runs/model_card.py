@@ -43,6 +43,13 @@ def model_card(
         f"The thresholds and the calibration were fitted on the same {'' if out_of_fold else 'held-out '}labels, so F1 "
         f"and calibration error are optimistic; {chosen} selected on them too.",
     ]
+    known = [int(row["present"] + row["absent"]) for row in evaluation.per_class]
+    thresholds = [float(row["threshold"]) for row in evaluation.per_class]
+    span = " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(thresholds), max(thresholds))))
+    lines.append(
+        f"A class is called present from a probability of {span} on, fitted on {sum(known)} known "
+        f"labels ({min(known)} to {max(known)} per class)."
+    )
     not_evaluated = [row for row in evaluation.per_class if np.isnan(row["AP"])]
     for missing, classes in (
         ("positive", [row["class"] for row in not_evaluated if not row["present"]]),
