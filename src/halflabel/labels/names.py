@@ -17,6 +17,7 @@ from halflabel.errors import LabelError, UserError
 __all__ = ["Names", "class_number", "first_duplicate"]
 
 _CHUNK = 1 << 16
+_INVISIBLE = "[\u00ad\u200b-\u200f\u2060\ufeff]"
 
 
 class Names:
@@ -107,6 +108,23 @@ class Names:
             wanted = wanted.cast(self.array.type)
         positions = pc.index_in(wanted, value_set=self.array)
         return np.asarray(pc.fill_null(positions, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+    def look_alikes(self) -> tuple[str, str] | None:
+        """Two names that differ only in how characters are composed or in characters that nobody sees; None if none do.
+
+        >>> Names(["café", "cafe\\u0301", "dog"]).look_alikes() == ("café", "cafe\\u0301")
+        True
+        """
+        visible = pc.replace_substring_regex(pc.utf8_normalize(self.array, "NFC"), _INVISIBLE, "")
+        changed = pc.not_equal(visible, self.array)
+        odd = visible.filter(changed)
+        if not len(odd):
+            return None
+        is_known = pc.is_in(odd, value_set=self.array)
+        if pc.any(is_known).as_py():
+            place = pc.index(is_known, True).as_py()
+            return odd[place].as_py(), self.array.filter(changed)[place].as_py()
+        return None
 
     def take(self, positions: NDArray[Any]) -> Names:
         """The names at `positions`, in that order."""

@@ -228,3 +228,13 @@ def test_true_is_not_the_category_1(tmp_path: Path, category_id: object) -> None
     (tmp_path / "a.json").write_text(json.dumps(content))
     with pytest.raises(LabelError, match=r"neg_category_ids\[0\]"):
         formats.read(tmp_path / "a.json")
+
+
+def test_a_score_without_a_source_is_a_models(tmp_path: Path) -> None:
+    content = {
+        "images": [{"id": 1, "file_name": "a.jpg"}],
+        "categories": [{"id": 1, "name": "dog"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "score": 0.03}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert formats.read(tmp_path / "a.json", Policy(unlisted="unknown")).rows.is_model_made().all()

@@ -454,3 +454,12 @@ def test_blanks_in_our_own_files_are_kept_and_told(file: Path) -> None:
     assert (list(rows.images), list(rows.classes)) == ([" a.jpg", "a.jpg"], ["dog ", "dog"])
     assert "1 images differ from another one only by blanks around the name" in audit.notes
     assert "1 classes differ from another one only by blanks around the name" in audit.notes
+
+
+@pytest.mark.parametrize("header", ["image,class,label,value", "image,class,value,Value"])
+def test_two_columns_of_one_role_are_asked_about(file: Path, header: str) -> None:
+    second = header.split(",")[-2 if "label" in header else -1]
+    file.write_text(f"{header}\na.jpg,dog,1,1\n")
+    with pytest.raises(LabelError, match="both") as refusal:
+        formats.read(file)
+    assert f"--ignore {second}" in refusal.value.fix

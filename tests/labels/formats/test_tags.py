@@ -114,6 +114,8 @@ SPLIT = {
     "NumPy": ("\"['dog' 'cat']\"", "['dog']", ["dog", "cat"], "brackets and quotes"),
     "NumPy on two lines": ("\"['dog'\n 'cat']\"", "['dog']", ["dog", "cat"], "brackets and quotes"),
     "one cell without a list": ("\"['dog', 'cat']\"", "nan", ["dog", "cat"], "brackets and quotes"),
+    "a tuple": ("\"('dog', 'cat')\"", "\"('dog',)\"", ["dog", "cat"], "brackets and quotes"),
+    "a set": ("\"{'dog', 'cat'}\"", "{'dog'}", ["dog", "cat"], "brackets and quotes"),
     "bars in brackets": ("[dog|cat]", "None", ["dog", "cat"], "split at '|'"),
     "brackets": ('"[dog, cat]"', "[dog]", ["dog", "cat"], "split at ','"),
     "twice": ('"dog,cat, dog"', "dog", ["dog", "cat"], "1 tags are repeated for the same image"),
@@ -341,3 +343,15 @@ def test_commands_take_the_separator_and_write_tags(file: Path) -> None:
     words[words.index("tags")] = "long"
     assert "tags split at '/'" in CliRunner().invoke(app, words).output
     assert list(formats.read(out).rows.classes) == ["dog", "cat, black"]
+
+
+@pytest.mark.parametrize("cells", [("dog:0.9;cat:0.1", "dog:0.2"), ("dog;!cat", "cat;-dog"), ('"{""dog"": 1}"', "[]")])
+def test_tags_with_numbers_or_marks_are_refused(file: Path, cells: tuple[str, str]) -> None:
+    with pytest.raises(UserError, match=r"numbers|absent|not a list"):
+        made(file, f"image,tags\na.jpg,{cells[0]}\nb.jpg,{cells[1]}\n")
+
+
+def test_names_that_look_the_same_are_noted(file: Path) -> None:
+    for first, second in (("café", "cafe\u0301"), ("dog", "dog\u200b"), ("dog", "\ufeffdog")):
+        notes = made(file, f"image,tags\na.jpg,{first}\nb.jpg,{second}\n").audit.notes
+        assert any("look the same" in note and ascii(second) in note for note in notes)

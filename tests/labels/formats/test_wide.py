@@ -331,3 +331,9 @@ def test_what_is_stated_already_is_not_asked_again(file: Path) -> None:
     error = refusal(file, Policy(ignore=("split",), minus_one="absent"))
     assert "in all" not in error.message
     assert wide.read(file, Policy(ignore=("split",), minus_one="unknown")).table().known == 2
+
+
+def test_row_numbers_of_pandas_are_not_a_class(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Unnamed: 0,image,dog\n0,a.jpg,1\n1,b.jpg,0\n")
+    with pytest.raises(LabelError, match="numbers the rows"):
+        formats.read(tmp_path / "a.csv")

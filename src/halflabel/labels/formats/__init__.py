@@ -105,6 +105,10 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
     check_exists(path)
     policy.check(module.USES, name)
     result: LabelImport = module.read(path, policy)
+    for names, several in ((result.rows.images, "images"), (result.rows.classes, "classes")):
+        if (example := names.look_alikes()) is not None:
+            first, second = map(ascii, example)
+            result.audit.note(f"some {several} look the same but are not, such as {first} and {second}: write one name")
     return result
 
 

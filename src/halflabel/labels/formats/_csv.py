@@ -353,6 +353,8 @@ class ParquetTable(CsvTable):
 
     def _text(self, name: str, column: pa.ChunkedArray) -> pa.Array:
         try:
+            if pa.types.is_dictionary(column.type) and pa.types.is_binary(column.type.value_type):
+                column = column.cast(pa.binary())
             return pc.fill_null(_combine(column), "")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             message = f"a column of type {column.type} cannot hold labels"
@@ -407,7 +409,5 @@ def _check_memory(size: int, path: Path) -> None:
 
 def _combine(column: pa.ChunkedArray) -> pa.Array:
     """One array of strings; with 64-bit offsets only if the text is too long for 32-bit ones."""
-    if pa.types.is_dictionary(column.type) and pa.types.is_binary(column.type.value_type):
-        column = column.cast(pa.binary())
     text = column.cast(pa.string())
     return (text.cast(pa.large_string()) if text.nbytes >= 2**31 else text).combine_chunks()

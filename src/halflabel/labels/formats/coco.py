@@ -65,7 +65,10 @@ class Parsed:
         source, score = np.zeros(len(key), np.int32), np.full(len(key), np.nan, np.float32)
         for number, annotation in enumerate(first.tolist()):
             record = self.annotation_records[annotation]
-            if isinstance(record_source := record.get("source"), str):
+            record_source = record.get("source")
+            if record_source is None and record.get("score") is not None:
+                record_source = "model"  # people give no scores
+            if isinstance(record_source, str):
                 source[number] = sources.setdefault(record_source, len(sources))
             if isinstance(record_score := record.get("score"), (int, float)):
                 score[number] = record_score

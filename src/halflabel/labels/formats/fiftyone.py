@@ -181,6 +181,8 @@ class _RowCollector:
             label = check_name(target, path, place)
         confidence, attributes = read_score(fields.get("confidence"), path, place), fields.get("attributes")
         source = attributes.get("source") if isinstance(attributes, dict) else None
+        if source is None and not math.isnan(confidence):
+            source = "model"  # people give no confidences
         column = self.classes.setdefault(label, len(self.classes))
         source_index = self.sources.setdefault(source if isinstance(source, str) else "", len(self.sources))
         self.entries.append((image, column, sign, source_index, confidence))

@@ -32,7 +32,17 @@ from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_no
 from halflabel.labels.formats._write import check_names
 from halflabel.labels.formats.unsupported import own_output_error
 from halflabel.labels.names import Names
-from halflabel.labels.policy import LABEL_VALUES, MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, read_value, shorten_cell
+from halflabel.labels.policy import (
+    LABEL_VALUES,
+    MINUS_ONE,
+    ONE,
+    ZERO,
+    Policy,
+    UndecidedValue,
+    quote_option,
+    read_value,
+    shorten_cell,
+)
 from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.system.files import atomic_write
 
@@ -124,6 +134,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
     for role in ("image", "class"):
         if role not in roles:
             sheet.column(role)  # raises, listing the existing columns
+    for role in ("class", "value"):
+        fitting = [name for name in header if name.lower() in _ALIASES[role]]
+        if len(fitting) > 1:
+            message = f"both {fitting[0]!r} and {fitting[1]!r} may hold the {role}"
+            raise sheet.error(message, f"add {quote_option('--ignore', fitting[1])}, or rename it", line=1)
     unused = [name for name in header if name not in roles.values() and name not in policy.where]
     if "value" not in roles:
         refuse_possible_values(sheet, [*unused, *([roles["score"]] if "score" in roles else [])])

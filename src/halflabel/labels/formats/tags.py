@@ -44,7 +44,7 @@ _SINGULAR_NAMES = ("tag", "label", "class", "category", "class_name", "label_nam
 _NAMED_SEPARATORS = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": r"\t", "#": r"[\s,;|#]+"}
 
 _HASHTAGS = r"^#[^\s#,;|]+([\s,;|]*#[^\s#,;|]+)*[\s,;|]*$"
-_BRACKETS = r"(?s)^\[.*\]$"
+_BRACKETS = r"""(?s)^(\[.*\]|\(\s*['"].*\)|\{\s*['"].*\})$"""  # lists, tuples and sets
 
 _AROUND_BRACKETS = r"^\s*\[|\]\s*$"
 
@@ -119,6 +119,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     parts = {name: _split_cells(column, split) for name, column in cells.items()}
     present = next(iter(lists))
     _refuse_values(sheet, present, parts[present][0])
+    _refuse_signs(sheet, present, pc.unique(parts[present][0]))
     classes = Names(pc.unique(pa.concat_arrays([items for items, _ in parts.values()])))
     if not len(classes):
         raise sheet.error("every cell is empty, so there are no classes", "export the tags again", column=present)
@@ -284,8 +285,9 @@ def _parse_list(cell: str, separator: str) -> list[str]:
     (['dog', 'cat'], ['dog', 'cat'], [])
     """
     text = cell.strip()
-    if not text.startswith("["):  # blank, or a word such as nan
+    if text[:1] not in ("[", "(", "{"):  # blank, or a word such as nan
         return []
+    text = f"[{text[1:-1]}]"
     if separator and "..." not in text:
         return [tag.strip() for tag in re.split(separator, text[1:-1]) if tag.strip()]
     position, tags = 1, []
@@ -323,8 +325,23 @@ def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
         raise sheet.error(message, "add --format wide, where every column is a class", column=name)
 
 
+def _refuse_signs(sheet: CsvTable, name: str, tags: pa.Array) -> None:
+    """Raise LabelError for tags that carry a number (dog:0.9), or a mark that may mean absent (-dog beside dog)."""
+    carries_number = pc.match_substring_regex(tags, r"^.+[:=]\s*-?\d*[.,]?\d+%?$")
+    if len(tags) and pc.all(carries_number).as_py():
+        message = f"the tags carry numbers, such as {shorten_cell(tags[0].as_py())!r}"
+        raise sheet.error(message, "write the names alone, or one row per label: image,class,value", column=name)
+    marked = tags.filter(pc.match_substring_regex(tags, "^[-!~]."))
+    denied = marked.filter(pc.is_in(pc.replace_substring_regex(marked, "^[-!~]", ""), value_set=tags))
+    if len(denied):
+        message = f"the tag {shorten_cell(denied[0].as_py())!r} may mean that the class is absent"
+        raise sheet.error(message, "list the absent classes in a column 'absent'", column=name)
+
+
 def _add_notes(audit: Audit, sheet: CsvTable, rows: Rows, line_count: int, repeats: int) -> None:
     """Add notes: rows left out, lines merged, repeated tags, contradictions, similar classes."""
+    if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
+        audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")
     if line_count < len(sheet):
         audit.note(f"{len(sheet) - line_count} of {len(sheet)} rows left out by --where")
     if line_count > len(rows.images):

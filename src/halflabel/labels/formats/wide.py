@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
         sheet.column(name)  # raises if the column does not exist
     not_classes = {image_column, *policy.ignore, *policy.where}
     classes = [name for name in sheet.header if name not in not_classes]
+    if (unnamed := next((name for name in classes if re.fullmatch(r"Unnamed: \d+", name)), None)) is not None:
+        fix = f"add {quote_option('--ignore', unnamed)}"
+        raise sheet.error("this column numbers the rows, as pandas writes it, and is not a class", fix, column=unnamed)
     if not classes:
         raise sheet.error("no column is left for the classes", "check the header line", line=1)
     _check_images(sheet, names, selected, image_column)
