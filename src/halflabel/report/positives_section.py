@@ -52,6 +52,6 @@ def questions_section(facts: RunFacts) -> Html | None:
         "questions",
         "Questions that would tell most",
         scroll_box(el("table", el("thead", el("tr", *heads)), el("tbody", *rows)), "Table of questions"),
-        on="Unknown labels whose answers would teach most, at most one per image. halflabel review asks these and more, "
-        "with random ones among them that show how often the model is right.",
+        on="Unknown labels whose answers would teach most, at most one per image. halflabel review asks these and "
+        "more, with random ones among them that show how often the model is right.",
     )
