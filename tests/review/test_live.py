@@ -90,6 +90,19 @@ def test_from_nothing_chosen_questions_beat_random_ones(photos) -> None:
     assert reached[0] > reached[1] + 0.03
 
 
+def test_from_one_positive_each_the_unknown_are_not_called_too_often(photos) -> None:
+    features, truth = photos
+    labels = np.zeros_like(truth)
+    labels[np.arange(len(truth)), (truth > 0).argmax(1)] = 1
+    review = LiveReview(
+        LiveModel(features, table_of(labels), lambda: recipe("n-ls").make(), strength=1e-3), labels, labels
+    )
+    update = review.update([])
+    unknown = labels == 0
+    assert update.probabilities[unknown].mean() == pytest.approx((truth[unknown] > 0).mean(), abs=0.06)
+    assert update.quality.unknown == int(unknown.sum())
+
+
 def test_the_queue_has_its_share_of_random_checks(photos) -> None:
     features, truth = photos
     none = np.zeros_like(truth)

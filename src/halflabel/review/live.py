@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import logit
 
+from halflabel.metrics.positives_only import log_odds_of_unknown
 from halflabel.review.live_model import LiveModel
 from halflabel.review.live_quality import Quality, fit_probabilities, measure
 from halflabel.review.live_questions import (
@@ -117,9 +119,10 @@ class LiveReview:
         """Calibrate by the labels that the run began with; from nothing the logits stay as they are."""
         if not self.evaluation.any():
             return logits
-        platt = fit_decisions(
-            torch.from_numpy(logits),
-            torch.from_numpy(self.evaluation),
-            positives_per_image=self.positives_per_image,
-        )[0]
-        return np.asarray(platt.slope * logits + platt.offset, np.float32)
+        x = torch.from_numpy(logits)
+        platt = fit_decisions(x, torch.from_numpy(self.evaluation), positives_per_image=self.positives_per_image)[0]
+        p = platt.scores(x.double()).numpy()
+        z = logit(np.clip(p, 1e-9, 1 - 1e-9))
+        if platt.assumption:  # labels that were not given are less likely to be present
+            z += log_odds_of_unknown((self.evaluation > 0).sum(1), p.shape[1], float(np.nansum(p)))
+        return np.asarray(z, np.float32)
