@@ -208,5 +208,6 @@ from halflabel.cli import pack as _pack  # noqa: E402, F401
 from halflabel.cli import report as _report  # noqa: E402, F401
 from halflabel.cli import reproduce as _reproduce  # noqa: E402, F401
 from halflabel.cli import review as _review  # noqa: E402, F401
+from halflabel.cli import rules as _rules  # noqa: E402, F401
 from halflabel.cli import serve as _serve  # noqa: E402, F401
 from halflabel.cli import study as _study  # noqa: E402, F401

@@ -130,14 +130,11 @@ def compare(
     label_shares = parse_shares(shares or "", "--shares")
     _check_methods(methods)
     label_import = read(labels)
-    test_rows = read(test).rows if test is not None else None
-    table = label_import.table()
-    show_audit(label_import.audit, table)
+    show_audit(label_import.audit, table := label_import.table())
 
     from halflabel.cli.progress import Bar
     from halflabel.experiments import compare as compare_methods
 
-    config = _config(training, len(table))
     with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
         result = compare_methods(
             label_import.rows,
@@ -147,7 +144,7 @@ def compare(
             shares=label_shares,
             protocols=protocol or (),
             seeds=seeds,
-            test=test_rows,
+            test=read(test).rows if test is not None else None,
             test_images=test_images,
             test_share=test_share,
             select=select.value,  # type: ignore[arg-type]  # typer has checked it
@@ -155,7 +152,7 @@ def compare(
             references=references,
             budget=budget,
             lr=training["lr"],
-            config=config,
+            config=_config(training, len(table)),
             force=force,
             reporter=Reporter(bar, console.print, task_bar),
         )

@@ -1,4 +1,4 @@
-"""The commands `fill`, `rules suggest` and `rules check`."""
+"""The command `fill`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options, words_of
-from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_next
+from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options
+from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
@@ -23,7 +23,6 @@ from halflabel.system.reporter import Reporter
 if TYPE_CHECKING:
     from halflabel.filling.plan import FillCounts, FillPlan
     from halflabel.labels.rows import Rows
-    from halflabel.labels.rules import RuleSuggestion
     from halflabel.runs.folder import RunFolder
 
 
@@ -101,26 +100,15 @@ def fill(
         if distributed.is_main():
             _undo(undo, source, run, retract)
         return
-    for flag, is_set in (("--source", source is not None), ("--retract", retract)):
-        if is_set:
-            raise UserError(f"{flag} needs --undo", f"leave {flag} out, or add --undo FILE")
+    _check_only_with_undo(source, retract)
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
-    from halflabel.cli.progress import Bar
-    from halflabel.filling.run import check_output_name, has_only_positives
-    from halflabel.labels.formats._paths import existing_path
+    from halflabel.filling.run import has_only_positives
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
-    path = out or opened.filled
-    check_output_name(path)
-    if path.exists() and not force:
-        raise UserError(f"{path} already exists", "choose another --out, or add --force to overwrite it")
-    if labels is not None and path.resolve() == labels.resolve():
-        raise UserError("--out is the label file itself", "write another file, then append it or use it instead")
-    check_image_folder(images)
-    if rules is not None:
-        existing_path(rules)
+    path = _output_file(out or opened.filled, labels, force)
+    _check_inputs(images, rules)
     rows = read(labels).rows if labels is not None else None
     checked = None
     if not assume_random and has_only_positives(opened, rows):
@@ -128,29 +116,48 @@ def fill(
         if checked is None:
             _ask(opened, images, rows, precision, confidence, control)
             return
+    filling = _plan(opened, images, rows, rules, checked, (precision, confidence), folds, assume_random)
+    tally = _write(filling, path, (rows if rows is not None else opened.read_rows()) if complete else None)
+    _show(filling, tally, top)
+    _show_next_step(filling, tally, run, path, complete)
 
+
+def _plan(
+    run: RunFolder,
+    images: Path,
+    rows: Rows | None,
+    rules: Path | None,
+    control: Rows | None,
+    wanted: tuple[float, float],
+    folds: int | None,
+    assume_random: bool,
+) -> FillPlan:
+    """Decide which labels to fill, with progress bars; `wanted` are the precision and the confidence."""
+    from halflabel.cli.progress import Bar
     from halflabel.filling import fill as fill_labels
-    from halflabel.filling import write_filled
 
     with Bar("features") as bar, Bar("decides") as deciding:
-        filling = fill_labels(
-            opened,
+        return fill_labels(
+            run,
             images,
             labels=rows,
-            precision=precision,
-            confidence=confidence,
+            precision=wanted[0],
+            confidence=wanted[1],
             rules=rules,
             folds=folds,
-            control=checked,
+            control=control,
             assume_random=assume_random,
             reporter=Reporter(bar, console.print),
             plan_progress=deciding,
         )
-    base = (rows if rows is not None else opened.read_rows()) if complete else None
+
+
+def _write(filling: FillPlan, path: Path, base: Rows | None) -> FillCounts:
+    from halflabel.cli.progress import Bar
+    from halflabel.filling import write_filled
+
     with Bar("writes") as writing:
-        tally = distributed.run_on_main(lambda: write_filled(filling, path, base=base, progress=writing))
-    _show(filling, tally, top)
-    _show_next_step(filling, tally, run, path, complete)
+        return distributed.run_on_main(lambda: write_filled(filling, path, base=base, progress=writing))
 
 
 def _control_answers(run: RunFolder, questions: Path) -> Rows | None:
@@ -208,6 +215,32 @@ def _ask(run: RunFolder, images: Path, labels: Rows | None, precision: float, co
         f"--precision {precision:g}\nOr fill without answers, under an assumption: --assume-random",
         soft_wrap=True,
     )
+
+
+def _check_only_with_undo(source: str | None, retract: bool) -> None:
+    for flag, is_set in (("--source", source is not None), ("--retract", retract)):
+        if is_set:
+            raise UserError(f"{flag} needs --undo", f"leave {flag} out, or add --undo FILE")
+
+
+def _output_file(path: Path, labels: Path | None, force: bool) -> Path:
+    """Return the path if filled labels can be written there."""
+    from halflabel.filling.run import check_output_name
+
+    check_output_name(path)
+    if path.exists() and not force:
+        raise UserError(f"{path} already exists", "choose another --out, or add --force to overwrite it")
+    if labels is not None and path.resolve() == labels.resolve():
+        raise UserError("--out is the label file itself", "write another file, then append it or use it instead")
+    return path
+
+
+def _check_inputs(images: Path, rules: Path | None) -> None:
+    from halflabel.labels.formats._paths import existing_path
+
+    check_image_folder(images)
+    if rules is not None:
+        existing_path(rules)
 
 
 def _show_next_step(filling: FillPlan, tally: FillCounts, run: Path, path: Path, complete: bool) -> None:
@@ -335,92 +368,3 @@ def _class_precision(filling: FillPlan, which: int, c: int) -> str:
         return "—"
     mark = "*" if side.low[c] >= filling.precision else " "
     return f"{100 * side.estimate[c]:.1f} %{mark}"
-
-
-_MOST_COUNTED = 500  # rules that are counted beside those shown
-
-rules_app = typer.Typer(name="rules", help="Rules between labels, such as: a dog is an animal; day is not night.")
-app.add_typer(rules_app)
-
-
-@rules_app.command("suggest")
-@takes_label_options
-def suggest_rules(
-    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")],
-    read: ReadLabels,
-    out: Annotated[Path | None, typer.Option(help="Also write the rules to this file, to be edited.")] = None,
-    bound: Annotated[
-        float, typer.Option(help="Smallest share of cases in which a rule must hold.", min=0.5, max=0.9999)
-    ] = 0.95,
-    top: Annotated[int, typer.Option(help="Number of rules to show and to write, the strongest first.", min=1)] = 10,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
-) -> None:
-    """Suggest rules that the known labels support; no rule is applied unless a rules file lists it.
-
-    Example: halflabel rules suggest labels.csv --out rules.csv
-    """
-    from halflabel.labels.rules import format_suggestions, suggest_rules
-    from halflabel.system.files import atomic_write
-
-    if out is not None and out.exists() and not force:
-        raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
-    suggestions: list[RuleSuggestion] = suggest_rules(read(labels).table(), bound=bound, top=max(top, _MOST_COUNTED))
-    strongest, rest = suggestions[:top], suggestions[top:]
-    if not strongest:
-        console.print(
-            "The known labels support no rule. That needs images with several known labels, present and absent."
-        )
-        return
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("class", "rule", "class"):
-        rows.add_column(title, overflow="fold")
-    for title in ("holds", "of", "at least", "by chance"):
-        rows.add_column(title, justify="right")
-    for rule in strongest:
-        shares = (f"{100 * share:.1f} %" for share in (rule.bound, rule.expected))
-        rows.add_row(
-            Text(rule.first), rule.kind, Text(rule.second), group_digits(rule.holds), group_digits(rule.seen), *shares
-        )
-    console.print(rows)
-    if rest:
-        exclusions = sum(rule.kind == "excludes" for rule in rest)
-        number = f"{len(rest)}{' or more' * (len(suggestions) == _MOST_COUNTED)} weaker ones"
-        console.print(f"  … and {number}, {exclusions} of them exclusions (--top {len(suggestions)})")
-    if out is None:
-        words = ["--top", str(top), *words_of(read)]
-        show_next("halflabel", "rules", "suggest", labels, *words, "--out", "rules.csv", why="a file to edit")
-        return
-    with atomic_write(out) as temporary:
-        temporary.write_text(format_suggestions(strongest), encoding="utf-8")
-    console.print(f"Wrote [bold]{escape(str(out))}[/]. Remove rules that do not always hold.", soft_wrap=True)
-    show_next("halflabel", "fill", "RUN", "PHOTOS", "--rules", out)
-
-
-@rules_app.command("check")
-@takes_label_options
-def check_rules(
-    rules: Annotated[Path, typer.Argument(metavar="RULES", help="CSV class,rule,class or a hierarchy (.json).")],
-    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="The labels to check.")],
-    read: ReadLabels,
-) -> None:
-    """Check how often the known labels contradict the rules.
-
-    Example: halflabel rules check rules.csv labels.csv
-    """
-    from halflabel.labels.rules import find_contradictions, read_rules
-
-    table = read(labels).table()
-    checked = read_rules(rules, table.classes)
-    implied = checked.implied.nnz - len(table.classes)
-    excluded = checked.excluded.nnz // 2
-    meaning = f"{counted(implied, 'implication')} and {counted(excluded, 'exclusion')}"
-    console.print(f"{counted(checked.count, 'rule means', 'rules mean')} {meaning}")
-    if checked.ignored:
-        classes = counted(checked.ignored, "class of the hierarchy is", "classes of the hierarchy are")
-        console.print(f"{classes} not among the labels")
-    count, examples = find_contradictions(checked, table)
-    console.print(
-        f"{counted(count, 'entry', 'entries')} where known labels break them"
-        + (f": {escape('; '.join(examples))}" if examples else "")
-    )
-    show_next("halflabel", "fill", "RUN", "PHOTOS", "--rules", rules)

@@ -87,14 +87,7 @@ def serve(
         "--timeout": timeout,
         "--wait-ms": wait_ms,
     }
-    for flag, value in limits_by_flag.items():
-        if not math.isfinite(value):
-            raise UserError(f"{flag} {value:g} is not a limit", f"use a number, or leave {flag} out")
-    if token is not None and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
-        raise UserError(
-            f"the token is shorter than {_SHORTEST_TOKEN} characters, or not ASCII",
-            "use a random one, such as python -c 'import secrets; print(secrets.token_urlsafe())' prints",
-        )
+    _check_options(limits_by_flag, token)
     model_kind(model)
     with open_socket(host, port) as listening:
         from halflabel.runs import serve as server
@@ -130,3 +123,14 @@ def serve(
         guarded = server.AccessCheck(made, host=host, port=taken, token=token)
         server.serve(guarded, listening, patience=timeout)
     console.print("Stopped.")
+
+
+def _check_options(limits_by_flag: dict[str, float], token: str | None) -> None:
+    for flag, value in limits_by_flag.items():
+        if not math.isfinite(value):
+            raise UserError(f"{flag} {value:g} is not a limit", f"use a number, or leave {flag} out")
+    if token is not None and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise UserError(
+            f"the token is shorter than {_SHORTEST_TOKEN} characters, or not ASCII",
+            "use a random one, such as python -c 'import secrets; print(secrets.token_urlsafe())' prints",
+        )
