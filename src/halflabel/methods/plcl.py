@@ -74,9 +74,10 @@ def plcl(
     (--backbone-lr 1) and mirror images only (--crop 1). On VOC 2007 with 10 % known, e labels 79.74 % of the entries by
     the end, TP rate 68.96, TN rate 99.23.
 
-    Measured here (digit scenes, 10 % known, frozen features, 3 seeds): mAP 48.7 against 49.5 of `bce`. With one seed at
-    --lr 1e-3, 49.4 against 50.4: 45 % of the entries are labelled by the end, TP rate 33, TN rate 93; with passes=50
-    dropout=0.2, mAP 49.6: 91 %, 37 and 90. Wrong labels of a weak model do not help it.
+    On a frozen backbone L-BFGS fits its linear part: partial-BCE and labelling, c with θ 2 in place of d and e; with
+    --solver sgd everything is as above. Measured so (VOC 2012, 2 of 20 known, two draws, mAP): 79.4 and 79.0, `bce`
+    79.5 and 79.0; strategy a 74.5 and 75.7, but 81.5 if the entries that it picks got their true labels. The graph on
+    the logits of `bce` has 79.6, and no more if it is fitted to all true labels: it is not the graph that lacks labels.
     """
     one_of(("none", *STRATEGIES), strategy=strategy)
     one_of(("weldon", "mean"), pooling=pooling)
@@ -112,7 +113,7 @@ def _on_frozen(strategy: str, theta: float, relabel_at: str, block: int, reduce:
     if strategy == "none":
         return Method(BCE(), reduce=reduce)
     if strategy in ("d", "e"):
-        strategy, theta = "a", 0.0
+        strategy, theta = "c", 2.0
     method = Method(BCE(), Curriculum(strategy, theta, relabel_at, block=block), reduce=reduce)
     method.starts_from_bce = True
     return method

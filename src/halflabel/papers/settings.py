@@ -142,6 +142,7 @@ def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides
         size=effective.get("size"),
         resize=effective.get("resize", "squash"),
         tune=effective.get("tune", "all"),
+        solver="sgd" if cell.config.get("tune") == "head" else Config.solver,  # as the paper trains its heads
         linear_init=effective.get("linear_init", 0),
         linear_lr=effective.get("linear_lr"),
         crop=cell.condition.training.weak_view.get("least", Config.crop),

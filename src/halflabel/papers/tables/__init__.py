@@ -2,14 +2,15 @@
 
 Each paper has one module. Where a paper does not state a value, `unsaid` names the setting and a comment gives the
 source of the value. "Released code" is code that the authors, or the authors of the literature they follow, have
-published; only facts about it are used. Numbers that appear only in a diagram are not included.
+published; only facts about it are used. Numbers that appear only in a diagram are not included; `drawn` has the
+protocols of such diagrams.
 """
 
 from __future__ import annotations
 
 from halflabel.errors import UserError
 from halflabel.papers.spec import PaperTable, PrintedTable
-from halflabel.papers.tables import cevikalp_2019, durand_2019, huynh_2020, wang_2023, zhou_2022
+from halflabel.papers.tables import cevikalp_2019, drawn, durand_2019, huynh_2020, wang_2023, zhou_2022
 
 __all__ = ["PAPERS", "PRINTED", "TABLES", "find_table", "paper_of"]
 
@@ -25,7 +26,7 @@ PAPERS = {
 
 _MODULES = (huynh_2020, durand_2019, cevikalp_2019, wang_2023, zhou_2022)
 PRINTED: dict[str, PrintedTable] = {printed.id: printed for module in _MODULES for printed in module.PRINTED}
-TABLES: dict[str, PaperTable] = {table.id: table for module in _MODULES for table in module.TABLES}
+TABLES: dict[str, PaperTable] = {table.id: table for module in (*_MODULES, drawn) for table in module.TABLES}
 
 
 def find_table(id: str) -> PaperTable:

@@ -129,6 +129,7 @@ def _open_images(name: str, tune: str, test_split: str = "test") -> Condition:
     )
 
 
+# AP = 1/N_c Σ_k Precision(k, c) rel(k, c) over the known test labels is 1 for a class without a known negative.
 def _group(name: str, group: int | None) -> PaperMeasure:
     options = {"kind": "sklearn", "empty": "zero", "no_negative": "one"}
     return PaperMeasure(name, "mAP", options | ({"group": group} if group else {}))

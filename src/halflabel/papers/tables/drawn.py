@@ -1,0 +1,117 @@
+"""Figures of the papers that are drawn and carry no numbers: their protocols, to be run without a published column."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from halflabel.papers.spec import Condition, MaskSpec, PaperTable, PaperTraining, TableRow, partial_labels
+from halflabel.papers.tables import durand_2019, huynh_2020, wang_2023, zhou_2022
+
+__all__ = ["TABLES"]
+
+_NOTE = "a figure of the paper, drawn without numbers"
+_S2 = {table.id: table for table in durand_2019.TABLES}
+_S2_DATA = {condition.name: condition for condition in _S2["S2-table7"].conditions}
+_S2_MEASURES = _S2["S2-table5"].measures
+_ROWS = {row.name: row for row in _S2["S2-table4"].rows}
+_BCE, _PARTIAL_BCE = _ROWS["BCE"], _ROWS["partial-BCE"]
+_GNN, _FULL = _ROWS["partial-BCE + GNN"], _ROWS["partial-BCE + GNN + relabeling"]
+_DECADES = range(10, 101, 10)
+
+
+def _mask(percent: int, *, exact: bool) -> MaskSpec:
+    return partial_labels(percent, exact=exact) if percent < 100 else MaskSpec()
+
+
+def _by_share(condition: Condition, shares: Any = _DECADES, *, exact: bool = True) -> tuple[Condition, ...]:
+    """One condition for each share of known labels."""
+    return tuple(replace(condition, name=f"{share} %", masks=(_mask(share, exact=exact),)) for share in shares)
+
+
+def _sweep(row: TableRow, option: str, values: Any) -> tuple[TableRow, ...]:
+    return tuple(replace(row, name=f"{option}={v:g}", options={**row.options, option: v}) for v in values)
+
+
+def _s2(id: str, data: str, rows: tuple[TableRow, ...], shares: Any = _DECADES, *notes: str) -> PaperTable:
+    return PaperTable(id, _by_share(_S2_DATA[data], shares), _S2_MEASURES, rows, (_NOTE, *notes))
+
+
+_STRATEGIES = _S2["S2-table6"].rows[6:9]  # ResNet-101 WELDON: partial, dense, noisy
+_VALIDATED = "the paper uses 78,000 photos of train2014 for training and the other 5,000 for the test; here val2014"
+_RATES = tuple(
+    replace(row, name=f"{row.name}, lr {lr:g}", settings={"lr": lr})
+    for row in (_BCE, _PARTIAL_BCE)
+    for lr in (0.001, 0.005, 0.01, 0.05, 0.1)
+)
+_G_VALUES = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
+
+_S4_TABLE1 = wang_2023.TABLES[0]
+_S4_COCO = wang_2023.TABLES[2].conditions  # 20 and 50 %
+_OURS = _S4_TABLE1.rows[-1]
+_S5 = zhou_2022.TABLES[0]
+_S1_TABLE1 = huynh_2020.TABLES[0]
+
+
+def _s4_by_share(letter: str, condition: Condition) -> PaperTable:
+    conditions = _by_share(condition, range(10, 91, 10), exact=False)
+    return PaperTable(f"S4-figure3{letter}", conditions, _S4_TABLE1.measures[:1], _S4_TABLE1.rows, (_NOTE,))
+
+
+def _s1_figure(id: str, dataset: str, training: PaperTraining, *notes: str, **options: Any) -> PaperTable:
+    """Improvement over logistic regression for shares of missing labels."""
+    conditions = _by_share(Condition("", dataset, training, **options), (10, 30, 50, 70, 90), exact=False)
+    names = ("Logistic", "Curriculum Labeling", "IMCL")
+    rows = tuple(
+        replace(row, relative_to=None if row.name == "Logistic" else "Logistic")
+        for row in _S1_TABLE1.rows
+        if row.name in names
+    )
+    measure = replace(_S1_TABLE1.measures[-1], name="mAP", relative=True)
+    return PaperTable(id, conditions, (measure,), rows, (_NOTE, *notes))
+
+
+_S1_TRAINING = _S1_TABLE1.conditions[0].training
+
+TABLES = (
+    _s1_figure("S1-figure3", "cub", _S1_TRAINING, "the shares are those of known attributes"),
+    _s1_figure(
+        "S1-figure4",
+        "coco2014",
+        _S1_TRAINING,
+        "the paper trains on words of captions: here shares of the annotated labels are known",
+    ),
+    _s2("S2-figure3-voc", "VOC 2007", (*_STRATEGIES, _BCE, _PARTIAL_BCE)),
+    _s2("S2-figure3-nus", "NUS-WIDE", (*_STRATEGIES, _BCE, _PARTIAL_BCE)),
+    _s2("S2-figure4", "MS COCO", (_BCE, _PARTIAL_BCE, _GNN), _DECADES, "figures 4, 11 and 12"),
+    _s2("S2-figure5", "MS COCO", _sweep(_PARTIAL_BCE, "g_value", _G_VALUES), (10,), _VALIDATED, "figures 5 and 15"),
+    _s2("S2-figure6", "MS COCO", _sweep(_PARTIAL_BCE, "gamma", (-1.0, 0.5, 1.0, 2.0, 3.0)), _DECADES, _VALIDATED),
+    _s2("S2-figure10", "MS COCO", _RATES, (10, 50, 100)),
+    _s2("S2-figure13", "VOC 2007", (_BCE, _PARTIAL_BCE, _GNN), _DECADES, "figures 13, 14 and 16, without APG-Graph"),
+    _s2("S2-figure17", "MS COCO", (_STRATEGIES[1], _BCE, _FULL)),
+    *(_s4_by_share(letter, condition) for letter, condition in zip("abc", _S4_TABLE1.conditions, strict=True)),
+    PaperTable(
+        "S4-figure4a", _S4_COCO, _S4_TABLE1.measures[:1], _sweep(_OURS, "alpha", (0.1, 0.25, 0.5, 0.75, 1.0)), (_NOTE,)
+    ),
+    PaperTable(
+        "S4-figure4b", _S4_COCO, _S4_TABLE1.measures[:1], _sweep(_OURS, "tau", (0.5, 0.6, 0.7, 0.8, 0.9)), (_NOTE,)
+    ),
+    PaperTable(
+        "S5-mlml",
+        tuple(
+            replace(
+                _S5.conditions[0],
+                name=f"{percent} % of the positives",
+                masks=(MaskSpec("positives", {"share": percent / 100}),),
+            )
+            for percent in (20, 40, 60, 80)
+        ),
+        _S5.measures,
+        tuple(
+            replace(row, options=row.options_by_condition.get("VOC", {}), options_by_condition={})
+            for row in _S5.rows
+            if row.name in ("AN loss", "LS", "ROLE", "EM loss", "EM loss+APL")
+        ),
+        (_NOTE, "a share of the positives is known and no negative: here of every photo of VOC"),
+    ),
+)
