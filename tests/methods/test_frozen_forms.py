@@ -53,7 +53,7 @@ def test_without_their_idea_they_are_bce(name, options):
 def test_label_smoothness_is_the_slow_loop():
     """ℓ_y and its gradient, image by image and label by label, for the similar images and the graph of a search."""
     features, table, _ = problem(images=15, classes=3)
-    method = recipe("imcl").make(k=2, rescale=False).on_frozen_features()
+    method = recipe("imcl").make(k=2, rescale=False, graph="cooccurrence").on_frozen_features()
     method.start(table)
     labels = torch.from_numpy(table.dense())
     logits = torch.randn(15, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
@@ -87,7 +87,7 @@ def test_the_graph_of_labels_is_fitted_in_turns():
     first = np.where(rng.random(60) < 0.5, 1, -1)
     table = LabelTable.from_dense(np.stack([first, first, np.where(rng.random(60) < 0.5, 1, -1)], 1))
     features = torch.from_numpy(np.stack([first, rng.normal(size=60)], 1)).float()
-    method = recipe("imcl").make(k=3).on_frozen_features()
+    method = recipe("imcl").make(k=3, graph="cooccurrence").on_frozen_features()
     method.start(table)
     graph = method.relabel.similarity.graph
     before = graph.weights.clone()

@@ -258,7 +258,11 @@ def test_s3_random_weights_trials_and_noise(
 def _small_cifar(table: PaperTable) -> PaperTable:
     """The same table with six labelled images per batch instead of 4,000."""
     conditions = tuple(
-        replace(one, dataset_options={**one.dataset_options, "labelled": 6}) if one.dataset == "cifar10" else one
+        one
+        if one.dataset != "cifar10"
+        else replace(one, dataset_options={**one.dataset_options, "labelled": 6})
+        if one.dataset_options
+        else replace(one, masks=(MaskSpec("semi-supervised", {"number": 6}),))
         for one in table.conditions
     )
     return replace(table, conditions=conditions)

@@ -15,6 +15,7 @@ from halflabel.training.optimizer import learning_rate_factor
 
 SCALED = {"apl_from", "apl_to", "cr_from", "every", "prior_epochs", "span", "start", "start_epoch", "warm"}
 NO_EPOCHS = {
+    "node_size",
     *("bank", "beam", "blends", "block", "dictionary", "dimensions", "ensemble", "hidden", "k", "k_a", "length"),
     *("levels", "passes", "prototypes", "rank", "steps", "theta_seed", "topk", "vector_size", "width"),
 }
@@ -58,8 +59,8 @@ def test_options_scale_with_the_stated_number_of_epochs() -> None:
 
 
 def test_options_of_tables_without_stated_epochs() -> None:
-    """S3 does not state its training length: labels are propagated every 20 epochs, whatever their number."""
-    assert setup_of("S3-table1", "ss-rml", epochs=2).options == {"start": 0}
+    """S3 does not state its training length: 40 epochs, so that labels are propagated again; shorter runs scale it."""
+    assert setup_of("S3-table1", "ss-rml", epochs=2).options == {"start": 0, "every": 1}
     assert setup_of("S3-table1", "ss-rml", epochs=40).options == {"start": 0}
     own = {"start": 5, "every": 20}
     assert scale_options({}, own, 10, 2, declared=False) == {"start": 1}

@@ -81,7 +81,7 @@ def test_no_two_rows_are_the_same_experiment(table: PaperTable) -> None:
         if row.can_run(recipes()):
             for condition in filter(row.applies_to, table.conditions):
                 cell = table.cell(row, condition)
-                key = (condition.name, cell.method, *map(repr, (cell.options, cell.masks, cell.config)))
+                key = (condition.name, cell.method, *map(repr, (cell.options, cell.masks, cell.config, row.settings)))
                 if (table.id, condition.name) == ("S2-table6", "100 %"):  # all labels, whatever the strategy
                     continue
                 assert key not in seen, (row.name, seen[key])

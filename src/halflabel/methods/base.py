@@ -75,11 +75,11 @@ class Method(nn.Module):
         self.make_head = head
         self.reduce = reduce
         self.views = views
-        self._make_frozen = frozen
+        self.make_frozen = frozen
 
     def on_frozen_features(self) -> Method:
         """Return the form of the method that L-BFGS fits to frozen features: `frozen()` if given, else itself."""
-        return self if self._make_frozen is None else self._make_frozen()
+        return self if self.make_frozen is None else self.make_frozen()
 
     def head(self, channels: int, classes: int) -> Head:
         """Make a new head for features with this many channels."""

@@ -72,8 +72,8 @@ def em_apl(
     Options: alpha (α), beta (β), theta (θ, the share of unknown entries labelled at the end, up to rounding down),
     apl_from (W, warm-up) and apl_to (E; 0 = the number of epochs trained, as in the released code). α, β, W of the
     released code: VOC 0.2, 0.02, 5; COCO 0.1, 0.9, 5; NUS-WIDE 0.1, 0.2, 4; CUB 0.01, 0.4, 3; E = 10. few_absent: as in
-    `em`. Training for W epochs or fewer equals `em`. On frozen features L-BFGS labels after each round but the last. The
-    paper's figure (VOC 2012, one positive per image): mAP 89.19 against 89.09 of `em` and 85.89 of `an`.
+    `em`. Training for W epochs or fewer equals `em`. L-BFGS on frozen features labels after each round but the last.
+    The paper's figure (VOC 2012, one positive per image): mAP 89.19 against 89.09 of `em` and 85.89 of `an`.
 
     Differs from the released code: known negatives stay known negatives (it would read one as a soft label of 1); the
     training images are scored without augmentation (there half of them are mirrored at random); and it adds 1e-5 inside
