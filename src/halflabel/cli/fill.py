@@ -110,15 +110,18 @@ def fill(
     path = _output_file(out or opened.filled, labels, force)
     _check_inputs(images, rules)
     rows = read(labels).rows if labels is not None else None
-    checked = None
+    checked, given = None, read(answers).rows if answers is not None else _review_answers(opened)
     if not assume_random and has_only_positives(opened, rows):
-        checked = read(answers).rows if answers is not None else _control_answers(opened, opened.control)
+        checked = given if answers is not None else _control_answers(opened, given)
         if checked is None:
-            _ask(opened, images, rows, precision, confidence, control)
+            _ask(opened, images, rows, path, precision, confidence, control)
             return
-    filling = _plan(opened, images, rows, rules, checked, (precision, confidence), folds, assume_random)
-    tally = _write(filling, path, (rows if rows is not None else opened.read_rows()) if complete else None)
+    filling = _plan(opened, images, rows, rules, (checked, given), (precision, confidence), folds, assume_random)
+    tally = _write(filling, path, (rows if rows is not None else opened.read_rows()) if complete else None, given)
     _show(filling, tally, top)
+    _show_left_out(filling, images)
+    if given is not None:
+        console.print(f"{counted(len(given), 'answer')} of people kept: nothing was filled there")
     _show_next_step(filling, tally, run, path, complete)
 
 
@@ -127,12 +130,15 @@ def _plan(
     images: Path,
     rows: Rows | None,
     rules: Path | None,
-    control: Rows | None,
+    answers: tuple[Rows | None, Rows | None],
     wanted: tuple[float, float],
     folds: int | None,
     assume_random: bool,
 ) -> FillPlan:
-    """Decide which labels to fill, with progress bars; `wanted` are the precision and the confidence."""
+    """Decide which labels to fill, with progress bars.
+
+    `answers` are those to control questions, and all; `wanted` are the precision and the confidence.
+    """
     from halflabel.cli.progress import Bar
     from halflabel.filling import fill as fill_labels
 
@@ -145,66 +151,97 @@ def _plan(
             confidence=wanted[1],
             rules=rules,
             folds=folds,
-            control=control,
+            control=answers[0],
+            answers=answers[1],
             assume_random=assume_random,
             reporter=Reporter(bar, console.print),
             plan_progress=deciding,
         )
 
 
-def _write(filling: FillPlan, path: Path, base: Rows | None) -> FillCounts:
+def _write(filling: FillPlan, path: Path, base: Rows | None, answers: Rows | None) -> FillCounts:
     from halflabel.cli.progress import Bar
     from halflabel.filling import write_filled
 
     with Bar("writes") as writing:
-        return distributed.run_on_main(lambda: write_filled(filling, path, base=base, progress=writing))
+        return distributed.run_on_main(
+            lambda: write_filled(filling, path, base=base, answers=answers, progress=writing)
+        )
 
 
-def _control_answers(run: RunFolder, questions: Path) -> Rows | None:
-    """Return the answers of `review` to the control questions of a run, or None if there are too few."""
-    import numpy as np
-
-    from halflabel.filling.control import FEWEST_ANSWERS
+def _review_answers(run: RunFolder) -> Rows | None:
+    """Return the answers of `review` to questions about this run, or None if there are none."""
     from halflabel.review.answers import AnswerStore
-    from halflabel.review.questions import read_questions
 
-    if not questions.exists() or not run.answers.exists():
+    if not run.answers.exists():
         return None
-    table = run.read_labels()
-    asked = {(item.image, item.column) for item in read_questions(questions, table)}
-    store = AnswerStore(run.answers)
+    table, store = run.read_labels(), AnswerStore(run.answers)
     try:
         rows = store.label_rows(table.images, table.classes)
     finally:
         store.close()
-    is_asked = [entry in asked for entry in zip(rows.image.tolist(), rows.column.tolist(), strict=True)]
-    rows = rows.select(np.flatnonzero(is_asked))
+    return rows if len(rows) else None
+
+
+def _control_answers(run: RunFolder, answers: Rows | None) -> Rows | None:
+    """Return the answers to the control questions of a run, or None if there are too few."""
+    import numpy as np
+
+    from halflabel.filling.control import FEWEST_ANSWERS
+    from halflabel.review.questions import read_questions
+
+    if answers is None or not run.control.exists():
+        return None
+    asked = {(item.image, item.column) for item in read_questions(run.control, run.read_labels())}
+    is_asked = [entry in asked for entry in zip(answers.image.tolist(), answers.column.tolist(), strict=True)]
+    rows = answers.select(np.flatnonzero(is_asked))
     return rows if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
 
 
-def _ask(run: RunFolder, images: Path, labels: Rows | None, precision: float, confidence: float, count: int) -> None:
+def _show_left_out(filling: FillPlan, images: Path) -> None:
+    """Print how many images of the folder the labels do not name."""
+    from halflabel.data.decode import find_images
+
+    missing = len(find_images(images)) - len(filling.table)
+    if missing > 0:
+        console.print(
+            f"{counted(missing, 'image')} of {escape(str(images))} without a row in the labels: not filled. "
+            "`halflabel predict` scores them; to fill them too, train with a row without labels for each.",
+            soft_wrap=True,
+        )
+
+
+def _ask(
+    run: RunFolder, images: Path, labels: Rows | None, out: Path, precision: float, confidence: float, count: int
+) -> None:
     """Write the control questions, unless they are written already, and say how to answer them."""
     from halflabel.cli.progress import Bar
     from halflabel.filling.control import FEWEST_ANSWERS
     from halflabel.filling.run import control_questions
     from halflabel.review.questions import CONTROL, Question, write_questions
 
+    which = "a random sample of the labels that could be filled, over the whole range of probabilities."
     if not run.control.exists():
         with Bar("scores") as bar:
             table, drawn = control_questions(
                 run, images, labels=labels, precision=precision, count=count, reporter=Reporter(bar, console.print)
             )
         write_questions([Question(i, c, p, f"{CONTROL}: fill") for i, c, p in drawn], table, run.control)
+        if len(drawn) < count:
+            which = (
+                f"all {len(drawn)} labels that are probable enough to be filled: the answers decide them, and no "
+                "others will be filled. To fill more, label more photos or answer the questions of `review`, and train."
+            )
     certain = math.ceil(math.log(1 - confidence) / math.log(precision))
     console.print(
         "Hardly any label is known to be absent: no known label shows how often a filled one would be wrong. Answers "
-        f"to random questions show it. The questions in [bold]{escape(str(run.control))}[/] are a random sample of the "
-        "labels that could be filled, over the whole range of probabilities.",
+        "to random questions show it; nothing is filled yet. The questions in "
+        f"[bold]{escape(str(run.control))}[/] are {which}",
         soft_wrap=True,
     )
     console.print(
         f"{FEWEST_ANSWERS} answers are enough to begin; with more, more can be filled at {100 * precision:g} % "
-        f"precision and {100 * confidence:g} % confidence. {certain} answers that are all yes would show it for all "
+        f"precision and {100 * confidence:g} % confidence. If all are yes, {certain} answers show it for all "
         "of these labels without a model of their errors.",
         soft_wrap=True,
     )
@@ -212,7 +249,8 @@ def _ask(run: RunFolder, images: Path, labels: Rows | None, precision: float, co
     console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
     console.print(
         f"Then:  halflabel fill {escape(shlex.quote(str(run.folder)))} {escape(shlex.quote(str(images)))} "
-        f"--precision {precision:g}\nOr fill without answers, under an assumption: --assume-random",
+        f"--precision {precision:g} --out {escape(shlex.quote(str(out)))}\n"
+        "Or fill without answers, under an assumption: --assume-random",
         soft_wrap=True,
     )
 

@@ -61,6 +61,7 @@ class FillPlan:
     warnings: tuple[str, ...]
     assumption: str = ""  # under which the fills are right, where no label shows it
     check: str = ""  # what control answers say about the assumption
+    answered: LabelTable | None = None  # `table` with answers that are not evidence: nothing is filled there either
 
     def empty_counts(self) -> FillCounts:
         """Return counts of zero, for `blocks`."""
@@ -76,7 +77,7 @@ class FillPlan:
         """
         counts = counts if counts is not None else self.empty_counts()
         for index in image_blocks(self.images_to_fill, len(self.table.classes)):
-            labels = self.table.rows(index)
+            labels = (self.answered or self.table).rows(index)
             p = self._probabilities(index)
             value, score, source = self._fill(labels, p, counts, index)
             counts.present += (value > 0).sum(0)

@@ -39,6 +39,7 @@ def fill(
     rules: Path | None = None,
     folds: int | None = None,
     control: Rows | None = None,
+    answers: Rows | None = None,
     assume_random: bool = False,
     reporter: Reporter = SILENT,
     plan_progress: Callable[[int, int], None] | None = None,
@@ -52,6 +53,9 @@ def fill(
 
     Where only positives are known, present labels are filled if `control` holds answers to the questions of
     `control_questions`, or with `assume_random` under the assumption of the run's calibration.
+
+    `answers` are further labels by people, such as those of `review`: nothing is filled there. They are not evidence,
+    because a model may have chosen the questions.
     """
     from halflabel.filling.control import ControlAnswers, are_nearly_all_positive, plan_present
     from halflabel.filling.plan import plan_fill
@@ -89,12 +93,18 @@ def fill(
         "progress": plan_progress,
     }
     if not only_positives:
-        return plan_fill(scores, rows, **shared)
-    answers = None
-    if control is not None:
-        image, column = table.images.index(control.images.array), table.classes.index(control.classes.array)
-        answers = ControlAnswers(image[control.image], column[control.column], control.value > 0)
-    return plan_present(scores, rows, run.read_calibration(), answers=answers, **shared)
+        plan = plan_fill(scores, rows, **shared)
+    else:
+        checked = None
+        if control is not None:
+            image, column = table.images.index(control.images.array), table.classes.index(control.classes.array)
+            checked = ControlAnswers(image[control.image], column[control.column], control.value > 0)
+        plan = plan_present(scores, rows, run.read_calibration(), answers=checked, **shared)
+    for further in (control, answers):
+        if further is not None and len(further):
+            rows = _align(rows.append(further), rows.classes)
+            plan = replace(plan, answered=calibration_tables(rows.drop_overridden())[0])
+    return plan
 
 
 def control_questions(
@@ -154,9 +164,14 @@ def check_output_name(path: Path) -> None:
 
 
 def write_filled(
-    plan: FillPlan, path: Path, *, base: Rows | None = None, progress: Callable[[int, int], None] | None = None
+    plan: FillPlan,
+    path: Path,
+    *,
+    base: Rows | None = None,
+    answers: Rows | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> FillCounts:
-    """Write the filled rows to CSV or Parquet, by the file name; with `base`, write these rows before them.
+    """Write the filled rows to CSV or Parquet, by the file name; `base` and `answers` are written before them.
 
     Without `base` the file can be appended to the label file without its header: the last row wins. One block of rows
     is in memory at a time.
@@ -167,6 +182,8 @@ def write_filled(
     def blocks() -> Iterator[Any]:
         if base is not None:
             yield from long.row_blocks(base)
+        if answers is not None:
+            yield from long.row_blocks(answers)
         done = 0
         for rows in plan.blocks(counts):
             yield from long.row_blocks(rows)
