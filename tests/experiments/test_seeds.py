@@ -30,9 +30,8 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
     candidates = tuple(map(Candidate.parse, strengths))
     grid = Grid(candidates, (LabelMask.share(0.5), LabelMask()), 3, "none")
     test = LabelTable.from_dense(LABELS)
-    bench: Any = SimpleNamespace(
-        test=test, select=select, data=SimpleNamespace(has_own_test=False), config=SimpleNamespace(held_out=0.2)
-    )
+    config = SimpleNamespace(held_out=0.2, group=None)
+    bench: Any = SimpleNamespace(test=test, select=select, data=SimpleNamespace(has_own_test=False), config=config)
     store, actual = Store(folder), {}
     for candidate in candidates:
         for seed, strength in strengths[candidate.name].items():

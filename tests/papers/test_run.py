@@ -387,7 +387,7 @@ def test_s3_rows_quoted_from_other_papers(coco2014: Path, tmp_path: Path, fits: 
     for row, part in (("CNN+RNN", "quoted from another paper"), ("CNN+RMLC", "another experiment: the paper uses")):
         assert any(line.startswith(f"{row}: ") and part in line for line in result.differs)
     assert not any("binary relevance" in line for line in result.differs)
-    assert "epochs 2 instead of an unstated value" in result.differs
+    assert "epochs 2 instead of 23" in result.differs
 
 
 def test_progress_describes_masks_in_words(coco2014: Path, tmp_path: Path) -> None:

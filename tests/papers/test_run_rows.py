@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from halflabel.cli import app
 from halflabel.data.datasets import open_dataset
 from halflabel.experiments import bench
+from halflabel.labels.drop import semi_supervised
 from halflabel.papers.run import reproduce
 from halflabel.papers.settings import Overrides, set_up_cell
 from halflabel.papers.tables import TABLES
@@ -29,11 +30,9 @@ def run(*words: object) -> Result:
 
 @pytest.fixture
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six labelled images of one batch instead of 4,000 of each of five batches."""
+    """One batch of 12 images, of which the mask leaves 5 labelled, instead of 4,000 of each of five batches."""
     table = TABLES["S3-table1"]
-    conditions = tuple(
-        replace(one, dataset_options={"labelled": 6}, trials=({"batch": 1},)) for one in table.conditions
-    )
+    conditions = tuple(replace(one, trials=({"batch": 1},)) for one in table.conditions)
     monkeypatch.setitem(TABLES, "S3-table1", replace(table, conditions=conditions))
 
 
@@ -42,9 +41,9 @@ def test_s3_supervised_rows_use_only_labelled_images(cifar10: Path, tmp_path: Pa
     rows, overrides = ["RML-CNN", "WARP", "Softmax"], replace(SMALL, epochs=1, batch_size=8)
     result = reproduce("S3-table1", cifar10, out=tmp_path, rows=rows, conditions=["random init."], overrides=overrides)
     assert not result.failures
-    train = open_dataset("cifar10", cifar10, labelled=6, batch=1).train
+    train = semi_supervised(open_dataset("cifar10", cifar10, batch=1).train, share=0.6, seed=0)
     labelled = np.flatnonzero(np.diff(train.start))
-    assert len(labelled) == 6 < len(train) == 60
+    assert len(labelled) == 5 < len(train) == 60
     assert [list(fit["table"].images) for fit in fits] == [list(train.subset(labelled).images)] * 3
     assert not any("unlabelled" in line for line in result.differs)
     words = " ".join(result.protocol["random init."])
@@ -65,14 +64,14 @@ def test_s3_ss_rml_starts_from_a_model_of_the_labelled_images(
     assert not result.failures
     # What the row RML-CNN is, is what SS-RML begins with; all images are in its own epochs.
     first, start, then = sorted(fits, key=lambda fit: len(fit["table"]))
-    assert [len(fit["table"]) for fit in (first, start, then)] == [6, 6, 60]
+    assert [len(fit["table"]) for fit in (first, start, then)] == [5, 5, 60]
     assert all(torch.equal(value, start["fitted"][name]) for name, value in first["fitted"].items())
     assert all(torch.equal(value, start["fitted"][name]) for name, value in then["weights"].items())
     # Labels were passed on before its only epoch.
-    assert int((then["method"].relabel.neighbour >= 0).sum()) == 54
+    assert int((then["method"].relabel.neighbour >= 0).sum()) == 55
     text = " ".join(result.protocol["random init."])
     assert "from the weights of the model rml after 1 epoch on the labelled images only (SS-RML-CNN)" in text
-    assert "the initial model rml has 1 instead of 10 epochs" in result.differs
+    assert "the initial model rml has 1 instead of 40 epochs" in result.differs
 
 
 def test_s5_linear_init_has_its_own_learning_rate_and_epochs(

@@ -95,7 +95,7 @@ def test_files_with_and_without_header_and_names_of_several_words(tmp_path, head
 
 def test_missing_names_are_told_with_what_is_near(tmp_path):
     path = write(tmp_path, WORDS)
-    with pytest.raises(LabelError, match=r"no vector for 'plants' \(near: plant\), 'zebra'. Fix: .*vectors graph"):
+    with pytest.raises(LabelError, match=r"no vector for 'plants' \(near: plant\), 'zebra'. Fix: .*vectors.*graph"):
         from_file(path, Names(["plants", "dog", "zebra"]))
 
 
