@@ -21,6 +21,7 @@ __all__ = [
     "Checkpoint",
     "clear",
     "flatten",
+    "late_buffers",
     "load_newest",
     "load_state",
     "pack_optimizer",
@@ -119,10 +120,24 @@ def restore(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
+def late_buffers(module: nn.Module) -> set[str]:
+    """The state entries that parts of the module declare in the class attribute `late_buffers`.
+
+    Such a part registers them as None, creates them in training, and takes their shapes from the state it loads.
+    """
+    return {
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        for name in getattr(type(part), "late_buffers", ())
+    }
+
+
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load a state dict; a RuntimeError names the first entry that does not fit, on one line."""
-    expected = module.state_dict()
+    expected, late = module.state_dict(), late_buffers(module)
     for name in [*expected, *state]:
+        if name in late:
+            continue
         if name not in state:
             raise RuntimeError(f"{name} is missing")
         if name not in expected:

@@ -92,7 +92,8 @@ class Checkpointer:
         """The state of the method; an error if a new method could not load it."""
         state = self.method.state_dict()
         shapes = _shapes(state)
-        for name in [*self.method_shapes, *shapes]:
+        late = checkpoints.late_buffers(self.method)
+        for name in (name for name in {**self.method_shapes, **shapes} if name not in late):
             if shapes.get(name) is None or shapes[name] != self.method_shapes.get(name):
                 raise UserError(
                     f"{name} of the method's state is not a tensor that has the same shape from the start on, so the "

@@ -115,6 +115,7 @@ class Prototypes(nn.Module):
     (count = 4); the mean of all where a quarter has none. Memory: 4·C·(size + count)·W bytes.
     """
 
+    recomputed = ("_epoch",)  # `made` tells a resumed run whether the epoch's prototypes exist
     centres: Tensor  # (C, k, W)
     exists: Tensor  # (C,) bool
     made: Tensor  # () int64, the epoch in which they were computed

@@ -49,6 +49,7 @@ class SimilarityMemory(Ignore):
     bytes per image on the device, and as much for the sweep (from 256 MB on in scratch files).
     """
 
+    late_buffers = ("features", "labels", "start_features", "start_labels")
     number: Tensor  # (M,) int64, image numbers, −1 for an empty slot
     place: Tensor  # () int64, the slot of the next image
     features: Tensor | None  # (M, D)
@@ -63,7 +64,7 @@ class SimilarityMemory(Ignore):
         self.keep_start = keep_start
         self.logistic_epochs = 1 if keep_start else 0
         self.table: LabelTable | None = None
-        for name in _LAZY_BUFFERS:
+        for name in self.late_buffers:
             self.register_buffer(name, None)
 
     def plan(self, epochs: int) -> None:
@@ -82,7 +83,7 @@ class SimilarityMemory(Ignore):
         slots = min(self.size, len(table))
         self.register_buffer("number", torch.full((slots,), -1))
         self.register_buffer("place", torch.zeros((), dtype=torch.int64))
-        for name in _LAZY_BUFFERS:
+        for name in self.late_buffers:
             setattr(self, name, None)
 
     def wants_sweep(self, epoch: int) -> bool:
@@ -140,13 +141,10 @@ class SimilarityMemory(Ignore):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         # The number of features is known only from the first batch on, so the saved state decides the shapes.
-        for name in _LAZY_BUFFERS:
+        for name in self.late_buffers:
             saved = state_dict.get(prefix + name)
             setattr(self, name, None if saved is None else torch.empty_like(saved, device=self.number.device))
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-_LAZY_BUFFERS = ("features", "labels", "start_features", "start_labels")
 
 
 def read_groups(path: str | Path, table: LabelTable) -> NDArray[np.int64]:
