@@ -138,13 +138,21 @@ def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, n
     assert all(question.is_control for question in asked)
     store = AnswerStore(run.answers)
     store.add(
-        [Answer(str(k), table.images[q.image], table.classes[q.column], 1) for k, q in enumerate(asked)],
+        [Answer(str(k), table.images[q.image], table.classes[q.column], 1 if k else -1) for k, q in enumerate(asked)],
         "somebody",
     )
     store.close()
     assert "control answers" in call(*words)
     rows = formats.read(run.filled, format="long").rows
-    assert set(rows.sources) <= {f"model:wan:{run.folder.as_posix()}"}
+    # Answers are written as people's labels, and nothing is filled over them.
+    assert {name for name in rows.sources if not name.startswith("person")} <= {f"model:wan:{run.folder.as_posix()}"}
+    entries = [
+        (rows.images[int(i)], rows.classes[int(c)])
+        for i, c in zip(rows.image.tolist(), rows.column.tolist(), strict=True)
+    ]
+    assert len(set(entries)) == len(entries)
+    refused = (table.images[asked[0].image], table.classes[asked[0].column])
+    assert rows.value[entries.index(refused)] == -1
     run.filled.unlink()
 
 
@@ -154,9 +162,10 @@ def test_assumed_labels_say_so_and_can_be_undone(project: tuple[RunFolder, Path,
     assert "given at random" in call("fill", run.folder, images, "--assume-random", "--precision", 0.6, "--out", out)
     rows = formats.read(out, format="long").rows
     assert len(rows)
-    assert rows.sources == (f"model:wan+assumed:{run.folder.as_posix()}",)
+    assumed = f"model:wan+assumed:{run.folder.as_posix()}"
+    assert {name for name in rows.sources if not name.startswith("person")} == {assumed}
     call("fill", run.folder, "--undo", out)
-    assert not len(formats.read(out, format="long").rows)
+    assert assumed not in formats.read(out, format="long").rows.sources
 
 
 def test_what_cannot_work_is_refused_before_anything_is_scored(

@@ -44,7 +44,7 @@ def test_splitmix64_as_published() -> None:
 
 
 @quick
-@given(st.integers(), st.lists(st.integers(-(2**63), 2**64 - 1), max_size=4))
+@given(st.integers(-(2**63), 2**64 - 1), st.lists(st.integers(-(2**63), 2**64 - 1), max_size=4))
 def test_bits_equal_the_slow_reference(seed: int, parts: list[int]) -> None:
     assert int(bits(seed, *parts)[0]) == slow_bits(seed, *parts)
 

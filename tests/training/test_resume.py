@@ -60,6 +60,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:fp16 needs a GPU")
 @pytest.mark.parametrize("change", RESUMED.values(), ids=RESUMED)
 @pytest.mark.parametrize("where", ["between epochs", "within an epoch"])
 def test_a_run_that_breaks_off_ends_bit_for_bit_like_an_unbroken_one(

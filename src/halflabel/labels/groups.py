@@ -11,9 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from halflabel.errors import UserError
-from halflabel.labels.names import Names
+
+if TYPE_CHECKING:
+    from halflabel.labels.names import Names
 
 __all__ = ["absolute_group", "image_groups", "suggest_groups"]
 

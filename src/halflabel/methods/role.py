@@ -87,6 +87,7 @@ def role_li(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 
 def _role(positives: float, theta_rate: float, theta_seed: int) -> Method:
     between(0, _MOST_POSITIVES, positives=positives)
     at_least(0, theta_rate=theta_rate)
+    between(-(2**63), 2**63 - 1, theta_seed=theta_seed)
     return Role(positives, theta_rate, theta_seed)
 
 

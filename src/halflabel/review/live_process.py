@@ -151,7 +151,7 @@ class LiveLoop:
                 self.finish = {"step": "", "result": content}
 
     def _apply(self, path: str, queue: Any, free_controls: Any, quality: dict[str, Any]) -> None:
-        scores = np.load(path, mmap_mode="r")
+        scores = np.load(path, mmap_mode="r", allow_pickle=False)
         os.unlink(path)  # the mapping stays valid
         self.session.apply_update(scores, quality["threshold"], queue, free_controls)
         point = {name: value for name, value in quality.items() if name != "per_class"}

@@ -249,7 +249,7 @@ class Config:
         Option(
             "Images that belong together, such as those of one patient: folds, splits and intervals never separate "
             "them. A CSV file of images and groups, FILE:COLUMN, or a regular expression on the image names.",
-            COMMON,
+            OPTIMIZATION,
             EXPERIMENTS,
         ),
     ] = None

@@ -343,8 +343,7 @@ def ranking_quality(scores: Tensor, labels: Tensor) -> float:
     With less than half as many known negatives as positives, unknown entries count as negatives: a known positive
     should rank above most of the others, which holds for every method's ranking alike. Few negatives would measure
     little, and those that a person was asked about are the difficult ones. At most 4 million entries are sorted: of
-    larger tables
-    classes are taken at equal distances. Images whose first score is NaN are left out.
+    larger tables classes are taken at equal distances. Images whose first score is NaN are left out.
     """
     step = sampling_step(scores)
     scored = ~torch.isnan(scores[:, 0])

@@ -99,8 +99,10 @@ def test_ids_are_found_as_in_the_folder(tmp_path: Path) -> None:
     folder = mixed_folder(tmp_path / "x" / "images")
     pack_images(folder, tmp_path / "p", PNG)
     out = tmp_path / "p"
-    wanted = [None if path is None else path.relative_to(folder) for path in locate_images(IDS, folder)]
-    actual = [None if path is None else path.relative_to(out) for path in locate_images(IDS, out)]
+    # One at a time: two ids of one file are refused together.
+    in_folder, in_pack = ([locate_images([name], place)[0] for name in IDS] for place in (folder, out))
+    wanted = [None if path is None else path.relative_to(folder) for path in in_folder]
+    actual = [None if path is None else path.relative_to(out) for path in in_pack]
     assert actual == wanted
     assert sum(path is not None for path in wanted) > 12
     assert [path.relative_to(out) for path in find_images(out)] == [p.relative_to(folder) for p in find_images(folder)]
@@ -132,7 +134,9 @@ def test_endings_of_a_column_are_those_of_each_name(names: list[str]) -> None:
 
 def test_only_labelled_images_are_packed_each_once(tmp_path: Path) -> None:
     folder = mixed_folder(tmp_path / "a")
-    about = pack_images(folder, tmp_path / "p", PNG, ids=["3", "a/3.jpg", "1", "gone"])
+    about = pack_images(folder, tmp_path / "p", PNG, ids=["3", "1", "gone"])
+    with pytest.raises(UserError, match="same file"):
+        pack_images(folder, tmp_path / "twice", PNG, ids=["3", "a/3.jpg"])
     assert about["images"] == 2
     assert open_pack(tmp_path / "p").names.to_pylist() == ["1.png", "a/3.jpg"]
     # A file without an ending is found by its whole name, here as there.
