@@ -97,6 +97,8 @@ def _recommended() -> Iterator[str]:
             conditions.append(f"{rule.unlabelled[0]:.0%} or more of the images without any label")
         if rule.negatives[1] < math.inf:
             conditions.append(f"fewer than {rule.negatives[1]:g} known negatives per known positive")
+        if rule.known[1] < 1:
+            conditions.append(f"less than {rule.known[1]:.0%} of the labels known")
         methods = [f"[`{choice.method}`]({file_name(choice.method)})" for choice in rule.choices]
         yield f"| {', '.join(conditions)} | **{methods[0]}**, {', '.join(methods[1:])} |"
     whole = " or ".join(f"[`{name}`]({file_name(name)})" for name in WHOLE_FIRST)

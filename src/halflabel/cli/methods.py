@@ -96,7 +96,7 @@ def _first_choices(regime: str | None) -> dict[str, list[str]]:
 
     first: dict[str, list[str]] = {}
     for rule in RULES:
-        if not rule.unlabelled[0] and math.isinf(rule.negatives[1]):
+        if not rule.unlabelled[0] and math.isinf(rule.negatives[1]) and rule.known[1] > 1:
             for served in rule.regimes:
                 if regime in (None, served):
                     first.setdefault(rule.choices[0].method, []).append(served)

@@ -28,7 +28,6 @@ from halflabel.cli.options import (
 )
 from halflabel.cli.terminal import console, show_audit, show_evaluation, show_next
 from halflabel.errors import UserError
-from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
 from halflabel.system.format import excel_safe as excel_safe_cell
@@ -160,6 +159,8 @@ def _print_json(predictions: Sequence[Prediction]) -> None:
 
 
 def _print_csv(predictions: Sequence[Prediction], cell: Callable[[str], str]) -> None:
+    from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     if sys.stdout.isatty():  # in a file or a pipe names stay as they are
         plain, cell = cell, lambda text: printable(plain(text))
