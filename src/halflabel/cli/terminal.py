@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator
@@ -232,7 +233,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
         low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
         others = "   ".join(escape(f"{shown.title} {shown.value}") for shown in shown_metrics(value))
         console.print(f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   {others}")
-    if "G1" in value:
+    if any(value.get(f"G{number}", math.nan) == value.get(f"G{number}", math.nan) for number in range(1, 6)):
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
         console.print(f"mAP of fifths of the classes, fewest training labels first: {groups}")
     console.print(f"[bright_black]{escape(evaluation.protocol)}[/]")
@@ -253,11 +254,22 @@ def show_evaluation(evaluation: Evaluation) -> None:
         )
     if weakest:
         console.print(rows)
+    if "estimated_precision" in value:
+        _show_rarely_found(evaluation)
+        return
     blind = [row["class"] for row in evaluation.per_class if row["present"] == 0 or row["absent"] == 0]
     if blind:
         shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
         those = counted(len(blind), "class", "classes")
         console.print(f"— for {those} without a known positive or negative here: {escape(shown)}")
+
+
+def _show_rarely_found(evaluation: Evaluation) -> None:
+    """Print the classes of which fewer than half of the known positives are called present, the rarest found first."""
+    missed = sorted((row["recall"], row["class"]) for row in evaluation.per_class if row["recall"] < 0.5)
+    if missed:
+        shown = ", ".join(f"{name} {points(recall)}" for recall, name in missed[:8]) + (" …" if len(missed) > 8 else "")
+        console.print(f"rarely found ({counted(len(missed), 'class', 'classes')}), recall: {escape(shown)}")
 
 
 def show_next(*words: str | Path, why: str = "") -> None:
