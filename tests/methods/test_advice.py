@@ -36,7 +36,7 @@ def kinds(advice: Advice) -> list[str]:
         (full(), "Full labels", ["asl", "csl", "bce", "focal", "rml"]),
         (drop.single_positive(full()), "Single positive", ["n-ls", "ll-r", "em", "splc", "wan", "an", "rml"]),
         (drop.positives(full(), number=2), "Positives only", ["n-ls", "ll-r", "em", "splc", "wan", "an", "rml"]),
-        (drop.partial(full(), 0.25), "Partial labels", ["csl", "bn-bce", "plcl", "srcr", "imcl", "an", "rml"]),
+        (drop.partial(full(), 0.25), "Partial labels", ["plcl", "csl", "bn-bce", "srcr", "imcl", "an", "rml"]),
         (drop.partial(full(), 0.95), "Partial labels", ["csl", "bn-bce", "plcl", "srcr", "imcl", "an", "rml"]),
         (LabelTable.from_dense(np.zeros((3, 2))), "No labels", []),
     ],
@@ -55,7 +55,7 @@ def test_methods_follow_from_the_regime(table: LabelTable, begins: str, methods:
 def test_images_without_labels_bring_in_propagation() -> None:
     some, most = (of(drop.semi_supervised(full(), share=share)) for share in (0.25, 0.9))
     assert names(some) == ["asl", "csl", "bce", "focal", "rml", "ss-rml"]
-    assert names(most) == ["csl", "bce", "ss-rml", "srcr", "imcl", "rml"]
+    assert names(most) == ["plcl", "csl", "bce", "ss-rml", "srcr", "imcl", "rml"]
     message = next(caution.message for caution in some.cautions if caution.kind == "unlabelled images")
     assert message == "50 images (25 %) have no label at all."
 
