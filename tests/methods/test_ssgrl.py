@@ -59,7 +59,7 @@ def both(mine, theirs):
     return tuple(zero if one is None else one for one in (mine, theirs))
 
 
-@pytest.mark.parametrize(("images", "classes"), [(4, 4), (1, 3), (3, 1), (1, 1)])
+@pytest.mark.parametrize(("images", "classes"), [(4, 4), (1, 3), (3, 1), (1, 1), (2, 13)])  # 6 places: few for 13
 @pytest.mark.parametrize("options", [{}, {"width": 0}, {"steps": 0}])
 @pytest.mark.parametrize("parts", [1 << 24, 1])
 def test_step_and_gradient_are_the_slow_loop(images, classes, options, parts, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import leaky_relu, linear
 
 from halflabel.errors import UserError, WrongHead
 from halflabel.labels.table import LabelTable
@@ -111,7 +111,8 @@ class GatedGraph(nn.Module):
         z = σ(W_z a + U_z h),   r = σ(W_r a + U_r h),   h̃ = tanh(W a + U (r ⊙ h)),   h ← (1 − z) ⊙ h + z ⊙ h̃
 
     The weights are shared by all labels and steps. Memory in training: about 36·T·B·C·W bytes. Time: 9·T·C·W² +
-    2·T·C²·W multiplications per image.
+    2·T·C²·W multiplications per image. `attended` (B, C, P) and (B, P, W): the states are their product. With few
+    places, the first step multiplies places by its weights instead of states: 8·C·W² multiplications fewer.
     """
 
     def __init__(self, width: int, steps: int) -> None:
@@ -122,11 +123,18 @@ class GatedGraph(nn.Module):
         self.own = nn.Linear(width, 2 * width, bias=False)  # U_z and U_r, applied to the state h
         self.kept = nn.Linear(width, width, bias=False)  # U, applied to the reset state r ⊙ h
 
-    def forward(self, states: Tensor, graph: Tensor) -> Tensor:
+    def forward(self, states: Tensor, graph: Tensor, attended: tuple[Tensor, ...] = ()) -> Tensor:
         graph = graph.to(states.dtype)
-        for _ in range(self.steps):
-            messages = self.told(torch.cat([graph @ states, graph.T @ states], 2))
-            gates = torch.sigmoid(messages[..., : 2 * states.shape[2]] + self.own(states))
+        for step in range(self.steps):
+            if step or not attended:
+                messages = self.told(torch.cat([graph @ states, graph.T @ states], 2))
+                own = self.own(states)
+            else:
+                weights, places = attended
+                inward, outward = (linear(places, weight) for weight in self.told.weight.chunk(2, 1))
+                messages = (graph @ weights) @ inward + (graph.T @ weights) @ outward + self.told.bias
+                own = weights @ self.own(places)
+            gates = torch.sigmoid(messages[..., : 2 * states.shape[2]] + own)
             update, reset = gates.chunk(2, 2)
             candidate = torch.tanh(messages[..., 2 * states.shape[2] :] + self.kept(reset * states))
             states = torch.lerp(states, candidate.to(states.dtype), update.to(states.dtype))
@@ -183,18 +191,21 @@ class SemanticHead(LabelAwareHead):
     def forward(self, features: Tensor) -> Output:
         places = self._places(features)
         attention = self.attention(places, self.vectors)
-        label_features = attention.to(places.dtype) @ places
+        weights = attention.to(places.dtype)
+        label_features = weights @ places
         shape = features.shape[2:] if features.ndim == 4 else (1, 1)
         maps = attention.view(*attention.shape[:2], *shape)
-        return Output(self.classify(label_features), pool(features), maps, per_class=label_features)
+        return Output(self.classify(label_features, weights, places), pool(features), maps, per_class=label_features)
 
-    def classify(self, features: Tensor) -> Tensor:
-        """(B, C, W) features of each label -> (B, C) logits."""
+    def classify(self, features: Tensor, *attended: Tensor) -> Tensor:
+        """(B, C, W) features of each label -> (B, C) logits; `attended`: weights and places whose product they are."""
+        if attended and 2 * attended[1].shape[1] > features.shape[1]:  # too many places to save time
+            attended = ()
         size = max(_CHUNK_NUMBERS // max(features.shape[1] * features.shape[2], 1), 1)
         if torch.compiler.is_exporting() or len(features) <= size:
-            return self._classify(features)
-        chunks = (features[first : first + size] for first in range(0, len(features), size))
-        return torch.cat([recompute(self._classify, chunk) for chunk in chunks])
+            return self._classify(features, *attended)
+        chunks = zip(*(torch.split(part, size) for part in (features, *attended)), strict=True)
+        return torch.cat([recompute(self._classify, *chunk) for chunk in chunks])
 
     def class_maps(self, maps: Tensor) -> Tensor:
         """Return the attention α of each label."""
@@ -206,10 +217,14 @@ class SemanticHead(LabelAwareHead):
         places = self.dropout(features.flatten(2) if features.ndim == 4 else features[:, :, None]).transpose(1, 2)
         return places if self.project is None else cast(Tensor, self.project(places))
 
-    def _classify(self, features: Tensor) -> Tensor:
-        states = self.gated(features, self.graph)
-        joined = torch.tanh(self.join(torch.cat([states, features], 2)))
-        return (joined * self.weight).sum(2) + self.bias
+    def _classify(self, features: Tensor, *attended: Tensor) -> Tensor:
+        states = self.gated(features, self.graph, attended)
+        if attended:
+            (weights, places), (of_state, of_feature) = attended, self.join.weight.chunk(2, 1)
+            joined = linear(states, of_state, self.join.bias) + weights @ linear(places, of_feature)
+        else:
+            joined = self.join(torch.cat([states, features], 2))
+        return (torch.tanh(joined) * self.weight).sum(2) + self.bias
 
 
 class GraphClassifier(LabelAwareHead):
